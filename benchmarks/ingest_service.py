@@ -29,8 +29,8 @@ import pyarrow as pa
 from benchmarks.intervals import interval
 from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.router import ARROW_TYPE
-from rankscope.collector.ingest.screening import screened
-from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.ingest.screening import screen
+from rankscope.collector.ingest.shared_memory import create_memory, seal
 from rankscope.collector.store.store import open_store
 from rankscope.collector.wire.codec import DEFAULT_LIMITS, decode_batch, encode_cuts
 from tests.support.collector.cut_builder import span_cut
@@ -120,7 +120,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
             rates.append(2 * num_spans / took["service"])
             ratios.append(took["bare"] / took["service"])
             store.command("TRUNCATE TABLE spans")
-        num_groups = collector.service.commit.num_groups
+        num_groups = collector.service.span_commit.num_inserts
     return {
         "spans_a_round": 2 * num_spans,
         "spans_per_s": round(statistics.median(rates)),
@@ -133,7 +133,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
 def measure_decoder() -> dict[str, Any]:
     """Return what decoding a body costs here and in a process of its own."""
     body = encode_cuts(cuts_of("decoded", 0))
-    descriptor = new_memory("body")
+    descriptor = create_memory("body")
     os.write(descriptor, body)
     seal(descriptor)
     pool = DecoderPool(1)
@@ -144,7 +144,7 @@ def measure_decoder() -> dict[str, Any]:
         here_s, there_s = 0.0, 0.0
         for way in ("here", "there", "there", "here"):
             if way == "here":
-                here_s += seconds(lambda: screened(decode_batch(body)))
+                here_s += seconds(lambda: screen(decode_batch(body)))
             else:
                 there_s += seconds(lambda: pool.decode(descriptor, DEFAULT_LIMITS))
         here_ms.append(here_s * 500)

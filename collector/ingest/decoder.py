@@ -1,4 +1,9 @@
-"""The decoders of a server: a few processes, each started again when a body has killed it."""
+"""Decoders: processes that decode request bodies, so that a malicious body cannot kill the server.
+
+The server uses `DecoderPool`. Run as a program, this module is a decoder: it reads requests from a
+socket, each with the descriptor of a body, and answers with the descriptor of the decoded rows or
+with the reason why the body is rejected, until the socket is closed.
+"""
 
 from __future__ import annotations
 
@@ -21,49 +26,50 @@ import pyarrow as pa
 from ..errors import WireError
 from ..names import escape_invisible
 from ..wire.codec import WireLimits, decode_batch
-from .retryable import ENDING_S, BusyError
-from .screening import screened
-from .shared_memory import mapped, new_memory, read_batch, write_batch
+from .backoff import SHUTDOWN_RETRY_S, BusyError
+from .screening import screen
+from .shared_memory import create_memory, map_memory, read_batch, write_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..wire.codec import CutBatch
 
-ANSWER_S = 60.0
-"""A decoder that takes longer is ended: the largest body takes about a second."""
+ANSWER_TIMEOUT_S = 60.0
+"""A decoder that takes longer is killed; the largest body takes about a second."""
 
-ATTEMPTS = 2
-"""A decoder may die of something else than the body: one more try, in a fresh process."""
+MAX_ATTEMPTS = 2
+"""A decoder may die for another reason than the body: one retry, in a new process."""
 
-MAX_KILLERS = 1_024
-GIB = 1 << 30
-MEMORY_BYTES = 4 * GIB
-"""Address space of a decoder: what the limits of a body let in, and a fence around it."""
+MAX_REMEMBERED = 1_024
+"""Bodies that have killed decoders, by hash."""
+
+MEMORY_BYTES = 4 << 30
+"""Address space of a decoder: more than a body within `WireLimits` needs."""
 
 MESSAGE_BYTES = 65_536
 MAX_REASON_LETTERS = 400
 
 
-class DecoderGoneError(Exception):
-    """The process ended, or was ended, before it answered."""
+class DecoderDiedError(Exception):
+    """The process ended before it answered."""
 
 
 class Decoder:
-    """One process, started when it is first needed.
+    """A decoder process, started at its first use.
 
     Args:
-        answer_s: How long it may take for a body.
+        timeout_s: Longest time for one body.
     """
 
-    def __init__(self, *, answer_s: float = ANSWER_S) -> None:
-        self._answer_s = answer_s
+    def __init__(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process, where there is one."""
+        """Process id; None if no process runs."""
         return None if self._process is None else self._process.pid
 
     def decode(self, body: int, limits: WireLimits) -> CutBatch:
@@ -71,18 +77,18 @@ class Decoder:
 
         Args:
             body: Descriptor of sealed memory.
-            limits: How much it may hold.
+            limits: Limits of one body.
 
         Raises:
-            WireError: The body can't be taken.
-            DecoderGoneError: The process is gone; the next call starts another.
+            WireError: The body is rejected.
+            DecoderDiedError: The process ended; the next call starts another.
         """
         if self._connection is None:
             self._start()
         try:
-            reply, rows = self._ask(body, limits)
+            reply, rows = self._request(body, limits)
         except (OSError, ValueError) as error:
-            raise DecoderGoneError(self._end()) from error
+            raise DecoderDiedError(self._end()) from error
         if rows is None:
             supported = reply.get("supported")
             raise WireError(
@@ -91,27 +97,27 @@ class Decoder:
                 supported=None if supported is None else (supported[0], supported[1]),
             )
         try:
-            return read_batch(mapped(rows), reply["ends"], unknown_columns=reply["unknown"])
+            return read_batch(map_memory(rows), reply["ends"], unknown_columns=reply["unknown"])
         except (pa.ArrowException, ValueError, KeyError) as error:
-            raise DecoderGoneError(f"its answer is none: {self._end()}") from error
+            raise DecoderDiedError(f"its answer cannot be read: {self._end()}") from error
         finally:
             os.close(rows)
 
     def kill(self) -> None:
-        """End the process at once; whoever waits for its answer hears that it is gone."""
+        """Kill the process; a thread that waits for its answer gets `DecoderDiedError`."""
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the process, while nobody waits for it."""
+        """End the process. No thread may be waiting for its answer."""
         self._end()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             **os.environ,
-            "ARROW_DEFAULT_MEMORY_POOL": "system",  # the others set address space aside
+            "ARROW_DEFAULT_MEMORY_POOL": "system",  # the others reserve address space
             "ARROW_IO_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
@@ -126,18 +132,18 @@ class Decoder:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # a Ctrl-C at the terminal is the server's to handle
+                start_new_session=True,  # a Ctrl-C at the terminal is for the server only
             )
-        ours.settimeout(self._answer_s)
+        ours.settimeout(self._timeout_s)
         self._connection = ours
 
-    def _ask(self, body: int, limits: WireLimits) -> tuple[dict[str, Any], int | None]:
+    def _request(self, body: int, limits: WireLimits) -> tuple[dict[str, Any], int | None]:
         connection = self._connection
         if connection is None:
             raise OSError("no connection")
         socket.send_fds(connection, [json.dumps(asdict(limits)).encode()], [body])
         message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
-        reply = json.loads(message)  # an empty one is none: the process is gone
+        reply = json.loads(message)  # a ValueError if empty: the process has ended
         return reply, descriptors[0] if descriptors else None
 
     def _end(self) -> str:
@@ -153,18 +159,18 @@ class Decoder:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return "ended because it did not answer"
+            return "killed because it did not answer"
         code = process.returncode
         return signal.Signals(-code).name if code < 0 else f"status {code}"
 
 
 class DecoderPool:
-    """Decoders that threads share; a body is decoded by whichever is free.
+    """Decoders shared by threads; a body goes to one that is free.
 
     Args:
-        num_decoders: How many.
-        make: Makes one.
-        say: Hears when a body has killed decoders.
+        num_decoders: Number of processes.
+        make: Creates one.
+        say: Takes a line when a body has killed decoders.
     """
 
     def __init__(
@@ -191,77 +197,77 @@ class DecoderPool:
         """Return the rows of a body. Arguments as `Decoder.decode`.
 
         Raises:
-            WireError: The body can't be taken; one that has killed a decoder twice is among
-                these, and is not tried again.
-            BusyError: The pool was closed.
+            WireError: The body is rejected. A body that has killed two decoders is rejected, and
+                not tried again.
+            BusyError: The pool is closed.
         """
-        digest = hashlib.blake2b(memoryview(mapped(body)), digest_size=16).digest()
+        digest = hashlib.blake2b(memoryview(map_memory(body)), digest_size=16).digest()
         if digest in self._killers:
-            raise WireError(422, "the body can't be decoded: it has ended decoders before")
-        why = ""
-        for _ in range(ATTEMPTS):
+            raise WireError(422, "the body cannot be decoded: it has killed decoders before")
+        reason = ""
+        for _ in range(MAX_ATTEMPTS):
             decoder = self._free.get()
             try:
                 self._check_open()
                 return decoder.decode(body, limits)
-            except DecoderGoneError as error:
+            except DecoderDiedError as error:
                 self._check_open()
                 self.num_deaths += 1
-                why = str(error)
+                reason = str(error)
             finally:
                 self._free.put(decoder)
         with self._lock:
             self._killers[digest] = None
-            while len(self._killers) > MAX_KILLERS:
+            while len(self._killers) > MAX_REMEMBERED:
                 self._killers.popitem(last=False)
-        self._say(f"a body has ended {ATTEMPTS} decoders ({why}); it is refused")
-        raise WireError(422, f"the body can't be decoded: it ends the decoder ({why})")
+        self._say(f"a body has killed {MAX_ATTEMPTS} decoders ({reason}); it is rejected")
+        raise WireError(422, f"the body cannot be decoded: it kills the decoder ({reason})")
 
     def close(self) -> None:
-        """End all of them; bodies that are being decoded are refused as at a busy time."""
+        """Kill all decoders; bodies that are being decoded get `BusyError`."""
         self._is_closed = True
         for decoder in self.all:
             decoder.kill()
         for _ in self.all:
-            decoder = self._free.get()  # given back by whoever used it, now that it is dead
+            decoder = self._free.get()  # its user gives it back, because it is dead
             decoder.close()
         for decoder in self.all:
-            self._free.put(decoder)  # for whoever waits for one, to be told
+            self._free.put(decoder)  # for threads that still wait for one: they get `BusyError`
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise BusyError("the collector is ending", retry_after_s=ENDING_S)
+            raise BusyError("the collector is shutting down", retry_after_s=SHUTDOWN_RETRY_S)
 
 
-def answer(body_descriptor: int, limits: WireLimits) -> tuple[dict[str, Any], int | None]:
-    """Return what to say of a body, and the descriptor of its rows where there are any."""
+def decode_in_child(body: int, limits: WireLimits) -> tuple[dict[str, Any], int | None]:
+    """Decode and screen a body; return the reply, and the descriptor of its rows if accepted."""
     try:
-        batch = screened(decode_batch(mapped(body_descriptor), limits=limits))
-        rows = new_memory("rankscope-rows")
+        batch = screen(decode_batch(map_memory(body), limits=limits))
+        rows = create_memory("rankscope-rows")
         ends = write_batch(rows, batch)
     except WireError as error:
-        refusal = {"status": error.status, "reason": _shown(error.reason)}
-        return refusal | {"supported": error.supported}, None
+        rejection = {"status": error.status, "reason": _printable(error.reason)}
+        return rejection | {"supported": error.supported}, None
     except MemoryError:
-        return {"status": 413, "reason": "the body needs more memory than there is for it"}, None
+        return {"status": 413, "reason": "the body needs more memory than a decoder has"}, None
     except (pa.ArrowException, ValueError, OverflowError, UnicodeError) as error:
-        return {"status": 422, "reason": _shown(f"the body can't be decoded: {error}")}, None
+        return {"status": 422, "reason": _printable(f"the body cannot be decoded: {error}")}, None
     return {"status": 200, "ends": ends, "unknown": list(batch.unknown_columns)[:100]}, rows
 
 
-def _shown(reason: str) -> str:
-    """Return a reason that may name a stranger's columns, safe to show on a terminal."""
+def _printable(reason: str) -> str:
+    """Return a reason, which may quote the body, safe to print on a terminal."""
     return escape_invisible(reason[:MAX_REASON_LETTERS])[:MAX_REASON_LETTERS]
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer until the other side is gone."""
+    """Answer requests until the other side closes the connection."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
         if not request:
             return
         (body,) = descriptors
-        reply, rows = answer(body, WireLimits(**json.loads(request)))
+        reply, rows = decode_in_child(body, WireLimits(**json.loads(request)))
         os.close(body)
         message = json.dumps(reply).encode()
         if rows is None:
@@ -272,10 +278,10 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve the socket whose number is the first argument, within the bytes of the second."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold strangers' bytes
-    most = int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    """Serve the socket with the number argv[1], within an address space of argv[2] bytes."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold clients' data
+    memory_bytes = int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     pa.set_cpu_count(1)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         try:

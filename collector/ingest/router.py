@@ -1,4 +1,4 @@
-"""The ingest routes: what an agent asks, and how each refusal is told."""
+"""HTTP routes of ingest, and the answer to each kind of refusal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from ..errors import WireError
 from ..http.gate import GRANT_KEY
 from ..identity import RUN_NAME
-from .retryable import BusyError
+from .backoff import BusyError
 from .rows import ROW_TABLES, request_schema
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ JSON_TYPE = "application/json"
 MAX_RANKS = 4_096
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The body is not of its type."},
-    403: {"description": "The token is not for that, or not for one of the runs."},
+    400: {"description": "The body is not JSON."},
+    403: {"description": "The token does not allow this, or is not for one of the runs."},
     409: {"description": "Other rows were stored under the same key; the first are kept."},
-    410: {"description": "The run was deleted: give up these rows."},
+    410: {"description": "The run was deleted: drop these rows."},
     413: {"description": "Too much at once: send less."},
-    415: {"description": "The content type is another."},
-    422: {"description": "The body can't be decoded, or its schema version is not read here."},
-    429: {"description": "Too much is under way: come again after Retry-After."},
-    503: {"description": "The store can't be written to: come again after Retry-After."},
+    415: {"description": "The content type is wrong."},
+    422: {"description": "The body cannot be decoded, or its schema version is not supported."},
+    429: {"description": "Too many requests in progress: retry after Retry-After."},
+    503: {"description": "The store cannot be written to: retry after Retry-After."},
 }
-"""What agents understand; see docs/ingest.md."""
+"""Answers that agents understand; see docs/ingest.md."""
 
 
 def ingest_router(service: IngestService) -> APIRouter:
-    """Return the routes over a started service."""
+    """Return the routes of a started service."""
     router = APIRouter(tags=["ingest"])
 
     @router.post(
@@ -55,13 +55,13 @@ def ingest_router(service: IngestService) -> APIRouter:
                 service.count_refusal(status)
             return JSONResponse(document, status_code=status)
 
-        return await _answered(service, take)
+        return await _answer(service, take)
 
     _add_rows(router, service)
 
     @router.get(
         "/v1/resume",
-        summary="What is held of a run",
+        summary="Read what the store holds of a run",
         responses={status: REFUSALS[status] for status in (403, 422, 503)},
     )
     async def resume(
@@ -70,27 +70,27 @@ def ingest_router(service: IngestService) -> APIRouter:
         after: Annotated[int, Query(ge=0, lt=1 << 64)] = 0,
         rank: Annotated[list[Annotated[int, Query(ge=-1, lt=1 << 31)]] | None, Query()] = None,
     ) -> JSONResponse:
-        async def tell() -> JSONResponse:
+        async def answer() -> JSONResponse:
             if rank is not None and len(rank) > MAX_RANKS:
                 raise WireError(422, f"ask for at most {MAX_RANKS} ranks at once")
             grant = request.scope[GRANT_KEY]
             held = await service.resume(run_id, grant, after=after, ranks=rank or ())
             return JSONResponse(held)
 
-        return await _answered(service, tell)
+        return await _answer(service, answer)
 
     return router
 
 
 def _add_rows(router: APIRouter, service: IngestService) -> None:
-    """Add a route for each table of descriptions, and one that refuses all others."""
+    """Add a route for each table of descriptions, and one that refuses all other names."""
 
     async def rows(request: Request, table: str) -> JSONResponse:
         async def take() -> JSONResponse:
             _check_type(request, JSON_TYPE)
             return JSONResponse(await service.take_rows(table, request, request.scope[GRANT_KEY]))
 
-        return await _answered(service, take)
+        return await _answer(service, take)
 
     def rows_of(table: str) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def take(request: Request) -> JSONResponse:
@@ -110,16 +110,16 @@ def _add_rows(router: APIRouter, service: IngestService) -> None:
             responses=REFUSALS,
             openapi_extra=_body(JSON_TYPE, request_schema(table)),
         )
-    # Of no other table: told as the others are, and described nowhere.
+    # Refuses unknown tables in the same form; not part of the API description.
     router.add_api_route(
         "/v1/rows/{table}", rows, methods=["POST"], response_model=None, include_in_schema=False
     )
 
 
-async def _answered(
+async def _answer(
     service: IngestService, work: Callable[[], Awaitable[JSONResponse]]
 ) -> JSONResponse:
-    """Return the answer of ``work``, or its refusal as a document."""
+    """Return the answer of ``work``, or a document with the reason of its refusal."""
     try:
         return await work()
     except WireError as error:
@@ -127,7 +127,7 @@ async def _answered(
         document: dict[str, Any] = {"schema": 1, "error": error.reason}
         if error.supported is not None:
             document["supported"] = list(error.supported)
-        # Part of the body may be unread: the connection is no good for another request.
+        # Part of the body may be unread, so the connection cannot take another request.
         return JSONResponse(document, status_code=error.status, headers={"connection": "close"})
     except BusyError as error:
         service.count_refusal(error.status)

@@ -1,7 +1,7 @@
-"""What a description may be: each table's columns, their types and their bounds.
+"""Descriptions: the tables that `POST /v1/rows/TABLE` takes, their columns, types and bounds.
 
-A row is taken whole or the whole request is refused: descriptions are few, and who sends them
-can be told which one is wrong.
+If a row is invalid, the whole request is rejected, with the row's number: descriptions are few, and
+their sender can correct them.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 MAX_MEMBERS = 65_536
 MAX_ENTRIES = 512
 MAX_TEXT_LETTERS = 4 << 20
-"""A manifest lists the hosts of the whole job, and an event may hold a stack of each thread."""
+"""A manifest lists the hosts of the whole job, and an event may hold the stacks of all threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A type of value."""
+    """Type of a column's values."""
 
     take: Callable[[Any], Any]
-    """Returns the value as it is stored; raises `ValueError` where it is of another type."""
+    """Returns the value to store; raises `ValueError` if it has another type."""
 
     schema: dict[str, Any]
-    """The same in JSON Schema."""
+    """The same type in JSON Schema."""
 
 
 def integer(bits: int, *, signed: bool = True) -> Check:
-    """Return the check for an integer of so many bits; 2.0 is one, as in JSON Schema."""
+    """Return the check for an integer of ``bits`` bits; as in JSON Schema, 2.0 is an integer."""
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - 1 if signed else bits)) - 1
 
-    def take(value: Any) -> int:  # noqa: ANN401  # whatever JSON holds
+    def take(value: Any) -> int:  # noqa: ANN401  # any JSON value
         is_whole = type(value) is int or (type(value) is float and value.is_integer())
         if not is_whole or not low <= value <= high:
             raise ValueError(f"expected an integer from {low} to {high}")
         return int(value)
 
-    # FastAPI writes bounds as floats, which hold a power of two and not the number before it.
+    # FastAPI writes bounds as floats, which can hold a power of two but not the number before it.
     return Check(take, {"type": "integer", "minimum": low, "exclusiveMaximum": high + 1})
 
 
 def optional(check: Check) -> Check:
-    """Return the check for such a value or null."""
+    """Return the check for a value of this type or null."""
     return Check(
         lambda value: None if value is None else check.take(value),
         {"anyOf": [check.schema, {"type": "null"}]},
@@ -62,7 +62,7 @@ def optional(check: Check) -> Check:
 
 
 def mapping(check: Check) -> Check:
-    """Return the check for an object whose values are such ones."""
+    """Return the check for an object whose values have this type."""
 
     def take(value: Any) -> dict[str, Any]:  # noqa: ANN401  # as above
         if not isinstance(value, dict) or len(value) > MAX_ENTRIES:
@@ -89,16 +89,16 @@ def _float(value: Any) -> float:  # noqa: ANN401  # as above
 
 
 def _word(value: Any) -> str:  # noqa: ANN401  # as above
-    """Return a name, safe to store; the same as the tail writes."""
+    """Return a name that is safe to store, as the tail writes it."""
     if not isinstance(value, str):
-        raise ValueError("expected a text")  # noqa: TRY004  # one kind of error for all checks
+        raise ValueError("expected a string")  # noqa: TRY004  # one error type for all checks
     return storable_name(value)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401  # as above
-    """Return a text that may hold line breaks (a traceback, a document)."""
+    """Return a text that may have line breaks, such as a traceback or a document."""
     if not isinstance(value, str) or len(value) > MAX_TEXT_LETTERS:
-        raise ValueError(f"expected a text of at most {MAX_TEXT_LETTERS} letters")
+        raise ValueError(f"expected a string of at most {MAX_TEXT_LETTERS} characters")
     kept = "".join(letter if letter in "\n\t" or letter.isprintable() else "�" for letter in value)
     return kept.encode("utf-8", "replace").decode()
 
@@ -126,13 +126,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTable:
-    """One table that may be written by descriptions."""
+    """Columns of a table that takes descriptions."""
 
     identity: dict[str, Check]
-    """Columns that must be there."""
+    """Required columns."""
 
     others: dict[str, Check]
-    """Columns that may be left out, and take the table's default then."""
+    """Optional columns; one that is left out takes the table's default."""
 
 
 ROW_TABLES: dict[str, RowTable] = {
@@ -218,24 +218,22 @@ ROW_TABLES: dict[str, RowTable] = {
         },
     ),
 }
-"""What `POST /v1/rows/TABLE` takes. Rows of `clock` and `samples` may be of no run: they are of a
-host, whatever runs there."""
+"""The tables of `POST /v1/rows/TABLE`."""
 
-OF_A_HOST = frozenset({"clock", "samples"})
+HOST_TABLES = frozenset({"clock", "samples"})
+"""Tables whose rows describe a host, and need no run."""
 
 
-def parsed_rows(table: str, body: bytes) -> list[Row]:
+def parse_rows(table: str, body: bytes) -> list[Row]:
     """Return the rows of a request, each column checked.
 
     Raises:
-        WireError: 400 where it is no JSON, 404 where no such table takes rows, 413 where there
-            are too many rows, 422 where one is not of its form.
+        WireError: 400 if the body is not JSON, 404 if the table takes no rows, 413 if there are
+            too many rows, 422 if a row is invalid.
     """
     known = ROW_TABLES.get(table)
     if known is None:
-        raise WireError(
-            404, f"no table takes rows under that name; these do: {', '.join(ROW_TABLES)}"
-        )
+        raise WireError(404, f"this table takes no rows; these do: {', '.join(ROW_TABLES)}")
     document = _document(body)
     if document.get("schema") != SCHEMA or not isinstance(document.get("rows"), list):
         raise WireError(
@@ -247,14 +245,12 @@ def parsed_rows(table: str, body: bytes) -> list[Row]:
     rows = document["rows"]
     if len(rows) > MAX_ROWS:
         raise WireError(413, f"{len(rows)} rows are more than {MAX_ROWS}: send fewer at once")
-    return [_row(known, row, place, of_a_host=table in OF_A_HOST) for place, row in enumerate(rows)]
+    needs_run = table not in HOST_TABLES
+    return [_checked_row(known, row, place, needs_run=needs_run) for place, row in enumerate(rows)]
 
 
 def request_schema(table: str) -> dict[str, Any]:
-    """Return the JSON Schema of a request that brings rows of ``table``.
-
-    Columns that it does not name may come, and are left out.
-    """
+    """Return the JSON Schema of a request with rows of ``table``; unknown columns are ignored."""
     known = ROW_TABLES[table]
     columns = known.identity | known.others
     row = {
@@ -273,27 +269,27 @@ def request_schema(table: str) -> dict[str, Any]:
 
 
 def runs_of(rows: list[Row]) -> set[str]:
-    """Return the runs that rows speak of; a host's rows speak of none."""
+    """Return the runs of rows; rows of a host may have none."""
     return {row["run_id"] for row in rows if row.get("run_id")}
 
 
-def _row(known: RowTable, row: object, place: int, *, of_a_host: bool) -> Row:
+def _checked_row(known: RowTable, row: object, place: int, *, needs_run: bool) -> Row:
     if not isinstance(row, dict):
-        raise WireError(422, f"row {place} is no object")
+        raise WireError(422, f"row {place} is not an object")
     missing = known.identity.keys() - row.keys()
     if missing:
-        raise WireError(422, f"row {place} lacks {', '.join(sorted(missing))}")
+        raise WireError(422, f"row {place} has no {', '.join(sorted(missing))}")
     kept: Row = {}
     checks: Mapping[str, Check] = known.identity | known.others
     for name, value in row.items():
         check = checks.get(name)
         if check is None:
-            continue  # a newer sender's: it has no place here
+            continue  # a column of a newer sender
         try:
             kept[name] = check.take(value)
         except ValueError as error:
             raise WireError(422, f"row {place}, {name}: {error}") from error
-    if not of_a_host or kept.get("run_id"):
+    if needs_run or kept.get("run_id"):
         try:
             check_run_name(kept["run_id"])
         except RunNameError as error:
@@ -302,24 +298,26 @@ def _row(known: RowTable, row: object, place: int, *, of_a_host: bool) -> Row:
 
 
 def _document(body: bytes) -> dict[str, Any]:
-    """Return a JSON object; what only some parsers understand, or only with pain, is refused."""
+    """Return a JSON object. Reject what parsers disagree on, such as NaN and repeated keys."""
     try:
         found = json.loads(
-            body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_once
+            body.decode("utf-8"),
+            parse_constant=_reject_constant,
+            object_pairs_hook=_object_without_repeats,
         )
     except (ValueError, RecursionError) as error:
-        raise WireError(400, f"the body is no JSON: {str(error)[:200]}") from error
+        raise WireError(400, f"the body is not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):
-        raise WireError(422, "the body is no JSON object")
+        raise WireError(422, "the body is not a JSON object")
     return found
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object names a key twice")
+        raise ValueError("an object has a key twice")
     return found

@@ -1,6 +1,6 @@
-"""Look at every row of a decoded body: what can't be a measurement is set aside, with the reason.
+"""Screening of a decoded body: impossible rows are moved to ``bad_rows``, with the reason.
 
-The rest of the batch is kept. Texts are made safe to store and to show, as the spool's are.
+The other rows are kept. Texts are made safe to store and to show, as those of a spool are.
 """
 
 from __future__ import annotations
@@ -41,27 +41,28 @@ REASONS = (
     "lasts more than 30 days",
     "of no rank",
 )
-"""Beside those of `collector.spool.records.BAD_REASONS`, in the order in which they are told."""
+"""Reasons for a bad row, besides `collector.spool.records.BAD_REASONS`. The first that applies is
+recorded."""
 
 MAX_SHOWN_ROWS = 1_000
-"""Bad rows of one body whose content is kept; of more, the reasons alone."""
+"""Bad rows of one body whose content is kept; further ones keep their reason only."""
 
 MAX_RECORD_LETTERS = 1_024
 
 
-def screened(batch: CutBatch) -> CutBatch:
+def screen(batch: CutBatch) -> CutBatch:
     """Return the batch with its bad rows in ``bad_rows`` and its texts made safe.
 
     Raises:
-        WireError: 422 where a cut's own key can't be one.
+        WireError: 422; the key of a cut is invalid.
     """
     for place, key in enumerate(batch.keys):
         _check_key(key, sha256=batch.sha256[place], num_torn=batch.num_torn[place])
     tables = {table: _with_safe_texts(batch.tables[table], table) for table in TABLES}
-    faults = {table: _faults(tables[table], table, batch) for table in TABLES}
-    if all((reason < 0).all() for reason in faults.values()):
+    reasons = {table: _row_reasons(tables[table], table, batch) for table in TABLES}
+    if all((reason < 0).all() for reason in reasons.values()):
         return replace(batch, tables=tables)
-    return _parted(replace(batch, tables=tables), faults)
+    return _with_bad_rows(replace(batch, tables=tables), reasons)
 
 
 def _check_key(key: CutKey, *, sha256: str, num_torn: int) -> None:
@@ -70,21 +71,21 @@ def _check_key(key: CutKey, *, sha256: str, num_torn: int) -> None:
     except RunNameError as error:
         raise WireError(422, str(error)) from error
     if not PROCESS_FORM.fullmatch(key.process):
-        raise WireError(422, "a cut's process is no name of 1 to 64 letters, digits, '.', '_', '-'")
+        raise WireError(422, "a cut's process must have 1 to 64 letters, digits, '.', '_', '-'")
     if not SHA256_FORM.fullmatch(sha256):
-        raise WireError(422, "a cut's sha256 is not 64 hexadecimal digits")
+        raise WireError(422, "a cut's sha256 must have 64 hexadecimal digits")
     if key.epoch < 0 or key.rank < NONE:
-        raise WireError(422, f"a cut is of epoch {key.epoch} and rank {key.rank}")
+        raise WireError(422, f"a cut has epoch {key.epoch} and rank {key.rank}")
     if not 0 <= num_torn <= key.end_row - key.first_row or key.end_row == key.first_row:
         raise WireError(
             422,
-            f"a cut holds rows {key.first_row} to {key.end_row}, of which {num_torn} torn:"
-            " that is no range",
+            f"a cut has rows {key.first_row} to {key.end_row}, {num_torn} of them torn:"
+            " this is not a range",
         )
 
 
 def _with_safe_texts(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows with every text storable; ClickHouse wants each once in a dictionary."""
+    """Return the rows with storable texts; ClickHouse needs each once in a dictionary."""
     for name in TEXT_COLUMNS.get(table, ()):
         codes, texts = to_codes(rows[name])
         column = coded_strings(codes, [storable_name(text) for text in texts])
@@ -96,34 +97,36 @@ def _with_safe_texts(rows: pa.Table, table: str) -> pa.Table:
 
 
 def _record_text(text: Any) -> str:  # noqa: ANN401  # Arrow's text
-    """Return a set-aside record as it came, if it is plain text of a plausible length."""
+    """Return a bad record's text, unchanged if it is printable and not too long."""
     found = str(text)
     if found.isascii() and found.isprintable() and len(found) <= MAX_RECORD_LETTERS:
         return found
     return storable_name(found)
 
 
-def _faults(rows: pa.Table, table: str, batch: CutBatch) -> NDArray[np.int8]:
-    """Return the index of each row's first fault in `REASONS`, -1 where it has none."""
+def _row_reasons(rows: pa.Table, table: str, batch: CutBatch) -> NDArray[np.int8]:
+    """Return the index in `REASONS` of each row's first reason; -1 for a good row."""
     reason = np.full(rows.num_rows, -1, dtype=np.int8)
     if not rows.num_rows:
         return reason
-    faults = [*_place_faults(rows, table, batch), *_time_faults(rows, table)]
+    checks = [*_row_number_checks(rows, table, batch), *_value_checks(rows, table)]
     if table != "bad_rows":
-        faults.append((7, to_numpy(rows["rank"]) < 0))
-    for place, is_faulty in reversed(faults):
-        reason[is_faulty] = place
+        checks.append((7, to_numpy(rows["rank"]) < 0))
+    for number, is_bad in reversed(checks):
+        reason[is_bad] = number
     return reason
 
 
-def _place_faults(rows: pa.Table, table: str, batch: CutBatch) -> list[tuple[int, NDArray[Any]]]:
+def _row_number_checks(
+    rows: pa.Table, table: str, batch: CutBatch
+) -> list[tuple[int, NDArray[Any]]]:
     counts = np.diff(batch.offsets[table])
     first = np.repeat(np.array([key.first_row for key in batch.keys], dtype=np.int64), counts)
     end = np.repeat(np.array([key.end_row for key in batch.keys], dtype=np.int64), counts)
     row = to_numpy(rows["row"]).astype(np.int64)
     is_outside = (row < first) | (row >= end)
     is_next = np.diff(row, prepend=-1) > 0
-    is_next[batch.offsets[table][:-1][counts > 0]] = True  # a cut begins anew
+    is_next[batch.offsets[table][:-1][counts > 0]] = True  # first row of a cut
     is_twice = np.zeros(len(row), dtype=bool)
     if not is_next.all():
         cut = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
@@ -132,7 +135,7 @@ def _place_faults(rows: pa.Table, table: str, batch: CutBatch) -> list[tuple[int
     return [(0, is_outside), (1, is_twice)]
 
 
-def _time_faults(rows: pa.Table, table: str) -> list[tuple[int, NDArray[Any]]]:
+def _value_checks(rows: pa.Table, table: str) -> list[tuple[int, NDArray[Any]]]:
     if table not in {"spans", "steps"}:
         return []
     start_ns = to_numpy(rows["start_ns"])
@@ -157,25 +160,25 @@ def _time_faults(rows: pa.Table, table: str) -> list[tuple[int, NDArray[Any]]]:
     ]
 
 
-def _parted(batch: CutBatch, faults: dict[str, NDArray[np.int8]]) -> CutBatch:
-    """Return the batch with the faulty rows of its tables moved to ``bad_rows``."""
+def _with_bad_rows(batch: CutBatch, reasons: dict[str, NDArray[np.int8]]) -> CutBatch:
+    """Return the batch with the bad rows of its tables moved to ``bad_rows``."""
     num_cuts = len(batch.keys)
     tables: dict[str, pa.Table] = {}
     offsets: dict[str, NDArray[np.int64]] = {}
-    aside: list[tuple[NDArray[np.int64], pa.Table]] = []
+    moved: list[tuple[NDArray[np.int64], pa.Table]] = []
     for table in TABLES:
-        is_bad = faults[table] >= 0
+        is_bad = reasons[table] >= 0
         cut = np.repeat(np.arange(num_cuts, dtype=np.int64), np.diff(batch.offsets[table]))
         rows = batch.tables[table]
         bad = _taken(rows, is_bad)
         if table != "bad_rows":
             tables[table] = _taken(rows, ~is_bad)
             offsets[table] = _ends(cut[~is_bad], num_cuts)
-            aside.append((cut[is_bad], _bad_rows(bad, faults[table][is_bad])))
-        else:  # what the sender set aside stays, under whatever row it said
-            aside.append((cut, rows))
-    joined = np.concatenate([cuts for cuts, _ in aside])
-    whole = pa.concat_tables([rows for _, rows in aside]).unify_dictionaries().combine_chunks()
+            moved.append((cut[is_bad], _bad_rows(bad, reasons[table][is_bad])))
+        else:  # bad rows of the sender's own are kept unchanged
+            moved.append((cut, rows))
+    joined = np.concatenate([cuts for cuts, _ in moved])
+    whole = pa.concat_tables([rows for _, rows in moved]).unify_dictionaries().combine_chunks()
     order = np.argsort(joined, kind="stable")
     tables["bad_rows"] = whole.take(numbers(order))
     offsets["bad_rows"] = _ends(joined[order], num_cuts)

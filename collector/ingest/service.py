@@ -1,4 +1,4 @@
-"""What the ingest routes do: let in, decode, check, store, and answer for each cut."""
+"""Ingest service: admits, decodes, checks and stores what agents send, and answers for each cut."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ import pyarrow as pa
 
 from ..errors import StoreError, WireError
 from ..http.tokens import Role
+from ..store.ledger import resume_page
 from ..store.writer import CutState, StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits
 from ..wire.sizes import check_inflated_size
-from .commit import GroupCommit
+from .admission import (
+    Body,
+    ByteBudget,
+    check_declared_bytes,
+    declared_bytes,
+    read_body,
+    read_body_into_memory,
+)
+from .backoff import StoreBackoff, check_disk_space, free_bytes, is_row_error
+from .commit import Gathering, GroupCommit, RateLimit
 from .decoder import DecoderPool
-from .request_bodies import Body, ByteBudget, check_declared, declared_bytes, read_body, spool_body
-from .resume import resume_page
-from .retryable import StoreTrouble, check_room, free_bytes, is_data_fault
-from .row_commit import RowCommit
-from .rows import parsed_rows, runs_of
-from .shared_memory import mapped
+from .rows import parse_rows, runs_of
+from .shared_memory import map_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,32 +47,31 @@ MIB = 1 << 20
 MAX_ROWS_BODY_BYTES = 8 * MIB
 MAX_DECODERS = 4
 CONFLICT_KIND = "conflict"
-MAX_TOLD_CONFLICTS = 10_000
+MAX_LOGGED_CONFLICTS = 10_000
+MAX_KNOWN_OWNERS = 10_000
 DELETED = "deleted"
-
 
 SELECT_OWNER = """
 SELECT owner FROM owners WHERE run_id = {run_id:String} ORDER BY at_ns, owner LIMIT 1
 """
 
-MAX_KNOWN = 10_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """How much is let in."""
+    """Limits of admission."""
 
     wire: WireLimits = field(default_factory=WireLimits)
-    """Of one body."""
+    """Limits of one body."""
 
-    max_wire_bytes_under_way: int = 64 * MIB
-    """Of all requests together; more are refused."""
+    max_wire_bytes_in_progress: int = 64 * MIB
+    """Budget of all bodies as received; a request beyond it is refused."""
 
-    max_inflated_bytes_under_way: int = 64 * MIB
-    """Of all that is decoded and not yet stored; more waits, as it came, a tenth as large."""
+    max_inflated_bytes_in_progress: int = 64 * MIB
+    """Budget of all rows that are decoded and not yet stored. A body beyond it waits as received,
+    which takes a tenth of the memory."""
 
-    room_patience_s: float = 10.0
-    """How long it waits."""
+    budget_timeout_s: float = 10.0
+    """Longest wait for the second budget."""
 
     num_decoders: int = field(
         default_factory=lambda: max(1, min(MAX_DECODERS, (os.cpu_count() or 2) // 2))
@@ -75,41 +80,97 @@ class ServiceLimits:
 
 @dataclass(slots=True, kw_only=True)
 class IngestCounts:
-    """What came in since the start; for the metrics."""
+    """Counters since the start, for the metrics."""
 
     num_requests: int = 0
     num_bytes: int = 0
     num_spans: int = 0
     num_bad_rows: int = 0
     num_unknown_columns: int = 0
-    """Bodies that told columns of which this code knows nothing; they were left out."""
+    """Bodies with columns that this version does not know; the columns were left out."""
 
     cuts: dict[str, int] = field(default_factory=dict)
-    """By what became of them."""
+    """Cuts by state."""
 
     refusals: dict[int, int] = field(default_factory=dict)
-    """By status."""
+    """Refused requests by status."""
+
+
+class Owners:
+    """Owners of runs: only the owner of a run may write to it.
+
+    The owner is the holder of the first token that wrote to the run, up to an ``@``: the agents of
+    one job have tokens of ``team`` or ``team@host``, and write to one run. The server's own token
+    and those of administrators write to every run and own none.
+
+    Args:
+        store: An open store.
+        unix_ns: Clock of the claims.
+    """
+
+    def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self._store = store
+        self._unix_ns = unix_ns
+        self._known: dict[str, str] = {}
+
+    def may_write(self, run_id: str, owner: str | None) -> bool:
+        """Return whether ``owner`` may write to a run; claim the run if it has no owner.
+
+        Args:
+            run_id: The run.
+            owner: Result of `owner_of`.
+
+        Raises:
+            StoreError: The claims cannot be read or written.
+        """
+        if owner is None:
+            return True
+        known = self._known.get(run_id)
+        if known is None:
+            known = self._read(run_id)
+            if known is None:
+                claim = {"run_id": run_id, "at_ns": self._unix_ns(), "owner": owner}
+                self._store.insert_rows("owners", [claim])
+                known = self._read(run_id)  # another collector may have claimed it first
+            if known is not None:
+                while len(self._known) >= MAX_KNOWN_OWNERS:
+                    del self._known[next(iter(self._known))]
+                self._known[run_id] = known
+        return known == owner
+
+    def _read(self, run_id: str) -> str | None:
+        rows = self._store.rows(SELECT_OWNER, {"run_id": run_id})
+        return rows[0]["owner"] if rows else None
+
+
+def owner_of(grant: Grant) -> str | None:
+    """Return the owner that a token writes as; None if it may write to every run."""
+    if grant.role is Role.ADMIN or grant.token_id is None:
+        return None
+    return grant.holder.partition("@")[0]
 
 
 class IngestService:
     """Stores what agents send. One event loop calls it.
 
     Args:
-        store: An open store; the caller closes it after this.
-        is_deleted: Whether a run was deleted, so that nothing of it is taken any more.
-        placed: Adds to a row of ``ranks`` what the server knows of the place.
-        limits: How much is let in.
-        say: Tells a line to whoever runs the server.
-        monotonic_s: Clock for the pauses while the store can't be written to.
-        unix_ns: Clock for when rows were written.
-        free: Room on the store's disk, in bytes.
-        writer: Writes cuts into the store; None: one of its own.
+        store: An open store, closed by the caller after this.
+        writer: Writer of cuts, shared with all others that write to the store in this process;
+            None: a new one.
+        is_deleted: Returns whether a run was deleted; nothing of it is stored any more.
+        placed: Adds what the server knows of a rank's place to a row of table ``ranks``.
+        limits: Limits of admission.
+        say: Takes a line for the server's log.
+        monotonic_s: Clock of the pauses while the store cannot be written to.
+        unix_ns: Clock of the rows.
+        free: Returns the free bytes of a folder's disk.
     """
 
     def __init__(  # noqa: PLR0913  # effects come in here
         self,
         store: Store,
         *,
+        writer: StoreWriter | None = None,
         is_deleted: Callable[[str], bool] = lambda _: False,
         placed: Callable[[Row], Row] = lambda row: row,
         limits: ServiceLimits | None = None,
@@ -117,129 +178,143 @@ class IngestService:
         monotonic_s: Callable[[], float] = time.monotonic,
         unix_ns: Callable[[], int] = time.time_ns,
         free: Callable[[Path], int] = free_bytes,
-        writer: StoreWriter | None = None,
     ) -> None:
         self._store = store
+        self._writer = writer or StoreWriter(store, unix_ns=unix_ns)
         self._is_deleted = is_deleted
         self._placed = placed
         self._limits = limits or ServiceLimits()
         self._say = say
         self._unix_ns = unix_ns
         self._free = free
-        self.trouble = StoreTrouble(monotonic_s, say=say)
+        self.backoff = StoreBackoff(monotonic_s, say=say)
         self.counts = IngestCounts()
         self.wire_budget = ByteBudget(
-            self._limits.max_wire_bytes_under_way, what="bytes of requests"
+            self._limits.max_wire_bytes_in_progress, what="bytes of requests"
         )
         self.inflated_budget = ByteBudget(
-            self._limits.max_inflated_bytes_under_way, what="bytes of decoded rows"
+            self._limits.max_inflated_bytes_in_progress, what="bytes of decoded rows"
         )
-        self._writer = writer or StoreWriter(store, unix_ns=unix_ns)
         self._owners = Owners(store, unix_ns=unix_ns)
         self.decoders = DecoderPool(self._limits.num_decoders, say=say)
-        self.commit = GroupCommit(self._write, trouble=self.trouble)
-        self.row_commit = RowCommit(self._write_rows, trouble=self.trouble)
+        self.span_commit: GroupCommit[CutBatch, list[CutState]] = GroupCommit(
+            self._write_cuts, Gathering(), backoff=self.backoff, name="ingest"
+        )
+        self.row_commit: GroupCommit[Sequence[Row], int] = GroupCommit(
+            self._write_rows, RateLimit(), backoff=self.backoff, name="ingest-rows"
+        )
         self._threads = ThreadPoolExecutor(
             max_workers=self._limits.num_decoders + 2, thread_name_prefix="decode"
         )
-        self._told_conflicts: set[CutKey] = set()
+        self._logged_conflicts: set[CutKey] = set()
 
     def start(self) -> None:
-        """Begin to store."""
-        self.commit.start()
+        """Start the threads that store."""
+        self.span_commit.start()
         self.row_commit.start()
 
     def close(self) -> None:
-        """Store what was let in, and end every thread and process."""
-        self.commit.close()
+        """Store what was admitted, and end every thread and process."""
+        self.span_commit.close()
         self.row_commit.close()
         self.decoders.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
-        """Return why nothing can be stored just now; None where it can."""
-        if not (self.commit.is_running and self.row_commit.is_running):
+        """Return why nothing can be stored now; None if rows can be stored."""
+        if not (self.span_commit.is_running and self.row_commit.is_running):
             return "the ingest thread has ended"
-        return self.trouble.reason
+        return self.backoff.reason
 
     async def take_spans(self, request: Request, grant: Grant) -> tuple[int, dict[str, Any]]:
-        """Return the status and the document that answer a body of cuts.
+        """Store a body of cuts; return the status and the document of the answer.
 
         Raises:
-            WireError: The body can't be taken.
-            BusyError: Nothing can be taken just now.
+            WireError: The body is rejected.
+            BusyError: Nothing can be taken now.
         """
         limits = self._limits.wire
-        check_declared(request, max_bytes=limits.max_wire_bytes)
-        self.trouble.check()
+        check_declared_bytes(request, max_bytes=limits.max_wire_bytes)
+        self.backoff.check()
         declared = declared_bytes(request)
-        with self.wire_budget.taking(limits.max_wire_bytes if declared is None else declared):
-            body = await spool_body(request, max_bytes=limits.max_wire_bytes)
+        with self.wire_budget.take(limits.max_wire_bytes if declared is None else declared):
+            body = await read_body_into_memory(request, max_bytes=limits.max_wire_bytes)
             with body:
                 return await self._take_body(body, grant)
 
     async def take_rows(self, table: str, request: Request, grant: Grant) -> dict[str, Any]:
-        """Store descriptions and return the document that says so. Raises as `take_spans`."""
-        check_declared(request, max_bytes=MAX_ROWS_BODY_BYTES)
-        self.trouble.check()
+        """Store a body of descriptions; return the document of the answer.
+
+        Raises:
+            WireError: The body is rejected.
+            BusyError: Nothing can be taken now.
+        """
+        check_declared_bytes(request, max_bytes=MAX_ROWS_BODY_BYTES)
+        self.backoff.check()
         declared = declared_bytes(request)
-        with self.wire_budget.taking(MAX_ROWS_BODY_BYTES if declared is None else declared):
+        with self.wire_budget.take(MAX_ROWS_BODY_BYTES if declared is None else declared):
             body = await read_body(request, max_bytes=MAX_ROWS_BODY_BYTES)
-            rows = await self._aside(parsed_rows, table, body)
+            rows = await self._in_thread(parse_rows, table, body)
             self._check_scope(grant, runs_of(rows))
-            placed = await self._aside(self._checked_rows, table, rows, owner_of(grant))
-            done = asyncio.wrap_future(self.row_commit.submit(table, placed))
-            num_stored = await asyncio.shield(done)
+            checked = await self._in_thread(self._check_rows, table, rows, owner_of(grant))
+            done = self.row_commit.submit(table, checked, num_rows=len(checked))
+            num_stored = await asyncio.shield(asyncio.wrap_future(done))
         return {"schema": 1, "num_rows": num_stored}
 
     async def resume(
         self, run_id: str, grant: Grant, *, after: int, ranks: Sequence[int]
     ) -> dict[str, Any]:
-        """Return what is held of a run. Raises as `take_spans`."""
+        """Return a page of what the store holds of a run.
+
+        Raises:
+            WireError: The token is for other runs.
+            BusyError: The store cannot be read now.
+        """
         self._check_scope(grant, {run_id})
-        page: dict[str, Any] = await self._aside(self._resume, run_id, after, tuple(ranks))
+        page: dict[str, Any] = await self._in_thread(self._resume_page, run_id, after, tuple(ranks))
         return page
 
     def count_refusal(self, status: int) -> None:
-        """Note that a request was refused."""
+        """Count a refused request."""
         self.counts.refusals[status] = self.counts.refusals.get(status, 0) + 1
 
-    async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
-        """Run what takes time in a thread; a store that fails there is told as busy."""
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+        """Run slow work in a thread; a failure of the store there becomes a `BusyError`."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, work, *arguments)
         except StoreError as error:
-            if is_data_fault(error):
-                raise WireError(422, f"the store refuses the rows: {error}") from error
-            raise self.trouble.failed(error) from error
+            if is_row_error(error):
+                raise WireError(422, f"the store rejects the rows: {error}") from error
+            raise self.backoff.failed(error) from error
 
     async def _take_body(self, body: Body, grant: Grant) -> tuple[int, dict[str, Any]]:
         limits = self._limits.wire
         self.counts.num_requests += 1
         self.counts.num_bytes += body.num_bytes
-        inflated = await self._aside(_inflated_bytes, body, limits)
-        room = self.inflated_budget.waiting(inflated, patience_s=self._limits.room_patience_s)
-        async with room:
-            batch = await self._aside(self.decoders.decode, body.descriptor, limits)
+        num_bytes = await self._in_thread(_inflated_bytes, body, limits)
+        timeout_s = self._limits.budget_timeout_s
+        async with self.inflated_budget.wait_and_take(num_bytes, timeout_s=timeout_s):
+            batch = await self._in_thread(self.decoders.decode, body.descriptor, limits)
             return await self._store_batch(batch, grant)
 
     async def _store_batch(self, batch: CutBatch, grant: Grant) -> tuple[int, dict[str, Any]]:
         runs = {key.run_id for key in batch.keys}
         self._check_scope(grant, runs)
-        verdicts = await self._aside(self._verdicts, runs, owner_of(grant))
-        kept = [place for place, key in enumerate(batch.keys) if key.run_id not in verdicts]
-        states = [verdicts.get(key.run_id, "") for key in batch.keys]
+        refused = await self._in_thread(self._refused_runs, runs, owner_of(grant))
+        kept = [place for place, key in enumerate(batch.keys) if key.run_id not in refused]
+        states = [refused.get(key.run_id, "") for key in batch.keys]
         if kept:
-            part = batch if len(kept) == len(batch.keys) else _selected(batch, kept)
-            done = asyncio.wrap_future(self.commit.submit(part))
-            for place, state in zip(kept, await asyncio.shield(done), strict=True):
+            part = batch if len(kept) == len(batch.keys) else _select_cuts(batch, kept)
+            done = self.span_commit.submit("spans", part, num_rows=part.num_rows)
+            stored = await asyncio.shield(asyncio.wrap_future(done))
+            for place, state in zip(kept, stored, strict=True):
                 states[place] = str(state)
         self._count(batch, states)
         return _status(states), _document(batch, states)
 
-    def _verdicts(self, runs: set[str], owner: str | None) -> dict[str, str]:
-        """Return what becomes of the cuts of runs that take nothing from this sender."""
+    def _refused_runs(self, runs: set[str], owner: str | None) -> dict[str, str]:
+        """Return the runs of which this sender may store nothing, with the state of their cuts."""
         found: dict[str, str] = {}
         for run_id in runs:
             if self._is_deleted(run_id):
@@ -253,36 +328,36 @@ class IngestService:
         if outside:
             raise WireError(403, f"this token is not for run {outside[0]}; nothing was stored")
 
-    def _write(self, batches: Sequence[CutBatch]) -> list[list[CutState]]:
-        check_room(self._store.path, free=self._free)
+    def _write_cuts(self, _: str, batches: Sequence[CutBatch]) -> list[list[CutState]]:
+        check_disk_space(self._store.path, free=self._free)
         states = self._writer.store(batches)
-        for batch, of_batch in zip(batches, states, strict=True):
-            for key, state in zip(batch.keys, of_batch, strict=True):
+        for batch, batch_states in zip(batches, states, strict=True):
+            for key, state in zip(batch.keys, batch_states, strict=True):
                 if state is CutState.CONFLICT:
-                    self._conflict(key)
+                    self._record_conflict(key)
         return states
 
-    def _checked_rows(self, table: str, rows: list[Row], owner: str | None) -> list[Row]:
-        """Return rows as they are stored, if this sender may store them."""
-        verdicts = self._verdicts(runs_of(rows), owner)
-        for run_id, verdict in verdicts.items():
-            if verdict == DELETED:
+    def _check_rows(self, table: str, rows: list[Row], owner: str | None) -> list[Row]:
+        """Return the rows to store, if this sender may store them."""
+        for run_id, state in self._refused_runs(runs_of(rows), owner).items():
+            if state == DELETED:
                 raise WireError(410, f"run {run_id} was deleted; nothing was stored")
-            raise WireError(409, f"run {run_id} is another owner's; nothing was stored")
+            raise WireError(409, f"run {run_id} has another owner; nothing was stored")
         return [self._placed(row) for row in rows] if table == "ranks" else rows
 
-    def _write_rows(self, table: str, rows: Sequence[Row]) -> None:
-        check_room(self._store.path, free=self._free)
-        self._writer.upsert(table, rows)
+    def _write_rows(self, table: str, requests: Sequence[Sequence[Row]]) -> list[int]:
+        check_disk_space(self._store.path, free=self._free)
+        self._writer.upsert(table, [row for rows in requests for row in rows])
+        return [len(rows) for rows in requests]
 
-    def _resume(self, run_id: str, after: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    def _resume_page(self, run_id: str, after: int, ranks: tuple[int, ...]) -> dict[str, Any]:
         return resume_page(self._store, run_id, after=after, ranks=ranks)
 
-    def _conflict(self, key: CutKey) -> None:
-        """Say, once a cut, that other bytes came under its key."""
-        if key in self._told_conflicts or len(self._told_conflicts) >= MAX_TOLD_CONFLICTS:
+    def _record_conflict(self, key: CutKey) -> None:
+        """Log and store, once per cut, that other bytes came under its key."""
+        if key in self._logged_conflicts or len(self._logged_conflicts) >= MAX_LOGGED_CONFLICTS:
             return
-        self._told_conflicts.add(key)
+        self._logged_conflicts.add(key)
         text = (
             f"other bytes came for rows {key.first_row} to {key.end_row} of segment {key.segment}:"
             " the first are kept"
@@ -312,13 +387,13 @@ class IngestService:
 
 def _inflated_bytes(body: Body, limits: WireLimits) -> int:
     return check_inflated_size(
-        mapped(body.descriptor),
+        map_memory(body.descriptor),
         max_bytes=limits.max_inflated_bytes,
         max_wire_bytes=limits.max_wire_bytes,
     )
 
 
-def _selected(batch: CutBatch, places: Sequence[int]) -> CutBatch:
+def _select_cuts(batch: CutBatch, places: Sequence[int]) -> CutBatch:
     """Return a batch of some of the cuts."""
     tables = {
         table: pa.concat_tables([batch.rows(table, place) for place in places]) for table in TABLES
@@ -337,7 +412,7 @@ def _selected(batch: CutBatch, places: Sequence[int]) -> CutBatch:
 
 
 def _status(states: Sequence[str]) -> int:
-    """Return 200 unless all cuts were refused alike."""
+    """Return 200, or the status of a refusal if all cuts have that state."""
     if states and set(states) == {DELETED}:
         return 410
     if states and set(states) == {CutState.CONFLICT}:
@@ -353,49 +428,3 @@ def _document(batch: CutBatch, states: Sequence[str]) -> dict[str, Any]:
             for key, state in zip(batch.keys, states, strict=True)
         ],
     }
-
-
-def owner_of(grant: Grant) -> str | None:
-    """Return whom a grant writes for; None where it may write to anybody's runs."""
-    if grant.role is Role.ADMIN or grant.token_id is None:
-        return None
-    return grant.holder.partition("@")[0]
-
-
-class Owners:
-    """The owners of runs, kept in the store.
-
-    Args:
-        store: An open store.
-        unix_ns: Clock for when a run was claimed.
-    """
-
-    def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
-        self._store = store
-        self._unix_ns = unix_ns
-        self._known: dict[str, str] = {}
-
-    def may_write(self, run_id: str, owner: str | None) -> bool:
-        """Return whether ``owner`` may write to a run; the first who asks owns it.
-
-        Raises:
-            StoreError: The claims can't be read or written.
-        """
-        if owner is None:
-            return True
-        known = self._known.get(run_id)
-        if known is None:
-            known = self._read(run_id)
-            if known is None:
-                claim = {"run_id": run_id, "at_ns": self._unix_ns(), "owner": owner}
-                self._store.insert_rows("owners", [claim])
-                known = self._read(run_id)  # another collector may have been first
-            if known is not None:
-                while len(self._known) >= MAX_KNOWN:
-                    del self._known[next(iter(self._known))]
-                self._known[run_id] = known
-        return known == owner
-
-    def _read(self, run_id: str) -> str | None:
-        rows = self._store.rows(SELECT_OWNER, {"run_id": run_id})
-        return rows[0]["owner"] if rows else None

@@ -1,7 +1,7 @@
-"""Hand a decoded batch from one process to another through memory that both see.
+"""Handover of a decoded batch to another process through shared memory.
 
-The receiver maps what the sender wrote; nothing is copied. The memory is sealed: whoever
-wrote it can neither shrink it (a reader would die of SIGBUS) nor change it any more.
+The receiver maps what the sender wrote; nothing is copied. The memory is sealed: the sender can no
+longer shrink it (a reader would die of SIGBUS) or change it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 KEY_FIELDS = ("run_id", "epoch", "rank", "process", "segment", "first_row", "end_row")
 
 
-def new_memory(name: str) -> int:
+def create_memory(name: str) -> int:
     """Return the descriptor of empty memory that can be sealed and passed on."""
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def seal(descriptor: int) -> None:
-    """Let nobody change the memory any more."""
+    """Make the memory unchangeable."""
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
 
 
-def mapped(descriptor: int) -> pa.Buffer:
-    """Return sealed memory, mapped for reading; the descriptor may be closed afterwards.
+def map_memory(descriptor: int) -> pa.Buffer:
+    """Map sealed memory for reading. The descriptor may be closed afterwards.
 
     Raises:
-        ValueError: It is not sealed, or empty.
+        ValueError: The memory is not sealed, or empty.
     """
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
         raise ValueError("the memory is not sealed")
@@ -48,20 +48,20 @@ def mapped(descriptor: int) -> pa.Buffer:
 
 
 def write_batch(descriptor: int, batch: CutBatch) -> list[int]:
-    """Write a batch; return where each of its parts ends.
+    """Write a batch and seal the memory; return the end offset of each of its tables.
 
     Args:
-        descriptor: Empty memory; sealed afterwards.
-        batch: What to hand over.
+        descriptor: Empty memory.
+        batch: The batch.
     """
     ends: list[int] = []
     with (
         os.fdopen(descriptor, "wb", buffering=0, closefd=False) as file,
         pa.PythonFile(file, mode="w") as sink,
     ):
-        for part in (_key_table(batch), *(batch.tables[table] for table in TABLES)):
-            with pa.ipc.new_stream(sink, part.schema) as stream:
-                stream.write_table(part.unify_dictionaries().combine_chunks())
+        for table in (_key_table(batch), *(batch.tables[name] for name in TABLES)):
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table.unify_dictionaries().combine_chunks())
             ends.append(sink.tell())
     seal(descriptor)
     return ends
@@ -70,11 +70,16 @@ def write_batch(descriptor: int, batch: CutBatch) -> list[int]:
 def read_batch(
     memory: pa.Buffer, ends: Sequence[int], *, unknown_columns: Sequence[str]
 ) -> CutBatch:
-    """Return the batch that `write_batch` wrote; its columns are the memory itself.
+    """Return the batch that `write_batch` wrote, without a copy of its columns.
+
+    Args:
+        memory: The mapped memory.
+        ends: What `write_batch` returned.
+        unknown_columns: Columns of the body that this version does not know.
 
     Raises:
-        pa.ArrowException: It is no such batch.
-        ValueError: As above.
+        pa.ArrowException: The memory holds no such batch.
+        ValueError: Likewise.
     """
     parts: list[pa.Table] = []
     begin = 0
@@ -104,6 +109,7 @@ def read_batch(
 
 
 def _key_table(batch: CutBatch) -> pa.Table:
+    """Return a table with a row per cut: its key, and its number of rows in each table."""
     keys = batch.keys
     named: dict[str, Any] = {
         "run_id": strings([key.run_id for key in keys]),

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from rankscope.collector.host.heartbeat import HeartbeatSource
-from rankscope.collector.ingest.decoder import answer
-from rankscope.collector.ingest.rows import parsed_rows
-from rankscope.collector.ingest.shared_memory import mapped, new_memory, read_batch, seal
+from rankscope.collector.ingest.decoder import decode_in_child
+from rankscope.collector.ingest.rows import parse_rows
+from rankscope.collector.ingest.shared_memory import create_memory, map_memory, read_batch, seal
 from rankscope.collector.names import escape_invisible
 from rankscope.collector.spool.cut import Resume
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
@@ -68,11 +68,11 @@ def decoded(body: bytes) -> CutBatch | None:
         AssertionError: It was answered in another way than any that the service knows.
         Exception: The decoder's process would have died of this.
     """
-    held = new_memory("body")
+    held = create_memory("body")
     try:
         os.write(held, body)
         seal(held)
-        reply, rows = answer(held, LIMITS)
+        reply, rows = decode_in_child(held, LIMITS)
     finally:
         os.close(held)
     if rows is None:
@@ -81,7 +81,7 @@ def decoded(body: bytes) -> CutBatch | None:
         return None
     assert reply["status"] == 200, reply
     try:
-        return read_batch(mapped(rows), reply["ends"], unknown_columns=reply["unknown"])
+        return read_batch(map_memory(rows), reply["ends"], unknown_columns=reply["unknown"])
     finally:
         os.close(rows)
 
@@ -195,7 +195,7 @@ class _Collector:
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
         if rows:
             document = {"schema": SCHEMA_VERSION, "rows": list(rows)}
-            parsed_rows(table, json.dumps(document).encode())
+            parse_rows(table, json.dumps(document).encode())
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
         batch = decoded(encode_cuts(cuts))

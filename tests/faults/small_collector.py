@@ -28,8 +28,8 @@ WIRE_BYTES = 2 * MIB
 
 LIMITS = ServiceLimits(
     wire=WireLimits(max_wire_bytes=2 * MIB, max_inflated_bytes=24 * MIB),
-    max_wire_bytes_under_way=WIRE_BYTES,
-    max_inflated_bytes_under_way=INFLATED_BYTES,
+    max_wire_bytes_in_progress=WIRE_BYTES,
+    max_inflated_bytes_in_progress=INFLATED_BYTES,
     num_decoders=1,
 )
 

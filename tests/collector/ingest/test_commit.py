@@ -1,178 +1,276 @@
+"""Group commit of spans (gathered) and of descriptions (rate limited), on a store that waits."""
+
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rankscope.collector.errors import StoreError, StoreQueryError, WireError
-from rankscope.collector.ingest.commit import MIN_GATHER_S, GroupCommit
-from rankscope.collector.ingest.retryable import BusyError, StoreTrouble, is_data_fault
-from rankscope.collector.store.writer import CutState
-from rankscope.collector.wire.codec import CutBatch
-from tests.support.collector.cut_builder import span_cut
+from rankscope.collector.ingest.backoff import TOO_MANY_PARTS, BusyError, StoreBackoff
+from rankscope.collector.ingest.commit import (
+    BURST,
+    MAX_DESCRIPTION_ROWS,
+    MIN_GATHER_S,
+    MIN_INTERVAL_S,
+    Gathering,
+    GroupCommit,
+    Pacing,
+    RateLimit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
-POISON = 13
+BAD_ROW = 13
 WAIT_S = 30.0
 
 
-def batch(first_row: int) -> CutBatch:
-    return CutBatch.from_cut(span_cut("r", first_row, first_row + 1))
-
-
 class SlowStore:
-    """Keeps the groups that it was given; the first one takes until it is let go."""
+    """Records the inserts that it was given. Each waits until ``may_go_on`` is set."""
 
     def __init__(self) -> None:
-        self.groups: list[list[int]] = []
+        self.inserts: list[tuple[str, list[int]]] = []
+        self.errors: list[Exception] = []
         self.is_busy = threading.Event()
         self.may_go_on = threading.Event()
-        self.errors: list[Exception] = []
 
-    def write(self, batches: Sequence[CutBatch]) -> list[list[CutState]]:
-        rows = [part.keys[0].first_row for part in batches]
+    def write(self, table: str, requests: Sequence[list[int]]) -> list[int]:
+        rows = [row for request in requests for row in request]
         self.is_busy.set()
         assert self.may_go_on.wait(WAIT_S)
-        if POISON in rows:
+        if BAD_ROW in rows:
             raise StoreQueryError("no such value", code=117)
         if self.errors:
             raise self.errors.pop(0)
-        self.groups.append(rows)
-        return [[CutState.STORED] for _ in batches]
+        self.inserts.append((table, rows))
+        return [len(request) for request in requests]
 
 
 class Bench:
-    def __init__(self) -> None:
+    """A group commit over a slow store."""
+
+    def __init__(
+        self, pacing: Pacing, *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.store = SlowStore()
         self.said: list[str] = []
-        self.trouble = StoreTrouble(lambda: 0.0, say=self.said.append)
-        self.commit = GroupCommit(self.store.write, trouble=self.trouble)
+        self.backoff = StoreBackoff(lambda: 0.0, say=self.said.append)
+        self.commit: GroupCommit[list[int], int] = GroupCommit(
+            self.store.write,
+            pacing,
+            backoff=self.backoff,
+            name="bench",
+            monotonic_s=monotonic_s,
+        )
         self.commit.start()
 
-    def submit_while_busy(self, *first_rows: int) -> list[Future[list[CutState]]]:
-        """Submit one batch, and the others while it is being stored."""
-        first, *others = first_rows
-        done = [self.commit.submit(batch(first))]
+    def submit(self, *rows: int, table: str = "samples") -> Future[int]:
+        return self.commit.submit(table, list(rows), num_rows=len(rows))
+
+    def submit_while_busy(self, *rows: int) -> list[Future[int]]:
+        """Submit one row, and the others while its insert is in progress."""
+        first, *others = rows
+        done = [self.submit(first)]
         assert self.store.is_busy.wait(WAIT_S)
-        done += [self.commit.submit(batch(row)) for row in others]
+        done += [self.submit(row) for row in others]
         self.store.may_go_on.set()
         return done
 
+    def hold(self) -> Future[int]:
+        """Keep the thread in an insert of another table until the store goes on."""
+        done = self.submit(0, table="events")
+        assert self.store.is_busy.wait(WAIT_S)
+        return done
+
+    def use_up_burst(self) -> None:
+        self.store.may_go_on.set()
+        for number in range(BURST):
+            assert self.submit(100 + number).result(WAIT_S) == 1
+
+
+def closing(bench: Bench) -> Iterator[Bench]:
+    yield bench
+    bench.store.may_go_on.set()
+    bench.commit.close()
+    assert not bench.commit.is_running
+
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
-    yield made
-    made.store.may_go_on.set()
-    made.commit.close()
-    assert not made.commit.is_running
+def gathered() -> Iterator[Bench]:
+    yield from closing(Bench(Gathering()))
 
 
-def test_what_comes_during_an_insert_goes_in_by_the_next_one(bench: Bench) -> None:
-    done = bench.submit_while_busy(0, 1, 2, 3)
+class Clock:
+    """A clock that a test moves: without it, a request that waits for an interval never ends."""
 
-    assert [future.result(WAIT_S) for future in done] == [[CutState.STORED]] * 4
-    assert bench.store.groups == [[0], [1, 2, 3]]
-    assert (bench.commit.num_groups, bench.commit.num_rows) == (2, 4)
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limited(clock: Clock) -> Iterator[Bench]:
+    yield from closing(Bench(RateLimit(), monotonic_s=clock))
+
+
+@pytest.fixture(params=["gathered", "limited"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    made: Bench = request.getfixturevalue(request.param)
+    return made
 
 
 def test_nothing_is_acknowledged_before_its_insert(bench: Bench) -> None:
-    done = bench.commit.submit(batch(0))
+    done = bench.submit(0)
     assert bench.store.is_busy.wait(WAIT_S)
 
     assert not done.done()
     bench.store.may_go_on.set()
-    assert done.result(WAIT_S) == [CutState.STORED]
+    assert done.result(WAIT_S) == 1
 
 
-def test_one_poisonous_batch_among_others_is_refused_alone(bench: Bench) -> None:
-    done = bench.submit_while_busy(0, 1, POISON, 3)
+def test_requests_during_an_insert_share_the_next_one(bench: Bench) -> None:
+    done = bench.submit_while_busy(0, 1, 2, 3)
 
-    with pytest.raises(WireError, match="no such value") as caught:
+    assert [future.result(WAIT_S) for future in done] == [1] * 4
+    assert bench.store.inserts == [("samples", [0]), ("samples", [1, 2, 3])]
+    assert bench.commit.num_inserts == 2
+
+
+def test_each_table_has_its_own_insert_and_each_sender_its_own_result(bench: Bench) -> None:
+    # GIVEN an insert in progress, and requests of three senders for two tables
+    held = bench.hold()
+    done = [bench.submit(1, 2), bench.submit(3), bench.submit(4, table="heartbeats")]
+
+    assert not any(one.done() for one in done)
+    bench.store.may_go_on.set()
+
+    assert [one.result(WAIT_S) for one in done] == [2, 1, 1]
+    assert held.result(WAIT_S) == 1
+    assert sorted(bench.store.inserts[1:]) == [("heartbeats", [4]), ("samples", [1, 2, 3])]
+
+
+def test_a_bad_request_among_others_is_rejected_alone(bench: Bench) -> None:
+    done = bench.submit_while_busy(0, 1, BAD_ROW, 3)
+
+    with pytest.raises(WireError, match=r"the store rejects the rows: .*no such value") as caught:
         done[2].result(WAIT_S)
     assert caught.value.status == 422
-    assert [done[place].result(WAIT_S) for place in (0, 1, 3)] == [[CutState.STORED]] * 3
-    assert bench.store.groups == [[0], [1], [3]]
-    assert bench.trouble.reason is None
+    assert [done[place].result(WAIT_S) for place in (0, 1, 3)] == [1] * 3
+    assert [rows for _, rows in bench.store.inserts] == [[0], [1], [3]]
+    assert bench.backoff.reason is None
 
 
-def test_a_store_that_fails_refuses_the_whole_group_and_takes_the_next(bench: Bench) -> None:
-    bench.store.errors = [StoreError("no answer")]
-    (failed,) = bench.submit_while_busy(0)
-
-    with pytest.raises(BusyError) as caught:
-        failed.result(WAIT_S)
-    assert (caught.value.status, caught.value.retry_after_s) == (503, 2.0)
-    reasons = [bench.trouble.reason]
-    assert bench.commit.submit(batch(1)).result(WAIT_S) == [CutState.STORED]
-    reasons.append(bench.trouble.reason)
-    assert reasons == ["no answer", None]
-    assert [line.partition(":")[0] for line in bench.said] == [
-        "ingest stands still",
-        "ingest goes on",
-    ]
-
-
-def test_too_many_parts_make_inserts_larger_until_they_go_in(bench: Bench) -> None:
+def test_a_failing_store_refuses_the_whole_group_and_takes_the_next(bench: Bench) -> None:
+    failed = [bench.hold(), bench.submit(1), bench.submit(2)]
+    bench.store.errors = [StoreError("no answer")] * 2
     bench.store.may_go_on.set()
-    gathers = []
+
+    for one in failed:
+        with pytest.raises(BusyError) as caught:
+            one.result(WAIT_S)
+        assert caught.value.status == 503
+    reasons = [bench.backoff.reason]
+    assert bench.submit(3).result(WAIT_S) == 1
+    reasons.append(bench.backoff.reason)
+    assert reasons == ["no answer", None]
+    assert bench.said == ["ingest is paused: no answer", "ingest has resumed"]
+
+
+def test_too_many_parts_lengthen_the_pause_until_inserts_succeed(gathered: Bench) -> None:
+    gathered.store.may_go_on.set()
+    pauses = []
     for _ in range(3):
-        bench.store.errors = [StoreQueryError("too many parts", code=252)]
+        gathered.store.errors = [StoreQueryError("too many parts", code=TOO_MANY_PARTS)]
         with pytest.raises(BusyError):
-            bench.commit.submit(batch(0)).result(WAIT_S)
-        gathers.append(bench.commit.gather_s)
-    bench.commit.submit(batch(0)).result(WAIT_S)
+            gathered.submit(0).result(WAIT_S)
+        pauses.append(gathered.commit.pacing.pause_s)
+    gathered.submit(0).result(WAIT_S)
 
-    assert gathers == [MIN_GATHER_S * 4, MIN_GATHER_S * 16, MIN_GATHER_S * 64]
-    assert bench.commit.gather_s == MIN_GATHER_S * 32
+    assert pauses == [MIN_GATHER_S * 4, MIN_GATHER_S * 16, MIN_GATHER_S * 64]
+    assert gathered.commit.pacing.pause_s == MIN_GATHER_S * 32
 
 
-def test_closing_stores_what_waits_and_takes_no_more() -> None:
-    bench = Bench()
+def test_the_pause_goes_back_to_its_usual_length(limited: Bench) -> None:
+    limited.store.errors = [StoreQueryError("too many parts", code=TOO_MANY_PARTS)]
+    limited.store.may_go_on.set()
+
+    with pytest.raises(BusyError):
+        limited.submit(1).result(WAIT_S)
+    assert limited.commit.pacing.pause_s == MIN_INTERVAL_S * 4
+
+    for number in (2, 3):
+        limited.submit(number).result(WAIT_S)
+    limited.commit.close()
+    assert limited.commit.pacing.pause_s == MIN_INTERVAL_S
+
+
+def test_closing_stores_what_waits_and_takes_no_more(bench: Bench) -> None:
     done = bench.submit_while_busy(0, 1, 2)
     bench.commit.close()
 
-    assert [future.result(0) for future in done] == [[CutState.STORED]] * 3
-    with pytest.raises(BusyError, match="ending"):
-        bench.commit.submit(batch(3))
+    assert [future.result(0) for future in done] == [1] * 3
+    with pytest.raises(BusyError, match="shutting down"):
+        bench.submit(3)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_data"),
-    [
-        (StoreQueryError("type mismatch", code=53), True),
-        (StoreQueryError("too many parts", code=252), False),
-        (StoreQueryError("memory", code=241), False),
-        (StoreQueryError("a number of a later version", code=4711), False),
-        (StoreQueryError("no answer"), False),
-        (StoreError("closed"), False),
-        (OSError("no space left on device"), False),
-        (ValueError("a fault of ours"), True),
-    ],
-    ids=str,
-)
-def test_what_speaks_of_the_rows_and_what_of_the_store(error: Exception, *, is_data: bool) -> None:
-    assert is_data_fault(error) == is_data
+def test_a_single_sender_waits_for_no_interval(limited: Bench) -> None:
+    limited.store.may_go_on.set()
+
+    for number in range(BURST):
+        assert limited.submit(number).result(WAIT_S) == 1
+
+    assert limited.store.inserts == [("samples", [number]) for number in range(BURST)]
 
 
-def test_while_the_store_fails_one_request_a_pause_is_let_through() -> None:
-    now_s = [0.0]
-    trouble = StoreTrouble(lambda: now_s[0], say=lambda _: None)
-    pauses = []
-    for _ in range(6):
-        pauses.append(trouble.failed(StoreError("no")).retry_after_s)
-        with pytest.raises(BusyError):
-            trouble.check()
-        now_s[0] += pauses[-1]
-        trouble.check()  # this one may try ...
-        second: Callable[[], None] = trouble.check
-        with pytest.raises(BusyError):
-            second()  # ... and no other
+def test_a_busy_table_takes_one_insert_per_interval(limited: Bench, clock: Clock) -> None:
+    limited.use_up_burst()
 
-    assert pauses == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    trouble.succeeded()
-    trouble.check()
+    # GIVEN two requests before the interval is over
+    early = [limited.submit(1), limited.submit(2)]
+    assert not early[1].done()
+    assert len(limited.store.inserts) == BURST
+
+    # WHEN it is over
+    clock.now_s += MIN_INTERVAL_S
+    late = limited.submit(3)
+
+    assert [one.result(WAIT_S) for one in (*early, late)] == [1, 1, 1]
+    assert limited.store.inserts[BURST:] == [("samples", [1, 2, 3])]
+
+
+def test_a_large_group_waits_for_no_interval(limited: Bench) -> None:
+    limited.use_up_burst()
+    half = MAX_DESCRIPTION_ROWS // 2
+
+    done = [limited.submit(*range(20, 20 + half)) for _ in range(2)]
+
+    assert [one.result(WAIT_S) for one in done] == [half] * 2
+    assert len(limited.store.inserts) == BURST + 1
+
+
+def test_a_busy_table_delays_no_other(limited: Bench) -> None:
+    limited.use_up_burst()
+    waits = limited.submit(1)
+
+    assert limited.submit(2, table="events").result(WAIT_S) == 1
+    assert not waits.done()
+
+
+def test_closing_waits_for_no_interval(limited: Bench) -> None:
+    limited.use_up_burst()
+    waits = limited.submit(1)
+
+    limited.commit.close()
+
+    assert waits.result(WAIT_S) == 1

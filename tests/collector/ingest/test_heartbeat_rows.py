@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
-def test_heartbeats_come_in_over_http_and_twice_is_once(store: Store, run_id: str) -> None:
+def test_a_repeated_heartbeat_is_stored_once(store: Store, run_id: str) -> None:
     row = beat_row(BEAT) | {"run_id": run_id}
     with serving(store) as collector:
         for _ in range(2):
@@ -25,7 +25,7 @@ def test_heartbeats_come_in_over_http_and_twice_is_once(store: Store, run_id: st
     assert (found["host"], found["hardware"], found["step"]) == ("node\\x1b7", "NVIDIA H200", 42)
 
 
-def test_a_deleted_run_has_no_heartbeat_left(store: Store, run_id: str) -> None:
+def test_deleting_a_run_removes_its_heartbeats(store: Store, run_id: str) -> None:
     store.insert_rows("heartbeats", [beat_row(BEAT) | {"run_id": run_id}])
 
     assert Deletions(store).delete(run_id).num_rows == {"heartbeats": 1}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.http.tokens import Role
-from rankscope.collector.ingest.row_commit import GAP_S, NUM_AT_ONCE
+from rankscope.collector.ingest.commit import BURST, MIN_INTERVAL_S
 from tests.support.collector.serving import serving, tokens_for
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ADMIN = "admin"
 
 
 def samples_of(host: str) -> list[Row]:
-    """Return what one host says in a second."""
+    """Return the samples of one host in one second."""
     return [
         {"host": host, "device": 0, "at_ns": 1_000 + number, "name": "cpu", "value": 0.5}
         for number in range(ROWS_A_BODY)
@@ -76,7 +76,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str
     )
 
 
-def test_many_bodies_make_few_inserts_and_each_row_is_there_once(
+def test_many_bodies_share_few_inserts_and_each_row_is_stored_once(
     store: Store, run_id: str, tokens: tuple[Any, dict[str, str]]
 ) -> None:
     book, by_holder = tokens
@@ -88,7 +88,7 @@ def test_many_bodies_make_few_inserts_and_each_row_is_there_once(
         began_s = time.monotonic()
         answers = ask_at_once(collector, asked)
         took_s = time.monotonic() - began_s
-        num_inserts = collector.service.row_commit.num_groups
+        num_inserts = collector.service.row_commit.num_inserts
 
     assert [answer.json() for answer in answers] == [
         {"schema": 1, "num_rows": ROWS_A_BODY}
@@ -99,14 +99,14 @@ def test_many_bodies_make_few_inserts_and_each_row_is_there_once(
         {"host": f"{run_id}-"},
     )
     assert found == [{"num_rows": NUM_HOSTS * ROWS_A_BODY, "num_distinct": NUM_HOSTS * ROWS_A_BODY}]
-    # THEN what a quiet table takes at once, and one for each gap
-    assert num_inserts <= NUM_AT_ONCE + 1 + took_s / GAP_S
+    # THEN the burst of an idle table, and one insert per interval
+    assert num_inserts <= BURST + 1 + took_s / MIN_INTERVAL_S
 
 
-def test_each_sender_hears_of_its_own_rows_alone(
+def test_each_sender_gets_the_answer_for_its_own_rows(
     store: Store, run_id: str, tokens: tuple[Any, dict[str, str]]
 ) -> None:
-    """Another's run, a deleted run, a token for other runs and a bad row, among good ones."""
+    """Another owner's run, a deleted run, a token for other runs and a bad row, among good ones."""
     book, by_holder = tokens
     good = [
         ("heartbeats", beats_of(run_id, rank), by_holder["ours"]) for rank in range(NUM_HOSTS // 4)
@@ -119,7 +119,7 @@ def test_each_sender_hears_of_its_own_rows_alone(
     ]
     is_deleted = f"{run_id}-gone".__eq__
     with serving(store, tokens=book, is_deleted=is_deleted) as collector:
-        # GIVEN a run that is ours
+        # GIVEN a run of our own
         (first,) = ask_at_once(collector, good[:1])
         answers = ask_at_once(collector, [*good[1:], *bad])
 

@@ -1,6 +1,6 @@
-"""Arrow streams of which one thing is a lie, at every place: each is refused, and all goes on.
+"""Arrow streams with one forged value, at every position: the service rejects each and goes on.
 
-The streams are made here and broken byte by byte, so that a change of the wire is followed.
+The streams are built here and then broken, so they follow changes of the wire format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from rankscope.collector.errors import WireError
 from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.service import ServiceLimits
-from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.ingest.shared_memory import create_memory, seal
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
 from rankscope.collector.wire.sizes import check_inflated_size
 from tests.support.collector.cut_builder import span_cut
@@ -36,17 +36,17 @@ MIB = 1 << 20
 NOTHING = 0
 DEADLINE_S = 60.0
 REFUSED = {413, 422}
-KNOWN = {200, 409}
-"""What is sent again and not harmed, or harmed in a value alone."""
+TAKEN = {200, 409}
+"""Answers to a body that is unharmed, or wrong in a value only."""
 
 LIMITS = ServiceLimits(
     wire=WireLimits(max_wire_bytes=1 * MIB, max_inflated_bytes=4 * MIB, max_rows=20_000),
-    max_wire_bytes_under_way=4 * MIB,
-    max_inflated_bytes_under_way=16 * MIB,
+    max_wire_bytes_in_progress=4 * MIB,
+    max_inflated_bytes_in_progress=16 * MIB,
     num_decoders=1,
 )
 CONTINUATION = b"\xff\xff\xff\xff"
-LIES = (1, 0x7FFFFFFF, 0xFFFFFFFF)
+FORGED = (1, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,10 @@ def collector(store: Store) -> Iterator[Collector]:
 
 
 def statuses(collector: Collector, bodies: Iterable[bytes]) -> list[int]:
-    """Post bodies one after another and return the answers' statuses; 0: 200 for no cut at all.
+    """Post bodies one after another; return the statuses, with 0 for a 200 without any cut.
 
     Raises:
-        TimeoutError: One was not answered in time.
+        TimeoutError: A body was not answered in time.
     """
 
     async def post_all() -> list[int]:
@@ -79,18 +79,18 @@ def statuses(collector: Collector, bodies: Iterable[bytes]) -> list[int]:
     return asyncio.run(post_all())
 
 
-def verdicts(bodies: Iterable[bytes]) -> Counter[int]:
-    """Return how many bodies the decoder takes (200), and how many are refused, by status.
+def decoder_statuses(bodies: Iterable[bytes]) -> Counter[int]:
+    """Return the number of bodies that the decoder takes (200) or rejects, by status.
 
-    As the service looks at them, without the store, which would be asked about each.
+    Like the service without the store, which would need a query for each.
 
     Raises:
-        Exception: Anything else than a refusal: the service would answer 500.
+        Exception: Any other error: the service would answer 500.
     """
     found: Counter[int] = Counter()
     pool = DecoderPool(1)
     for body in bodies:
-        descriptor = new_memory("body")
+        descriptor = create_memory("body")
         try:
             os.write(descriptor, body)
             seal(descriptor)
@@ -111,7 +111,7 @@ def verdicts(bodies: Iterable[bytes]) -> Counter[int]:
 
 
 def assert_goes_on(collector: Collector, run_id: str) -> None:
-    """The service stores, holds nothing of what it refused, and still has its decoder."""
+    """Check that the service stores, and that no rejected body still counts in its budgets."""
     assert collector.ship(span_cut(run_id, 0, 3)).json()["cuts"][0]["state"] == "stored"
     assert collector.service.wire_budget.taken_bytes == 0
     assert collector.service.inflated_budget.taken_bytes == 0
@@ -126,8 +126,8 @@ def stream(*batches: pa.RecordBatch, codec: Codec = None) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def told(run_id: str, *, num_rows: int = 8) -> pa.Table:
-    """Return a cut of some spans as it stands in a body."""
+def cut_table(run_id: str, *, num_rows: int = 8) -> pa.Table:
+    """Return a cut of some spans as a body has it."""
     return pa.ipc.open_stream(encode_cuts([span_cut(run_id, 0, num_rows)])).read_all()
 
 
@@ -136,7 +136,7 @@ def of_table(table: pa.Table, *, codec: Codec = None) -> bytes:
 
 
 def headers(body: bytes) -> list[tuple[int, int]]:
-    """Return where the header of each message lies: begin and end."""
+    """Return begin and end of the header of each message."""
     found, at = [], 0
     reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
     for message in reader:
@@ -162,57 +162,55 @@ def spans_with(table: pa.Table, name: str, column: pa.Array[Any]) -> pa.Table:
     return with_column(table, "spans", pa.ListArray.from_arrays(chunk.offsets, nested))
 
 
-def test_a_stream_that_ends_too_early_is_refused_wherever_it_ends(
-    collector: Collector, run_id: str
-) -> None:
-    body = of_table(told(run_id))
+def test_a_stream_cut_short_anywhere_is_rejected(collector: Collector, run_id: str) -> None:
+    body = of_table(cut_table(run_id))
     end_mark = len(body) - 8
 
     found = statuses(collector, (body[:end] for end in range(0, end_mark, 8)))
 
-    # Behind the schema, or behind the dictionaries, it is a stream without a cut.
+    # Cut after the schema, or after the dictionaries, it is a stream without cuts.
     assert set(found) <= REFUSED | {NOTHING}, Counter(found)
     assert found.count(NOTHING) <= 2
     assert_goes_on(collector, f"{run_id}-after")
 
 
-def lies_in_headers(body: bytes) -> Iterator[bytes]:
+def forged_headers(body: bytes) -> Iterator[bytes]:
     """Yield the body with each word of each header forged."""
     *others, rows = headers(body)
     for begin, end in [*others, rows]:
         for place in range(begin, end - 3, 4):
-            # The others are many and alike: one lie a word, another one at each.
-            lies = LIES if begin == rows[0] else LIES[place // 4 % len(LIES) :][:1]
-            for lie in lies:
+            # The other headers are many and alike: one forged value per word, in turn.
+            values = FORGED if begin == rows[0] else FORGED[place // 4 % len(FORGED) :][:1]
+            for value in values:
                 broken = bytearray(body)
-                struct.pack_into("<I", broken, place, lie)
+                struct.pack_into("<I", broken, place, value)
                 yield bytes(broken)
 
 
-def test_a_lie_in_any_word_of_any_header_is_refused_or_harms_nothing(run_id: str) -> None:
-    found = verdicts(lies_in_headers(of_table(told(run_id))))
+def test_a_forged_word_in_any_header_is_rejected_or_harmless(run_id: str) -> None:
+    found = decoder_statuses(forged_headers(of_table(cut_table(run_id))))
 
     assert set(found) <= REFUSED | {200}
     assert found[422] > 500, found
 
 
-def test_a_service_that_is_lied_to_goes_on(collector: Collector, run_id: str) -> None:
-    bodies = itertools.islice(lies_in_headers(of_table(told(run_id))), 0, None, 40)
+def test_the_service_survives_forged_headers(collector: Collector, run_id: str) -> None:
+    bodies = itertools.islice(forged_headers(of_table(cut_table(run_id))), 0, None, 40)
 
     found = Counter(statuses(collector, bodies))
 
-    assert set(found) <= REFUSED | KNOWN | {NOTHING}, found
+    assert set(found) <= REFUSED | TAKEN | {NOTHING}, found
     assert found[422] > 20, found
     assert_goes_on(collector, f"{run_id}-after")
 
 
-def test_the_length_before_a_message_is_not_believed(collector: Collector, run_id: str) -> None:
-    body = of_table(told(run_id))
+def test_a_forged_message_length_is_rejected(collector: Collector, run_id: str) -> None:
+    body = of_table(cut_table(run_id))
     broken = []
     for begin, _ in headers(body):
-        for lie in (1, 7, 0x7FFFFFF8, 0x80000000, 0xFFFFFFFF):
+        for value in (1, 7, 0x7FFFFFF8, 0x80000000, 0xFFFFFFFF):
             mutant = bytearray(body)
-            struct.pack_into("<I", mutant, begin - 4, lie)
+            struct.pack_into("<I", mutant, begin - 4, value)
             broken.append(bytes(mutant))
 
     assert set(statuses(collector, broken)) <= REFUSED
@@ -220,10 +218,10 @@ def test_the_length_before_a_message_is_not_believed(collector: Collector, run_i
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_a_compressed_buffer_that_lies_is_refused(
+def test_a_forged_size_of_a_compressed_buffer_is_rejected(
     collector: Collector, run_id: str, codec: Literal["lz4", "zstd"]
 ) -> None:
-    body = of_table(told(run_id, num_rows=400), codec=codec)
+    body = of_table(cut_table(run_id, num_rows=400), codec=codec)
     magic = {"lz4": b"\x04\x22\x4d\x18", "zstd": b"\x28\xb5\x2f\xfd"}[codec]
     frames = [at for at in range(8, len(body)) if body.startswith(magic, at)]
     assert len(frames) > 5
@@ -235,7 +233,7 @@ def test_a_compressed_buffer_that_lies_is_refused(
             struct.pack_into("<q", mutant, at - 8, size)
             broken.append(bytes(mutant))
         mutant = bytearray(body)
-        mutant[at : at + 4] = b"\0\0\0\0"  # no frame begins here
+        mutant[at : at + 4] = b"\0\0\0\0"  # not the start of a frame
         broken.append(bytes(mutant))
 
     found = Counter(statuses(collector, broken))
@@ -244,15 +242,15 @@ def test_a_compressed_buffer_that_lies_is_refused(
     assert_goes_on(collector, f"{run_id}-after")
 
 
-def test_a_negative_length_makes_no_room_for_others(run_id: str) -> None:
-    """Added up, it would hide what the other buffers inflate to."""
-    body = of_table(told(run_id))
+def test_a_negative_length_does_not_lower_the_inflated_size(run_id: str) -> None:
+    """A sum with it would hide the size of other buffers."""
+    body = of_table(cut_table(run_id))
     begin, end = headers(body)[-1]
     num_refused = 0
     for place in range(begin, end - 7, 8):
-        for lie in (-1, -(1 << 40), -(1 << 62)):
+        for value in (-1, -(1 << 40), -(1 << 62)):
             broken = bytearray(body)
-            struct.pack_into("<q", broken, place, lie)
+            struct.pack_into("<q", broken, place, value)
             try:
                 declared = check_inflated_size(
                     pa.py_buffer(broken), max_bytes=4 * MIB, max_wire_bytes=MIB
@@ -265,17 +263,17 @@ def test_a_negative_length_makes_no_room_for_others(run_id: str) -> None:
 
 
 def coded(indices: Sequence[int]) -> pa.Array[Any]:
-    """Return codes of a dictionary with one text, whatever they point to."""
+    """Return codes for a dictionary with one text, in range or not."""
     buffer = pa.py_buffer(struct.pack(f"<{len(indices)}i", *indices))
     codes = pa.Array.from_buffers(pa.int32(), len(indices), [None, buffer])
     return pa.DictionaryArray.from_arrays(codes, pa.array(["x"]), safe=False)
 
 
 @pytest.mark.parametrize("code", [1, 1_000_000, -1])
-def test_codes_that_a_dictionary_does_not_have_are_refused(
+def test_codes_outside_their_dictionary_are_rejected(
     collector: Collector, run_id: str, code: int
 ) -> None:
-    broken = spans_with(told(run_id), "name", coded([0] * 7 + [code]))
+    broken = spans_with(cut_table(run_id), "name", coded([0] * 7 + [code]))
 
     assert statuses(collector, [of_table(broken)]) == [422]
     assert_goes_on(collector, f"{run_id}-after")
@@ -286,10 +284,10 @@ def test_codes_that_a_dictionary_does_not_have_are_refused(
     [(*range(8), 1 << 30), (*range(8), -1), (0, 8, 7, 6, 5, 4, 3, 2, 8), (-4, *range(1, 9))],
     ids=["beyond", "below", "falling", "before"],
 )
-def test_places_of_texts_that_are_none_are_refused(
+def test_invalid_offsets_of_texts_are_rejected(
     collector: Collector, run_id: str, offsets: tuple[int, ...]
 ) -> None:
-    body = of_table(spans_with(told(run_id), "name", pa.array(list("abcdefgh"))))
+    body = of_table(spans_with(cut_table(run_id), "name", pa.array(list("abcdefgh"))))
     whole = struct.pack("<9i", *range(9))
     assert body.count(whole) == 1
 
@@ -306,8 +304,8 @@ def nested(depth: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], names=["spans"])
 
 
-def test_streams_of_another_shape_are_refused(collector: Collector, run_id: str) -> None:
-    table = told(run_id)
+def test_streams_with_another_schema_are_rejected(collector: Collector, run_id: str) -> None:
+    table = cut_table(run_id)
     marked = {b"rankscope.schema": b"1"}
 
     def body(of: pa.Table) -> bytes:
@@ -338,14 +336,14 @@ def test_streams_of_another_shape_are_refused(collector: Collector, run_id: str)
 
     harmless = {"a schema alone", "twice in one body"}
     assert {found[name] for name in found.keys() - harmless} <= REFUSED, found
-    assert {found[name] for name in harmless} <= KNOWN | {NOTHING}, found
+    assert {found[name] for name in harmless} <= TAKEN | {NOTHING}, found
     assert_goes_on(collector, f"{run_id}-after")
 
 
-def test_a_reason_shows_what_a_stranger_called_a_column_and_obeys_none_of_it(
+def test_a_reason_quotes_column_names_without_control_characters(
     collector: Collector, run_id: str
 ) -> None:
-    named = pa.table([told(run_id)["run_id"]], names=["spans"])
+    named = pa.table([cut_table(run_id)["run_id"]], names=["spans"])
     field = pa.field("spans", pa.list_(pa.field("\x1b[2Jgone\u202e", pa.int64())))
     broken = pa.table(
         {"run_id": named["spans"], "spans": pa.array([[1]], field.type)},
@@ -366,7 +364,7 @@ def _file(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_dictionaries_that_grow_or_are_replaced_are_read_or_refused_and_never_mixed_up(
+def test_replaced_dictionaries_are_not_mixed_up(
     store: Store, collector: Collector, run_id: str
 ) -> None:
     # GIVEN two cuts in two batches, the second with another dictionary for the same column

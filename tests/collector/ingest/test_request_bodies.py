@@ -1,4 +1,4 @@
-"""Bodies that are too much, of another kind, or made to break the decoder."""
+"""Bodies that are too large, of another type, or made to break the decoder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.errors import WireError
+from rankscope.collector.ingest.backoff import BusyError
 from rankscope.collector.ingest.decoder import Decoder, DecoderPool
-from rankscope.collector.ingest.retryable import BusyError
 from rankscope.collector.ingest.service import ServiceLimits
-from rankscope.collector.ingest.shared_memory import new_memory, seal
+from rankscope.collector.ingest.shared_memory import create_memory, seal
 from rankscope.collector.wire.codec import DEFAULT_LIMITS, WireLimits, decode_batch, encode_cuts
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.serving import OWN, pieces, serving
@@ -38,8 +38,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 SMALL = ServiceLimits(
     wire=WireLimits(max_wire_bytes=64 * KIB, max_inflated_bytes=4 * MIB, max_rows=20_000),
-    max_wire_bytes_under_way=128 * KIB,
-    max_inflated_bytes_under_way=8 * MIB,
+    max_wire_bytes_in_progress=128 * KIB,
+    max_inflated_bytes_in_progress=8 * MIB,
     num_decoders=1,
 )
 
@@ -54,10 +54,12 @@ def works(collector: Collector, run_id: str) -> bool:
     return collector.ship(span_cut(run_id, 0, 1)).status_code == 200
 
 
-# --- too much
+# --- too large
 
 
-def test_a_body_that_declares_too_much_is_refused_unread(collector: Collector, run_id: str) -> None:
+def test_a_body_that_declares_too_many_bytes_is_refused_unread(
+    collector: Collector, run_id: str
+) -> None:
     async def endless() -> Any:  # noqa: ANN401 -- an iterator
         yield b"x"
         raise AssertionError("the body was read")
@@ -86,7 +88,7 @@ def test_an_endless_body_is_read_no_further_than_the_limit(
     assert works(collector, run_id)
 
 
-def test_a_body_is_read_alike_in_one_piece_and_in_many(collector: Collector, run_id: str) -> None:
+def test_a_body_may_come_in_many_chunks(collector: Collector, run_id: str) -> None:
     body = encode_cuts([span_cut(run_id, 0, 9)])
 
     answer = collector.post("/v1/spans", pieces(body, size=100))
@@ -94,10 +96,10 @@ def test_a_body_is_read_alike_in_one_piece_and_in_many(collector: Collector, run
     assert answer.status_code == 200
 
 
-def test_declared_sizes_of_exabytes_are_refused(collector: Collector, run_id: str) -> None:
-    """The eight bytes before each compressed buffer say what it inflates to."""
+def test_a_declared_size_of_exabytes_is_refused(collector: Collector, run_id: str) -> None:
+    """The eight bytes before each compressed buffer declare its inflated size."""
     body = bytearray(encode_cuts([span_cut(run_id, 0, 2_000)]))
-    magic = body.find(b"\x28\xb5\x2f\xfd")  # where a zstd frame begins
+    magic = body.find(b"\x28\xb5\x2f\xfd")  # the start of a zstd frame
     while magic >= 0:
         struct.pack_into("<q", body, magic - 8, 1 << 62)
         magic = body.find(b"\x28\xb5\x2f\xfd", magic + 4)
@@ -109,11 +111,11 @@ def test_declared_sizes_of_exabytes_are_refused(collector: Collector, run_id: st
     assert works(collector, run_id)
 
 
-def test_more_under_way_than_there_is_room_for_is_429(store: Store, run_id: str) -> None:
+def test_requests_beyond_the_budget_get_429(store: Store, run_id: str) -> None:
     body = encode_cuts([span_cut(run_id, 0, 3)])
 
     async def crowd(served: Collector) -> list[int]:
-        """Five senders that each declare 40 KiB and hold back their last bytes."""
+        """Send five bodies of 40 KiB whose last bytes wait for the first answer."""
         gate = asyncio.Event()
 
         async def held_back() -> Any:  # noqa: ANN401 -- an iterator
@@ -149,7 +151,7 @@ def test_more_under_way_than_there_is_room_for_is_429(store: Store, run_id: str)
     assert answers == [200, 200, 200, 429, 429]
 
 
-# --- of another kind
+# --- another type
 
 
 @pytest.mark.parametrize("media", ["application/json", "text/plain", "", "application/x-gzip"])
@@ -160,12 +162,14 @@ def test_another_content_type_is_415(collector: Collector, run_id: str, media: s
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"\x1f\x8b" + bytes(90), b"\xff" * 200])
-def test_what_is_no_stream_is_422(collector: Collector, run_id: str, body: bytes) -> None:
+def test_a_body_that_is_not_a_stream_is_422(collector: Collector, run_id: str, body: bytes) -> None:
     assert collector.post("/v1/spans", body).status_code == 422
     assert works(collector, run_id)
 
 
-def test_a_future_version_is_refused_with_both_versions(collector: Collector, run_id: str) -> None:
+def test_a_future_schema_version_is_rejected_with_the_supported_ones(
+    collector: Collector, run_id: str
+) -> None:
     body = encode_cuts([span_cut(run_id, 0, 1)])
     whole = pa.ipc.open_stream(body).read_all()
     whole = whole.replace_schema_metadata({b"rankscope.schema": b"9"})
@@ -180,14 +184,12 @@ def test_a_future_version_is_refused_with_both_versions(collector: Collector, ru
     assert "version 9" in answer.json()["error"]
 
 
-# --- made to break
+# --- malicious
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_body_with_flipped_bytes_is_taken_or_refused_and_breaks_nothing(
-    collector: Collector, data: st.DataObject
-) -> None:
+def test_flipped_bytes_never_break_the_service(collector: Collector, data: st.DataObject) -> None:
     body = bytearray(encode_cuts([span_cut("fuzzed", 0, 40), span_cut("fuzzed", 40, 50)]))
     for _ in range(data.draw(st.integers(1, 6))):
         place = data.draw(st.integers(0, len(body) - 1))
@@ -200,7 +202,7 @@ def test_a_body_with_flipped_bytes_is_taken_or_refused_and_breaks_nothing(
 
 
 def plain_body(run_id: str) -> bytearray:
-    """Return a body without compression: its buffers lie open to be forged."""
+    """Return a body without compression, so that its buffers can be forged."""
     whole = pa.ipc.open_stream(encode_cuts([span_cut(run_id, 0, 64)])).read_all()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as writer:
@@ -209,10 +211,10 @@ def plain_body(run_id: str) -> bytearray:
 
 
 @pytest.mark.parametrize("forged", [0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1_000])
-def test_offsets_and_codes_that_point_outside_are_refused(
+def test_offsets_and_codes_out_of_range_are_rejected(
     collector: Collector, run_id: str, forged: int
 ) -> None:
-    """Each aligned word of the record batch in turn: offsets, dictionary codes, lengths."""
+    """Forge words of the record batch in turn: offsets, dictionary codes, lengths."""
     body = plain_body(run_id)
     statuses = set()
     places = range(len(body) - 8_000, len(body) - 16, 4 * 61)
@@ -226,20 +228,20 @@ def test_offsets_and_codes_that_point_outside_are_refused(
 
 
 class FragileDecoder(Decoder):
-    """A decoder whose process dies of bodies that are told to kill it."""
+    """A decoder whose process dies at the next ``num_deaths_left`` bodies."""
 
-    killers: int = 0
+    num_deaths_left: int = 0
 
     def decode(self, body: int, limits: WireLimits) -> CutBatch:
-        if FragileDecoder.killers:
-            FragileDecoder.killers -= 1
+        if FragileDecoder.num_deaths_left:
+            FragileDecoder.num_deaths_left -= 1
             super().decode(body, limits)
             os.kill(self.pid or 0, 9)
         return super().decode(body, limits)
 
 
 class StoppedDecoder(Decoder):
-    """A decoder whose process stands still from its start on."""
+    """A decoder whose process is stopped at its start."""
 
     def _start(self) -> None:
         super()._start()
@@ -267,7 +269,7 @@ def pool() -> Iterator[DecoderPool]:
 
 
 def memory(content: bytes) -> int:
-    descriptor = new_memory("body")
+    descriptor = create_memory("body")
     os.write(descriptor, content)
     seal(descriptor)
     return descriptor
@@ -280,17 +282,17 @@ def body(run_id: str) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_a_decoder_that_dies_once_costs_its_body_nothing(pool: DecoderPool, body: int) -> None:
-    FragileDecoder.killers = 1
+def test_a_body_is_retried_after_its_decoder_died_once(pool: DecoderPool, body: int) -> None:
+    FragileDecoder.num_deaths_left = 1
 
     assert pool.decode(body, DEFAULT_LIMITS).num_rows == 5
     assert pool.num_deaths == 1
 
 
-def test_a_body_that_kills_two_decoders_is_refused_from_then_on(
+def test_a_body_that_kills_two_decoders_is_rejected_from_then_on(
     pool: DecoderPool, body: int
 ) -> None:
-    FragileDecoder.killers = 2
+    FragileDecoder.num_deaths_left = 2
     for _ in range(2):
         with pytest.raises(WireError, match="decoder") as caught:
             pool.decode(body, DEFAULT_LIMITS)
@@ -302,8 +304,8 @@ def test_a_body_that_kills_two_decoders_is_refused_from_then_on(
     os.close(other)
 
 
-def test_a_decoder_that_never_answers_is_ended(body: int) -> None:
-    decoder = StoppedDecoder(answer_s=0.1)
+def test_a_decoder_that_does_not_answer_is_killed(body: int) -> None:
+    decoder = StoppedDecoder(timeout_s=0.1)
     pool = DecoderPool(1, make=lambda: decoder)
 
     with pytest.raises(WireError, match="did not answer"):
@@ -312,8 +314,8 @@ def test_a_decoder_that_never_answers_is_ended(body: int) -> None:
     assert pool.num_deaths == 2
 
 
-def test_a_pool_that_is_closed_lets_nobody_wait(body: int) -> None:
-    """The decoder stands still, as one that chews on a hard body; its user is told at once."""
+def test_closing_the_pool_fails_waiting_threads_at_once(body: int) -> None:
+    """The decoder is stopped, as if it took long for a body; its user gets an error at once."""
     pool = DecoderPool(1, make=AskedDecoder)
     pool.decode(body, DEFAULT_LIMITS)
     (decoder,) = pool.all
@@ -326,15 +328,15 @@ def test_a_pool_that_is_closed_lets_nobody_wait(body: int) -> None:
         assert decoder.was_asked.wait(30)
         pool.close()
         for future in waiting:
-            with pytest.raises(BusyError, match="ending"):
+            with pytest.raises(BusyError, match="shutting down"):
                 future.result(30)
     assert decoder.pid is None
 
 
-def test_what_a_decoder_hands_over_is_what_decoding_here_gives(
+def test_a_decoder_returns_the_same_batch_as_decoding_in_process(
     pool: DecoderPool, run_id: str
 ) -> None:
-    FragileDecoder.killers = 0
+    FragileDecoder.num_deaths_left = 0
     cuts = [span_cut(run_id, 0, 50), span_cut(run_id, 50, 50 + 7, segment=2**64 - 1, rank=3)]
     content = encode_cuts(cuts)
     descriptor = memory(content)
@@ -348,7 +350,7 @@ def test_what_a_decoder_hands_over_is_what_decoding_here_gives(
 
 
 def test_limits_hold_in_the_decoder_too(pool: DecoderPool, body: int) -> None:
-    FragileDecoder.killers = 0
+    FragileDecoder.num_deaths_left = 0
     refuse: Callable[[], object] = lambda: pool.decode(body, replace(DEFAULT_LIMITS, max_rows=4))  # noqa: E731
     with pytest.raises(WireError, match="more than 4 rows") as caught:
         refuse()

@@ -27,14 +27,13 @@ def collector(store: Store) -> Iterator[Collector]:
         yield served
 
 
-def test_each_table_takes_a_row_of_all_its_columns(store: Store) -> None:
-    """So that no column is offered that the store does not have."""
+def test_every_offered_column_exists_in_the_store(store: Store) -> None:
     for table, known in ROW_TABLES.items():
         rows = store.rows(f"DESCRIBE TABLE {table}")
         assert known.identity.keys() | known.others.keys() <= {row["name"] for row in rows}, table
 
 
-def test_descriptions_are_stored_and_replace_the_ones_before(
+def test_descriptions_are_stored_and_replace_earlier_ones(
     collector: Collector, store: Store, run_id: str
 ) -> None:
     run = {"run_id": run_id, "epoch": 0, "world_size": 8, "layout": {"dp": 8}}
@@ -66,7 +65,7 @@ def test_descriptions_are_stored_and_replace_the_ones_before(
     assert [event["text"] for event in read_events(store, run_id)] == ["a\nb"]
 
 
-def test_rows_of_a_host_are_of_no_run(collector: Collector, store: Store, run_id: str) -> None:
+def test_rows_of_a_host_need_no_run(collector: Collector, store: Store, run_id: str) -> None:
     sample = {"host": run_id, "device": 0, "at_ns": 7, "name": "gpu.power_w", "value": 400}
     clock = {"host": run_id, "boot_id": "ab", "at_ns": 1, "offset_ns": -5}
 
@@ -85,9 +84,9 @@ RUN = {"run_id": "r", "epoch": 0, "revision": 1}
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
-        ({"epoch": 0, "revision": 1}, "lacks run_id"),
+        ({"epoch": 0, "revision": 1}, "has no run_id"),
         ({**RUN, "run_id": "../x"}, "run name"),
         ({**RUN, "run_id": ""}, "run name"),
         ({**RUN, "epoch": 2**31}, "epoch: expected an integer"),
@@ -101,21 +100,21 @@ RUN = {"run_id": "r", "epoch": 0, "revision": 1}
         ({**RUN, "layout": [1]}, "expected an object"),
         ({**RUN, "layout": {"dp": 2**40}}, "expected an integer"),
         ({**RUN, "layout": {str(n): 1 for n in range(600)}}, "at most 512 entries"),
-        ({**RUN, "state": 3}, "state: expected a text"),
-        ({**RUN, "manifest": "x" * (1 + (4 << 20))}, "at most 4194304 letters"),
-        ([], "no object"),
+        ({**RUN, "state": 3}, "state: expected a string"),
+        ({**RUN, "manifest": "x" * (1 + (4 << 20))}, "at most 4194304 characters"),
+        ([], "is not an object"),
     ],
 )
-def test_a_row_that_is_not_of_its_form_is_refused_with_the_column(
+def test_an_invalid_row_is_rejected_with_the_name_of_its_column(
     collector: Collector,
     store: Store,
-    row: Any,  # noqa: ANN401 -- whatever JSON holds
-    said: str,
+    row: Any,  # noqa: ANN401 -- any JSON value
+    message: str,
 ) -> None:
     answer = collector.rows("runs", [{**RUN, "run_id": "never-stored"}, row])
 
     assert answer.status_code == 422
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
     assert store.rows("SELECT run_id FROM runs WHERE run_id = 'never-stored'") == []
 
 
@@ -142,7 +141,7 @@ def test_no_other_table_takes_rows(collector: Collector, table: str) -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_json_that_is_a_trap_or_none_is_refused(
+def test_invalid_or_malicious_json_is_rejected(
     collector: Collector, run_id: str, body: bytes, status: int
 ) -> None:
     answer = collector.post("/v1/rows/runs", body, media=JSON_TYPE)
@@ -151,7 +150,7 @@ def test_json_that_is_a_trap_or_none_is_refused(
     assert collector.rows("runs", [{**RUN, "run_id": run_id}]).status_code == 200
 
 
-def test_texts_are_stored_without_what_a_screen_obeys(
+def test_texts_are_stored_without_control_characters(
     collector: Collector, store: Store, run_id: str
 ) -> None:
     event = {"run_id": run_id, "epoch": 0, "rank": 0, "at_ns": 5, "kind": "x\x1b[2J\r\ny"}
@@ -168,7 +167,7 @@ def test_texts_are_stored_without_what_a_screen_obeys(
 # --- resume
 
 
-def test_an_agent_learns_where_to_go_on(collector: Collector, run_id: str) -> None:
+def test_resume_returns_the_end_of_the_stored_rows(collector: Collector, run_id: str) -> None:
     collector.ship(
         span_cut(run_id, 0, 10), span_cut(run_id, 20, 30), span_cut(run_id, 0, 5, rank=1, segment=9)
     )
@@ -189,9 +188,7 @@ def test_an_agent_learns_where_to_go_on(collector: Collector, run_id: str) -> No
     assert unknown.json()["end_rows"] == {}
 
 
-def test_cuts_that_nobody_confirmed_are_told(
-    collector: Collector, store: Store, run_id: str
-) -> None:
+def test_resume_lists_unconfirmed_cuts(collector: Collector, store: Store, run_id: str) -> None:
     line = {
         "run_id": run_id, "epoch": 2, "rank": 3, "process": PROCESS, "segment": 2**64 - 1,
         "first_row": 5, "end_row": 9, "sha256": "ab", "state": "sent", "revision": 1,
@@ -204,7 +201,7 @@ def test_cuts_that_nobody_confirmed_are_told(
     ]  # fmt: skip
 
 
-def test_a_run_of_many_segments_is_told_in_pages_that_an_agent_reads(
+def test_resume_has_pages_of_at_most_64_kib(
     collector: Collector, store: Store, run_id: str
 ) -> None:
     lines = [
@@ -237,5 +234,5 @@ def test_a_run_of_many_segments_is_told_in_pages_that_an_agent_reads(
     [{}, {"run_id": "a/b"}, {"run_id": "r", "after": -1}, {"run_id": "r", "rank": ["x"]}],
     ids=str,
 )
-def test_a_question_that_is_none_is_422(collector: Collector, query: dict[str, Any]) -> None:
+def test_an_invalid_resume_query_is_422(collector: Collector, query: dict[str, Any]) -> None:
     assert collector.resume(**query).status_code == 422

@@ -10,13 +10,13 @@ import pytest
 from rankscope.collector.http.tokens import Role
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.read.runs import read_events, read_run
-from rankscope.collector.store.ledger import may_repeat
-from rankscope.collector.store.name_cap import MAX_NAMES
+from rankscope.collector.store.ledger import has_repeated_cuts
+from rankscope.collector.store.name_quota import MAX_NAMES
 from rankscope.collector.wire.codec import encode_cuts
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.serving import OWN, serving, tokens_for
 from tests.support.collector.stored import shown
-from tests.support.collector.writing import rival
+from tests.support.collector.writing import other_collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +38,7 @@ def states(answer: Any) -> list[str]:  # noqa: ANN401 -- httpx's
     return [cut["state"] for cut in answer.json()["cuts"]]
 
 
-def test_cuts_that_are_acknowledged_can_be_read(
-    collector: Collector, store: Store, run_id: str
-) -> None:
+def test_acknowledged_cuts_can_be_read(collector: Collector, store: Store, run_id: str) -> None:
     answer = collector.ship(span_cut(run_id, 0, 3), span_cut(run_id, 3, 5))
 
     assert answer.status_code == 200
@@ -52,12 +50,10 @@ def test_cuts_that_are_acknowledged_can_be_read(
         ],
     }
     assert shown(store, run_id) == ["s0", "s1", "s2", "s3", "s4"]
-    assert not may_repeat(store, run_id)
+    assert not has_repeated_cuts(store, run_id)
 
 
-def test_a_body_that_comes_again_changes_nothing(
-    collector: Collector, store: Store, run_id: str
-) -> None:
+def test_a_repeated_body_changes_nothing(collector: Collector, store: Store, run_id: str) -> None:
     cut = span_cut(run_id, 0, 3)
     assert states(collector.ship(cut)) == ["stored"]
 
@@ -85,7 +81,7 @@ def test_other_bytes_under_the_same_key_are_409_and_an_event(
     assert "rows 0 to 3" in event["text"]
 
 
-def test_requests_that_come_together_share_their_inserts(store: Store, run_id: str) -> None:
+def test_concurrent_requests_share_inserts(store: Store, run_id: str) -> None:
     cuts = [span_cut(run_id, at * 10, at * 10 + 10) for at in range(40)]
 
     async def all_at_once(served: Collector) -> list[int]:
@@ -99,68 +95,68 @@ def test_requests_that_come_together_share_their_inserts(store: Store, run_id: s
 
     with serving(store) as served:
         assert asyncio.run(all_at_once(served)) == [200] * 80
-        assert served.service.commit.num_groups < 40
+        assert served.service.span_commit.num_inserts < 40
 
     assert len(shown(store, run_id)) == 400
-    assert not may_repeat(store, run_id)
+    assert not has_repeated_cuts(store, run_id)
 
 
-# --- whose run it is
+# --- owners of runs
 
 
-def test_a_token_for_one_run_reaches_no_other(store: Store, run_id: str, tmp_path: Path) -> None:
+def test_a_token_for_some_runs_reaches_no_other(store: Store, run_id: str, tmp_path: Path) -> None:
     tokens, by = tokens_for(tmp_path, team=(Role.INGEST, f"{run_id}-a"))
     with serving(store, tokens=tokens) as served:
         own = served.ship(span_cut(f"{run_id}-a1", 0, 3), token=by["team"])
         other = served.ship(
             span_cut(f"{run_id}-a1", 3, 5), span_cut(f"{run_id}-b", 0, 3), token=by["team"]
         )
-        told = served.rows(
+        described = served.rows(
             "runs", [{"run_id": f"{run_id}-b", "epoch": 0, "revision": 1}], token=by["team"]
         )
-        asked = served.resume(run_id=f"{run_id}-b", token=by["team"])
+        resumed = served.resume(run_id=f"{run_id}-b", token=by["team"])
 
     assert own.status_code == 200
-    assert (other.status_code, told.status_code, asked.status_code) == (403, 403, 403)
+    assert (other.status_code, described.status_code, resumed.status_code) == (403, 403, 403)
     assert shown(store, f"{run_id}-a1") == ["s0", "s1", "s2"]
     assert shown(store, f"{run_id}-b") == []
 
 
-def test_a_run_belongs_to_whoever_began_it(store: Store, run_id: str, tmp_path: Path) -> None:
+def test_a_run_belongs_to_its_first_writer(store: Store, run_id: str, tmp_path: Path) -> None:
     holders = {"red_at_host1": (Role.INGEST, ""), "red_at_host2": (Role.INGEST, "")}
     tokens, by = tokens_for(tmp_path, **holders, blue=(Role.INGEST, ""), root=(Role.ADMIN, ""))
     cuts = [span_cut(run_id, at, at + 1) for at in range(5)]
     with serving(store, tokens=tokens) as served:
         assert states(served.ship(cuts[0], token=by["red_at_host1"])) == ["stored"]
         assert states(served.ship(cuts[1], token=by["red_at_host2"])) == ["stored"]
-        stranger = served.ship(cuts[2], token=by["blue"])
-        told = served.rows(
+        refused = served.ship(cuts[2], token=by["blue"])
+        described = served.rows(
             "runs", [{"run_id": run_id, "epoch": 0, "revision": 1}], token=by["blue"]
         )
         assert states(served.ship(cuts[3], token=by["root"])) == ["stored"]
-    with serving(store, tokens=tokens) as served:  # a restart forgets nobody
+    with serving(store, tokens=tokens) as served:  # owners are kept over a restart
         assert served.ship(cuts[2], token=by["blue"]).status_code == 409
         assert states(served.ship(cuts[4], token=by["red_at_host1"])) == ["stored"]
 
-    assert (stranger.status_code, states(stranger)) == (409, ["conflict"])
-    assert told.status_code == 409
+    assert (refused.status_code, states(refused)) == (409, ["conflict"])
+    assert described.status_code == 409
     assert shown(store, run_id) == ["s0", "s1", "s3", "s4"]
 
 
-def test_a_deleted_run_takes_nothing_and_its_sender_is_told(store: Store, run_id: str) -> None:
+def test_a_deleted_run_takes_no_rows_and_answers_410(store: Store, run_id: str) -> None:
     gone = f"{run_id}-gone"
     with serving(store, is_deleted=lambda name: name == gone) as served:
         alone = served.ship(span_cut(gone, 0, 3))
         among_others = served.ship(span_cut(gone, 0, 3), span_cut(run_id, 0, 2))
-        told = served.rows("runs", [{"run_id": gone, "epoch": 0, "revision": 1}])
+        described = served.rows("runs", [{"run_id": gone, "epoch": 0, "revision": 1}])
 
     assert (alone.status_code, states(alone)) == (410, ["deleted"])
     assert (among_others.status_code, states(among_others)) == (200, ["deleted", "stored"])
-    assert told.status_code == 410
+    assert described.status_code == 410
     assert (shown(store, gone), shown(store, run_id)) == ([], ["s0", "s1"])
 
 
-# --- rows that can't be
+# --- bad rows
 
 
 @pytest.mark.parametrize(
@@ -174,7 +170,7 @@ def test_a_deleted_run_takes_nothing_and_its_sender_is_told(store: Store, run_id
         ("row", 0, "row given twice"),
     ],
 )
-def test_a_row_that_cannot_be_is_set_aside_and_the_others_are_kept(
+def test_an_impossible_row_becomes_a_bad_row_and_the_others_are_kept(
     collector: Collector, store: Store, run_id: str, column: str, value: int, reason: str
 ) -> None:
     good = span_cut(run_id, 0, 3)
@@ -208,23 +204,21 @@ def test_hostile_names_are_stored_escaped_and_short(
     assert all(name.isprintable() for name in names)
 
 
-def test_a_kind_that_nobody_knows_is_set_aside(
+def test_a_span_of_an_unknown_kind_becomes_a_bad_row(
     collector: Collector, store: Store, run_id: str
 ) -> None:
     cut = span_cut(run_id, 0, 2)
     spans = cut.rows.spans
     odd = spans.set_column(
         spans.schema.get_field_index("kind"), "kind", spans["name"]
-    )  # "s0" and "s1" are no kinds
+    )  # "s0" and "s1" are not kinds
     answer = collector.ship(replace(cut, rows=replace(cut.rows, spans=odd)))
 
     assert states(answer) == ["stored"]
     assert shown(store, run_id) == []
 
 
-def test_a_run_that_names_every_span_anew_is_capped(
-    collector: Collector, store: Store, run_id: str
-) -> None:
+def test_a_run_has_a_quota_of_span_names(collector: Collector, store: Store, run_id: str) -> None:
     collector.ship(span_cut(run_id, 0, MAX_NAMES))
     collector.ship(span_cut(run_id, MAX_NAMES, MAX_NAMES + 5))
 
@@ -244,7 +238,7 @@ def test_a_run_that_names_every_span_anew_is_capped(
     ],
     ids=str,
 )
-def test_a_cut_whose_key_cannot_be_one_is_refused(
+def test_a_cut_with_an_invalid_key_is_rejected(
     collector: Collector, run_id: str, change: dict[str, Any]
 ) -> None:
     cut = span_cut(run_id, 0, 2)
@@ -257,10 +251,9 @@ def test_a_cut_whose_key_cannot_be_one_is_refused(
 # --- two collectors
 
 
-def test_two_collectors_of_one_store_given_overlapping_bodies_show_each_row_once(
+def test_two_collectors_with_overlapping_bodies_show_each_row_once(
     store: Store, run_id: str
 ) -> None:
-    """The attempts of both are what tells them apart: the store is told that it has two."""
     rng = np.random.default_rng(7)
     cuts = [span_cut(run_id, at * 5, at * 5 + 5) for at in range(20)]
 
@@ -280,18 +273,18 @@ def test_two_collectors_of_one_store_given_overlapping_bodies_show_each_row_once
             return {answer.status_code for answer in await asyncio.gather(*asked)}
 
     with (
-        serving(store, writer=rival(store)) as one,
-        serving(store, writer=rival(store)) as two,
+        serving(store, writer=other_collector(store)) as one,
+        serving(store, writer=other_collector(store)) as two,
     ):
         assert asyncio.run(both(one, two)) == {200}
 
     assert shown(store, run_id) == sorted(f"s{row}" for row in range(100))
 
 
-def test_rows_that_a_sender_left_out_untold_are_in_the_account(
+def test_rows_that_a_sender_silently_left_out_count_as_torn(
     collector: Collector, store: Store, run_id: str
 ) -> None:
-    # GIVEN a cut that says rows 0 to 9 and holds the first three
+    # GIVEN a cut of rows 0 to 9 that has the first three only
     cut = span_cut(run_id, 0, 3)
     cut = replace(cut, key=replace(cut.key, end_row=10))
 
@@ -304,8 +297,10 @@ def test_rows_that_a_sender_left_out_untold_are_in_the_account(
     assert account == [{"num_spans": 3, "num_torn": 7}]
 
 
-def test_a_row_of_no_rank_is_set_aside(collector: Collector, store: Store, run_id: str) -> None:
-    # GIVEN a cut of several ranks whose rows name none
+def test_a_row_without_a_rank_becomes_a_bad_row(
+    collector: Collector, store: Store, run_id: str
+) -> None:
+    # GIVEN a cut of several ranks whose rows have no rank
     assert states(collector.ship(span_cut(run_id, 0, 2, rank=-1))) == ["stored"]
 
     found = store.rows(

@@ -1,4 +1,4 @@
-"""What ingest answers while the store, or its disk, can't take rows."""
+"""Answers of ingest while the store, or its disk, cannot take rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FailingStore(Store):
-    """The same store, whose next inserts of spans fail as they are told to."""
+    """The same store; its next inserts of spans fail with the errors in ``failures``."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.url)
@@ -60,7 +60,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after the rows were in"])
-def test_a_store_that_cannot_just_now_is_503_and_the_same_body_is_stored_once_later(
+def test_a_passing_failure_of_the_store_is_503_and_a_retry_is_stored_once(
     store: Store, run_id: str, *, is_after: bool
 ) -> None:
     clock = Clock()
@@ -85,8 +85,8 @@ def test_a_store_that_cannot_just_now_is_503_and_the_same_body_is_stored_once_la
             assert shown(store, of_case) == ["s0", "s1", "s2"], name
 
 
-def test_one_body_that_the_store_refuses_stops_no_other(store: Store, run_id: str) -> None:
-    """Rows that no check of ours knew to be wrong: alone they are refused, with others too."""
+def test_a_body_that_the_store_rejects_stops_no_other(store: Store, run_id: str) -> None:
+    """Rows that pass our checks and that the engine rejects."""
     with FailingStore(store) as failing, serving(failing) as served:
         failing.failures = [StoreQueryError("bad data", code=117)]
 
@@ -99,9 +99,7 @@ def test_one_body_that_the_store_refuses_stops_no_other(store: Store, run_id: st
     assert shown(store, run_id) == ["s3", "s4"]
 
 
-def test_a_disk_that_is_nearly_full_takes_nothing_and_answers_again_when_there_is_room(
-    store: Store, run_id: str
-) -> None:
+def test_a_nearly_full_disk_pauses_ingest_until_there_is_room(store: Store, run_id: str) -> None:
     if store.path is None:
         pytest.skip("a server keeps its own disk")
     clock, room, said = Clock(), [10 << 20], list[str]()
@@ -113,13 +111,13 @@ def test_a_disk_that_is_nearly_full_takes_nothing_and_answers_again_when_there_i
         taken = served.ship(span_cut(run_id, 0, 3))
 
     assert (refused.status_code, taken.status_code) == (503, 200)
-    assert "10 MiB left" in said[0]
-    assert said[-1] == "ingest goes on"
+    assert "10 MiB free" in said[0]
+    assert said[-1] == "ingest has resumed"
     assert len(said) == 2
-    assert "MiB" not in refused.text  # nothing of the machine goes out
+    assert "MiB" not in refused.text  # no detail of the machine is sent
 
 
-def test_a_table_that_is_dropped_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
+def test_a_dropped_table_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
     clock, cut = Clock(), span_cut(run_id, 0, 3)
     with serving(store, monotonic_s=clock) as served:
         store.command("RENAME TABLE steps TO steps_away")  # any statement on it fails ...
@@ -136,8 +134,8 @@ def test_a_table_that_is_dropped_pauses_ingest_until_it_is_back(run_id: str, sto
     assert shown(store, run_id) == ["s0", "s1", "s2"]
 
 
-def test_a_column_that_is_dropped_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
-    """As while another version changes the tables: the rows are right, and must not be parked."""
+def test_a_dropped_column_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
+    """As while another version migrates the tables: the rows are good, and must not be parked."""
     asked = "SELECT type FROM system.columns WHERE table = 'spans' AND name = 'depth'"
     (column,) = store.rows(f"{asked} AND database = currentDatabase() LIMIT 1")
     clock, cut = Clock(), span_cut(run_id, 0, 3)

@@ -67,13 +67,13 @@ class Collector:
         media: str = ARROW_TYPE,
         **headers: str,
     ) -> httpx.Response:
-        told = {"authorization": f"Bearer {token}", "content-type": media, **headers}
-        return self.ask("POST", path, content=content, headers=told)
+        sent = {"authorization": f"Bearer {token}", "content-type": media, **headers}
+        return self.ask("POST", path, content=content, headers=sent)
 
     def rows(self, table: str, rows: list[dict[str, Any]], *, token: str = OWN) -> httpx.Response:
-        told = {"authorization": f"Bearer {token}"}
+        headers = {"authorization": f"Bearer {token}"}
         document = {"schema": 1, "rows": rows}
-        return self.ask("POST", f"/v1/rows/{table}", json=document, headers=told)
+        return self.ask("POST", f"/v1/rows/{table}", json=document, headers=headers)
 
     def resume(self, *, token: str = OWN, **query: str | int | list[int]) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
@@ -95,8 +95,8 @@ def tokens_for(folder: Path, **holders: tuple[Role, str]) -> tuple[TokenBook, di
     """Return a book with one token for each holder, and the tokens by holder.
 
     Args:
-        folder: Where the file goes.
-        holders: Role and run prefix by holder; ``_at_`` in a name stands for ``@``.
+        folder: Folder of the token file.
+        holders: Role and run prefix by holder; ``_at_`` in a name means ``@``.
     """
     records, tokens = [], {}
     for name, (role, prefix) in holders.items():
@@ -119,17 +119,17 @@ def serving(
     limits: ServiceLimits | None = None,
     more: Sequence[APIRouter] = (),
     metrics: Metrics | None = None,
-    **options: Any,  # noqa: ANN401 -- the service's own
+    **options: Any,  # noqa: ANN401 -- arguments of the service
 ) -> Iterator[Collector]:
     """Run a collector over ``store`` for as long as the block runs.
 
     Args:
-        store: Where rows go.
-        tokens: Who else may come in; None: nobody.
-        limits: What is under way at most; None: the usual ones, with one decoder.
+        store: The store.
+        tokens: Further tokens that are accepted.
+        limits: Limits of admission; None: the defaults, with one decoder.
         more: Further routes.
-        metrics: What ``/metrics`` tells; None: there is no such route.
-        options: The service's own.
+        metrics: Metrics for ``/metrics``; None: there is no such route.
+        options: Further arguments of the service.
     """
     limits = limits or ServiceLimits(num_decoders=1)
     service = IngestService(store, limits=limits, **options)
@@ -142,6 +142,6 @@ def serving(
 
 
 async def pieces(content: bytes, *, size: int = 65_536) -> AsyncIterator[bytes]:
-    """Return a body that does not say how long it is."""
+    """Yield a body in chunks, without a declared length."""
     for at in range(0, len(content), size):
         yield content[at : at + size]

@@ -1,4 +1,4 @@
-"""Read a request's body into memory that a decoder can map, and no further than is allowed."""
+"""Admission of request bodies: size limits, and budgets for all bodies in progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from ..errors import WireError
-from .retryable import BusyError
-from .shared_memory import new_memory, seal
+from .backoff import BusyError
+from .shared_memory import create_memory, seal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-
 RETRY_S = 1.0
 
 
 @dataclass(slots=True)
 class Body:
-    """A whole body; a context manager, because it holds a descriptor."""
+    """A whole body in memory; a context manager that closes its descriptor."""
 
     descriptor: int
     num_bytes: int = 0
@@ -43,16 +42,16 @@ class Body:
 
 
 def declared_bytes(request: Request) -> int | None:
-    """Return what a request says it sends; None where it does not say, or no number."""
+    """Return the length that a request declares; None if it declares none."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None  # noqa: PLR2004
 
 
-def check_declared(request: Request, *, max_bytes: int) -> None:
-    """Refuse a body by its declared length, before any of it is read.
+def check_declared_bytes(request: Request, *, max_bytes: int) -> None:
+    """Check a body's declared length before any of it is read.
 
     Raises:
-        WireError: 413.
+        WireError: 413; it is larger than ``max_bytes``.
     """
     declared = declared_bytes(request)
     if declared is not None and declared > max_bytes:
@@ -63,25 +62,25 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     """Return a small body.
 
     Raises:
-        WireError: 413; the rest of it is not read.
+        WireError: 413; it is larger than ``max_bytes``. The rest is not read.
     """
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     num_bytes = 0
-    async for piece in request.stream():
-        num_bytes += len(piece)
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
-        pieces.append(piece)
-    return b"".join(pieces)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
-async def spool_body(request: Request, *, max_bytes: int) -> Body:
-    """Return a body in sealed memory.
+async def read_body_into_memory(request: Request, *, max_bytes: int) -> Body:
+    """Return a body in sealed memory that a decoder can map.
 
     Raises:
-        WireError: 413 where it is longer, whatever it declared, and 422 where it is empty.
+        WireError: 413 if it is larger than ``max_bytes``, whatever it declared; 422 if it is empty.
     """
-    body = Body(new_memory("rankscope-body"))
+    body = Body(create_memory("rankscope-body"))
     try:
         await _fill(body, request, max_bytes=max_bytes)
     except BaseException:
@@ -91,18 +90,18 @@ async def spool_body(request: Request, *, max_bytes: int) -> Body:
 
 
 async def _fill(body: Body, request: Request, *, max_bytes: int) -> None:
-    async for piece in request.stream():
-        body.num_bytes += len(piece)
+    async for chunk in request.stream():
+        body.num_bytes += len(chunk)
         if body.num_bytes > max_bytes:
             raise _too_large(max_bytes)
-        _write_all(body.descriptor, piece)
+        _write_all(body.descriptor, chunk)
     if not body.num_bytes:
         raise WireError(422, "the body is empty")
     seal(body.descriptor)
 
 
-def _write_all(descriptor: int, piece: bytes) -> None:
-    view = memoryview(piece)
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
     while view:
         view = view[os.write(descriptor, view) :]
 
@@ -112,30 +111,30 @@ def _too_large(max_bytes: int) -> WireError:
 
 
 class ByteBudget:
-    """A number of bytes that requests take from and give back. One event loop uses it.
+    """A number of bytes that requests take and give back. One event loop uses it.
 
     Args:
-        max_bytes: All that there is.
-        what: What the bytes are, for the refusal.
+        max_bytes: The whole budget.
+        what: What the bytes are, for the error message.
     """
 
     def __init__(self, max_bytes: int, *, what: str) -> None:
         self.max_bytes = max_bytes
         self.taken_bytes = 0
-        self.num_refused = 0
         self._what = what
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @contextmanager
-    def taking(self, num_bytes: int) -> Iterator[None]:
-        """Hold bytes for as long as the block runs.
+    def take(self, num_bytes: int) -> Iterator[None]:
+        """Hold bytes for the duration of the block.
+
+        A request larger than the whole budget is admitted if no other request holds any.
 
         Raises:
-            BusyError: 429; there are not so many left. A request that alone is larger than
-                the budget waits for nothing: it is let in when nobody else is.
+            BusyError: 429; fewer bytes are left.
         """
         if not self._has_room(num_bytes):
-            raise self._refused()
+            raise self._busy_error()
         self.taken_bytes += num_bytes
         try:
             yield
@@ -143,14 +142,14 @@ class ByteBudget:
             self._give_back(num_bytes)
 
     @asynccontextmanager
-    async def waiting(self, num_bytes: int, *, patience_s: float) -> AsyncIterator[None]:
-        """Hold bytes for as long as the block runs, once there are so many; first come, first.
+    async def wait_and_take(self, num_bytes: int, *, timeout_s: float) -> AsyncIterator[None]:
+        """Hold bytes for the duration of the block, once they are left; first come, first served.
 
         Raises:
-            BusyError: 429; there were not so many for that long.
+            BusyError: 429; fewer bytes were left until the timeout.
         """
         if self._waiting or not self._has_room(num_bytes):
-            await self._wait(num_bytes, patience_s)
+            await self._wait(num_bytes, timeout_s)
         else:
             self.taken_bytes += num_bytes
         try:
@@ -158,36 +157,37 @@ class ByteBudget:
         finally:
             self._give_back(num_bytes)
 
-    async def _wait(self, num_bytes: int, patience_s: float) -> None:
+    async def _wait(self, num_bytes: int, timeout_s: float) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (num_bytes, turn)
-        self._waiting.append(place)
+        entry = (num_bytes, turn)
+        self._waiting.append(entry)
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await turn
         except BaseException as error:
-            if place in self._waiting:
-                self._waiting.remove(place)
-                self._let_in()  # a smaller one may have stood behind
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self._admit_waiting()  # the next one may need fewer bytes
             elif turn.done() and not turn.cancelled():
-                self._give_back(num_bytes)  # let in and gone in the same moment
+                self._give_back(num_bytes)  # admitted and cancelled at the same moment
             if isinstance(error, TimeoutError):
-                raise self._refused() from error
+                raise self._busy_error() from error
             raise
 
     def _has_room(self, num_bytes: int) -> bool:
         return not self.taken_bytes or self.taken_bytes + num_bytes <= self.max_bytes
 
-    def _refused(self) -> BusyError:
-        self.num_refused += 1
-        return BusyError(f"too much is under way ({self._what})", retry_after_s=RETRY_S, status=429)
+    def _busy_error(self) -> BusyError:
+        return BusyError(
+            f"too many requests in progress ({self._what})", retry_after_s=RETRY_S, status=429
+        )
 
     def _give_back(self, num_bytes: int) -> None:
         self.taken_bytes -= num_bytes
-        self._let_in()
+        self._admit_waiting()
 
-    def _let_in(self) -> None:
-        """Give what is free to those who wait, in their order."""
+    def _admit_waiting(self) -> None:
+        """Give free bytes to waiting requests, in their order."""
         while self._waiting and self._has_room(self._waiting[0][0]):
             num_bytes, turn = self._waiting.popleft()
             if not turn.done():
