@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..store.result_blocks import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
+from ..store.native_format import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
 from .errors import NOT_IMPLEMENTED, QueryError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ..spool.descriptions import RUNNING
-from ..store.ledger import each_once
+from ..store.ledger import read_deduplicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -124,8 +124,8 @@ def open_steps(
         since: The first place that is looked at; by default the run's first.
     """
     bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
-    found = each_once(
-        store, run_id, lambda sql: store.rows(sql, bound), plain=SELECT_OPEN, once=SELECT_OPEN_ONCE
+    found = read_deduplicated(
+        store, run_id, lambda sql: store.rows(sql, bound), plain=SELECT_OPEN, final=SELECT_OPEN_ONCE
     )
     if not found:
         return ()

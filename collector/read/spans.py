@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind
 
 from ..arrow_columns import to_numpy
-from ..store.ledger import each_once
+from ..store.ledger import read_deduplicated
 from .steps import step_range
 
 if TYPE_CHECKING:
@@ -217,12 +217,12 @@ def read_spans(
     Spans outside any step are left out.
     """
     bound = step_range(run_id, first, last)
-    return each_once(
+    return read_deduplicated(
         store,
         run_id,
         lambda sql: _read_spans(store, sql, bound),
         plain=SELECT_SPANS,
-        once=SELECT_SPANS_ONCE,
+        final=SELECT_SPANS_ONCE,
     )
 
 
@@ -236,4 +236,4 @@ def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.T
 
 def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
     (counted,) = store.rows(COUNT_SPANS, bound)
-    return store.long_arrow(sql, bound, num_rows=counted["num_spans"])
+    return store.stream_arrow(sql, bound, num_rows=counted["num_spans"])

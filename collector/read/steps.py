@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..store.ledger import each_once
+from ..store.ledger import read_deduplicated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,12 +73,12 @@ def read_steps(
 ) -> pa.Table:
     """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
     bound = step_range(run_id, first, last)
-    return each_once(
+    return read_deduplicated(
         store,
         run_id,
         lambda sql: store.arrow(sql, bound),
         plain=SELECT_STEPS,
-        once=SELECT_STEPS_ONCE,
+        final=SELECT_STEPS_ONCE,
     )
 
 

@@ -76,7 +76,7 @@ def free_where_many_hidden(store: Store, tables: Iterable[str]) -> None:
     """
     crowded = []
     for table in tables:
-        (found,) = store.rows(COUNT_HIDDEN, {"table": store.table_here(table)})
+        (found,) = store.rows(COUNT_HIDDEN, {"table": store.local_table(table)})
         if found["num_written"] - found["num_shown"] > MANY * found["num_written"]:
             crowded.append(table)
     free_hidden(store, crowded)

@@ -1,11 +1,11 @@
-"""Statements for tables that lie on a cluster: local tables, and one table over all of them.
+"""Rewriting of statements for tables on a cluster: local tables, and one table over all of them.
 
-A table of a migration becomes two on every server: ``spans_local``, replicated within
-its shard, and ``spans``, a Distributed table by which everything reads and writes. So
-no query knows of the cluster; only what changes tables is said in another way.
+A table of a migration becomes two on every server: ``spans_local``, replicated within its shard,
+and ``spans``, a Distributed table that everything reads and writes. So queries stay the same; only
+statements that change tables are rewritten.
 
-A row's shard is a function of its sort key. Rows of one identity therefore always
-meet in one shard, where ``FINAL`` and merges see both.
+A row's shard is a function of its sort key. So rows of one identity are always in one shard, where
+``FINAL`` and merges see them together.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 LOCAL_SUFFIX = "_local"
 REPLICA_PATH = "/clickhouse/tables/{shard}/{database}/{table}"
-"""In the keeper; the servers' macros fill it in."""
+"""Path in the keeper; the servers' macros fill it in."""
 
 SHARDING_COLUMNS = ("run_id", "rank", "host")
-"""Those of a table's sort key decide its shard; a table without any lies on the first one."""
+"""Columns of a sort key that choose a row's shard; a table without them is on the first shard."""
 
 CLUSTER_SETTINGS: dict[str, str | int] = {
-    # An insert returns when every shard that it concerns has its rows on disk.
+    # An insert returns when all shards concerned have its rows on disk.
     "distributed_foreground_insert": 1,
-    # Replicas lag, and an insert that reached one shard of two is sent again: the ledger of one
-    # moment can't promise for the rows of another, so every read removes duplicates.
+    # Replicas lag, and an insert that reached one of two shards is sent again. The ledger may be
+    # older than the rows, so every read removes duplicates.
     "final": 1,
     "distributed_product_mode": "global",
-    # A shard that does not answer is an error, never a smaller result.
+    # A shard that does not answer is an error, not a smaller result.
     "skip_unavailable_shards": 0,
-    # All servers prefer the same replica of a shard: what one collector wrote, the next one reads.
+    # All servers prefer the same replica of a shard, so one collector reads what another wrote.
     "load_balancing": "in_order",
     "prefer_localhost_replica": 0,
-    # Block hashes are remembered for days: rows that were deleted could not be written again.
+    # The engine keeps block hashes for days: deleted rows could not be written again.
     "insert_deduplicate": 0,
-    # A server that is down learns of new tables from the keeper when it is back.
+    # A server that is down creates new tables from the keeper when it is back.
     "distributed_ddl_output_mode": "throw_only_active",
     "lightweight_deletes_sync": 1,
 }
-"""What makes a cluster answer as one server does; sent with each connection."""
+"""Settings of a connection with which a cluster answers as one server does."""
 
 BOTH_TABLES = frozenset(
     {"ADD COLUMN", "DROP COLUMN", "MODIFY COLUMN", "RENAME COLUMN", "COMMENT COLUMN"}
@@ -75,7 +75,7 @@ DROP = _form(r"DROP TABLE IF EXISTS @name(?P<rest>.*)")
 
 
 class ClusterStatementError(CollectorError):
-    """A statement changes tables in a way that has no meaning here on a cluster."""
+    """A statement changes tables in a form that has no rewriting for a cluster."""
 
     def __init__(self, statement: str, reason: str) -> None:
         first = statement.strip().splitlines()[0][:80] if statement.strip() else ""
@@ -85,24 +85,26 @@ class ClusterStatementError(CollectorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What is sent, with its bound values."""
+    """A statement with its bound values."""
 
     sql: str
     parameters: Mapping[str, Any] | None
 
 
 class Statements(Protocol):
-    """How a store says a statement that returns nothing."""
+    """Rewriting of the statements that a store runs without a result."""
 
-    def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
-        """Return what to run for ``sql``, in this order."""
+    def rewrite(
+        self, sql: str, parameters: Mapping[str, Any] | None = None
+    ) -> tuple[Statement, ...]:
+        """Return the statements to run for ``sql``, in order."""
 
-    def table_here(self, table: str) -> str:
-        """Return the name of the table that holds the rows on the server that is asked."""
+    def local_table(self, table: str) -> str:
+        """Return the name of the table that has the connected server's own rows."""
 
 
-def statements_for(location: EmbeddedLocation | ServerLocation) -> Statements:
-    """Return how a store at ``location`` says its statements."""
+def make_statements(location: EmbeddedLocation | ServerLocation) -> Statements:
+    """Return the rewriting for a store at ``location``."""
     if isinstance(location, EmbeddedLocation) or location.cluster is None:
         return OneServerStatements()
     return ClusterStatements(cluster=location.cluster, database=location.database)
@@ -117,23 +119,25 @@ def cluster_settings(location: ServerLocation) -> dict[str, str | int]:
 
 
 class OneServerStatements:
-    """Says every statement as it is: the tables lie in one place."""
+    """Statements for a single server: unchanged."""
 
-    def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
-        """Return ``sql`` alone."""
+    def rewrite(
+        self, sql: str, parameters: Mapping[str, Any] | None = None
+    ) -> tuple[Statement, ...]:
+        """Return ``sql`` unchanged."""
         return (Statement(sql=sql, parameters=parameters),)
 
-    def table_here(self, table: str) -> str:
+    def local_table(self, table: str) -> str:
         """Return ``table``."""
         return table
 
 
 class ClusterStatements:
-    """Says statements so that they hold on every server of a cluster.
+    """Statements for a cluster: run on each of its servers.
 
     Args:
-        cluster: Its name in the servers' configuration; an identifier.
-        database: The tables' database; an identifier.
+        cluster: Name of the cluster in the servers' configuration; an identifier.
+        database: Database of the tables; an identifier.
     """
 
     def __init__(self, *, cluster: str, database: str) -> None:
@@ -141,16 +145,18 @@ class ClusterStatements:
         self._cluster = cluster
         self._database = database
 
-    def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
-        """Return what to run instead of ``sql``, in this order; queries stay as they are.
+    def rewrite(
+        self, sql: str, parameters: Mapping[str, Any] | None = None
+    ) -> tuple[Statement, ...]:
+        """Return the statements to run instead of ``sql``, in order; a query stays unchanged.
 
         Raises:
-            ClusterStatementError: It is none of the forms that are known.
+            ClusterStatementError: The statement has no known form.
         """
         text = sql.strip()
         if text.split(None, 1)[0].upper() in UNCHANGED:
             return (Statement(sql=sql, parameters=parameters),)
-        for form, said in (
+        for form, rewritten in (
             (CREATE, self._create),
             (ALTER, self._alter),
             (DELETE, self._delete),
@@ -160,13 +166,13 @@ class ClusterStatements:
             match = form.fullmatch(text)
             if match:
                 return tuple(
-                    Statement(sql=statement, parameters=_localised(parameters, match))
-                    for statement in said(match)
+                    Statement(sql=statement, parameters=_with_local_name(parameters, match))
+                    for statement in rewritten(match)
                 )
-        raise ClusterStatementError(sql, "no known form of a statement that changes tables")
+        raise ClusterStatementError(sql, "unknown form of a statement that changes tables")
 
-    def table_here(self, table: str) -> str:
-        """Return the name of the local table; ``table`` itself holds no rows."""
+    def local_table(self, table: str) -> str:
+        """Return the name of the local table; ``table`` itself stores no rows."""
         return table + LOCAL_SUFFIX
 
     def _create(self, match: re.Match[str]) -> tuple[str, ...]:
@@ -196,14 +202,14 @@ class ClusterStatements:
         if kinds & BOTH_TABLES and match["bound"]:
             raise ClusterStatementError(match[0], "columns of a table whose name is bound")
         names = [self._local(match["table"])]
-        if kinds & BOTH_TABLES:  # after the local one: nothing is asked for before it is there
+        if kinds & BOTH_TABLES:  # last, so that no query uses a column before the local one has it
             names.append(_quoted(self._database, match["table"]))
         return tuple(
             " ".join(("ALTER TABLE", name, self._on_cluster, match["rest"])) for name in names
         )
 
     def _delete(self, match: re.Match[str]) -> tuple[str, ...]:
-        # One server can be asked later how far it is; a cluster is waited for at once.
+        # One server reports its progress later; on a cluster the statement itself must wait.
         local, rest = self._local(match["table"]), match["rest"].removesuffix(NO_WAITING)
         return (" ".join(("DELETE FROM", local, self._on_cluster, rest)),)
 
@@ -219,18 +225,18 @@ class ClusterStatements:
         )
 
     def _local(self, table: str) -> str:
-        # A bound name gets its suffix where it is bound.
+        # A bound name gets its suffix from `_with_local_name`.
         return _quoted(self._database, table if "{" in table else table + LOCAL_SUFFIX)
 
 
 def sharding_key(order: str) -> str:
-    """Return the expression that chooses a row's shard, from its table's ``ORDER BY``."""
+    """Return the expression that chooses a row's shard, derived from its table's ``ORDER BY``."""
     ordered = re.findall(r"\w+", order)
     columns = [name for name in SHARDING_COLUMNS if name in ordered]
     return f"cityHash64({', '.join(columns)})" if columns else "0"
 
 
-def _localised(
+def _with_local_name(
     parameters: Mapping[str, Any] | None, match: re.Match[str]
 ) -> Mapping[str, Any] | None:
     bound = match.groupdict().get("bound")
@@ -245,7 +251,7 @@ def _quoted(database: str, table: str) -> str:
 
 
 def _top_level(commands: str) -> list[str]:
-    """Split at the commas that stand in no parentheses."""
+    """Split at the commas outside parentheses."""
     parts, depth = [""], 0
     for letter in commands:
         depth += {"(": 1, ")": -1}.get(letter, 0)

@@ -1,12 +1,13 @@
-"""Which rows the store already holds, and who else is about to store them.
+"""Ledger of the store: the cuts that were sent and stored, and other writers' attempts.
 
-A cut is a range of rows of one segment. The ledger has one line for each range that was
-``sent`` (its rows may be there), ``stored`` (they are there once) or ``repeated`` (they are
-there, perhaps twice; reads remove duplicates). A ``repeated`` line of no rows says the same
-of all its segment. Many collectors may write one store: each puts
-an attempt before it looks for those of others, so of two at least one sees the other. The
-attempts must be read as they were last written; on replicated tables that takes a quorum of
-writes and sequential reads.
+A cut is a range of rows of one segment. The ledger has one line for each range, in one of three
+states: ``sent`` (its rows may be stored), ``stored`` (its rows are stored once) and ``repeated``
+(its rows may be stored twice; reads remove duplicates). A ``repeated`` line without rows says the
+same of its whole segment.
+
+Several collectors may write to one store. Each records its attempt before it reads the attempts
+of others, so of two writers at least one sees the other. This needs reads that return the newest
+write: on replicated tables, a quorum of writes and sequential reads.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..spool.cut import CutKey, Resume
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..identity import Row
-    from ..spool.cut import CutKey
     from .store import Store
 
-SELECT_HELD = """
+Found = TypeVar("Found")
+
+SELECT_RANGES = """
 SELECT run_id, epoch, rank, segment, first_row, end_row, sha256, state FROM ledger FINAL
 WHERE (run_id, epoch, rank, segment) IN {segments:Array(Tuple(String, Int32, Int32, UInt64))}
 AND end_row > transform(segment, {numbers:Array(UInt64)}, {firsts:Array(UInt32)}, toUInt32(0))
 AND first_row < transform(segment, {numbers:Array(UInt64)}, {ends:Array(UInt32)}, toUInt32(0))
 """
 
-SELECT_RIVALS = """
+SELECT_ATTEMPTS = """
 SELECT DISTINCT run_id, epoch, rank, segment, first_row, end_row FROM attempts
 WHERE (run_id, epoch, rank, segment) IN {segments:Array(Tuple(String, Int32, Int32, UInt64))}
 AND end_row > transform(segment, {numbers:Array(UInt64)}, {firsts:Array(UInt32)}, toUInt32(0))
@@ -39,10 +43,53 @@ AND first_row < transform(segment, {numbers:Array(UInt64)}, {ends:Array(UInt32)}
 AND writer != {writer:String}
 """
 
-SEGMENTS_A_QUERY = 1_000
-"""So that the statement's parameters stay well below the engine's limit for a request (1 MiB)."""
+SELECT_STORED = """
+SELECT
+    segment,
+    if(countIf(first_row > before) > 0, minIf(before, first_row > before), max(end_row)) AS end_row
+FROM (
+    SELECT segment, first_row, end_row, max(end_row) OVER (
+        PARTITION BY segment ORDER BY first_row, end_row
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS before
+    FROM ledger FINAL
+    WHERE run_id = {run_id:String} AND state != 'sent' AND first_row < end_row
+) GROUP BY segment
+"""
 
-MAX_MARKS = 200_000
+SELECT_UNANSWERED = """
+SELECT epoch, rank, process, segment, first_row, end_row FROM ledger FINAL
+WHERE run_id = {run_id:String} AND state = 'sent' ORDER BY epoch, rank, segment, first_row
+"""
+
+SELECT_SEGMENTS = """
+SELECT segment, any(epoch) AS of_epoch, any(rank) AS of_rank, any(process) AS of_process,
+    groupArray((first_row, end_row, state)) AS ranges
+FROM ledger FINAL
+WHERE run_id = {run_id:String} AND segment > {after:UInt64} AND first_row < end_row
+    AND (empty({ranks:Array(Int32)}) OR rank IN {ranks:Array(Int32)})
+GROUP BY segment ORDER BY segment LIMIT {most:UInt32}
+"""
+
+SELECT_FORMAT = """
+SELECT argMax(source_format, revision) AS source_format, count() AS num_runs FROM runs
+WHERE run_id = {run_id:String}
+"""
+
+COUNT_REPEATED = """
+SELECT count() AS num_repeated FROM ledger
+WHERE run_id = {run_id:String} AND state = 'repeated'
+"""
+
+SEGMENTS_PER_QUERY = 1_000
+"""Keeps the parameters of a statement well below the engine's limit for a request (1 MiB)."""
+
+PAGE_SEGMENTS = 300
+"""Keeps a page of `resume_page` below the 64 KiB that an agent reads."""
+
+PAGE_UNANSWERED = 200
+
+MAX_WATERMARKS = 200_000
 MAX_ROW = (1 << 32) - 1
 SENT = "sent"
 REPEATED = "repeated"
@@ -51,17 +98,9 @@ SegmentKey = tuple[str, int, int, int]
 """run_id, epoch, rank, segment."""
 
 
-Found = TypeVar("Found")
-
-COUNT_DOUBTFUL = """
-SELECT count() AS num_doubtful FROM ledger
-WHERE run_id = {run_id:String} AND state = 'repeated'
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Rows of one segment of which the ledger, or another writer, knows."""
+    """Rows of one segment in the ledger or in another writer's attempt."""
 
     first_row: int
     end_row: int
@@ -69,17 +108,17 @@ class Range:
     state: str = SENT
 
     def overlaps(self, first_row: int, end_row: int) -> bool:
-        """Return whether it shares a row with another range."""
+        """Return whether two ranges share a row."""
         return self.first_row < end_row and first_row < self.end_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Rows that go in by one insert: a cut, or what of it the store does not hold yet."""
+class CutPart:
+    """A line of the ledger: a cut, or a range of it that the store does not hold yet."""
 
     key: CutKey
     sha256: str
-    """Of the cut that it is; empty where it is a part of one."""
+    """Hash of the whole cut; "" for a range of one."""
 
     num_rows: dict[str, int]
     """By table."""
@@ -88,175 +127,187 @@ class Piece:
 
 
 class Ledger:
-    """The ledger of one store, shared by all that write to it from this process.
+    """The ledger of one store.
+
+    All writers of a process must share one ledger: it serialises them, and caches what it has read.
 
     Args:
         store: An open store.
-        has_rivals: Whether other processes may write it; None: unless it is embedded, which
-            has a single owner.
+        is_shared: Whether other processes may write to the store; None: all but an embedded store,
+            which has a single owner.
     """
 
-    def __init__(self, store: Store, *, has_rivals: bool | None = None) -> None:
+    def __init__(self, store: Store, *, is_shared: bool | None = None) -> None:
         self._store = store
-        self.has_rivals = store.path is None if has_rivals is None else has_rivals
-        self._under_way: set[SegmentKey] = set()
-        self._done = threading.Condition()
-        self._marks: OrderedDict[SegmentKey, int] | None = (
-            None if self.has_rivals else OrderedDict()
+        self.is_shared = store.path is None if is_shared is None else is_shared
+        self._locked: set[SegmentKey] = set()
+        self._unlocked = threading.Condition()
+        # Row of each segment from which on the ledger is known to hold nothing.
+        self._watermarks: OrderedDict[SegmentKey, int] | None = (
+            None if self.is_shared else OrderedDict()
         )
 
     @contextmanager
-    def alone(self, keys: Iterable[CutKey]) -> Iterator[None]:
-        """Keep this process's other writers from these cuts' segments until the block ends.
+    def locked(self, keys: Iterable[CutKey]) -> Iterator[None]:
+        """Exclude this process's other writers from the segments of these cuts.
 
-        Two that stored one row at once would see nothing of each other's in the store. Where
-        their clocks differ (the server's own tail and an agent on one spool) the row would have
-        two times, and show twice for ever.
+        Two writers that store one row at once see nothing of each other in the store. If their
+        clocks differ (the server's own tail and an agent on one spool), the row would have two
+        times, and show twice for ever.
         """
         segments = {segment_key(key) for key in keys}
-        with self._done:
-            self._done.wait_for(lambda: self._under_way.isdisjoint(segments))
-            self._under_way |= segments
+        with self._unlocked:
+            self._unlocked.wait_for(lambda: self._locked.isdisjoint(segments))
+            self._locked |= segments
         try:
             yield
         finally:
-            with self._done:
-                self._under_way -= segments
-                self._done.notify_all()
+            with self._unlocked:
+                self._locked -= segments
+                self._unlocked.notify_all()
 
-    def held(self, keys: Iterable[CutKey]) -> dict[SegmentKey, list[Range]]:
-        """Return what the ledger says of these rows, by segment.
+    def read_ranges(self, keys: Iterable[CutKey]) -> dict[SegmentKey, list[Range]]:
+        """Return the ledger's ranges that overlap these cuts, by segment.
 
-        An embedded store has no other writer: once all of a segment was looked at, what
-        begins behind its last row is not looked up.
+        An embedded store has no other writer: once a segment was read, rows behind its last range
+        need no query.
         """
-        wanted = _spread(key for key in keys if not self._is_behind_all(key))
-        if self._marks is not None:
+        wanted = _row_bounds(key for key in keys if not self._is_behind_watermark(key))
+        if self._watermarks is not None:
             wanted = {segment: (first_row, MAX_ROW) for segment, (first_row, _) in wanted.items()}
-        held: dict[SegmentKey, list[Range]] = {}
-        for row in self._overlapping(SELECT_HELD, wanted):
-            held.setdefault(_segment_key(row), []).append(
+        found: dict[SegmentKey, list[Range]] = {}
+        for row in self._overlapping(SELECT_RANGES, wanted):
+            found.setdefault(_row_segment_key(row), []).append(
                 Range(row["first_row"], row["end_row"], row["sha256"], row["state"])
             )
         for segment in wanted:
-            self._mark(segment, max((part.end_row for part in held.get(segment, ())), default=0))
-        return held
+            end_row = max((part.end_row for part in found.get(segment, ())), default=0)
+            self._raise_watermark(segment, end_row)
+        return found
 
-    def note(self, pieces: Sequence[Piece], *, state: str, revision: int, at_ns: int) -> None:
-        """Write the pieces' lines; a line of a higher revision replaces one of a lower."""
-        self._insert(pieces, state=state, revision=revision, at_ns=at_ns)
-        for piece in pieces:
-            self._mark(segment_key(piece.key), piece.key.end_row)
+    def write(self, parts: Sequence[CutPart], *, state: str, revision: int, at_ns: int) -> None:
+        """Write a line for each part; a line of a higher revision replaces one of a lower.
 
-    def _insert(self, pieces: Sequence[Piece], *, state: str, revision: int, at_ns: int) -> None:
-        if not pieces:
+        Args:
+            parts: The parts.
+            state: ``sent``, ``stored`` or ``repeated``.
+            revision: Revision of the lines.
+            at_ns: Unix time.
+        """
+        self._insert(parts, state=state, revision=revision, at_ns=at_ns)
+        for part in parts:
+            self._raise_watermark(segment_key(part.key), part.key.end_row)
+
+    def write_repeated_segments(self, parts: Sequence[CutPart], *, at_ns: int) -> None:
+        """Write that the segments of these parts may hold rows twice, as lines without rows.
+
+        Must come before the rows: if it came after them, two crashes in a row would leave two
+        copies that no reader knows of.
+        """
+        no_rows = dict.fromkeys(("spans", "steps", "microbatches", "bad_rows"), 0)
+        lines = {
+            segment_key(part.key): CutPart(
+                key=replace(part.key, first_row=MAX_ROW, end_row=MAX_ROW),
+                sha256="",
+                num_rows=no_rows,
+                num_torn=0,
+            )
+            for part in parts
+        }
+        self._insert(list(lines.values()), state=REPEATED, revision=3, at_ns=at_ns)
+
+    def write_attempts(self, parts: Sequence[CutPart], *, writer: str, at_ns: int) -> None:
+        """Write that ``writer`` is about to store these parts."""
+        self._store.insert_rows(
+            "attempts",
+            [
+                {**_identity(part.key), "sha256": part.sha256, "writer": writer, "at_ns": at_ns}
+                for part in parts
+            ],
+        )
+
+    def read_other_attempts(
+        self, parts: Sequence[CutPart], *, writer: str
+    ) -> dict[SegmentKey, list[Range]]:
+        """Return the overlapping attempts of writers other than ``writer``, by segment."""
+        found: dict[SegmentKey, list[Range]] = {}
+        wanted = _row_bounds(part.key for part in parts)
+        for row in self._overlapping(SELECT_ATTEMPTS, wanted, writer=writer):
+            attempt = Range(row["first_row"], row["end_row"])
+            found.setdefault(_row_segment_key(row), []).append(attempt)
+        return found
+
+    def _insert(self, parts: Sequence[CutPart], *, state: str, revision: int, at_ns: int) -> None:
+        if not parts:
             return
         self._store.insert_rows(
             "ledger",
             [
                 {
-                    **_identity(piece.key),
-                    "process": piece.key.process,
-                    "sha256": piece.sha256,
-                    "num_spans": piece.num_rows["spans"],
-                    "num_steps": piece.num_rows["steps"],
-                    "num_microbatches": piece.num_rows["microbatches"],
-                    "num_torn": piece.num_torn,
-                    "num_bad": piece.num_rows["bad_rows"],
+                    **_identity(part.key),
+                    "process": part.key.process,
+                    "sha256": part.sha256,
+                    "num_spans": part.num_rows["spans"],
+                    "num_steps": part.num_rows["steps"],
+                    "num_microbatches": part.num_rows["microbatches"],
+                    "num_torn": part.num_torn,
+                    "num_bad": part.num_rows["bad_rows"],
                     "state": state,
                     "at_ns": at_ns,
                     "revision": revision,
                 }
-                for piece in pieces
+                for part in parts
             ],
         )
-
-    def doubt(self, pieces: Sequence[Piece], *, at_ns: int) -> None:
-        """Say that rows of these pieces' segments may be there twice from now on.
-
-        Noted before a repetition goes in, as lines without rows: were it noted after, two
-        deaths in a row would leave two copies of which no reader knows.
-        """
-        nothing = dict.fromkeys(("spans", "steps", "microbatches", "bad_rows"), 0)
-        lines = {
-            segment_key(piece.key): Piece(
-                key=replace(piece.key, first_row=MAX_ROW, end_row=MAX_ROW),
-                sha256="",
-                num_rows=nothing,
-                num_torn=0,
-            )
-            for piece in pieces
-        }
-        self._insert(list(lines.values()), state=REPEATED, revision=3, at_ns=at_ns)
-
-    def attempt(self, pieces: Sequence[Piece], *, writer: str, at_ns: int) -> None:
-        """Say that this writer sets out to store these pieces."""
-        self._store.insert_rows(
-            "attempts",
-            [
-                {**_identity(piece.key), "sha256": piece.sha256, "writer": writer, "at_ns": at_ns}
-                for piece in pieces
-            ],
-        )
-
-    def rivals(self, pieces: Sequence[Piece], *, writer: str) -> dict[SegmentKey, list[Range]]:
-        """Return the ranges that other writers set out to store, by segment."""
-        found: dict[SegmentKey, list[Range]] = {}
-        for row in self._overlapping(
-            SELECT_RIVALS, _spread(piece.key for piece in pieces), writer=writer
-        ):
-            found.setdefault(_segment_key(row), []).append(Range(row["first_row"], row["end_row"]))
-        return found
 
     def _overlapping(
         self, sql: str, wanted: dict[SegmentKey, tuple[int, int]], **bound: str
     ) -> Iterable[Row]:
         segments = list(wanted)
-        for begin in range(0, len(segments), SEGMENTS_A_QUERY):
-            part = segments[begin : begin + SEGMENTS_A_QUERY]
-            # Two runs may number a segment alike: then both are asked for the rows of either.
+        for begin in range(0, len(segments), SEGMENTS_PER_QUERY):
+            asked = segments[begin : begin + SEGMENTS_PER_QUERY]
+            # Two runs may have the same segment number: both are then asked for the rows of either.
             firsts: dict[int, int] = {}
             ends: dict[int, int] = {}
-            for place in part:
-                number, (first_row, end_row) = place[-1], wanted[place]
+            for segment in asked:
+                number, (first_row, end_row) = segment[-1], wanted[segment]
                 firsts[number] = min(firsts.get(number, first_row), first_row)
                 ends[number] = max(ends.get(number, end_row), end_row)
             yield from self._store.rows(
                 sql,
                 {
                     **bound,
-                    "segments": part,
+                    "segments": asked,
                     "numbers": list(firsts),
                     "firsts": list(firsts.values()),
                     "ends": list(ends.values()),
                 },
             )
 
-    def _is_behind_all(self, key: CutKey) -> bool:
-        if self._marks is None:
+    def _is_behind_watermark(self, key: CutKey) -> bool:
+        if self._watermarks is None:
             return False
-        mark = self._marks.get(segment_key(key))
-        return mark is not None and key.first_row >= mark
+        watermark = self._watermarks.get(segment_key(key))
+        return watermark is not None and key.first_row >= watermark
 
-    def _mark(self, segment: SegmentKey, end_row: int) -> None:
-        """Remember how far the ledger is noted for a segment."""
-        if self._marks is None:
+    def _raise_watermark(self, segment: SegmentKey, end_row: int) -> None:
+        if self._watermarks is None:
             return
-        self._marks[segment] = max(self._marks.pop(segment, 0), end_row)
-        while len(self._marks) > MAX_MARKS:
-            self._marks.popitem(last=False)
+        self._watermarks[segment] = max(self._watermarks.pop(segment, 0), end_row)
+        while len(self._watermarks) > MAX_WATERMARKS:
+            self._watermarks.popitem(last=False)
 
 
 def segment_key(key: CutKey) -> SegmentKey:
-    """Return which segment a cut is of."""
+    """Return the segment of a cut."""
     return (key.run_id, key.epoch, key.rank, key.segment)
 
 
-def missing(first_row: int, end_row: int, settled: Iterable[Range]) -> list[tuple[int, int]]:
-    """Return the parts of a range that no settled range covers, in order."""
+def missing_ranges(first_row: int, end_row: int, stored: Iterable[Range]) -> list[tuple[int, int]]:
+    """Return the parts of a range that no stored range covers, in order."""
     found: list[tuple[int, int]] = []
     at = first_row
-    for part in sorted(settled, key=lambda held: held.first_row):
+    for part in sorted(stored, key=lambda one: one.first_row):
         if part.first_row >= end_row:
             break
         if part.first_row > at:
@@ -267,14 +318,116 @@ def missing(first_row: int, end_row: int, settled: Iterable[Range]) -> list[tupl
     return found
 
 
-def _spread(keys: Iterable[CutKey]) -> dict[SegmentKey, tuple[int, int]]:
-    """Return the least and largest row that is asked about, by segment."""
-    wanted: dict[SegmentKey, tuple[int, int]] = {}
+def read_resume(store: Store, run_id: str) -> Resume:
+    """Return what the store holds of a run, so that a spool is read from there on."""
+    bound = {"run_id": run_id}
+    stored = {row["segment"]: row["end_row"] for row in store.rows(SELECT_STORED, bound)}
+    unanswered = tuple(
+        CutKey(run_id=run_id, **row)
+        for row in store.rows(SELECT_UNANSWERED, bound)
+        if row["end_row"] > stored.get(row["segment"], 0)
+    )
+    return Resume(
+        end_rows=stored, unanswered=unanswered, source_format=_source_format(store, run_id)
+    )
+
+
+def resume_page(store: Store, run_id: str, *, after: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Return the document of `GET /v1/resume`: a page of what the store holds of a run.
+
+    ``end_rows`` is the first row that is not stored, by segment. ``unanswered`` are the cuts that
+    were sent and never confirmed, to be sent again unchanged. ``next`` is the segment after which
+    the next page begins, null on the last page.
+
+    Args:
+        store: An open store.
+        run_id: The run.
+        after: Last segment of the previous page; 0 for the first page.
+        ranks: The ranks asked for; empty for all.
+    """
+    bound = {"run_id": run_id, "after": after, "ranks": list(ranks), "most": PAGE_SEGMENTS + 1}
+    rows = store.rows(SELECT_SEGMENTS, bound)
+    end_rows: dict[str, int] = {}
+    unanswered: list[Row] = []
+    listed: list[int] = []
+    for row in rows[:PAGE_SEGMENTS]:
+        end_row, open_cuts = _segment_progress(row)
+        if listed and len(unanswered) + len(open_cuts) > PAGE_UNANSWERED:
+            break
+        listed.append(row["segment"])
+        unanswered += open_cuts[:PAGE_UNANSWERED]
+        if end_row:
+            end_rows[str(row["segment"])] = end_row
+    return {
+        "schema": 1,
+        "end_rows": end_rows,
+        "unanswered": unanswered,
+        "source_format": _source_format(store, run_id),
+        "next": listed[-1] if len(listed) < len(rows) else None,
+    }
+
+
+def has_repeated_cuts(store: Store, run_id: str) -> bool:
+    """Return whether the ledger has a cut of this run whose rows may be stored twice."""
+    return bool(store.rows(COUNT_REPEATED, {"run_id": run_id})[0]["num_repeated"])
+
+
+def read_deduplicated(
+    store: Store, run_id: str, read: Callable[[str], Found], *, plain: str, final: str
+) -> Found:
+    """Read rows of a run, each once, and remove duplicates only if there may be any.
+
+    A repetition is recorded before its rows are inserted, so one that happens during the plain
+    read is found afterwards.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        read: Runs a statement and returns its result.
+        plain: Statement that reads the rows as they are stored.
+        final: Statement that reads the same without duplicates, which takes longer.
+    """
+    if not has_repeated_cuts(store, run_id):
+        found = read(plain)
+        if not has_repeated_cuts(store, run_id):
+            return found
+    return read(final)
+
+
+def _source_format(store: Store, run_id: str) -> str | None:
+    (found,) = store.rows(SELECT_FORMAT, {"run_id": run_id})
+    return found["source_format"] if found["num_runs"] else None
+
+
+def _segment_progress(row: Row) -> tuple[int, list[Row]]:
+    """Return the end of a segment's stored rows without a gap, and its unconfirmed cuts."""
+    end_row = 0
+    ranges = sorted((first, end, state) for first, end, state in row["ranges"])
+    for first, end, state in ranges:
+        if state != SENT and first <= end_row:
+            end_row = max(end_row, end)
+    return end_row, [
+        {
+            "epoch": row["of_epoch"],
+            "rank": row["of_rank"],
+            "process": row["of_process"],
+            "segment": row["segment"],
+            "first_row": first,
+            "end_row": end,
+        }
+        for first, end, state in ranges
+        if state == SENT and end > end_row
+    ]
+
+
+def _row_bounds(keys: Iterable[CutKey]) -> dict[SegmentKey, tuple[int, int]]:
+    """Return the smallest first row and the largest end row of the cuts, by segment."""
+    bounds: dict[SegmentKey, tuple[int, int]] = {}
     for key in keys:
-        place = segment_key(key)
-        first_row, end_row = wanted.get(place, (key.first_row, key.end_row))
-        wanted[place] = (min(first_row, key.first_row), max(end_row, key.end_row))
-    return wanted
+        segment = segment_key(key)
+        first_row, end_row = bounds.get(segment, (key.first_row, key.end_row))
+        bounds[segment] = (min(first_row, key.first_row), max(end_row, key.end_row))
+    return bounds
 
 
 def _identity(key: CutKey) -> dict[str, Any]:
@@ -288,37 +441,5 @@ def _identity(key: CutKey) -> dict[str, Any]:
     }
 
 
-def _segment_key(row: Row) -> SegmentKey:
+def _row_segment_key(row: Row) -> SegmentKey:
     return (row["run_id"], row["epoch"], row["rank"], row["segment"])
-
-
-def may_repeat(store: Store, run_id: str) -> bool:
-    """Return whether the ledger knows of a cut of this run that may be stored twice."""
-    return bool(store.rows(COUNT_DOUBTFUL, {"run_id": run_id})[0]["num_doubtful"])
-
-
-def each_once(
-    store: Store,
-    run_id: str,
-    ask: Callable[[str], Found],
-    *,
-    plain: str,
-    once: str,
-) -> Found:
-    """Return what ``plain`` selects if no row of the run can be there twice, else ``once``.
-
-    A repetition is noted before it goes in, so one that came while ``plain`` was read is
-    known afterwards.
-
-    Args:
-        store: The store.
-        run_id: The run that is asked about.
-        ask: Runs a statement.
-        plain: Reads rows as they lie there.
-        once: Reads the same without duplicates, which takes longer.
-    """
-    if not may_repeat(store, run_id):
-        found = ask(plain)
-        if not may_repeat(store, run_id):
-            return found
-    return ask(once)

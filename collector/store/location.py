@@ -1,4 +1,4 @@
-"""Where a store is: its URL, the default one, and who holds an embedded one."""
+"""Location of a store: its URL, the default URL, and the process that has it open."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STORE_VARIABLE = "RANKSCOPE_STORE"
 SERVER_FILE = "server.json"
 MAX_SERVER_FILE_BYTES = 1 << 16
 ENGINE_FILE = "status"
-"""Where embedded ClickHouse writes its pid, and what it locks."""
+"""File in which embedded ClickHouse writes its pid, and which it locks."""
 
 SERVER_PARAMETERS = frozenset({"secure", "cluster", "quorum"})
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-"""What a cluster and its database may be called: both stand in statements as they are."""
+"""Names that a cluster and its database may have: both are put into statements unquoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedLocation:
-    """A folder that one process at a time opens with embedded ClickHouse."""
+    """A folder that one process at a time may open with embedded ClickHouse."""
 
     path: Path
 
@@ -47,15 +47,15 @@ class ServerLocation:
     database: str
     secure: bool
     cluster: str | None = None
-    """Name of the cluster that holds the tables; None: they are on this server alone."""
+    """Name of the cluster that has the tables; None: this server alone has them."""
 
     quorum: int = 1
-    """Replicas of a shard that must hold a row before it counts as stored."""
+    """Replicas of a shard that must have a row before it counts as stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFile:
-    """What the process that holds an embedded store says of itself."""
+    """The process that serves an embedded store, as it describes itself in `SERVER_FILE`."""
 
     pid: int
     url: str
@@ -63,7 +63,7 @@ class ServerFile:
 
 
 def default_store_url(environment: Mapping[str, str] = os.environ) -> str:
-    """Return ``RANKSCOPE_STORE``, else the embedded store in the user's data folder."""
+    """Return ``RANKSCOPE_STORE``, or the URL of the embedded store in the user's data folder."""
     chosen = environment.get(STORE_VARIABLE)
     if chosen:
         return chosen
@@ -76,8 +76,8 @@ def parse_store_url(url: str) -> EmbeddedLocation | ServerLocation:
     """Return the location that a store URL names.
 
     Raises:
-        StoreUrlError: Another scheme, a relative path, no host, a port that is no number, an
-            unknown parameter, or a cluster that can't be called so.
+        StoreUrlError: Unknown scheme, relative path, no host, a port that is not a number, an
+            unknown parameter, or a name that no cluster can have.
     """
     parts = urlsplit(url)
     if parts.scheme == "chdb":
@@ -94,12 +94,12 @@ def _server_location(url: str) -> ServerLocation:
     try:
         port = parts.port
     except ValueError:
-        raise StoreUrlError(_without_password(url), "the port is no number") from None
+        raise StoreUrlError(_without_password(url), "the port is not a number") from None
     if not parts.hostname:
         raise StoreUrlError(_without_password(url), "no host")
     asked = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     unknown = sorted(asked.keys() - SERVER_PARAMETERS)
-    if unknown:  # a misspelt cluster would make tables on one server without a word
+    if unknown:  # a misspelt "cluster" would silently create tables on one server
         raise StoreUrlError(_without_password(url), f"unknown parameter {unknown[0]!r}")
     secure = asked.get("secure", "0") in {"1", "true"}
     location = ServerLocation(
@@ -118,7 +118,9 @@ def _server_location(url: str) -> ServerLocation:
 
 def _quorum(url: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise StoreUrlError(_without_password(url), f"quorum {text!r} is no number from 1 on")
+        raise StoreUrlError(
+            _without_password(url), f"quorum {text!r} is not a number of at least 1"
+        )
     return int(text)
 
 
@@ -131,7 +133,7 @@ def _check_cluster(url: str, location: ServerLocation) -> None:
         if not IDENTIFIER.fullmatch(name):
             raise StoreUrlError(
                 _without_password(url),
-                f"{what} {name!r} is not made of letters, digits and '_'",
+                f"{what} {name!r} may have letters, digits and '_' only",
             )
 
 
@@ -150,9 +152,14 @@ def _without_password(url: str) -> str:
 
 
 def write_server_file(store_path: Path, *, url: str, token: str | None = None) -> Path:
-    """Write who serves the embedded store at ``store_path``, readable by its owner alone.
+    """Write the file that says that this process serves an embedded store.
 
-    The file appears whole: a reader never sees half of it.
+    Only its owner may read it. It appears whole: a reader never sees half of it.
+
+    Args:
+        store_path: Folder of the store.
+        url: Address of the server.
+        token: Token that the server accepts.
     """
     target = store_path / SERVER_FILE
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
@@ -165,7 +172,7 @@ def write_server_file(store_path: Path, *, url: str, token: str | None = None) -
 
 
 def read_server_file(store_path: Path) -> ServerFile | None:
-    """Return who serves the store; None where nobody says so or that process is gone."""
+    """Return the process that serves the store; None if no file names one that is alive."""
     try:
         document = json.loads(
             read_regular_file(store_path / SERVER_FILE, max_bytes=MAX_SERVER_FILE_BYTES)
@@ -179,15 +186,14 @@ def read_server_file(store_path: Path) -> ServerFile | None:
 
 
 def remove_server_file(store_path: Path) -> None:
-    """Take the notice away again; a file that is not there is no error."""
+    """Remove the file of `write_server_file`, if it exists."""
     (store_path / SERVER_FILE).unlink(missing_ok=True)
 
 
 def is_held_elsewhere(store_path: Path) -> bool:
-    """Return whether another process has the embedded engine open on this folder.
+    """Return whether another process has this folder open with the embedded engine.
 
-    Asked before connecting, because the engine prints its own lines to stderr
-    when it finds the lock taken.
+    Check before connecting: the engine prints lines of its own to stderr if the lock is taken.
     """
     try:
         descriptor = os.open(store_path / ENGINE_FILE, os.O_RDONLY | os.O_CLOEXEC)
@@ -205,7 +211,7 @@ def is_held_elsewhere(store_path: Path) -> bool:
 
 
 def engine_holder(store_path: Path) -> int | None:
-    """Return the process that the engine's own lock file names; None where it names none."""
+    """Return the pid in the engine's lock file; None if there is none."""
     try:
         first = (store_path / ENGINE_FILE).read_text(encoding="utf-8").splitlines()[0]
         return int(first.removeprefix("PID: "))

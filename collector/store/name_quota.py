@@ -1,4 +1,4 @@
-"""At most so many names a run: a job that names each span anew must not grow the store's index."""
+"""Quota of span names per run: a job that gives each span a new name must not bloat the index."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 10_000
 OTHER_NAME = "__other__"
-"""What stands for the name of a span that came after the run had all it may have."""
+"""Replaces the name of a span that came after its run had used up its quota."""
 
 MAX_RUNS = 1_000
-"""Runs whose names are remembered; a run that comes back is read from the store again."""
+"""Runs whose names are cached; the names of any other run are read from the store again."""
 
 SELECT_NAMES = """
 SELECT DISTINCT name FROM spans WHERE run_id = {run_id:String} LIMIT {most:UInt32}
 """
 
 
-class NameCap:
-    """The names of each run that came lately, and how many spans lost theirs.
+class NameQuota:
+    """The names of recent runs, at most `MAX_NAMES` each. Threads may share it.
 
-    The cap is of one collector: several of one store take in `MAX_NAMES` each at most, until
-    they are started again.
+    The quota is per collector: each collector of a store takes up to `MAX_NAMES` names, until it
+    is restarted.
 
     Args:
-        store: An open store; it tells the names of runs that began before this process.
+        store: An open store; it has the names of runs that began before this process.
     """
 
     def __init__(self, store: Store) -> None:
@@ -42,8 +42,8 @@ class NameCap:
         self._names: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
-    def capped(self, spans: pa.Table) -> pa.Table:
-        """Return the spans with names beyond their run's cap replaced by `OTHER_NAME`.
+    def limit(self, spans: pa.Table) -> pa.Table:
+        """Return the spans with names beyond their run's quota replaced by `OTHER_NAME`.
 
         Args:
             spans: Columns ``run_id`` and ``name`` are dictionaries.
@@ -51,7 +51,7 @@ class NameCap:
         Raises:
             StoreError: The names of a run could not be read.
         """
-        if self._is_known(spans):
+        if self._has_all_names(spans):
             return spans
         run_codes, runs = to_codes(spans["run_id"])
         name_codes, names = to_codes(spans["name"])
@@ -59,29 +59,29 @@ class NameCap:
             beyond = {
                 place: codes
                 for place, run_id in enumerate(runs)
-                if len(codes := self._take(run_id, name_codes[run_codes == place], names))
+                if len(codes := self._add(run_id, name_codes[run_codes == place], names))
             }
         if not beyond:
             return spans
         is_other = np.zeros(len(name_codes), dtype=bool)
         for place, codes in beyond.items():
             is_other |= (run_codes == place) & np.isin(name_codes, codes)
-        texts = (*names, OTHER_NAME)
-        column = coded_strings(np.where(is_other, len(names), name_codes), texts)
-        return spans.set_column(spans.schema.get_field_index("name"), "name", _used(column))
+        column = coded_strings(np.where(is_other, len(names), name_codes), (*names, OTHER_NAME))
+        place = spans.schema.get_field_index("name")
+        return spans.set_column(place, "name", _without_unused(column))
 
-    def _is_known(self, spans: pa.Table) -> bool:
-        """Return whether the spans are of one run, which has all their names: the usual case."""
-        runs, names = _texts(spans["run_id"]), _texts(spans["name"])
+    def _has_all_names(self, spans: pa.Table) -> bool:
+        """Return whether the spans are of one run that has all their names: the usual case."""
+        runs, names = _shared_dictionary(spans["run_id"]), _shared_dictionary(spans["name"])
         if runs is None or names is None or len(runs) != 1:
             return False
         with self._lock:
-            return self._known(runs[0]).issuperset(names)
+            return self._run_names(runs[0]).issuperset(names)
 
-    def _take(self, run_id: str, codes: NDArray[np.int32], names: tuple[str, ...]) -> Any:  # noqa: ANN401
-        """Add a run's names as far as it may have them; return the codes of the others."""
+    def _add(self, run_id: str, codes: NDArray[np.int32], names: tuple[str, ...]) -> Any:  # noqa: ANN401
+        """Add names to a run up to its quota; return the codes of the others."""
         used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
-        known = self._known(run_id)
+        known = self._run_names(run_id)
         beyond = []
         for code in used.tolist():
             if names[code] in known:
@@ -92,7 +92,7 @@ class NameCap:
                 beyond.append(code)
         return np.array(beyond, dtype=np.int32)
 
-    def _known(self, run_id: str) -> set[str]:
+    def _run_names(self, run_id: str) -> set[str]:
         known = self._names.get(run_id)
         if known is None:
             rows = self._store.rows(SELECT_NAMES, {"run_id": run_id, "most": MAX_NAMES + 1})
@@ -103,8 +103,8 @@ class NameCap:
         return known
 
 
-def _texts(column: pa.ChunkedArray[Any]) -> list[str] | None:
-    """Return the dictionary that all chunks share; None where there are several."""
+def _shared_dictionary(column: pa.ChunkedArray[Any]) -> list[str] | None:
+    """Return the dictionary of a column; None if its chunks have different ones."""
     chunks = cast("list[pa.DictionaryArray[Any, Any]]", column.chunks)
     if not chunks or any(len(part.dictionary) != len(chunks[0].dictionary) for part in chunks):
         return None
@@ -115,7 +115,7 @@ def _texts(column: pa.ChunkedArray[Any]) -> list[str] | None:
     return cast("list[str]", chunks[0].dictionary.to_pylist())
 
 
-def _used(column: Any) -> Any:  # noqa: ANN401  # an Arrow column
-    """Return the column with a dictionary of the texts that it uses alone."""
+def _without_unused(column: Any) -> Any:  # noqa: ANN401  # an Arrow column
+    """Return the column with a dictionary of only the texts that it uses."""
     codes, texts = to_codes(pa.chunked_array([column]))
     return coded_strings(codes, texts)

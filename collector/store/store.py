@@ -1,7 +1,12 @@
-"""The span store: ClickHouse, embedded or a server, behind one small interface.
+"""The store: ClickHouse, embedded or a server, behind one small interface.
 
-Heavy libraries load when a store is opened, not when this module is imported:
-the command answers `--help` without them.
+`open_store` returns a `Store`, which runs SQL statements and inserts rows:
+
+    with open_store("chdb:///data/rankscope") as store:
+        rows = store.rows("SELECT run_id, state FROM runs FINAL")
+
+Heavy libraries load when a store is opened, not when this module is imported: the command answers
+`--help` without them.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from ..errors import (
     StoreQueryError,
     StoreVersionError,
 )
-from .cluster import cluster_settings, statements_for
+from .cluster import cluster_settings, make_statements
 from .location import (
     EmbeddedLocation,
     ServerLocation,
@@ -55,22 +60,22 @@ ENGINE_OPTIONS = {
     "compiled_expression_cache_size": 16 * MIB,
     "background_merges_mutations_concurrency_ratio": 1,
 }
-"""Limits of the whole embedded engine: without them it plans for 90 % of the machine.
+"""Limits of the embedded engine; its defaults are made for 90 % of the machine's memory.
 
-Two merges at once instead of four: each takes 33 to 37 MiB whatever the size of its parts, and the
-larger the store, the longer they last and the more often four of them meet. No condition cache: an
-entry is counted as 72 bytes and takes 184, and each value asked for makes one a part."""
+Two merges at once, not four: each takes 33 to 37 MiB whatever the size of its parts, and the larger
+the store, the longer they last and the more often four would coincide. No condition cache: it
+counts an entry as 72 bytes but uses 184, and makes one per part for each value of a query."""
 
 SETTINGS: dict[str, str | int] = {
-    "async_insert": 0,  # on by default since 26.2: it would acknowledge before storing
-    "optimize_on_insert": 0,  # merging is the background's work: a third off an insert's time
+    "async_insert": 0,  # on by default since 26.2: it acknowledges before rows are stored
+    "optimize_on_insert": 0,  # left to the background merges: inserts take a third less time
     "output_format_arrow_low_cardinality_as_dictionary": 1,
     "output_format_arrow_string_as_string": 1,
     "output_format_arrow_compression_method": "none",
     "output_format_json_quote_64bit_integers": 0,
 }
-"""Set once per connection: a setting given with a query costs the embedded engine a
-read, a set and a reset around it."""
+"""Settings of a connection. Given with each query, they would cost the embedded engine a read, a
+set and a reset each time."""
 
 EMBEDDED_LIMITS = {
     "max_threads": 2,
@@ -79,23 +84,24 @@ EMBEDDED_LIMITS = {
     "merge_tree_use_prefixes_deserialization_thread_pool": 0,
     "use_cache_for_count_from_files": 0,
 }
-"""Of one query, beside the job on its machine; a server's own profile says what it allows.
+"""Limits of a query of the embedded engine, which shares its machine with the job. A server has its
+own profile.
 
-The last three for what the engine would keep: each of its idle threads some 20 columns in which it
-once looked for the values of an ``IN``; as many threads as a table has columns, for the heads of
-their files; and the number of rows of each insert's file."""
+The last three limit what the engine keeps: each idle thread some 20 columns that it once searched
+for the values of an ``IN``; one thread per column of a table, to read the heads of its files; and
+the number of rows of each inserted file."""
 
 ALLOCATOR_VARIABLE, ALLOCATOR = "JE_MALLOC_CONF", "tcache_max:1024,tcache_nslots_small_max:20"
-"""What the engine's jemalloc reads as it is loaded: what a thread may keep of freed memory.
+"""Variable from which the engine's jemalloc takes the limits of its thread caches.
 
-The engine has some 80 threads that wait and takes up one after the other, so that each keeps what
-it freed for itself; as it comes that may be 4 MB each, filled in the course of an hour. So it is
-160 kB at most (source: jemalloc(3), opt.tcache_max)."""
+The engine has some 80 idle threads and uses them in turn, so each keeps memory that it freed. The
+default allows 4 MB each, reached within an hour; this allows 160 kB.
+
+Source: jemalloc(3), opt.tcache_max."""
 
 UNKNOWN_TABLE = 60
 
-
-SELECT_BROKEN = """
+SELECT_DAMAGED = """
 SELECT table, count() AS num_parts, any(path) AS example FROM system.detached_parts
 WHERE database = currentDatabase() AND startsWith(reason, 'broken')
 GROUP BY table ORDER BY table
@@ -103,26 +109,25 @@ GROUP BY table ORDER BY table
 
 NO_ANSWER = "the store's server does not answer"
 
-
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses before a server is asked again. Two collectors that start at once change the same tables;
-a replica that has not yet heard of the one change refuses the other."""
+"""Pauses before a migration of a server is retried. Two collectors that start at once change the
+same tables; a replica that does not have the first change yet refuses the second."""
 
 
 def open_store(url: str, *, read_only: bool = False) -> Store:
-    """Open the store at ``url`` and bring its tables to the current version.
+    """Open a store and migrate its tables to the current version.
 
     Args:
-        url: ``chdb:///absolute/path`` (made if it is not there) or
-            ``clickhouse://user:password@host:8123/database``, with ``?cluster=NAME`` where
-            the tables lie on a cluster.
-        read_only: Refuse every write in the engine itself, and don't migrate.
+        url: ``chdb:///absolute/path`` (created if it does not exist) or
+            ``clickhouse://user:password@host:8123/database``, with ``?cluster=NAME`` if its
+            tables are on a cluster.
+        read_only: Make the engine refuse every write, and do not migrate.
 
     Raises:
-        StoreUrlError: The URL is of no known form.
-        StoreHeldError: Another process owns the embedded store.
-        StoreVersionError: A newer rankscope wrote it.
-        StoreError: It could not be opened for another reason.
+        StoreUrlError: The URL has an unknown form.
+        StoreHeldError: Another process has the embedded store open.
+        StoreVersionError: A newer rankscope wrote the store.
+        StoreError: The store could not be opened for another reason.
     """
     store = Store(url, read_only=read_only)
     try:
@@ -135,85 +140,112 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
 
 
 class Store:
-    """An open store. Threads share it; each gets a client of its own, because a client
-    serialises its calls. It does not survive a fork.
+    """An open ClickHouse store. A context manager.
+
+    Threads may share it: each gets its own client, because a client runs one call at a time. A
+    forked child can't use it and must open its own.
+
+    Statements take bound parameters in ClickHouse's form, ``{run_id:String}``. Every method raises
+    `StoreQueryError` if the engine refuses a statement, and `StoreClosedError` after `close`.
+
+    Args:
+        url: URL of the store, as `open_store` takes it.
+        read_only: Make the engine refuse every write.
     """
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.location = parse_store_url(url)
         self.url = printable_url(url)
-        self._statements = statements_for(self.location)
+        self._statements = make_statements(self.location)
         self.read_only = read_only
         self._pid = os.getpid()
         self._local = threading.local()
         self._lock = threading.Lock()
-        # A thread's client ends with its thread; the first one stays, and with it the engine.
+        # A client is dropped with its thread. The engine lives as long as any client: keep one.
         self._clients: WeakSet[Client] = WeakSet()
         self._is_closed = False
         self._first_client = self._client()
 
     @property
     def path(self) -> Path | None:
-        """Folder of an embedded store; None for a server."""
+        """Folder of an embedded store; None if the store is a server."""
         return self.location.path if isinstance(self.location, EmbeddedLocation) else None
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
-        """Return a small result as one dict a row, by column name."""
+        """Run a query with a small result.
+
+        Args:
+            sql: The query.
+            parameters: Values of its bound parameters, by name.
+
+        Returns:
+            One dict per row, by column name.
+        """
         data = self._query(sql, parameters, fmt="JSONEachRow")
-        # One document: parsing 50,000 of them one by one takes half as long again.
+        # Parsed as one document: 50,000 single documents take half as long again.
         rows: list[Row] = json.loads(b"[%b]" % b",".join(data.splitlines()))
         return rows
 
     def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
-        """Return a large result as Arrow columns; `LowCardinality` ones are dictionaries."""
+        """Run a query with a large result. Arguments as `rows`.
+
+        Returns:
+            Arrow columns; those of type ``LowCardinality(String)`` are dictionaries.
+        """
         import pyarrow as pa
 
         data = self._query(sql, parameters, fmt="Arrow")
         return pa.ipc.open_file(pa.py_buffer(data)).read_all()
 
-    def long_arrow(
+    def stream_arrow(
         self, sql: str, parameters: Mapping[str, Any] | None = None, *, num_rows: int
     ) -> pa.Table:
-        """Return a result of millions of rows as `arrow` does, in a third of the memory.
+        """Run a query with millions of rows. Like `arrow`, in a third of the memory.
 
         Args:
-            sql: Selects columns of numbers and of `LowCardinality(String)`.
-            parameters: Bound ones.
-            num_rows: How many rows are expected.
+            sql: The query; its columns are numbers or ``LowCardinality(String)``.
+            parameters: Values of its bound parameters, by name.
+            num_rows: Expected number of rows; more rows cost a copy.
         """
-        from .result_blocks import read_blocks
+        from .native_format import read_native_blocks
 
         client = self._client()
         with _translated_errors():
             answer = client.raw_stream(sql, parameters=_plain(parameters), fmt="Native")
             with closing(cast("IO[bytes]", answer)) as stream:
-                found = read_blocks(stream, num_rows=num_rows)
-        # An empty result comes in no block, and so without its columns' names.
+                found = read_native_blocks(stream, num_rows=num_rows)
+        # An empty result has no block, so its columns' names are unknown.
         return found if found.num_columns else self.arrow(sql, parameters)
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Run a statement that returns nothing; on a cluster, on each of its servers."""
-        client = self._client()
-        for said in self._statements.of(sql, parameters):
-            statement = said.sql
-            with _translated_errors():
-                client.command(statement, parameters=_plain(said.parameters))
+        """Run a statement without a result; on a cluster, on each of its servers.
 
-    def table_here(self, table: str) -> str:
-        """Return the table in which the asked server has its own rows of ``table``.
-
-        On a cluster that is its share, of whose parts ``system.parts`` tells.
+        Arguments as `rows`.
         """
-        return self._statements.table_here(table)
+        client = self._client()
+        for rewritten in self._statements.rewrite(sql, parameters):
+            statement = rewritten.sql
+            with _translated_errors():
+                client.command(statement, parameters=_plain(rewritten.parameters))
+
+    def local_table(self, table: str) -> str:
+        """Return the name under which the connected server itself stores rows of ``table``.
+
+        On a cluster this is the table that ``system.parts`` lists, with one shard's rows.
+        """
+        return self._statements.local_table(table)
 
     def insert_arrow(self, table: str, rows: pa.Table) -> None:
-        """Insert columns by name; returns when they are on disk."""
+        """Insert columns by name. Returns when they are on disk."""
         client = self._client()
         with _translated_errors():
             client.insert_arrow(table, rows)
 
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Insert a few rows by column name (a column left out takes its default)."""
+        """Insert a few rows; a column that a row leaves out takes its default.
+
+        Returns when they are on disk.
+        """
         lines = "\n".join(json.dumps(row) for row in rows)
         if not lines:
             return
@@ -222,7 +254,7 @@ class Store:
             client.raw_insert(table, None, lines.encode(), fmt="JSONEachRow")
 
     def schema_version(self) -> int:
-        """Return the version of the tables, 0 where there are none yet."""
+        """Return the version of the tables; 0 if there are none yet."""
         from clickhouse_connect.driver.exceptions import DatabaseError
 
         client = self._client()
@@ -235,12 +267,12 @@ class Store:
         return int(json.loads(data)["version"])
 
     def close(self) -> None:
-        """Close every thread's client and give the embedded path free. Safe to repeat."""
+        """Close every thread's client and release the embedded store. May be repeated."""
         with self._lock:
             self._is_closed = True
             clients, self._clients = list(self._clients), WeakSet()
         if os.getpid() != self._pid:
-            return  # the engine's threads don't exist in a forked child: closing would hang
+            return  # a forked child lacks the engine's threads: closing would hang
         for client in clients:
             client.close()
 
@@ -266,7 +298,7 @@ class Store:
             raise StoreClosedError(f"the store {self.url} is closed: open it again")
         if os.getpid() != self._pid:
             raise StoreClosedError(
-                f"the store {self.url} was opened before a fork: open it in the child instead"
+                f"the store {self.url} was opened before a fork: open it again in the child"
             )
         client: Client | None = getattr(self._local, "client", None)
         if client is None:
@@ -278,6 +310,59 @@ class Store:
 
     def _connect(self) -> Client:
         return _connect(self.location, url=self.url, read_only=self.read_only)
+
+
+def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Apply the migrations that the store lacks, in order; return its version.
+
+    If the store is current, this is one read. An interrupted migration runs again, because its
+    version is recorded after its last statement. Several collectors may migrate one server at
+    once, because every statement may run more than once.
+
+    Args:
+        store: The store.
+        sleep: Waits before a retry; only a server is retried.
+
+    Raises:
+        StoreVersionError: The store has a newer version than this code.
+        StoreQueryError: A statement was refused; by a server, also at the last retry.
+    """
+    is_server = isinstance(store.location, ServerLocation)
+    for delay_s in RETRY_DELAYS_S if is_server else ():
+        try:
+            return _apply_migrations(store, is_server=is_server)
+        except StoreQueryError:
+            sleep(delay_s)
+    return _apply_migrations(store, is_server=is_server)
+
+
+def _apply_migrations(store: Store, *, is_server: bool) -> int:
+    newest = known_migrations()[-1].version
+    found = store.schema_version()
+    if found > newest:
+        raise StoreVersionError(store.url, found=found, known=newest)
+    if found < newest:
+        store.command(CREATE_VERSION_TABLE)
+    for migration in known_migrations()[found:]:
+        is_needed = not (is_server and migration.is_embedded_only)
+        for statement in migration.statements() if is_needed else ():
+            store.command(statement)
+        row = {"version": migration.version, "name": migration.name}
+        store.insert_rows("schema_version", [row])
+    return newest
+
+
+def read_damage(store: Store) -> tuple[str, ...]:
+    """Return a line for each table that has lost rows because files are damaged.
+
+    When the engine opens a store, it moves damaged files into the table's folder ``detached`` and
+    goes on without them. Nothing else reports that rows are missing.
+    """
+    return tuple(
+        f"table {row['table']} has lost the rows of {row['num_parts']} damaged parts, which the"
+        f" engine has moved to {row['example']}: restore them from a backup"
+        for row in store.rows(SELECT_DAMAGED)
+    )
 
 
 def _connect(location: EmbeddedLocation | ServerLocation, *, url: str, read_only: bool) -> Client:
@@ -311,7 +396,7 @@ def _connect_embedded(path: Path) -> Client:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreError(
-            f"cannot make the store's folder {path} ({error.strerror}): pass another --store"
+            f"cannot create the store's folder {path} ({error.strerror}): pass another --store"
         ) from error
     if is_held_elsewhere(path):
         raise _held_error(path)
@@ -328,7 +413,7 @@ def _connect_embedded(path: Path) -> Client:
 
 
 def _load_engine() -> None:
-    """Load the engine's library with the allocator's settings, unless the user has his own."""
+    """Load the engine's library with our allocator settings, unless the user sets others."""
     if "chdb" in sys.modules or ALLOCATOR_VARIABLE in os.environ:
         return
     os.environ[ALLOCATOR_VARIABLE] = ALLOCATOR
@@ -353,7 +438,7 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
             " close that one first"
         )
     if "EmbeddedServer" in str(error):
-        # What it found is in the line that the engine itself has written to stderr.
+        # The engine has written the cause to stderr.
         return StoreError(
             f"cannot open the store at {path}: the engine cannot read its files, and has changed"
             " nothing; keep the folder for recovery, and pass another --store or a backup"
@@ -361,8 +446,8 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
     return StoreError(f"cannot open the store at {path}: {_first_line(error)}")
 
 
-class _translated_errors:  # noqa: N801  # reads as the statement it is
-    """Turn the driver's errors into `StoreQueryError` with the engine's first line."""
+class _translated_errors:  # noqa: N801  # reads as a statement
+    """Context manager that turns the driver's errors into `StoreQueryError`."""
 
     def __enter__(self) -> None:
         return None
@@ -392,37 +477,24 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def damage_of(store: Store) -> tuple[str, ...]:
-    """Return one line for each table that lacks rows because their files are damaged.
-
-    The engine moves such files into the table's folder ``detached`` when it opens the store,
-    and goes on without them; nothing else tells that rows are missing.
-    """
-    return tuple(
-        f"table {row['table']} lacks the rows of {row['num_parts']} damaged parts, which the engine"
-        f" has put aside (as {row['example']}): restore them from a backup"
-        for row in store.rows(SELECT_BROKEN)
-    )
-
-
 def unreachable_reason(error: BaseException) -> str | None:
-    """Return why a request came to no answer; None where the server did answer.
+    """Return why a request got no answer, in one line; None if the server answered.
 
-    The driver's own text holds the request's whole address: every bound value, and a new number
-    at each try, so that no two tries say the same.
+    The driver's own text has the request's whole address: every bound value, and a number that is
+    new in each attempt, so two attempts never give the same line.
 
     Args:
-        error: What the driver raised.
+        error: The driver's error.
     """
     from urllib3.exceptions import HTTPError
 
     if not isinstance(error.__cause__, HTTPError):
         return None
-    return f"{NO_ANSWER} ({_innermost(error.__cause__)})"
+    return f"{NO_ANSWER} ({_innermost_reason(error.__cause__)})"
 
 
-def _innermost(error: BaseException) -> str:
-    """Return what the system said, or else what kind of error it was."""
+def _innermost_reason(error: BaseException) -> str:
+    """Return the system's text of the innermost error, or else its type."""
     found: BaseException = error
     seen: set[int] = set()
     while id(found) not in seen:
@@ -435,41 +507,3 @@ def _innermost(error: BaseException) -> str:
         )
         found = inner or found
     return "timed out" if "Timeout" in type(found).__name__ else type(found).__name__
-
-
-def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Apply every migration that the store lacks, in order; return its version.
-
-    A current store costs one read. Statements for the embedded engine alone are left out for a
-    server. A migration that was cut short runs again:
-    its version is recorded after its last statement. A server may be brought up
-    by several collectors at once; each statement can be said twice.
-
-    Raises:
-        StoreVersionError: The store is of a newer version than this code.
-        StoreQueryError: A statement was refused; by a server, after the last retry.
-    """
-    is_shared = isinstance(store.location, ServerLocation)
-    for delay_s in RETRY_DELAYS_S if is_shared else ():
-        try:
-            return _apply(store)
-        except StoreQueryError:
-            sleep(delay_s)
-    return _apply(store)
-
-
-def _apply(store: Store) -> int:
-    newest = known_migrations()[-1].version
-    found = store.schema_version()
-    if found > newest:
-        raise StoreVersionError(store.url, found=found, known=newest)
-    if found < newest:
-        store.command(CREATE_VERSION_TABLE)
-    is_server = isinstance(store.location, ServerLocation)
-    for migration in known_migrations()[found:]:
-        is_meant = not (is_server and migration.is_of_embedded_engine)
-        for statement in migration.statements() if is_meant else ():
-            store.command(statement)
-        row = {"version": migration.version, "name": migration.name}
-        store.insert_rows("schema_version", [row])
-    return newest

@@ -42,9 +42,13 @@ CONFIGURATION = """
 class WithoutKeeper(ClusterStatements):
     """Says what a cluster is told so that a server without a keeper can run it."""
 
-    def of(self, sql: str, parameters: Mapping[str, Any] | None = None) -> tuple[Statement, ...]:
-        said = super().of(sql, parameters)
-        return tuple(replace(statement, sql=without_keeper(statement.sql)) for statement in said)
+    def rewrite(
+        self, sql: str, parameters: Mapping[str, Any] | None = None
+    ) -> tuple[Statement, ...]:
+        statements = super().rewrite(sql, parameters)
+        return tuple(
+            replace(statement, sql=without_keeper(statement.sql)) for statement in statements
+        )
 
 
 class OneNodeCluster(Store):

@@ -41,7 +41,7 @@ STATEMENTS = ClusterStatements(cluster="c1", database="db")
 
 
 def said(sql: str) -> list[str]:
-    return [re.sub(r"\s+", " ", statement.sql) for statement in STATEMENTS.of(sql)]
+    return [re.sub(r"\s+", " ", statement.sql) for statement in STATEMENTS.rewrite(sql)]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_bound_name_gets_its_suffix_where_it_is_bound() -> None:
     sql = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
 
     for given in ("spans", "spans_local"):
-        (found,) = STATEMENTS.of(sql, {"table": given, "run_id": "r"})
+        (found,) = STATEMENTS.rewrite(sql, {"table": given, "run_id": "r"})
         assert found.sql == (
             "DELETE FROM `db`.{table:Identifier} ON CLUSTER `c1` WHERE run_id = {run_id:String}"
         )
@@ -125,7 +125,7 @@ def test_a_bound_name_gets_its_suffix_where_it_is_bound() -> None:
 
 @pytest.mark.parametrize("sql", ["SELECT 1", "  select 1", "SET final = 1", "INSERT INTO t x"])
 def test_what_changes_no_table_stays_as_it_is(sql: str) -> None:
-    assert [statement.sql for statement in STATEMENTS.of(sql)] == [sql]
+    assert [statement.sql for statement in STATEMENTS.rewrite(sql)] == [sql]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_changes_no_table_stays_as_it_is(sql: str) -> None:
 )
 def test_a_form_that_nobody_has_thought_of_is_refused(sql: str) -> None:
     with pytest.raises(ClusterStatementError, match=re.escape(sql[:20])):
-        STATEMENTS.of(sql, {"t": "t"})
+        STATEMENTS.rewrite(sql, {"t": "t"})
 
 
 def test_only_a_cluster_has_settings_and_a_quorum_when_it_is_asked_for() -> None:
@@ -169,13 +169,13 @@ def test_the_engine_parses_all_that_every_migration_says_to_a_cluster(store: Sto
     shipped = [
         sql
         for known in known_migrations()
-        if not known.is_of_embedded_engine
+        if not known.is_embedded_only
         for sql in known.statements()
     ]
     statements = [
         statement.sql
         for sql in [CREATE_VERSION_TABLE, *shipped]
-        for statement in STATEMENTS.of(sql)
+        for statement in STATEMENTS.rewrite(sql)
     ]
 
     for sql in statements:
@@ -214,7 +214,7 @@ def test_whatever_our_own_code_says_to_change_tables_can_be_said_to_a_cluster() 
     } <= {where.rpartition(".")[0] for where in (key.split()[0] for key in found)}
     for text in found.values():
         bound = dict.fromkeys(re.findall(r"\{(\w+):Identifier\}", text), "spans")
-        assert all("ON CLUSTER `c1`" in said.sql for said in STATEMENTS.of(text, bound))
+        assert all("ON CLUSTER `c1`" in said.sql for said in STATEMENTS.rewrite(text, bound))
 
 
 def test_every_table_of_every_migration_has_both_sides(store: Store) -> None:

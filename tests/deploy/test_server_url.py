@@ -12,7 +12,7 @@ from rankscope.collector.errors import StoreError, StoreQueryError
 from rankscope.collector.read.runs import list_runs
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.ledger import may_repeat
+from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.migrations import known_migrations
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
@@ -59,7 +59,7 @@ def test_a_run_goes_to_a_server_and_comes_back(store: Store, tmp_path: Path) -> 
     assert store.schema_version() == known_migrations()[-1].version
     assert [row["run_id"] for row in list_runs(store)] == ["job"]
     assert read_spans(store, "job")["name"].to_pylist() == ["forward"]
-    assert not may_repeat(store, "job")
+    assert not has_repeated_cuts(store, "job")
 
 
 def test_a_server_merges_as_it_was_set_up(store: Store) -> None:

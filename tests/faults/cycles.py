@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from rankscope.collector.store.ledger import may_repeat
+from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
@@ -217,7 +217,7 @@ class WholePath:
             if name != "store":
                 self.end(name)
         with open_store(self.store_url) as store:
-            final = " FINAL" if may_repeat(store, RUN) else ""
+            final = " FINAL" if has_repeated_cuts(store, RUN) else ""
             rows = store.rows(SELECT_ROWS.format(final=final))
         return check(self.folder / "oracle", [_seen(row) for row in rows])
 

@@ -93,7 +93,7 @@ def test_a_disk_without_a_byte_left_stops_no_reader_and_loses_no_row(tmp_path: P
         path.fill()
         num_before = path.num_stored()
         path.write()
-        path.wait_for(lambda: "MiB left" in (path.folder / "collector.log").read_text())
+        path.wait_for(lambda: "MiB free" in (path.folder / "collector.log").read_text())
 
         # THEN it takes nothing, says so, and is read as before
         assert path.ask("/readyz") is None

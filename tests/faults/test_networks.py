@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.store.ledger import may_repeat
+from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.faults.proxy import FaultProxy, Faults
@@ -165,7 +165,7 @@ def test_a_collector_that_was_stopped_stores_what_came_twice_once(
         rig.close()
 
     with open_store(f"chdb://{store_path}") as store:
-        final = " FINAL" if may_repeat(store, "run") else ""
+        final = " FINAL" if has_repeated_cuts(store, "run") else ""
         rows = store.rows(SELECT_ROWS.format(final=final))
     verdict = check(tmp_path / "oracle", [_seen(row) for row in rows])
     assert verdict.is_clean, verdict

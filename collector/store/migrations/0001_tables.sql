@@ -1,6 +1,6 @@
--- Times are int64 nanoseconds. -1 says "unknown" in an integer column, as in tracer/span.py.
--- (run_id, epoch, rank, segment, row) is a row's identity (docs/decisions/0010); fsync makes what
--- was acknowledged survive a power cut. LZ4, not ZSTD: a third faster to insert, a fifth larger.
+-- Times are int64 nanoseconds. -1 in an integer column means "unknown", as in tracer/span.py.
+-- (run_id, epoch, rank, segment, row) identifies a row (docs/decisions/0010). With fsync,
+-- acknowledged rows survive a power cut. LZ4, not ZSTD: a third faster to insert, a fifth larger.
 
 CREATE TABLE IF NOT EXISTS runs (
     run_id LowCardinality(String),

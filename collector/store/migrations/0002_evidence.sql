@@ -1,6 +1,6 @@
--- What is known around the spans. A sample's run_id is "" where a host told it for whatever runs
--- there; its device is the local rank, -1 for the host as a whole. Manifests lie here once a
--- distinct content: the ranks of a healthy job share one row, found by ranks.manifest_hash.
+-- Data around the spans. A sample's run_id is "" if it is of a host, whatever runs there; its device
+-- is the local rank, -1 for the host as a whole. Equal manifests are one row: the ranks of a healthy
+-- job share it, by ranks.manifest_hash.
 
 CREATE TABLE IF NOT EXISTS samples (
     run_id LowCardinality(String),

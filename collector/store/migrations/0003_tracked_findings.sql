@@ -1,5 +1,5 @@
--- A finding is now a thing that begins and ends: analysed_ns is when it opened, position its number
--- in the run, first_step its onset; a later row of the same three replaces the one before.
+-- A finding now opens and closes: analysed_ns is the time at which it opened, position its number in
+-- the run, first_step its onset. A later row with the same three values replaces the earlier one.
 
 ALTER TABLE findings
     ADD COLUMN IF NOT EXISTS epoch Int32 DEFAULT -1,

@@ -1,7 +1,7 @@
--- Who set out to store a cut. A writer puts its attempt here before it looks for the attempts of
--- others, so of two writers of one cut at least one sees the other and notes the cut as repeated.
--- The key ends in the writer: attempts of several never replace one another. An embedded store has
--- one owner and leaves this empty.
+-- Writers that are about to store a cut. A writer records its attempt before it reads the attempts
+-- of others, so of two writers of one cut at least one sees the other and marks the cut as repeated.
+-- The writer is the last column of the key: attempts of several writers never replace one another.
+-- An embedded store has one writer, and leaves this table empty.
 
 CREATE TABLE IF NOT EXISTS attempts (
     run_id LowCardinality(String),
@@ -17,8 +17,8 @@ CREATE TABLE IF NOT EXISTS attempts (
 ORDER BY (run_id, epoch, rank, segment, first_row, end_row, writer)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- Whose a run is: of the claims on one name, the earliest holds. Reads take the least of (at_ns,
--- owner), so two collectors that took in two owners at once agree afterwards on the same one.
+-- Claims to runs: the earliest claim is the owner's. Reads take the smallest (at_ns, owner), so two
+-- collectors that accepted two owners at once agree on the same one afterwards.
 
 CREATE TABLE IF NOT EXISTS owners (
     run_id LowCardinality(String),

@@ -1,5 +1,5 @@
--- Runs that were deleted: the tombstone is written before the first row goes, and stays. Rows of a
--- run that has one are not taken in any more, nor shown where some came in between.
+-- Tombstones of deleted runs, written before the first row is removed, and kept. Rows of such a run
+-- are no longer accepted, and those that came in between are not shown.
 
 CREATE TABLE IF NOT EXISTS deletions (
     run_id LowCardinality(String),
@@ -11,8 +11,8 @@ CREATE TABLE IF NOT EXISTS deletions (
 ORDER BY run_id
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- Spans that are kept no longer: of an epoch, those of all steps up to last_step, but of the steps
--- from kept_first[i] to kept_last[i].
+-- Expired spans: those of an epoch's steps up to last_step, except of the steps from kept_first[i] to
+-- kept_last[i].
 
 CREATE TABLE IF NOT EXISTS expired (
     run_id LowCardinality(String),

@@ -1,6 +1,6 @@
--- What is computed of a step once it is closed, and again when late rows of it come. revision
--- counts the rows that a computation saw: rows only come, so of two the fuller one stays.
--- wait_ns and transfer_ns are sums over the spans that could be split; num_unsplit is the others.
+-- Sums of a step, computed when it is closed, and again when late rows of it come. revision counts
+-- the rows that a computation used: rows are only added, so of two computations the fuller one stays.
+-- wait_ns and transfer_ns are sums over the spans that could be split; num_unsplit counts the others.
 
 CREATE TABLE IF NOT EXISTS rollups (
     run_id LowCardinality(String),
@@ -19,8 +19,8 @@ CREATE TABLE IF NOT EXISTS rollups (
 ORDER BY (run_id, epoch, step, rank, kind)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- Written after a step's rollups and pictures: what they were computed from. num_described counts
--- the epoch's groups and ranks, which decide over waits and over the order of rows.
+-- Inputs of a step's rollups and pictures, written after them. num_described counts the epoch's
+-- groups and ranks, which decide on waits and on the order of lines.
 
 CREATE TABLE IF NOT EXISTS closed_steps (
     run_id LowCardinality(String),
@@ -37,8 +37,8 @@ CREATE TABLE IF NOT EXISTS closed_steps (
 ORDER BY (run_id, epoch, step)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- Steps with more spans than can be drawn one by one, as pictures: a row of pixels for each block
--- of neighbouring ranks in one order. A level cuts the step into 4^level tiles of equal length.
+-- Pictures of steps that have too many spans to draw each: a row of pixels for each block of
+-- neighbouring ranks in one order. A level cuts the step into 4^level tiles of equal length.
 -- fill is the covered share of a pixel in 1/200, 255 at most; kind is a code, -1 for none.
 
 CREATE TABLE IF NOT EXISTS pyramid (

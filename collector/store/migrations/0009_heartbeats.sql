@@ -1,5 +1,5 @@
--- Once a second from each rank: where it runs, on what, how far it is. Beyond an hour the newest of
--- each rank and host is kept: the engine drops the others as it merges, within another hour or so.
+-- Reports of each rank, once a second: its host, its hardware, its step. After an hour only the newest
+-- of each rank and host is kept: merges drop the others, within about another hour.
 
 CREATE TABLE IF NOT EXISTS heartbeats (
     run_id LowCardinality(String),

@@ -1,9 +1,9 @@
--- Steps with more spans than can be drawn one by one, as tiles of pixels; they take the place of
--- table pyramid, which had one level. A picture has num_lines rows of pixels, each for line_ranks
+-- Pictures of steps that have too many spans to draw each, as tiles of pixels. They replace table
+-- pyramid, which had one level. A picture has num_lines lines of pixels, each for line_ranks
 -- neighbouring ranks of one ordering. At zoom z the step is cut into 4^z tiles of equal length.
--- depth is 0 for the whole step's picture and 1 for finer ones, which go with the step's spans.
--- Pixels stand line by line; kind is a code (-1 for none), fill the covered share in 1/8.
--- A picture is all rows of one revision, that of its closed step; others are left over.
+-- depth is 0 for the whole step's picture and 1 for finer ones, which expire with the step's spans.
+-- Pixels are stored line by line; kind is a code (-1 for none), fill the covered share in 1/8.
+-- A picture is all rows with the revision of its closed step; rows of other revisions are stale.
 
 CREATE TABLE IF NOT EXISTS pictures (
     run_id LowCardinality(String),
@@ -26,8 +26,8 @@ CREATE TABLE IF NOT EXISTS pictures (
 ORDER BY (run_id, epoch, step, ordering, line_ranks, zoom, tile, first_line)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- orderings: by which ordering the picture of each one is kept, as equal ones are kept once.
--- line_ranks: of the whole step's picture, 0 where none is kept.
+-- orderings: for each ordering, the one whose picture is kept; equal ones are kept once.
+-- line_ranks: that of the whole step's picture; 0 if none is kept.
 
 ALTER TABLE closed_steps
     ADD COLUMN IF NOT EXISTS orderings Map(LowCardinality(String), LowCardinality(String)),
@@ -35,6 +35,6 @@ ALTER TABLE closed_steps
 
 DROP TABLE IF EXISTS pyramid;
 
--- Every step whose spans are kept is closed anew, and drawn.
+-- Every step whose spans are kept is closed again, and drawn.
 
 TRUNCATE TABLE closed_steps;

@@ -1,12 +1,12 @@
--- Of the engine inside rankscope alone, which nobody else tunes (a server keeps what it has).
+-- Settings of the embedded engine only; a server keeps its own.
 --
--- Parts that merges have replaced are removed by the thread that looks for them. As it comes, the
--- engine removes more than a hundred at once by 128 threads, and keeps them and what each has cached
--- of freed memory: 120 threads and some 25 MiB from the first minute on.
+-- Replaced parts are removed by the thread that finds them. By default the engine removes more than a
+-- hundred at once with 128 threads, and keeps the threads and the freed memory that each has cached:
+-- 120 threads and some 25 MiB from the first minute on.
 --
--- No statistics of columns: no query of ours asks for them, and merges of spans build them: inserting
--- and merging five million took 17, 18 and 16 s of CPU time with them, 16, 14 and 13 without. The
--- parts that are there keep theirs until they merge.
+-- No statistics of columns: no query of ours uses them, and merges of spans build them. Inserting and
+-- merging five million spans took 17, 18 and 16 s of CPU time with them, 16, 14 and 13 without.
+-- Existing parts keep theirs until they are merged.
 
 ALTER TABLE attempts
     MODIFY SETTING concurrent_part_removal_threshold = 1000000, auto_statistics_types = '';

@@ -1,4 +1,4 @@
-"""Numbered migrations of the store's tables: one ``.sql`` file each, in this folder."""
+"""Migrations of the store's tables: the numbered ``.sql`` files of this folder."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SELECT_VERSION = "SELECT max(version) AS version FROM schema_version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One numbered file of statements, each safe to run again."""
+    """One file of statements, each of which may run more than once."""
 
     version: int
     name: str
 
     @property
-    def is_of_embedded_engine(self) -> bool:
-        """Whether it concerns the engine inside rankscope alone, by its file's name."""
+    def is_embedded_only(self) -> bool:
+        """True if it is for the embedded engine only; its file's name says so."""
         return "_embedded_" in self.name
 
     def statements(self) -> tuple[str, ...]:
-        """Return the file's statements in order, without comment lines."""
+        """Return the file's statements in order, without comments."""
         text = (resources.files(__package__) / self.name).read_text(encoding="utf-8")
         kept = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
         return tuple(part.strip() for part in kept.split(";") if part.strip())
@@ -40,7 +40,7 @@ class Migration:
 
 @cache
 def known_migrations() -> tuple[Migration, ...]:
-    """Return the shipped migrations by version; their numbers have no gap."""
+    """Return all migrations by version; the versions have no gap."""
     names = sorted(
         entry.name
         for entry in resources.files(__package__).iterdir()

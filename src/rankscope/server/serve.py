@@ -235,9 +235,9 @@ def _tell_damage(store: Store) -> None:
     """Say what an embedded store lacks; a server of its own has its own log."""
     if store.path is None:
         return
-    from rankscope.collector.store.store import damage_of
+    from rankscope.collector.store.store import read_damage
 
-    for line in damage_of(store):
+    for line in read_damage(store):
         say(line)
 
 

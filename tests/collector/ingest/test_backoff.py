@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     ],
     ids=str,
 )
-def test_errors_of_the_rows_and_of_the_store_are_told_apart(
-    error: Exception, *, is_of_rows: bool
-) -> None:
+def test_errors_caused_by_rows_and_by_the_store(error: Exception, *, is_of_rows: bool) -> None:
     assert is_row_error(error) == is_of_rows
 
 

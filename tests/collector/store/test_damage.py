@@ -1,4 +1,4 @@
-"""A store whose files are damaged (fault C6): told in words, and kept for recovery."""
+"""A store whose files are damaged (fault C6): reported in plain words, and kept for recovery."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ with open_store("chdb://" + sys.argv[1]) as store:
 
 READ = """
 import sys
-from rankscope.collector.store.store import damage_of
+from rankscope.collector.store.store import read_damage
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import open_store
 try:
     with open_store("chdb://" + sys.argv[1]) as store:
         print([row["host"] for row in store.rows("SELECT host FROM clock ORDER BY host")])
-        print(*damage_of(store), sep="\\n")
+        print(*read_damage(store), sep="\\n")
 except StoreError as error:
     print(type(error).__name__, error)
 """
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def clock_files(folder: Path, pattern: str) -> list[Path]:
-    """Return files of table ``clock``, whose folder the engine names by a uuid."""
+    """Return files of table ``clock``; the engine names its folder by a uuid."""
     (described,) = folder.rglob("clock.sql")
     uuid = described.read_text().partition("UUID '")[2][:36]
     return sorted((folder / "store" / uuid[:3] / uuid).rglob(pattern))
@@ -65,7 +65,7 @@ def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_store_that_the_engine_cannot_read_is_left_as_it_is(folder: Path) -> None:
+def test_a_store_that_the_engine_cannot_read_is_left_unchanged(folder: Path) -> None:
     (described,) = folder.rglob("clock.sql")
     described.write_text("garbage")
     before = files_of(folder)
@@ -73,27 +73,27 @@ def test_a_store_that_the_engine_cannot_read_is_left_as_it_is(folder: Path) -> N
     done = rankscope("runs", store=folder)
 
     assert (done.returncode, done.stdout) == (2, "")
-    told = done.stderr.splitlines()[-1]
-    assert told.startswith(f"rankscope: cannot open the store at {folder}: ")
-    assert "keep the folder for recovery, and pass another --store" in told
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"rankscope: cannot open the store at {folder}: ")
+    assert "keep the folder for recovery, and pass another --store" in line
     assert before <= files_of(folder)
 
 
-def test_a_damaged_part_is_put_aside_and_told(folder: Path) -> None:
+def test_a_damaged_part_is_kept_and_reported(folder: Path) -> None:
     assert run(READ, folder) == "['first', 'second']\n\n"
     part = clock_files(folder, "data.bin")[0]
     os.truncate(part, 3)
 
     for _ in range(2):
-        rows, *told = run(READ, folder).splitlines()
+        rows, *lines = run(READ, folder).splitlines()
         assert rows in {"['first']", "['second']"}
-        (line,) = told
-        assert line.startswith("table clock lacks the rows of 1 damaged parts")
+        (line,) = lines
+        assert line.startswith("table clock has lost the rows of 1 damaged parts")
     kept = [path for path in clock_files(folder, "data.bin") if "detached" in path.parts]
     assert [path.stat().st_size for path in kept] == [3]
 
 
-def test_rows_whose_bytes_are_wrong_are_an_error_and_no_rows(folder: Path) -> None:
+def test_corrupt_rows_are_an_error(folder: Path) -> None:
     for part in clock_files(folder, "data.bin"):
         part.write_bytes(bytes(byte ^ 0xFF for byte in part.read_bytes()))
     before = files_of(folder)

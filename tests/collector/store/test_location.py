@@ -58,14 +58,14 @@ def test_a_server_url_may_name_a_cluster_and_its_quorum() -> None:
         ("quorum=2", "a quorum needs a cluster"),
     ],
 )
-def test_what_a_server_url_cannot_ask_for_is_named(query: str, what: str) -> None:
+def test_an_invalid_parameter_of_a_server_url_is_named(query: str, what: str) -> None:
     with pytest.raises(StoreUrlError, match=what) as caught:
         parse_store_url(f"clickhouse://ann:secret@db/spans?{query}")
 
     assert "secret" not in str(caught.value)
 
 
-def test_a_database_that_cannot_stand_in_a_statement_is_no_clusters() -> None:
+def test_a_cluster_needs_a_database_name_that_is_an_identifier() -> None:
     with pytest.raises(StoreUrlError, match="database 'a b'"):
         parse_store_url("clickhouse://db/a%20b?cluster=c")
     alone = parse_store_url("clickhouse://db/a%20b")
@@ -73,7 +73,7 @@ def test_a_database_that_cannot_stand_in_a_statement_is_no_clusters() -> None:
     assert alone.database == "a b"
 
 
-def test_a_bare_server_url_takes_clickhouses_defaults() -> None:
+def test_a_server_url_has_clickhouses_defaults() -> None:
     assert parse_store_url("clickhouse://db") == ServerLocation(
         host="db", port=8123, user="default", password="", database="default", secure=False
     )
@@ -84,7 +84,7 @@ def test_a_bare_server_url_takes_clickhouses_defaults() -> None:
     ["", "store", "/a/path", "chdb://relative/path", "chdb:", "http://host", "clickhouse:///db",
      "clickhouse://host:port/db", "clickhouse://host:99999/db"],
 )  # fmt: skip
-def test_any_other_url_is_refused_with_the_two_forms(url: str) -> None:
+def test_the_error_for_any_other_url_names_both_forms(url: str) -> None:
     with pytest.raises(StoreUrlError, match=r"chdb:///absolute/path or clickhouse://"):
         parse_store_url(url)
 
@@ -104,7 +104,7 @@ def test_the_default_store_follows_the_environment(tmp_path: Path) -> None:
     assert default_store_url({}) == f"chdb://{Path.home()}/.local/share/rankscope/store"
 
 
-def test_the_server_file_comes_back_until_it_is_removed(tmp_path: Path) -> None:
+def test_the_server_file_is_read_until_it_is_removed(tmp_path: Path) -> None:
     write_server_file(tmp_path, url="http://127.0.0.1:8050", token="t")
 
     assert read_server_file(tmp_path) == ServerFile(
@@ -116,7 +116,7 @@ def test_the_server_file_comes_back_until_it_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiproc
-def test_a_server_file_of_a_dead_process_speaks_for_nobody(tmp_path: Path) -> None:
+def test_a_server_file_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     document = {"pid": process.pid, "url": "http://x", "token": None}
@@ -126,7 +126,7 @@ def test_a_server_file_of_a_dead_process_speaks_for_nobody(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"pid": "x", "url": 1}'])
-def test_a_broken_server_file_speaks_for_nobody(tmp_path: Path, content: str) -> None:
+def test_a_broken_server_file_is_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "server.json").write_text(content)
 
     assert read_server_file(tmp_path) is None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.collector.store.name_cap import MAX_NAMES, OTHER_NAME, NameCap
+from rankscope.collector.store.name_quota import MAX_NAMES, OTHER_NAME, NameQuota
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.writing import counted, put
@@ -13,38 +13,38 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
-def test_names_beyond_the_cap_become_one_and_are_counted(store: Store, run_id: str) -> None:
+def test_names_beyond_the_quota_are_replaced(store: Store, run_id: str) -> None:
     first = span_cut(run_id, 0, MAX_NAMES)
     more = span_cut(run_id, MAX_NAMES, MAX_NAMES + 3, names=["s0", "new", "newer"])
-    cap = NameCap(store)
+    quota = NameQuota(store)
 
-    kept = cap.capped(first.rows.spans)
-    capped = cap.capped(more.rows.spans)
+    kept = quota.limit(first.rows.spans)
+    limited = quota.limit(more.rows.spans)
 
     assert kept is first.rows.spans
-    assert capped["name"].to_pylist() == ["s0", OTHER_NAME, OTHER_NAME]
-    assert capped["row"].to_pylist() == more.rows.spans["row"].to_pylist()
+    assert limited["name"].to_pylist() == ["s0", OTHER_NAME, OTHER_NAME]
+    assert limited["row"].to_pylist() == more.rows.spans["row"].to_pylist()
 
 
-def test_the_cap_of_one_run_is_not_the_cap_of_another(store: Store, run_id: str) -> None:
-    cap = NameCap(store)
-    cap.capped(span_cut(run_id, 0, MAX_NAMES + 1).rows.spans)
+def test_each_run_has_its_own_quota(store: Store, run_id: str) -> None:
+    quota = NameQuota(store)
+    quota.limit(span_cut(run_id, 0, MAX_NAMES + 1).rows.spans)
 
     other = span_cut(f"{run_id}-b", 0, 2, names=["new", "newer"])
 
-    assert cap.capped(other.rows.spans)["name"].to_pylist() == ["new", "newer"]
+    assert quota.limit(other.rows.spans)["name"].to_pylist() == ["new", "newer"]
 
 
-def test_the_cap_holds_over_a_restart(store: Store, run_id: str) -> None:
+def test_the_quota_holds_after_a_restart(store: Store, run_id: str) -> None:
     put(StoreWriter(store), span_cut(run_id, 0, MAX_NAMES))
-    after = NameCap(store)
+    after = NameQuota(store)
 
-    capped = after.capped(span_cut(run_id, 0, 2, names=["s1", "new"]).rows.spans)
+    limited = after.limit(span_cut(run_id, 0, 2, names=["s1", "new"]).rows.spans)
 
-    assert capped["name"].to_pylist() == ["s1", OTHER_NAME]
+    assert limited["name"].to_pylist() == ["s1", OTHER_NAME]
 
 
-def test_a_run_that_names_every_span_anew_stays_countable(store: Store, run_id: str) -> None:
+def test_spans_with_replaced_names_are_all_counted(store: Store, run_id: str) -> None:
     writer = StoreWriter(store)
     for first in range(0, 12_000, 4_000):
         put(writer, span_cut(run_id, first, first + 4_000))

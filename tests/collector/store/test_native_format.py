@@ -1,4 +1,4 @@
-"""Results that are read block by block are those that come whole."""
+"""Results in the native format: a streamed result equals one that is read whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.collector.arrow_columns import to_codes, to_numpy
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.store.result_blocks import read_blocks
+from rankscope.collector.store.native_format import read_native_blocks
 from rankscope.collector.store.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUM_ROWS = 70_000
-"""More than one block, of 65,409 rows at most."""
+"""More than one block; a block has at most 65,409 rows."""
 
 SELECT = """
 SELECT
@@ -31,7 +31,7 @@ ORDER BY number
 
 
 class Trickle:
-    """A stream that hands out a few bytes at a time, as a network may."""
+    """A stream that returns a few bytes at a time, as a network may."""
 
     def __init__(self, data: bytes, *, at_most: int) -> None:
         self._stream = io.BytesIO(data)
@@ -55,12 +55,12 @@ def columns_of(table: pa.Table) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("expected", [NUM_ROWS, 2 * NUM_ROWS, 1])
-def test_a_long_result_is_the_whole_one_however_many_rows_were_expected(
+def test_a_streamed_result_equals_the_whole_one_for_any_expected_size(
     store: Store, expected: int
 ) -> None:
     whole = store.arrow(SELECT, {"rows": NUM_ROWS})
 
-    found = store.long_arrow(SELECT, {"rows": NUM_ROWS}, num_rows=expected)
+    found = store.stream_arrow(SELECT, {"rows": NUM_ROWS}, num_rows=expected)
 
     assert found.num_rows == NUM_ROWS
     assert found.column_names == whole.column_names
@@ -72,39 +72,39 @@ def test_a_long_result_is_the_whole_one_however_many_rows_were_expected(
 
 
 def test_an_empty_result_has_its_columns(store: Store) -> None:
-    found = store.long_arrow(SELECT, {"rows": 0}, num_rows=0)
+    found = store.stream_arrow(SELECT, {"rows": 0}, num_rows=0)
 
     assert found.num_rows == 0
     assert found.schema.equals(store.arrow(SELECT, {"rows": 0}).schema)
 
 
-def test_what_cannot_be_read_by_block_is_named(store: Store) -> None:
-    with pytest.raises(StoreQueryError, match=r"column kinds is of type Array\(UInt8\)"):
-        store.long_arrow("SELECT [1, 2] AS kinds", num_rows=1)
+def test_a_column_of_an_unsupported_type_is_named(store: Store) -> None:
+    with pytest.raises(StoreQueryError, match=r"column kinds has type Array\(UInt8\)"):
+        store.stream_arrow("SELECT [1, 2] AS kinds", num_rows=1)
 
 
-def test_a_refused_statement_and_the_next_one_go_as_ever(store: Store) -> None:
+def test_the_store_works_after_a_failed_stream(store: Store) -> None:
     with pytest.raises(StoreQueryError):
-        store.long_arrow("SELECT * FROM nowhere", num_rows=1)
+        store.stream_arrow("SELECT * FROM nowhere", num_rows=1)
     with pytest.raises(StoreQueryError):
-        store.long_arrow("SELECT throwIf(number > 66000) AS a FROM numbers(70000)", num_rows=1)
+        store.stream_arrow("SELECT throwIf(number > 66000) AS a FROM numbers(70000)", num_rows=1)
 
     assert store.rows("SELECT 1 AS one") == [{"one": 1}]
 
 
-def test_pieces_of_any_length_make_up_the_same_columns(store: Store) -> None:
+def test_small_reads_give_the_same_columns(store: Store) -> None:
     with store._client().raw_stream(SELECT, parameters={"rows": NUM_ROWS}, fmt="Native") as stream:
         data = stream.read()
 
-    found = read_blocks(Trickle(data, at_most=1000), num_rows=NUM_ROWS)
+    found = read_native_blocks(Trickle(data, at_most=1000), num_rows=NUM_ROWS)
 
     assert columns_of(found) == columns_of(store.arrow(SELECT, {"rows": NUM_ROWS}))
 
 
 @pytest.mark.parametrize("num_bytes", [1, 30, 1000, 400_000])
-def test_a_result_that_breaks_off_is_refused(store: Store, num_bytes: int) -> None:
+def test_a_result_that_is_cut_short_is_an_error(store: Store, num_bytes: int) -> None:
     with store._client().raw_stream(SELECT, parameters={"rows": 100_000}, fmt="Native") as stream:
         data = stream.read()
 
-    with pytest.raises(StoreQueryError, match="broke off"):
-        read_blocks(io.BytesIO(data[:num_bytes]), num_rows=1)
+    with pytest.raises(StoreQueryError, match="cut short"):
+        read_native_blocks(io.BytesIO(data[:num_bytes]), num_rows=1)

@@ -61,22 +61,22 @@ def test_rows_survive_closing_and_opening_again(folder: Path) -> None:
         assert store.rows("SELECT host, at_ns FROM clock") == [{"host": "h", "at_ns": 2**62}]
 
 
-def test_migrating_twice_and_a_migration_cut_short_do_no_harm(folder: Path) -> None:
+def test_migrations_can_run_again_after_an_interruption(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         store.insert_rows("clock", [{"host": "kept"}])
         assert migrate(store) == migrate(store)
-        store.command("TRUNCATE TABLE schema_version")  # as if killed before the version was noted
+        store.command("TRUNCATE TABLE schema_version")  # as if killed before it was recorded
         migrate(store)
         assert store.rows("SELECT host FROM clock") == [{"host": "kept"}]
 
 
-def test_migrations_are_numbered_without_a_gap() -> None:
+def test_migration_numbers_have_no_gap() -> None:
     versions = [migration.version for migration in known_migrations()]
 
     assert versions == list(range(1, len(versions) + 1))
 
 
-def test_a_store_of_a_newer_version_is_refused_in_words(folder: Path) -> None:
+def test_a_store_of_a_newer_version_is_refused(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         store.insert_rows("schema_version", [{"version": 9000, "name": "from the future"}])
 
@@ -84,7 +84,7 @@ def test_a_store_of_a_newer_version_is_refused_in_words(folder: Path) -> None:
         open_store(url_of(folder))
     assert caught.value.found == 9000
     with open_store(url_of(folder.with_name("other"))):
-        pass  # the refused one let go of its path: this process may open another
+        pass  # the refused store was closed, so this process may open another
 
 
 HOLDER = """
@@ -110,7 +110,7 @@ def holder(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[int, 
 
 
 @pytest.mark.multiproc
-def test_a_store_held_by_another_process_names_it_and_what_to_do(
+def test_the_error_for_a_store_in_use_names_its_process(
     folder: Path, holder: tuple[int, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pid, url = holder
@@ -122,10 +122,10 @@ def test_a_store_held_by_another_process_names_it_and_what_to_do(
     assert f"in use by process {pid}" in str(caught.value)
     assert "--store" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert capfd.readouterr().err == ""  # nothing from the engine beside our one line
+    assert capfd.readouterr().err == ""  # no line of the engine itself
 
 
-def test_two_stores_of_one_process_are_refused_in_words(folder: Path) -> None:
+def test_a_process_cannot_open_two_embedded_stores(folder: Path) -> None:
     with (
         open_store(url_of(folder)),
         pytest.raises(StoreError, match="close that one first"),
@@ -133,30 +133,30 @@ def test_two_stores_of_one_process_are_refused_in_words(folder: Path) -> None:
         open_store(url_of(folder.with_name("second")))
 
 
-def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file, not a folder")
 
     with pytest.raises(StoreError, match="pass another --store"):
         open_store(url_of(tmp_path / "file" / "store"))
 
 
-def test_each_thread_has_a_client_of_its_own_and_takes_it_along_when_it_ends(
+def test_each_thread_has_its_own_client_until_it_ends(
     folder: Path,
 ) -> None:
     with open_store(url_of(folder)) as store:
-        together = threading.Barrier(4)
+        barrier = threading.Barrier(4)
 
         def write(number: int) -> None:
             store.insert_rows("clock", [{"host": f"h{number}"}])
-            together.wait()  # all have a client ...
-            together.wait()  # ... until the count below is made
+            barrier.wait()  # all have a client ...
+            barrier.wait()  # ... until they are counted below
 
         threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
-        together.wait()
+        barrier.wait()
         assert len(store._clients) == 4
-        together.wait()
+        barrier.wait()
         for thread in threads:
             thread.join()
         gc.collect()
@@ -176,7 +176,7 @@ def test_the_engine_outlives_the_thread_that_opened_it(folder: Path) -> None:
         assert store.rows("SELECT count() AS n FROM clock") == [{"n": 0}]
 
 
-def test_a_closed_store_says_so(folder: Path) -> None:
+def test_a_closed_store_cannot_be_used(folder: Path) -> None:
     store = open_store(url_of(folder))
     store.close()
     store.close()
@@ -204,7 +204,7 @@ store.close()
 
 
 @pytest.mark.multiproc
-def test_a_forked_child_is_refused_instead_of_hanging(folder: Path) -> None:
+def test_a_forked_child_gets_an_error_and_does_not_hang(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKER, str(folder)],
         capture_output=True, text=True, timeout=180, check=True,
@@ -224,7 +224,7 @@ def test_a_forked_child_is_refused_instead_of_hanging(folder: Path) -> None:
         "SELECT * FROM url('http://127.0.0.1:1/')",
     ],
 )
-def test_a_read_only_store_reads_and_refuses_all_else(folder: Path, statement: str) -> None:
+def test_a_read_only_store_refuses_everything_but_reads(folder: Path, statement: str) -> None:
     open_store(url_of(folder)).close()
     with open_store(url_of(folder), read_only=True) as store:
         assert store.rows("SELECT count() AS n FROM spans") == [{"n": 0}]
@@ -232,7 +232,7 @@ def test_a_read_only_store_reads_and_refuses_all_else(folder: Path, statement: s
             store.command(statement)
 
 
-def test_a_refused_statement_is_one_plain_line(folder: Path) -> None:
+def test_the_error_of_a_refused_statement_is_one_line(folder: Path) -> None:
     with open_store(url_of(folder)) as store, pytest.raises(StoreQueryError) as caught:
         store.rows("SELECT nonsense FROM spans")
 
@@ -240,7 +240,7 @@ def test_a_refused_statement_is_one_plain_line(folder: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_hostile_parameter_is_a_value_not_sql(folder: Path) -> None:
+def test_a_bound_parameter_is_never_parsed_as_sql(folder: Path) -> None:
     hostile = "x' OR 1 = 1 -- \\'; DROP TABLE clock {x:String}"
     with open_store(url_of(folder)) as store:
         store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
@@ -249,7 +249,7 @@ def test_a_hostile_parameter_is_a_value_not_sql(folder: Path) -> None:
     assert found == [{"host": hostile}]
 
 
-def test_columns_pass_through_the_store_unchanged(folder: Path) -> None:
+def test_columns_are_stored_and_read_unchanged(folder: Path) -> None:
     table = pa.Table.from_arrays(
         [
             coded_strings(np.array([1, 0, 1, 2]), ["beta", "alpha", "beta"]),
@@ -292,7 +292,7 @@ CACHES = (
 )
 
 
-def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
+def test_the_settings_limit_the_engines_memory(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         found = {
             row["name"]: row["value"]
@@ -306,7 +306,7 @@ def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
     assert (found["max_threads"], found["async_insert"]) == ("2", "0")
     assert int(found["max_memory_usage"]) == 4 << 30
     assert int(server["max_server_memory_usage"]) == 6 << 30
-    # No cache grows beyond what is written down in docs/operations.md, and two merges are at work.
+    # The caches and merges that docs/operations.md documents.
     assert {name: int(server[name]) >> 20 for name in CACHES} == {
         "mark_cache_size": 256, "query_condition_cache_size": 0,
         "compiled_expression_cache_size": 16, "uncompressed_cache_size": 0,
@@ -315,23 +315,21 @@ def test_the_default_settings_keep_the_engine_modest(folder: Path) -> None:
     assert pool * float(server["background_merges_mutations_concurrency_ratio"]) == 2
 
 
-def test_merges_leave_neither_threads_nor_statistics_behind(folder: Path) -> None:
+def test_tables_keep_no_threads_and_no_statistics_after_merges(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         tables = store.rows(
             "SELECT name, engine_full FROM system.tables"
             " WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
         )
 
-    # The table of versions has a row a version.
+    # The table of versions has one row per version, so it needs neither setting.
     for setting in ("concurrent_part_removal_threshold = 1000000", "auto_statistics_types = ''"):
         unset = {row["name"] for row in tables if setting not in row["engine_full"]}
         assert unset == {"schema_version"}
 
 
 @pytest.mark.parametrize("own", [None, "tcache_max:2048"], ids=["ours", "the user's own"])
-def test_a_thread_of_the_engine_keeps_little_of_what_it_frees(
-    folder: Path, own: str | None
-) -> None:
+def test_the_engines_thread_caches_are_limited(folder: Path, own: str | None) -> None:
     code = (
         "import os, sys; from rankscope.collector.store.store import open_store;"
         " before = os.environ.get('JE_MALLOC_CONF'); store = open_store(sys.argv[1]);"
@@ -339,17 +337,17 @@ def test_a_thread_of_the_engine_keeps_little_of_what_it_frees(
         " print(store.rows('SELECT * FROM system.jemalloc_stats')[0]['stats'])"
     )
     environ = {key: value for key, value in os.environ.items() if key != ALLOCATOR_VARIABLE}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code, url_of(folder)],
         env=environ if own is None else {**environ, ALLOCATOR_VARIABLE: own},
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
 
-    assert f"opt.tcache_max: {own.partition(':')[2] if own else 1024}\n" in told
-    assert ("opt.tcache_nslots_small_max: 20\n" in told) == (own is None)
+    assert f"opt.tcache_max: {own.partition(':')[2] if own else 1024}\n" in output
+    assert ("opt.tcache_nslots_small_max: 20\n" in output) == (own is None)
 
 
-def test_the_server_file_is_private_and_whole(folder: Path) -> None:
+def test_the_server_file_is_readable_by_its_owner_only(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         assert isinstance(store, Store)
         path = write_server_file(folder, url="http://127.0.0.1:1", token="secret")

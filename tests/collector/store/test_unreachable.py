@@ -1,4 +1,4 @@
-"""What is said of a store's server that does not answer: the cause, and no address."""
+"""Errors of a store's server that does not answer: they have the cause, and no address."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def url_of(port: int) -> str:
     return f"clickhouse://ann:hunter2@127.0.0.1:{port}/default"
 
 
-def test_a_server_that_is_down_is_told_by_its_cause() -> None:
+def test_the_error_of_a_server_that_is_down_names_the_cause() -> None:
     with pytest.raises(StoreError) as failed:
         Store(url_of(fixed_port()))
 
-    said = str(failed.value)
-    assert said.endswith("the store's server does not answer (Connection refused)")
-    assert "hunter2" not in said
-    assert "query" not in said
-    assert "\n" not in said
+    message = str(failed.value)
+    assert message.endswith("the store's server does not answer (Connection refused)")
+    assert "hunter2" not in message
+    assert "query" not in message
+    assert "\n" not in message
 
 
-def test_a_server_that_hangs_up_is_told_as_such() -> None:
+def test_the_error_of_a_server_that_hangs_up_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def hang_up() -> None:
@@ -43,5 +43,5 @@ def test_a_server_that_hangs_up_is_told_as_such() -> None:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_what_a_server_answers_is_its_own_word() -> None:
+def test_an_answer_of_the_server_is_not_unreachable() -> None:
     assert unreachable_reason(ValueError("Code: 60. Table does not exist")) is None

@@ -1,4 +1,4 @@
-"""Stores of the first version and the last before ours, and of one that is to come."""
+"""Stores of the first version, the one before the current, and a future one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = {"run_id": "old", "created_ns": 10, "revision": 1}
 
 
 @pytest.mark.parametrize("version", [1, NEWEST - 1])
-def test_a_store_of_an_earlier_version_is_brought_up_with_its_rows(
+def test_a_store_of_an_earlier_version_is_migrated_with_its_rows(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a store as the release of that version left it
@@ -37,30 +37,30 @@ def test_a_store_of_an_earlier_version_is_brought_up_with_its_rows(
             store.insert_rows("spans", [SPAN])
             store.insert_rows("runs", [RUN])
 
-    # WHEN today's opens it
+    # WHEN this release opens it
     with open_store(url) as store:
-        # THEN the rows are there and readable as today's are
+        # THEN its rows can be read
         assert store.schema_version() == NEWEST
         (span,) = read_spans(store, "old").to_pylist()
         assert (span["rank"], span["step"], span["name"], span["duration_ns"]) == (3, 4, "op", 5)
         assert read_run(store, "old") is not None
 
 
-def test_a_store_of_a_newer_version_is_refused_with_both_versions_and_left(tmp_path: Path) -> None:
-    # GIVEN a store that a newer rankscope brought up
+def test_a_store_of_a_newer_version_is_refused_and_left_unchanged(tmp_path: Path) -> None:
+    # GIVEN a store that a newer rankscope migrated
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
         store.insert_rows("spans", [SPAN])
         newer = {"version": NEWEST + 1, "name": "from the future"}
         store.insert_rows("schema_version", [newer])
 
-    # WHEN we were rolled back
+    # WHEN this release opens it after a rollback
     words = f"has schema version {NEWEST + 1}, this rankscope knows {NEWEST}: upgrade rankscope"
     for _ in range(2):
         with pytest.raises(StoreVersionError, match=words):
             open_store(url)
 
-    # THEN nothing was changed, and the newer one finds all of it
+    # THEN nothing in it has changed
     with Store(url, read_only=True) as store:
         assert store.schema_version() == NEWEST + 1
         assert read_spans(store, "old").num_rows == 1

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.store.ledger import Ledger, Range, may_repeat, missing
+from rankscope.collector.store.ledger import Ledger, Range, has_repeated_cuts, missing_ranges
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.stored import shown
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
-def test_a_cut_that_comes_a_thousand_times_is_stored_once(store: Store, run_id: str) -> None:
+def test_a_cut_sent_a_thousand_times_is_stored_once(store: Store, run_id: str) -> None:
     writer, cut = StoreWriter(store), span_cut(run_id, 0, 10)
 
     assert put(writer, cut) == [STORED]
@@ -30,18 +30,18 @@ def test_a_cut_that_comes_a_thousand_times_is_stored_once(store: Store, run_id: 
 
     assert in_engine(store, run_id) == 10
     assert shown(store, run_id) == names(0, 10)
-    assert not may_repeat(store, run_id)
+    assert not has_repeated_cuts(store, run_id)
 
 
-def test_a_cut_is_known_after_a_restart(store: Store, run_id: str) -> None:
+def test_a_duplicate_is_found_after_a_restart(store: Store, run_id: str) -> None:
     cut = span_cut(run_id, 0, 10)
     put(StoreWriter(store, ledger=Ledger(store)), cut)
 
     assert put(StoreWriter(store, ledger=Ledger(store)), cut) == [DUPLICATE]
 
 
-def test_a_cut_is_known_after_a_hundred_others(store: Store, run_id: str) -> None:
-    """No window of the engine's is what tells duplicates: the ledger forgets none."""
+def test_a_duplicate_is_found_after_a_hundred_other_cuts(store: Store, run_id: str) -> None:
+    """The ledger remembers every cut; the engine would remember only recent inserts."""
     writer, cut = StoreWriter(store), span_cut(run_id, 0, 2)
     put(writer, cut)
     for at in range(1, 11):
@@ -51,14 +51,14 @@ def test_a_cut_is_known_after_a_hundred_others(store: Store, run_id: str) -> Non
     assert in_engine(store, run_id) == 202
 
 
-def test_a_cut_given_twice_in_one_insert_goes_in_once(store: Store, run_id: str) -> None:
+def test_a_cut_given_twice_in_one_insert_is_stored_once(store: Store, run_id: str) -> None:
     cut = span_cut(run_id, 0, 10)
 
     assert put(StoreWriter(store), cut, cut) == [STORED, DUPLICATE]
     assert in_engine(store, run_id) == 10
 
 
-def test_other_bytes_under_the_same_key_are_refused_and_told(store: Store, run_id: str) -> None:
+def test_other_bytes_under_the_same_key_are_a_conflict(store: Store, run_id: str) -> None:
     writer = StoreWriter(store)
     first, other = (
         span_cut(run_id, 0, 3),
@@ -71,7 +71,7 @@ def test_other_bytes_under_the_same_key_are_refused_and_told(store: Store, run_i
     assert shown(store, run_id) == names(0, 5)
 
 
-def test_a_range_that_is_held_in_part_brings_what_is_missing(store: Store, run_id: str) -> None:
+def test_only_the_missing_rows_of_a_cut_are_stored(store: Store, run_id: str) -> None:
     writer = StoreWriter(store)
     put(writer, span_cut(run_id, 10, 20), span_cut(run_id, 30, 40))
 
@@ -81,10 +81,10 @@ def test_a_range_that_is_held_in_part_brings_what_is_missing(store: Store, run_i
     assert in_engine(store, run_id) == 35
     assert shown(store, run_id) == names(5, 40)
     assert counted(store, run_id) == 35
-    assert not may_repeat(store, run_id)
+    assert not has_repeated_cuts(store, run_id)
 
 
-def test_a_longer_cut_from_the_same_row_keeps_the_account_of_the_first(
+def test_a_longer_cut_from_the_same_row_adds_its_new_rows_to_the_account(
     store: Store, run_id: str
 ) -> None:
     writer = StoreWriter(store)
@@ -95,7 +95,7 @@ def test_a_longer_cut_from_the_same_row_keeps_the_account_of_the_first(
     assert in_engine(store, run_id) == 15
 
 
-def test_cuts_that_come_out_of_order_are_stored_as_they_come_and_a_gap_is_named(
+def test_cuts_out_of_order_are_stored_and_resume_stops_at_the_first_gap(
     store: Store, run_id: str
 ) -> None:
     writer = StoreWriter(store)
@@ -109,14 +109,14 @@ def test_cuts_that_come_out_of_order_are_stored_as_they_come_and_a_gap_is_named(
     assert writer.resume(run_id).end_rows == {SEGMENT: 30}
 
 
-def test_a_row_before_the_first_cut_is_a_gap_too(store: Store, run_id: str) -> None:
+def test_missing_rows_before_the_first_cut_are_a_gap(store: Store, run_id: str) -> None:
     writer = StoreWriter(store)
     put(writer, span_cut(run_id, 5, 9))
 
     assert writer.resume(run_id).end_rows == {SEGMENT: 0}
 
 
-def test_two_runs_that_number_a_segment_alike_do_not_mix(store: Store, run_id: str) -> None:
+def test_equal_segment_numbers_of_two_runs_are_not_mixed_up(store: Store, run_id: str) -> None:
     other = f"{run_id}-b"
     writer = StoreWriter(store)
 
@@ -130,7 +130,7 @@ def test_two_runs_that_number_a_segment_alike_do_not_mix(store: Store, run_id: s
 
 
 @pytest.mark.parametrize(
-    ("settled", "gaps"),
+    ("stored", "missing"),
     [
         ([], [(10, 20)]),
         ([(0, 30)], []),
@@ -140,24 +140,20 @@ def test_two_runs_that_number_a_segment_alike_do_not_mix(store: Store, run_id: s
         ([(20, 25), (5, 10)], [(10, 20)]),
     ],
 )
-def test_what_is_missing_of_a_range(
-    settled: list[tuple[int, int]], gaps: list[tuple[int, int]]
-) -> None:
-    assert missing(10, 20, [Range(first, end) for first, end in settled]) == gaps
+def test_missing_ranges(stored: list[tuple[int, int]], missing: list[tuple[int, int]]) -> None:
+    assert missing_ranges(10, 20, [Range(first, end) for first, end in stored]) == missing
 
 
-def test_a_part_of_a_cut_that_comes_by_itself_later_is_known_and_no_conflict(
-    store: Store, run_id: str
-) -> None:
-    # GIVEN rows 10 to 14, stored as what was missing of a cut that began before them
+def test_a_stored_part_of_a_cut_is_a_duplicate_and_no_conflict(store: Store, run_id: str) -> None:
+    # GIVEN rows 10 to 14, stored as the missing part of a cut that began before them
     writer = StoreWriter(store)
     put(writer, span_cut(run_id, 0, 10), span_cut(run_id, 6, 15))
 
-    # WHEN they come as a cut of their own, and once more after a restart
-    anew = StoreWriter(store, ledger=Ledger(store))
+    # WHEN they are sent as a cut of their own, and once more after a restart
+    restarted = StoreWriter(store, ledger=Ledger(store))
     part = span_cut(run_id, 10, 15)
 
-    # THEN they are known, and other bytes in a whole cut's place are still refused
-    assert put(writer, part) + put(anew, part) == [DUPLICATE, DUPLICATE]
-    assert put(anew, span_cut(run_id, 0, 10, content="x")) == [CONFLICT]
+    # THEN they are duplicates, and other bytes for a whole cut are still a conflict
+    assert put(writer, part) + put(restarted, part) == [DUPLICATE, DUPLICATE]
+    assert put(restarted, span_cut(run_id, 0, 10, content="x")) == [CONFLICT]
     assert shown(store, run_id) == names(0, 15)

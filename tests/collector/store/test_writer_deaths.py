@@ -1,4 +1,4 @@
-"""The writer when the collector dies at any statement, or another one writes too."""
+"""The writer if the collector dies at any statement, or another collector writes too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import open_steps
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.store.ledger import may_repeat
+from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.writer import CutState, StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (
@@ -22,7 +22,15 @@ from tests.support.collector.interrupted_store import (
     power_cut,
 )
 from tests.support.collector.stored import shown
-from tests.support.collector.writing import REPEATED, STORED, counted, in_engine, names, put, rival
+from tests.support.collector.writing import (
+    REPEATED,
+    STORED,
+    counted,
+    in_engine,
+    names,
+    other_collector,
+    put,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +40,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-@pytest.mark.parametrize("has_rivals", [False, True])
-def test_a_power_cut_at_any_statement_loses_and_doubles_nothing(
-    store: Store, run_id: str, *, has_rivals: bool, is_after: bool
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_power_cut_at_any_statement_loses_and_repeats_no_row(
+    store: Store, run_id: str, *, is_shared: bool, is_after: bool
 ) -> None:
     dying = None
     for at in range(20):
@@ -43,76 +51,76 @@ def test_a_power_cut_at_any_statement_loses_and_doubles_nothing(
         dying = Interrupted(store, power_cut, at=at, is_after=is_after)
         acknowledged = False
         try:
-            put(interrupted_writer(dying, has_rivals=has_rivals), *cuts)
+            put(interrupted_writer(dying, is_shared=is_shared), *cuts)
             acknowledged = True
         except PowerCutError:
-            put(interrupted_writer(store, has_rivals=has_rivals), *cuts)
+            put(interrupted_writer(store, is_shared=is_shared), *cuts)
         assert shown(store, name) == names(0, 8), at
         assert counted(store, name) == 8, at
         assert StoreWriter(store).resume(name).unanswered == ()
         if acknowledged:
             break
     assert dying is not None
-    assert dying.is_through
-    assert at >= 4  # look, note, insert, note
+    assert dying.is_complete
+    assert at >= 4  # read ledger, write sent, insert, write stored
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_two_collectors_that_store_one_cut_at_once_show_it_once(
+def test_a_cut_stored_by_two_collectors_at_once_shows_once(
     store: Store, run_id: str, *, is_after: bool
 ) -> None:
-    """One does all its work at each statement of the other."""
+    """One collector stores the cut while the other one is at each of its statements."""
     for at in range(20):
         name = f"{run_id}-{at}"
         cut = span_cut(name, 0, 5)
         states: list[CutState] = []
-        other = rival(store)
+        other = other_collector(store)
 
         def whole_other(other: StoreWriter = other, cut: Cut = cut) -> None:
-            states.extend(put(other, cut))  # noqa: B023 -- called before the next turn
+            states.extend(put(other, cut))  # noqa: B023 -- called in the same iteration
 
         between = Interrupted(store, whole_other, at=at, is_after=is_after)
-        states += put(interrupted_writer(between, has_rivals=True), cut)
-        if between.is_through:
+        states += put(interrupted_writer(between, is_shared=True), cut)
+        if between.is_complete:
             break
         assert shown(store, name) == names(0, 5), at
         assert counted(store, name) == 5, at
         if in_engine(store, name) > 5:
-            assert may_repeat(store, name)
-    assert at >= 6  # look, note, attempt, look for others, insert, note
+            assert has_repeated_cuts(store, name)
+    assert at >= 6  # read ledger, write sent, write attempt, read attempts, insert, write stored
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_a_cut_that_comes_again_while_its_run_is_read_shows_once(
-    store: Store, run_id: str, at: int
-) -> None:
-    """Before the ledger is asked, before the rows are counted, before they are read, and after."""
+def test_a_cut_repeated_during_a_read_shows_once(store: Store, run_id: str, at: int) -> None:
+    """Before the ledger is read, before the rows are counted, before they are read, and after."""
     cut = span_cut(run_id, 0, 5)
-    lost = Interrupted(store, power_cut, at=4)  # the rows are in, and nobody knows
+    lost = Interrupted(
+        store, power_cut, at=4
+    )  # the rows are stored, and the ledger does not say so
     with pytest.raises(PowerCutError):
-        put(interrupted_writer(lost, has_rivals=False), cut)
+        put(interrupted_writer(lost, is_shared=False), cut)
 
     def again() -> None:
-        assert put(interrupted_writer(store, has_rivals=False), cut) == [REPEATED]
+        assert put(interrupted_writer(store, is_shared=False), cut) == [REPEATED]
 
     between = Interrupted(store, again, at=at)
     rows = read_spans(cast("Store", between), run_id)
 
-    assert may_repeat(store, run_id)  # the copies may have been merged meanwhile
+    assert has_repeated_cuts(store, run_id)  # the copies may have been merged by now
     assert sorted(str(name) for name in rows["name"].to_pylist()) == names(0, 5)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_cut_that_comes_again_while_its_steps_are_counted_counts_once(
+def test_a_cut_repeated_while_steps_are_counted_counts_once(
     store: Store, run_id: str, at: int
 ) -> None:
     cut = span_cut(run_id, 0, 5)
     lost = Interrupted(store, power_cut, at=4)
     with pytest.raises(PowerCutError):
-        put(interrupted_writer(lost, has_rivals=False), cut)
+        put(interrupted_writer(lost, is_shared=False), cut)
 
     def again() -> None:
-        assert put(interrupted_writer(store, has_rivals=False), cut) == [REPEATED]
+        assert put(interrupted_writer(store, is_shared=False), cut) == [REPEATED]
 
     between = Interrupted(store, again, at=at)
     found = open_steps(cast("Store", between), run_id, state="ended")
@@ -120,30 +128,30 @@ def test_a_cut_that_comes_again_while_its_steps_are_counted_counts_once(
     assert sum(step.num_spans for step in found) == 5
 
 
-def test_two_deaths_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
-    """Both after the rows were in and before the ledger said so."""
+def test_two_crashes_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
+    """Both after the rows were stored and before the ledger said so."""
     cut = span_cut(run_id, 0, 5)
     for is_second in (False, True):
         dying = Interrupted(store, power_cut, at=4)
         with pytest.raises(PowerCutError):
-            put(interrupted_writer(dying, has_rivals=False), cut)
+            put(interrupted_writer(dying, is_shared=False), cut)
         assert shown(store, run_id) == names(0, 5)
-        assert may_repeat(store, run_id) == is_second
+        assert has_repeated_cuts(store, run_id) == is_second
 
 
-def test_the_attempt_of_a_collector_that_died_counts(store: Store, run_id: str) -> None:
-    """It may have put rows in after its last line: nobody can tell."""
+def test_the_attempt_of_a_crashed_collector_counts(store: Store, run_id: str) -> None:
+    """It may have stored rows after its last statement."""
     cut = span_cut(run_id, 0, 5)
     dying = Interrupted(store, power_cut, at=4, is_after=True)
     with pytest.raises(PowerCutError):
-        put(interrupted_writer(dying, has_rivals=True), cut)
+        put(interrupted_writer(dying, is_shared=True), cut)
 
-    assert put(rival(store), cut) == [REPEATED]
+    assert put(other_collector(store), cut) == [REPEATED]
     assert shown(store, run_id) == names(0, 5)
 
 
 CUTS = st.tuples(st.integers(0, 11), st.integers(1, 8)).map(lambda cut: (cut[0], cut[0] + cut[1]))
-DEEDS = st.lists(
+WRITES = st.lists(
     st.tuples(
         st.lists(CUTS, min_size=1, max_size=3), st.integers(0, 9), st.booleans(), st.integers(0, 1)
     ),
@@ -153,20 +161,20 @@ _NUMBERS = iter(range(10**9))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(deeds=DEEDS)
-def test_any_cuts_any_deaths_and_two_collectors_show_each_row_once(
-    store: Store, deeds: Sequence[tuple[list[tuple[int, int]], int, bool, int]]
+@given(writes=WRITES)
+def test_each_row_shows_once_for_any_cuts_crashes_and_two_collectors(
+    store: Store, writes: Sequence[tuple[list[tuple[int, int]], int, bool, int]]
 ) -> None:
-    run_id = f"deeds-{next(_NUMBERS)}"
+    run_id = f"writes-{next(_NUMBERS)}"
     acknowledged: set[int] = set()
     attempted: set[int] = set()
-    for ranges, at, is_after, who in deeds:
+    for ranges, at, is_after, is_shared in writes:
         dying = Interrupted(store, power_cut, at=at, is_after=is_after)
         cuts = [span_cut(run_id, first, end) for first, end in ranges]
         rows = {row for first, end in ranges for row in range(first, end)}
         attempted |= rows
         try:
-            put(interrupted_writer(dying, has_rivals=bool(who)), *cuts)
+            put(interrupted_writer(dying, is_shared=bool(is_shared)), *cuts)
             acknowledged |= rows
         except PowerCutError:
             pass
@@ -176,22 +184,22 @@ def test_any_cuts_any_deaths_and_two_collectors_show_each_row_once(
     assert acknowledged <= set(seen) <= attempted
 
 
-def test_rows_that_come_again_with_other_times_show_once(store: Store, run_id: str) -> None:
-    # GIVEN a collector that died when the rows were in and before it said so
+def test_repeated_rows_with_other_times_keep_their_first_times(store: Store, run_id: str) -> None:
+    # GIVEN a collector that died after it stored the rows and before the ledger said so
     cut = span_cut(run_id, 0, 4)
     lost = Interrupted(store, power_cut, at=4)
     with pytest.raises(PowerCutError):
-        put(interrupted_writer(lost, has_rivals=False), cut)
+        put(interrupted_writer(lost, is_shared=False), cut)
     assert in_engine(store, run_id) == 4
 
-    # WHEN a sender that knows nothing of the first one's clock sends them again, and one row more
+    # WHEN a sender with another clock sends them again, and one more row
     later_ns = 1_700_000_000_000_500_000 + np.arange(5, dtype=np.int64) * 10
     whole = span_cut(run_id, 0, 5, start_ns=later_ns)
-    writer = interrupted_writer(store, has_rivals=False)
+    writer = interrupted_writer(store, is_shared=False)
     assert put(writer, span_cut(run_id, 0, 4, start_ns=later_ns[:4])) == [REPEATED]
     assert put(writer, whole) == [STORED]
 
-    # THEN each shows once, at the time that it had first
+    # THEN each shows once, with its first time
     assert shown(store, run_id) == names(0, 5)
     start_ns = to_numpy(read_spans(store, run_id)["start_ns"])
     first_ns = 1_700_000_000_000_000_000

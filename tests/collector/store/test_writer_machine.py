@@ -1,4 +1,4 @@
-"""Agents that record, cut, send and send again while collectors die: a machine of all of it."""
+"""State machine of an agent that records, cuts and sends rows while collectors die."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.support.collector.interrupted_store import (
     power_cut,
 )
 from tests.support.collector.stored import shown
-from tests.support.collector.writing import counted, names, put, rival
+from tests.support.collector.writing import counted, names, other_collector, put
 
 if TYPE_CHECKING:
     from rankscope.collector.spool.cut import Cut
     from rankscope.collector.store.store import Store
 
-MOST_AT_ONCE = 3
+MAX_CUTS = 3
 LAST_STATEMENT = 9
-"""No commit of `MOST_AT_ONCE` cuts has more statements: some deaths come after the commit."""
+"""No commit of `MAX_CUTS` cuts has more statements, so some collectors die after the commit."""
 
 _NUMBERS = count()
 
@@ -40,7 +40,7 @@ _NUMBERS = count()
 class Path(RuleBasedStateMachine):
     """One rank's segment, an agent that keeps its cuts, and collectors that die at any statement.
 
-    A cut is never made anew: after whatever happened the agent sends it again as it was.
+    The agent never cuts rows twice: after any failure it sends the same cut again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -68,19 +68,19 @@ class Path(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self._cuts) > self._num_acknowledged)
     @rule(
-        num=st.integers(1, MOST_AT_ONCE),
+        num=st.integers(1, MAX_CUTS),
         at=st.integers(0, LAST_STATEMENT),
         is_after=st.booleans(),
-        has_rivals=st.booleans(),
+        is_shared=st.booleans(),
     )
-    def send(self, num: int, at: int, *, is_after: bool, has_rivals: bool) -> None:
+    def send(self, num: int, at: int, *, is_after: bool, is_shared: bool) -> None:
         """Send the oldest cuts to a collector that dies before or after its ``at``-th statement."""
         first = self._num_acknowledged
         batch = self._cuts[first : first + num]
         self._num_sent = max(self._num_sent, first + len(batch))
         dying = Interrupted(self._store, power_cut, at=at, is_after=is_after)
         try:
-            put(interrupted_writer(dying, has_rivals=has_rivals), *batch)
+            put(interrupted_writer(dying, is_shared=is_shared), *batch)
         except PowerCutError:
             return
         self._num_acknowledged = first + len(batch)
@@ -88,9 +88,9 @@ class Path(RuleBasedStateMachine):
     @precondition(lambda self: self._num_sent > 0)
     @rule(data=st.data())
     def another_collector_gets_a_late_copy(self, data: st.DataObject) -> None:
-        """A proxy held a request back; its agent has long heard of it elsewhere, or has not."""
-        which = data.draw(st.integers(0, self._num_sent - 1))
-        put(rival(self._store), self._cuts[which])
+        """A proxy delayed a request; its agent may have been acknowledged by another collector."""
+        number = data.draw(st.integers(0, self._num_sent - 1))
+        put(other_collector(self._store), self._cuts[number])
 
     @precondition(lambda self: self._num_sent > 0)
     @rule()
@@ -107,20 +107,20 @@ class Path(RuleBasedStateMachine):
         return self._cuts[self._num_acknowledged - 1].key.end_row if self._num_acknowledged else 0
 
     @invariant()
-    def what_is_shown_was_sent_and_stands_once(self) -> None:
+    def rows_that_show_were_sent_and_show_once(self) -> None:
         seen = [int(name[1:]) for name in shown(self._store, self._run_id)]
         sent = self._cuts[self._num_sent - 1].key.end_row if self._num_sent else 0
         assert len(seen) == len(set(seen))
         assert set(range(self._acknowledged_rows)) <= set(seen) <= set(range(sent))
 
     def teardown(self) -> None:
-        """At last a collector lives: all that was cut is there, and counted, once."""
+        """In the end a collector survives: every cut row is stored and counted, once."""
         put(StoreWriter(self._store), *self._cuts[self._num_acknowledged :])
         assert shown(self._store, self._run_id) == names(0, self._num_cut)
         assert counted(self._store, self._run_id) == self._num_cut
 
 
-def test_whatever_dies_between_a_spool_and_the_store_each_row_is_there_once(store: Store) -> None:
+def test_each_row_is_stored_once_whatever_process_dies(store: Store) -> None:
     class Here(Path):
         def __init__(self) -> None:
             super().__init__(store)

@@ -1,4 +1,4 @@
-"""Two writers of one process that bring the same rows at once: its own tail, and an agent."""
+"""Two writers of one process that store the same rows at once: its own tail, and an agent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from rankscope.collector.store.writer import CutState
 
-A_WHILE_S = 0.2
-PATIENCE_S = 60.0
+BLOCKED_S = 0.2
+TIMEOUT_S = 60.0
 FIRST_NS = 1_700_000_000_000_000_000
 
 
-@pytest.mark.parametrize("has_rivals", [False, True])
-def test_rows_that_two_writers_bring_at_once_with_other_clocks_show_once(
-    store: Store, run_id: str, *, has_rivals: bool
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_rows_of_two_writers_with_different_clocks_show_once(
+    store: Store, run_id: str, *, is_shared: bool
 ) -> None:
     # GIVEN a writer that is about to insert its rows
-    ledger = Ledger(store, has_rivals=has_rivals)
+    ledger = Ledger(store, is_shared=is_shared)
     states: list[CutState] = []
     later_ns = FIRST_NS + 2_000_000 + np.arange(6, dtype=np.int64) * 10
     other = threading.Thread(
@@ -40,16 +40,16 @@ def test_rows_that_two_writers_bring_at_once_with_other_clocks_show_once(
         )
     )
 
-    def other_comes() -> None:
+    def start_other() -> None:
         other.start()
-        other.join(A_WHILE_S)
+        other.join(BLOCKED_S)
 
-    # WHEN another one of this process, with another clock, brings them and one row more
-    between = cast("Store", Interrupted(store, other_comes, at=0))
+    # WHEN another writer of this process, with another clock, stores them and one more row
+    between = cast("Store", Interrupted(store, start_other, at=0))
     states_first = put(StoreWriter(between, ledger=ledger), span_cut(run_id, 0, 5))
-    other.join(PATIENCE_S)
+    other.join(TIMEOUT_S)
 
-    # THEN it waits for the first, and stores what is missing alone
+    # THEN it waits for the first writer, and stores only the missing row
     assert (states_first, states) == ([STORED], [STORED])
     assert counted(store, run_id) == 6
     assert shown(store, run_id) == names(0, 6)
@@ -58,16 +58,16 @@ def test_rows_that_two_writers_bring_at_once_with_other_clocks_show_once(
     assert sorted(to_numpy(spans["start_ns"]).tolist()) == expected
 
 
-def test_a_writer_that_fails_keeps_no_other_waiting(store: Store, run_id: str) -> None:
+def test_a_failed_writer_does_not_block_others(store: Store, run_id: str) -> None:
     # GIVEN a writer whose store fails
     ledger = Ledger(store)
     dying = cast("Store", Interrupted(store, power_cut, at=0))
     with pytest.raises(PowerCutError):
         put(StoreWriter(dying, ledger=ledger), span_cut(run_id, 0, 5))
 
-    # WHEN another brings the rows, twice
+    # WHEN another writer stores the rows, twice
     again = [put(StoreWriter(store, ledger=ledger), span_cut(run_id, 0, 5)) for _ in range(2)]
 
-    # THEN they are there
+    # THEN they are stored once
     assert again[1] == [DUPLICATE]
     assert shown(store, run_id) == names(0, 5)

@@ -5,7 +5,7 @@ A new layout adds a file and leaves the others unchanged.
 
 from __future__ import annotations
 
-from rankscope.collector.ingest.screening import screened
+from rankscope.collector.ingest.screening import screen
 from rankscope.collector.spool.cut import CutKey
 from rankscope.collector.wire.codec import decode_batch
 from rankscope.collector.wire.schema import OLDEST_VERSION, SCHEMA_VERSION
@@ -21,7 +21,7 @@ def test_there_is_a_golden_body_of_every_supported_layout() -> None:
 
 
 def test_the_first_layout_is_read_as_it_was_written() -> None:
-    batch = screened(decode_batch((GOLDEN / "spans-v1.arrow").read_bytes()))
+    batch = screen(decode_batch((GOLDEN / "spans-v1.arrow").read_bytes()))
 
     process, began_ns = "ab" * 16, 17 * 10**17
     assert batch.keys == (

@@ -154,7 +154,7 @@ def test_rows_of_a_run_that_has_ended_are_rolled_up_whenever_a_turn_falls_into_t
 
         # WHEN a turn comes between any two statements that store it
         interrupted = Interrupted(store, turn_of(roller), at=place)
-        writer = interrupted_writer(interrupted, has_rivals=False)
+        writer = interrupted_writer(interrupted, is_shared=False)
         writer.ingest([span_cut(run_id, 0, 3, segment=99, step=np.ones(3, np.int32))])
         assert roller.turn()
 
@@ -162,7 +162,7 @@ def test_rows_of_a_run_that_has_ended_are_rolled_up_whenever_a_turn_falls_into_t
         assert rolled(store, run_id) == from_scratch(store, run_id)
         assert patient(store).turn()
         assert rolled(store, run_id) == from_scratch(store, run_id)
-        if interrupted.is_through:
+        if interrupted.is_complete:
             break
 
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class PowerCutError(StoreError):
-    """The process is no more."""
+    """The process has died."""
 
 
 class Interrupted:
-    """A store on which something happens just before, or just after, its n-th statement."""
+    """A store with an event just before, or just after, its statement number ``at``."""
 
     def __init__(
-        self, store: Store, happening: Callable[[], None], *, at: int, is_after: bool = False
+        self, store: Store, event: Callable[[], None], *, at: int, is_after: bool = False
     ) -> None:
         self._store = store
-        self._happening = happening
+        self._event = event
         self._left = at
         self._is_after = is_after
         self.path = store.path
@@ -41,9 +41,9 @@ class Interrupted:
         found: pa.Table = self._do(lambda: self._store.arrow(sql, parameters))
         return found
 
-    def long_arrow(self, sql: str, parameters: Mapping[str, Any], *, num_rows: int) -> pa.Table:
+    def stream_arrow(self, sql: str, parameters: Mapping[str, Any], *, num_rows: int) -> pa.Table:
         found: pa.Table = self._do(
-            lambda: self._store.long_arrow(sql, parameters, num_rows=num_rows)
+            lambda: self._store.stream_arrow(sql, parameters, num_rows=num_rows)
         )
         return found
 
@@ -54,17 +54,17 @@ class Interrupted:
         self._do(lambda: self._store.insert_arrow(table, rows))
 
     @property
-    def is_through(self) -> bool:
-        """Whether there were fewer statements than that."""
+    def is_complete(self) -> bool:
+        """True if there were fewer statements."""
         return self._left >= 0
 
-    def _do(self, statement: Callable[[], Any]) -> Any:  # noqa: ANN401 -- whatever it returns
+    def _do(self, statement: Callable[[], Any]) -> Any:  # noqa: ANN401 -- any result
         self._left -= 1
         if self._left == -1 and not self._is_after:
-            self._happening()
+            self._event()
         found = statement()
         if self._left == -1 and self._is_after:
-            self._happening()
+            self._event()
         return found
 
 
@@ -72,5 +72,5 @@ def power_cut() -> None:
     raise PowerCutError("power cut")
 
 
-def interrupted_writer(store: Any, *, has_rivals: bool) -> StoreWriter:  # noqa: ANN401 -- a fake
-    return StoreWriter(store, ledger=Ledger(store, has_rivals=has_rivals))
+def interrupted_writer(store: Any, *, is_shared: bool) -> StoreWriter:  # noqa: ANN401 -- a fake
+    return StoreWriter(store, ledger=Ledger(store, is_shared=is_shared))

@@ -1,4 +1,4 @@
-"""What a test finds in the store."""
+"""Contents of the store, as a reader sees them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 def names_of(store: Store, run_id: str) -> list[str]:
-    """Return the names of a run's spans, as they are read."""
+    """Return the names of a run's spans, in the order of a read."""
     return [str(name) for name in read_spans(store, run_id)["name"].to_pylist()]
 
 
 def shown(store: Store, run_id: str) -> list[str]:
-    return sorted(str(name) for name in read_spans(store, run_id)["name"].to_pylist())
+    """Return the names of a run's spans, sorted."""
+    return sorted(names_of(store, run_id))

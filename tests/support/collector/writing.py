@@ -1,4 +1,4 @@
-"""A writer given cuts, and what the store holds then."""
+"""A writer that is given cuts, and what the store holds afterwards."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def read_run_account(store: Store, run_id: str) -> list[Row]:
     return read_run(store, run_id).account
 
 
-def rival(store: Store) -> StoreWriter:
-    """A collector of another process on the same store."""
-    return StoreWriter(store, ledger=Ledger(store, has_rivals=True))
+def other_collector(store: Store) -> StoreWriter:
+    """Return the writer of a collector in another process on the same store."""
+    return StoreWriter(store, ledger=Ledger(store, is_shared=True))
