@@ -62,7 +62,7 @@ class Candidate:
     certainty: float = 1.0
     """Factor of the confidence: below 1 if the evidence fits another cause as well."""
 
-    sample: ClockDrop | None = None
+    clock_drop: ClockDrop | None = None
     """The lower clock of the device, if samples show one."""
 
     shown_steps: tuple[int, ...] | None = None

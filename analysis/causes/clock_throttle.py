@@ -1,4 +1,4 @@
-"""How much of a rank's slowness its device's clock explains, and whose the rest may be."""
+"""Slow compute that a lower clock of the device explains, in whole or in part."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
     from .candidate import Candidate
 
 PART_MARK = ":"
-"""A name with this mark is of one part of a host, a port or a command: the name without it holds
-the sum, and the part may be called anything."""
+"""Separates the name of a sum from that of a part of it (a port, a process). A part may have any
+name, so only sums are searched for words."""
 
 CLOCK_WORDS = ("clock", "frequency", "freq")
-
 POWER_WORDS = ("power",)
-
 THROTTLE_WORDS = ("throttle",)
 
-CLOCK_DROP_RATIO = 0.03
-"""A device's clock lies this much below its own or its peers' to explain slow compute: compute
-follows the clock, and `phases.PERSISTENT_RATIO` is the least slowness that is reported."""
+MIN_DROP_RATIO = 0.03
+"""Least drop of a clock, against its own other steps or its peers, that explains slow compute.
+Compute follows the clock, and `phases.PERSISTENT_RATIO` is the least slowness that is reported."""
 
 LOW_QUANTILE = 0.25
-"""Of a phase's readings of a clock: so low it is granted to have been throughout."""
+"""Quantile of the readings in a phase that counts as the clock of the whole phase: readings at its
+borders may be of the time beside it."""
 
+PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+UNITS = {"hz": "Hz", "w": "W"}
+"""Units by the last part of a reading's name."""
 
 CAUSE = Cause(
     name="clock-throttle",
@@ -53,8 +55,47 @@ CAUSE = Cause(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockDrop:
+    """A reading of a device that differs in a slow phase."""
+
+    name: str
+    """Of the reading: ``gpu-clock-hz``."""
+
+    inside: float
+    """Median in the phase."""
+
+    usual: float
+    """Median of the peers in the phase, or of the device in its other steps: the larger."""
+
+    is_of_peers: bool
+    """Whether ``usual`` is that of the peers."""
+
+    explained_ratio: float | None
+    """By how much longer compute takes at most; None if the reading is not a clock: power and
+    throttle reasons show that a device is throttled, not by how much."""
+
+    def __str__(self) -> str:
+        """Write both readings: "GPU clock 1.35 GHz, peers 1.76 GHz"."""
+        name, _, unit = self.name.replace("_", "-").rpartition("-")
+        if unit not in UNITS:
+            name, unit = f"{name}-{unit}", ""
+        name = name.strip("-").replace("-", " ").replace("gpu", "GPU")
+        against = "peers" if self.is_of_peers else "in other steps"
+        inside, usual = _format_reading(self.inside, unit), _format_reading(self.usual, unit)
+        return f"{name} {inside}, {against} {usual}"
+
+
+def _format_reading(value: float, unit: str) -> str:
+    """Return a reading with three digits: "1.35 GHz"."""
+    if unit not in UNITS:
+        return f"{value:.4g}"
+    scale, prefix = next((each for each in PREFIXES if abs(value) >= each[0]), PREFIXES[-1])
+    return f"{value / scale:.3g} {prefix}{UNITS[unit]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What samples tell of the ranks' devices."""
+    """The ranks' devices and their samples."""
 
     ranks: Mapping[int, RankInfo]
     samples: SampleTable
@@ -62,35 +103,23 @@ class Devices:
     """(begin, end) of each step, Unix time."""
 
     def find_drop(self, rank: int, steps: tuple[int, int]) -> ClockDrop | None:
-        """Return how far the clock of a rank's device fell from one step to another, if it did."""
+        """Return the drop of a device's clock in the steps from one to another, if there is one."""
         info = self.ranks[rank]
         phase = (self.step_ns[steps[0]][0], self.step_ns[steps[1]][1])
         return find_clock_drop(self.samples, info.host, info.local_rank, phase)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockDrop:
-    """A reading that stands apart in a slow phase."""
-
-    name: str
-    inside: float
-    usual: float
-    explained_ratio: float | None
-    """By how much longer compute takes at most at such a clock; None where the reading is no
-    clock: power and reasons tell that a device is throttled, not by how much."""
-
-
 def max_explained(drop: ClockDrop) -> float:
-    """Return by how much longer compute takes at most for a drop; no limit where none is known."""
+    """Return by how much longer compute takes at most because of a drop; infinite if unknown."""
     return np.inf if drop.explained_ratio is None else drop.explained_ratio
 
 
-def as_one_worker(partners: tuple[int, ...], evidence: str) -> str:
-    """Return a rank's evidence as that of all partners that look just like it."""
+def name_worker(partners: tuple[int, ...], evidence: str) -> str:
+    """Return a rank's evidence, with the partners that look the same if it has any."""
     if len(partners) == 1:
         return evidence
     named = format_ranks(partners)
-    return f"{named}, one worker, whose inner communication is not traced: {evidence}"
+    return f"{named} are one worker whose inner communication is not traced; {evidence}"
 
 
 def explain_by_clock(
@@ -101,74 +130,67 @@ def explain_by_clock(
     workers: Mapping[int, tuple[int, ...]],
     devices: Devices,
 ) -> tuple[Candidate, ...]:
-    """Say what clocks explain of the candidates that samples tell of.
+    """Return slow compute with the part that a lower clock explains as `clock-throttle`.
 
-    Compute takes at most as much longer as its clock is lower. Where partners
-    look alike and the clock of one of them leaves a rest that would be due by
-    itself, the throttle is told with its share, and the slow compute of all
-    partners beside it: which of them has the rest, nothing tells.
+    Compute takes at most as much longer as the clock is lower. If the drop leaves a rest that would
+    be reported by itself, and the rank has partners that look the same, the throttle is a candidate
+    with its own share, and the rest is slow compute of all partners.
 
     Args:
-        found: Slow ranks, partners told once.
+        found: Slow ranks; partners are merged.
         profile: Compute of each rank against its peers.
         model: The operations.
-        workers: What each rank shares with the partners that look just like it.
+        workers: Identity of each rank, equal for partners whose compute looks the same.
         devices: The samples.
     """
-    told: list[Candidate] = []
+    explained: list[Candidate] = []
     for each in found:
-        if each.sample is None:
-            told.append(each)
+        drop = each.clock_drop
+        if drop is None:
+            explained.append(each)
             continue
-        mine = workers[each.ranks[0]]
-        partners = tuple(sorted(rank for rank, worker in workers.items() if worker == mine))
-        rest = (1.0 + each.excess_ratio) / (1.0 + max_explained(each.sample)) - 1.0
+        worker = workers[each.ranks[0]]
+        partners = tuple(sorted(rank for rank, other in workers.items() if other == worker))
+        rest = (1.0 + each.excess_ratio) / (1.0 + max_explained(drop)) - 1.0
         if rest < max(MIN_EXCESS_RATIO, each.threshold):
-            told.append(
-                replace(each, cause=CAUSE, evidence=f"{each.evidence}; {_reads(each.sample)}")
-            )
+            explained.append(replace(each, cause=CAUSE, evidence=f"{each.evidence}; {drop}"))
         elif len(partners) == 1:
-            explains = f"which explains {format_percent(max_explained(each.sample))} of it at most"
-            evidence = f"{each.evidence}; {_reads(each.sample)}, {explains}"
-            told.append(replace(each, cause=CAUSE, evidence=evidence))
+            share = format_percent(max_explained(drop))
+            evidence = f"{each.evidence}; {drop}, which explains at most {share}"
+            explained.append(replace(each, cause=CAUSE, evidence=evidence))
         else:
-            slow, throttle = _split_by_clock(each, each.sample, partners)
-            told.append(slow)
-            # A share that would not be told by itself is none.
+            slow, throttle = _split(each, drop, partners)
+            explained.append(slow)
+            # A share that would not be reported by itself is no candidate.
             if throttle.excess_ratio >= each.threshold:
                 fixed_ns = _without_throttle_ns(each, throttle.excess_ratio, model, workers)
                 steps = _steps_with_low_clock(throttle, profile, devices)
-                told.append(replace(throttle, fixed_ns=fixed_ns, steps=steps))
-    return tuple(told)
+                explained.append(replace(throttle, fixed_ns=fixed_ns, steps=steps))
+    return tuple(explained)
 
 
-def _reads(drop: ClockDrop) -> str:
-    return f"{drop.name} reads {drop.inside:.4g} meanwhile against {drop.usual:.4g}"
-
-
-def _split_by_clock(
+def _split(
     found: Candidate, drop: ClockDrop, partners: tuple[int, ...]
 ) -> tuple[Candidate, Candidate]:
-    """Return the slow compute of all partners, and the throttle with what it explains."""
-    share = max_explained(drop)
-    whose, others = format_ranks(found.ranks), "nothing tells which of them has the rest"
+    """Return the slow compute of all partners, and the throttle with its share."""
+    share = format_percent(max_explained(drop))
+    throttled, unknown = format_ranks(found.ranks), "which of its ranks causes the rest is unknown"
     slow = replace(
         found,
         ranks=partners,
-        sample=None,
-        evidence=as_one_worker(
+        clock_drop=None,
+        evidence=name_worker(
             partners,
-            f"{found.evidence}; {_reads(drop)} on {whose}, which explains {format_percent(share)}"
-            f" of it at most, and {others}",
+            f"{found.evidence}; {throttled}: {drop}, which explains at most {share}; {unknown}",
         ),
     )
     throttle = replace(
         found,
         cause=CAUSE,
-        excess_ratio=share,
+        excess_ratio=max_explained(drop),
         evidence=(
-            f"{whose}: {_reads(drop)}, which makes compute {format_percent(share)} longer; its"
-            f" worker's is {format_percent(found.excess_ratio)} longer, and {others}"
+            f"{throttled}: {drop}, which makes compute {share} longer; the worker's is"
+            f" {format_percent(found.excess_ratio)} longer, and {unknown}"
         ),
     )
     return slow, throttle
@@ -180,23 +202,26 @@ def _without_throttle_ns(
     model: ReplayModel,
     workers: Mapping[int, tuple[int, ...]],
 ) -> NDArray[np.float64]:
-    """Return what a worker's operations take without a throttle that is a share of their excess.
+    """Return what a worker's compute takes without a throttle that is a share of its excess.
 
-    Shape (ops,), ns: what is usual is 1, recorded is ``1 + excess``, and the
-    throttle's own is ``share``. NaN for all but compute, and outside the candidate's steps.
+    The recorded duration is ``1 + excess`` times the usual one, and the throttle's share of it is
+    ``share``.
+
+    Returns:
+        Shape (ops,), ns; NaN for all but compute in the candidate's steps.
     """
     took = remove_partner_waits(model, workers)
-    usual = took * (1.0 - share_ratio / (1.0 + found.excess_ratio))
+    fixed = took * (1.0 - share_ratio / (1.0 + found.excess_ratio))
     computes = model.on_device & has_kind(model, COMPUTE_KINDS)
-    return np.where(in_steps(model, found.steps) & computes, usual, np.nan)
+    return np.where(in_steps(model, found.steps) & computes, fixed, np.nan)
 
 
 def _steps_with_low_clock(
     throttle: Candidate, profile: ComputeProfile, devices: Devices
 ) -> tuple[int, int]:
-    """Return the steps around a throttle's in which clock and compute still show it.
+    """Return the steps around a throttle's in which both clock and compute show it.
 
-    Where a partner was slower for a while, the throttle itself may have lasted longer.
+    It may last longer than the slow phase of the worker, if a partner was slower for a while.
     """
     excess = profile.excess_ratio[np.isin(profile.ranks, throttle.ranks)]
     steps = profile.steps.tolist()
@@ -216,12 +241,11 @@ def _steps_with_low_clock(
 def find_clock_drop(
     samples: SampleTable, host: str, device: int, phase_ns: tuple[int, int]
 ) -> ClockDrop | None:
-    """Return the clock that a device ran at in a slow phase, where that speaks for its slowness.
+    """Return the drop of a device's clock in a slow phase; None if there is none.
 
-    The clock is held against that of the other devices in the phase and, where
-    the phase is not the whole run, the device's own outside it. Of several
-    clocks the one that fell furthest speaks. Power is asked only where no
-    clock was read: a device that waits draws less, and is not throttled.
+    The clock is compared with the other devices in the phase and with the device's own other
+    steps. Of several clocks, the one that dropped furthest counts. Power counts only if no clock
+    was read: a device that waits draws less power and is not throttled.
 
     Args:
         samples: Readings.
@@ -242,7 +266,7 @@ def find_clock_drop(
 
 
 def _is_lower(drop: ClockDrop) -> bool:
-    return drop.inside < (1.0 - CLOCK_DROP_RATIO) * drop.usual
+    return drop.inside < (1.0 - MIN_DROP_RATIO) * drop.usual
 
 
 def _drops(
@@ -251,7 +275,7 @@ def _drops(
     place: tuple[str, int],
     phase_ns: tuple[int, int],
 ) -> tuple[ClockDrop, ...]:
-    """Return what each reading of a device whose name holds one of these words did."""
+    """Return what each reading of a device did whose name has one of some words."""
     found = [
         _drop(samples, code, place, phase_ns)
         for code, name in enumerate(samples.names)
@@ -261,7 +285,7 @@ def _drops(
 
 
 def _word_group(name: str) -> tuple[str, ...] | None:
-    """Return the words that a reading's name is known by: the reasons for a lower clock first."""
+    """Return the group of words that a reading's name belongs to; throttle reasons come first."""
     for words in (THROTTLE_WORDS, CLOCK_WORDS, POWER_WORDS):
         if any(word in name for word in words):
             return words
@@ -271,6 +295,7 @@ def _word_group(name: str) -> tuple[str, ...] | None:
 def _drop(
     samples: SampleTable, code: int, place: tuple[str, int], phase_ns: tuple[int, int]
 ) -> ClockDrop | None:
+    """Return what one reading of a device did; None if there is nothing to compare it with."""
     host, device = place
     if host not in samples.hosts:
         return None
@@ -278,20 +303,23 @@ def _drop(
     mine = rows & (samples.host == samples.hosts.index(host)) & (samples.device == device)
     within = (samples.at_ns >= phase_ns[0]) & (samples.at_ns <= phase_ns[1])
     inside = samples.value[mine & within]
-    if not len(inside):
+    peers, own = samples.value[rows & ~mine & within], samples.value[mine & ~within]
+    if not len(inside) or not (len(peers) or len(own)):
         return None
-    others = [samples.value[rows & ~mine & within], samples.value[mine & ~within]]
-    typical = [_median(values) for values in others if len(values)]
-    if not typical:
-        return None
-    name, usual = samples.names[code], max(typical)
+    of_peers, of_own = _median(peers), _median(own)
+    name, usual = samples.names[code], max(of_peers, of_own)
     explained = None
     if _word_group(name) is CLOCK_WORDS:
-        # Readings at the borders of a phase may be of the time beside it.
         low = float(np.quantile(inside, LOW_QUANTILE, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf
-    return ClockDrop(name=name, inside=_median(inside), usual=usual, explained_ratio=explained)
+    return ClockDrop(
+        name=name,
+        inside=_median(inside),
+        usual=usual,
+        is_of_peers=of_peers >= of_own,
+        explained_ratio=explained,
+    )
 
 
 def _median(values: NDArray[np.float64]) -> float:
-    return float(np.median(values))
+    return float(np.median(values)) if len(values) else -np.inf

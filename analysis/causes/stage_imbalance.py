@@ -1,8 +1,4 @@
-"""Stages of which half the ranks, or more, became slow together: nobody left there to compare with.
-
-Where half of a stage is slow, the median of its ranks is slow as well, and the healthy ones seem
-fast. Two things still tell: each rank's own other steps, and that the other stages did not change.
-"""
+"""Stages with more work than the others, and stages whose ranks became slow together."""
 
 from __future__ import annotations
 
@@ -31,258 +27,273 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
 
 MIN_SLOW_SHARE = 0.5
-"""Share of a stage's ranks from which their median is as slow as they are."""
+"""Share of a stage's slow ranks from which the median of the stage is slow as well."""
 
 MIN_SLOW_RANKS = 2
 
 WHOLE_STAGE_SHARE = 0.8
-"""Share of a stage's ranks that must be longer than the other stages for a stage imbalance."""
+"""Share of a stage's ranks that must compute longer for the whole stage to be named."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRanks:
-    """A rank, or all ranks of a stage, with a slow phase."""
-
-    ranks: tuple[int, ...]
-    first_step: int
-    last_step: int
-    num_steps: int
-    """Steps of the phase that are in the trace."""
-
-    excess_ratio: float
-    """Median over the phase's steps."""
-
-    deviation: float
-    """One robust deviation of the excess when nothing is wrong."""
-
-    threshold: float
-    """What the excess had to exceed."""
-
-    typical_ns: float
-    """Expected compute in a step of the phase, median."""
-
-    compute_ns: float
-    """Own compute in a step of the phase, median."""
-
-    num_peers: int
-    basis: Basis
-    shown_steps: tuple[int, ...] | None = None
-    """The steps that show it, where those between them do not; None: all."""
-
-    @property
-    def margin(self) -> float:
-        """How far the excess lies above its threshold, as a factor."""
-        return self.excess_ratio / self.threshold
-
+FAR_DEVIATIONS = 10.0
+"""Deviations from which an evidence sentence says "far outside noise"."""
 
 CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE)
 
 
-def find_stages_turned_slow(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
-    """Find stages half of whose ranks, or more, compute longer in some steps than in their others.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRanks:
+    """A rank, or ranks of one stage, with the steps in which they compute slowly."""
 
-    What the other stages' ranks take in a step, over what each of them usually takes, is the job's
-    own change (a first step that warms up) and taken out.
+    ranks: tuple[int, ...]
+    steps: tuple[int, int]
+    """First and last."""
 
-    Args:
-        profile: Compute of each rank; what it is compared with plays no part.
+    num_steps: int
+    """Traced steps between these, both included."""
 
-    Returns:
-        One suspect a stage, with the ranks that became slow together: all of them where
-        `WHOLE_STAGE_SHARE` did.
-    """
-    found = (_stage_turned_slow(profile, int(stage)) for stage in np.unique(profile.stage))
-    return tuple(suspect for suspect in found if suspect is not None)
+    excess_ratio: float
+    """Median over the steps."""
 
+    deviation: float
+    """Standard deviation of the excess in healthy steps."""
 
-def _stage_turned_slow(profile: ComputeProfile, stage: int) -> SlowRanks | None:
-    rows = np.flatnonzero(profile.stage == stage)
-    others = np.flatnonzero(profile.stage != stage)
-    if len(rows) < MIN_SLOW_RANKS or len(others) < MIN_PEERS:
-        return None
-    relative = profile.total_ns[others] / row_medians(profile.total_ns[others])[:, None]
-    common = row_medians(relative.T)
-    even = profile.total_ns[rows] / common
-    usual = faster_steps_baseline(even)
-    # Where the other stages fell, or all rose, the stage itself did nothing.
-    own = profile.total_ns[rows] / faster_steps_baseline(profile.total_ns[rows])
-    excess = np.minimum(even / usual, own) - 1.0
-    phases = find_phases(
-        excess,
-        has_few_peers=np.ones(len(rows), dtype=np.bool_),
-        min_steps=MIN_LASTING_STEPS,
-        deviation=step_deviation(relative / common - 1.0),
-    )
-    together = _together(phases)
-    if len(together) < max(MIN_SLOW_RANKS, MIN_SLOW_SHARE * len(rows)):
-        return None
-    slow = np.array([phase.row for phase in together])
-    phase = _middle_phase(together)
-    level = row_medians((excess[slow]).T)
-    num_stages = len(np.unique(profile.stage))
-    if not is_significant(level, phase, num_series=num_stages):
-        return None
-    mine = rows if len(slow) >= WHOLE_STAGE_SHARE * len(rows) else rows[slow]
-    columns = slice(phase.first, phase.last + 1)
-    return SlowRanks(
-        ranks=tuple(profile.ranks[mine].tolist()),
-        first_step=int(profile.steps[phase.first]),
-        last_step=int(profile.steps[phase.last]),
-        num_steps=phase.num_steps,
-        excess_ratio=phase.excess_ratio,
-        deviation=phase.deviation,
-        threshold=phase.threshold,
-        typical_ns=float(np.nanmedian((usual * common)[slow, columns])),
-        compute_ns=float(np.nanmedian(profile.total_ns[rows[slow], columns])),
-        num_peers=len(others),
-        basis=Basis.EARLIER,
-    )
+    threshold: float
+    """Least excess that would have been reported."""
 
+    baseline_ns: float
+    """Expected compute in one of the steps, median."""
 
-def _together(phases: Sequence[Phase]) -> list[Phase]:
-    """Return the phases that share most of their steps with the middle one."""
-    if not phases:
-        return []
-    middle = _middle_phase(phases)
-    return [
-        phase
-        for phase in phases
-        if 2 * _num_shared(phase, middle) > max(phase.num_steps, middle.num_steps)
-    ]
+    compute_ns: float
+    """Own compute in one of the steps, median."""
 
+    num_peers: int
+    basis: Basis
+    """The peers or steps that give the baseline."""
 
-def _middle_phase(phases: Sequence[Phase]) -> Phase:
-    def middle(values: list[float]) -> float:
-        return float(np.sort(values)[len(values) // 2])
+    shown_steps: tuple[int, ...] | None = None
+    """Steps that show it, if not all between the first and the last do; None: all."""
 
-    return Phase(
-        row=phases[0].row,
-        first=int(middle([phase.first for phase in phases])),
-        last=int(middle([phase.last for phase in phases])),
-        excess_ratio=middle([phase.excess_ratio for phase in phases]),
-        deviation=phases[0].deviation,
-        threshold=middle([phase.threshold for phase in phases]),
-    )
+    @property
+    def compute_text(self) -> str:
+        """Own compute and its baseline: "345 ms of own compute per step, 140 ms"."""
+        own, usual = format_duration(self.compute_ns), format_duration(self.baseline_ns)
+        return f"{own} of own compute per step, {usual}"
 
-
-def _num_shared(one: Phase, other: Phase) -> int:
-    return min(one.last, other.last) - max(one.first, other.first) + 1
+    @property
+    def excess_text(self) -> str:
+        """The excess, and how far it is outside the noise: "+135 %, far outside noise"."""
+        text = f"+{format_percent(self.excess_ratio)}"
+        if self.deviation <= 0:
+            return text
+        is_far = self.excess_ratio >= FAR_DEVIATIONS * self.deviation
+        return f"{text}, {'far ' if is_far else ''}outside noise"
 
 
 def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
-    """Find stages most of whose ranks compute longer than the other stages, for a while or always.
+    """Find stages most of whose ranks compute longer than the other stages, always or for a while.
 
-    A rank alone in its stage counts in the last stage only.
+    A stage of one rank counts only if it is the last stage.
 
     Returns:
-        One suspect a stage, with the ranks that are longer: all of them if `WHOLE_STAGE_SHARE`
-        are and none is clearly not.
+        For each stage the ranks that are longer: all of them if `WHOLE_STAGE_SHARE` are and none is
+        clearly not.
     """
     stages = np.unique(profile.stage)
     if len(stages) == 1:
         return ()
     rows_of = [np.flatnonzero(profile.stage == stage) for stage in stages]
-    level = np.array([_middle(profile.total_ns[rows]) for rows in rows_of])
-    typical = np.array([_middle(np.delete(level, place, axis=0)) for place in range(len(level))])
-    excess = level / typical - 1.0
-    alone = [len(rows) == 1 for rows in rows_of[:-1]]
-    excess[np.flatnonzero(alone)] = np.nan
+    level = np.array([_lower_medians(profile.total_ns[rows]) for rows in rows_of])
+    others = np.array(
+        [_lower_medians(np.delete(level, place, axis=0)) for place in range(len(level))]
+    )
+    excess = level / others - 1.0
+    is_single = [len(rows) == 1 for rows in rows_of[:-1]]
+    excess[np.flatnonzero(is_single)] = np.nan
     phases = find_phases(excess, has_few_peers=np.ones(len(excess), dtype=np.bool_), min_steps=1)
     found = (
-        _slow_stage(profile, rows_of[phase.row], phase, typical[phase.row]) for phase in phases
+        _measure_stage(profile, rows_of[phase.row], phase, others[phase.row]) for phase in phases
     )
-    return tuple(suspect for suspect in found if suspect is not None)
+    return tuple(each for each in found if each is not None)
 
 
-def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lower median of each column, NaNs passed over."""
+def _lower_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lower median of each column's known values."""
     ordered = np.sort(values, axis=0)
     known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
-    middle: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
-    return middle
+    medians: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
+    return medians
 
 
-def _slow_stage(
-    profile: ComputeProfile, rows: NDArray[np.int64], phase: Phase, typical: NDArray[np.float64]
+def _measure_stage(
+    profile: ComputeProfile, rows: NDArray[np.int64], phase: Phase, others_ns: NDArray[np.float64]
 ) -> SlowRanks | None:
+    """Return the slow ranks of a stage; None if its excess is within the noise of its ranks.
+
+    Args:
+        profile: Compute by rank and step.
+        rows: The stage's ranks.
+        phase: The steps in which the stage is longer.
+        others_ns: Shape (steps,): compute of the other stages.
+    """
     columns = slice(phase.first, phase.last + 1)
-    ratio = row_medians(profile.total_ns[rows, columns] / typical[columns]) - 1.0
-    noise = robust_deviation(
-        profile.total_ns[rows, columns] / row_medians(profile.total_ns[rows, columns])[:, None]
-    )
-    clear = required_deviations(profile.total_ns[rows].size) * noise / np.sqrt(phase.num_steps)
-    threshold = max(phase.threshold, clear)
+    total_ns = profile.total_ns[rows, columns]
+    ratio = row_medians(total_ns / others_ns[columns]) - 1.0
+    noise = robust_deviation(total_ns / row_medians(total_ns)[:, None])
+    required = required_deviations(profile.total_ns[rows].size) * noise / np.sqrt(phase.num_steps)
+    threshold = max(phase.threshold, required)
     if phase.excess_ratio < threshold:
         return None
-    longer = ratio > threshold / 2
-    # Noise may hide a rank's share of the work, but no stage spares one of its ranks.
-    spared = bool((ratio + clear < phase.excess_ratio / 2).any())
-    slow = rows if longer.mean() >= WHOLE_STAGE_SHARE and not spared else rows[longer]
+    is_longer = ratio > threshold / 2
+    # Noise may hide a rank's share of the work, but more work spares no rank of a stage.
+    spares_one = bool((ratio + required < phase.excess_ratio / 2).any())
+    slow = rows if is_longer.mean() >= WHOLE_STAGE_SHARE and not spares_one else rows[is_longer]
     return SlowRanks(
         ranks=tuple(profile.ranks[slow].tolist()),
-        first_step=int(profile.steps[phase.first]),
-        last_step=int(profile.steps[phase.last]),
+        steps=(int(profile.steps[phase.first]), int(profile.steps[phase.last])),
         num_steps=phase.num_steps,
         excess_ratio=phase.excess_ratio,
         deviation=noise,
         threshold=threshold,
-        typical_ns=float(np.nanmedian(typical[columns])),
+        baseline_ns=float(np.nanmedian(others_ns[columns])),
         compute_ns=float(np.nanmedian(profile.total_ns[slow, columns])),
         num_peers=int(len(profile.ranks) - len(rows)),
         basis=Basis.STAGES,
     )
 
 
+def find_stages_turned_slow(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
+    """Find stages half of whose ranks, or more, compute longer in some steps than in the others.
+
+    If half of a stage is slow, its median is slow as well and its healthy ranks look fast. So each
+    rank is compared with its own other steps. What the other stages changed by in a step (a first
+    step that warms up) is the job's change and taken out.
+
+    Args:
+        profile: Compute by rank and step. Its baselines are not used.
+
+    Returns:
+        For each stage the ranks that became slow together: all of them if `WHOLE_STAGE_SHARE` did.
+    """
+    found = (_measure_stage_turned_slow(profile, int(stage)) for stage in np.unique(profile.stage))
+    return tuple(each for each in found if each is not None)
+
+
+def _measure_stage_turned_slow(profile: ComputeProfile, stage: int) -> SlowRanks | None:
+    rows = np.flatnonzero(profile.stage == stage)
+    others = np.flatnonzero(profile.stage != stage)
+    if len(rows) < MIN_SLOW_RANKS or len(others) < MIN_PEERS:
+        return None
+    relative = profile.total_ns[others] / row_medians(profile.total_ns[others])[:, None]
+    common = row_medians(relative.T)
+    own = profile.total_ns[rows] / common
+    baseline = faster_steps_baseline(own)
+    # If the other stages became faster, or all became slower, the stage itself did not change.
+    unscaled = profile.total_ns[rows] / faster_steps_baseline(profile.total_ns[rows])
+    excess = np.minimum(own / baseline, unscaled) - 1.0
+    phases = find_phases(
+        excess,
+        has_few_peers=np.ones(len(rows), dtype=np.bool_),
+        min_steps=MIN_LASTING_STEPS,
+        deviation=step_deviation(relative / common - 1.0),
+    )
+    together = _phases_in_common(phases)
+    if len(together) < max(MIN_SLOW_RANKS, MIN_SLOW_SHARE * len(rows)):
+        return None
+    slow = np.array([phase.row for phase in together])
+    phase = _median_phase(together)
+    level = row_medians((excess[slow]).T)
+    num_stages = len(np.unique(profile.stage))
+    if not is_significant(level, phase, num_series=num_stages):
+        return None
+    named = rows if len(slow) >= WHOLE_STAGE_SHARE * len(rows) else rows[slow]
+    columns = slice(phase.first, phase.last + 1)
+    return SlowRanks(
+        ranks=tuple(profile.ranks[named].tolist()),
+        steps=(int(profile.steps[phase.first]), int(profile.steps[phase.last])),
+        num_steps=phase.num_steps,
+        excess_ratio=phase.excess_ratio,
+        deviation=phase.deviation,
+        threshold=phase.threshold,
+        baseline_ns=float(np.nanmedian((baseline * common)[slow, columns])),
+        compute_ns=float(np.nanmedian(profile.total_ns[rows[slow], columns])),
+        num_peers=len(others),
+        basis=Basis.EARLIER,
+    )
+
+
+def _phases_in_common(phases: Sequence[Phase]) -> list[Phase]:
+    """Return the phases that share most of their steps with the median phase."""
+    if not phases:
+        return []
+    median = _median_phase(phases)
+    return [
+        phase
+        for phase in phases
+        if 2 * _num_shared_steps(phase, median) > max(phase.num_steps, median.num_steps)
+    ]
+
+
+def _median_phase(phases: Sequence[Phase]) -> Phase:
+    """Return a phase with the upper median of each quantity."""
+
+    def median(values: list[float]) -> float:
+        return float(np.sort(values)[len(values) // 2])
+
+    return Phase(
+        row=phases[0].row,
+        first=int(median([phase.first for phase in phases])),
+        last=int(median([phase.last for phase in phases])),
+        excess_ratio=median([phase.excess_ratio for phase in phases]),
+        deviation=phases[0].deviation,
+        threshold=median([phase.threshold for phase in phases]),
+    )
+
+
+def _num_shared_steps(one: Phase, other: Phase) -> int:
+    return min(one.last, other.last) - max(one.first, other.first) + 1
+
+
 def stage_candidate(
-    suspect: SlowRanks,
+    slow: SlowRanks,
     profile: ComputeProfile,
     model: ReplayModel,
     ranks: Mapping[int, RankInfo],
     *,
     if_slow: Cause,
 ) -> Candidate:
-    """Tell a stage with more work from one whose ranks have all become slow.
+    """Return the slow ranks of a stage as a candidate.
 
-    Work does not change hands in mid-run: a stage on one host of several that
-    is slow for a while, or of which some ranks are not, has slow ranks.
+    A stage with more work has it on all ranks and in all steps. So a stage has slow ranks instead
+    if some of its ranks are not longer, or if it is on one host of several and slow for a while.
+
+    Args:
+        slow: The ranks.
+        profile: Compute by rank and step.
+        model: The operations.
+        ranks: Host of each rank.
+        if_slow: Cause of slow ranks.
     """
-    stage = int(profile.stage[np.flatnonzero(profile.ranks == suspect.ranks[0])[0]])
-    whole = (int(profile.steps[0]), int(profile.steps[-1]))
-    mine = {ranks[rank].host for rank in suspect.ranks}
-    one_host = len(mine) == 1 and len({info.host for info in ranks.values()}) > 1
-    partial = len(suspect.ranks) < int((profile.stage == stage).sum())
-    passing = (suspect.first_step, suspect.last_step) != whole
-    is_slow = partial or (one_host and passing)
-    subject = f"{'' if partial else 'all '}{len(suspect.ranks):,} traced ranks of stage {stage}"
-    against = "the other stages"
-    if suspect.basis is Basis.EARLIER:
-        against = "in their own other steps, as no other stage does"
-    where = f" on host {min(mine)}" if is_slow and one_host else ""
+    stage = int(profile.stage[np.flatnonzero(profile.ranks == slow.ranks[0])[0]])
+    all_steps = (int(profile.steps[0]), int(profile.steps[-1]))
+    hosts = {ranks[rank].host for rank in slow.ranks}
+    is_one_host = len(hosts) == 1 and len({info.host for info in ranks.values()}) > 1
+    is_partial = len(slow.ranks) < int((profile.stage == stage).sum())
+    is_slow = is_partial or (is_one_host and slow.steps != all_steps)
+    subject = f"{'' if is_partial else 'all '}{len(slow.ranks):,} traced ranks of stage {stage}"
+    if is_slow and is_one_host:
+        subject += f" on host {min(hosts)}"
+    against = "for the other stages"
+    if slow.basis is Basis.EARLIER:
+        against = "in their own other steps, while no other stage changed"
     return Candidate(
         cause=if_slow if is_slow else CAUSE,
-        ranks=suspect.ranks,
-        steps=(suspect.first_step, suspect.last_step),
-        part=np.isin(model.rank, suspect.ranks),
-        excess_ratio=suspect.excess_ratio,
-        threshold=suspect.threshold,
+        ranks=slow.ranks,
+        steps=slow.steps,
+        part=np.isin(model.rank, slow.ranks),
+        excess_ratio=slow.excess_ratio,
+        threshold=slow.threshold,
         evidence=(
-            f"{subject}{where} compute longer than {against}: {format_compute(suspect)}"
-            f" ({format_excess(suspect)}), in steps {suspect.first_step} to {suspect.last_step}"
+            f"{subject}: {slow.compute_text} {against} ({slow.excess_text}; waiting not counted),"
+            f" in steps {slow.steps[0]} to {slow.steps[1]}"
         ),
     )
-
-
-def format_compute(suspect: SlowRanks) -> str:
-    """Return a suspect's compute and what is usual."""
-    return (
-        f"{format_duration(suspect.compute_ns)} of its own compute a step"
-        f" against {format_duration(suspect.typical_ns)}"
-    )
-
-
-def format_excess(suspect: SlowRanks) -> str:
-    """Return a suspect's excess in percent and in deviations."""
-    above = f"+{format_percent(suspect.excess_ratio)}"
-    if suspect.deviation > 0:
-        above += f", {suspect.excess_ratio / suspect.deviation:.0f} robust deviations"
-    return above

@@ -1,4 +1,4 @@
-"""What a lower clock explains of a slow worker, and what it leaves."""
+"""Slow compute that a lower clock explains, in whole or in part."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.trace.context import RunContext, SampleTable
+from rankscope.analysis.causes.clock_throttle import find_clock_drop
+from rankscope.analysis.trace.context import RunContext, SampleTable, empty_samples
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, Source, source_of
 from tests.support.analysis.one_group import ALL_REDUCE, trained, work
+from tests.support.analysis.sample_builders import S, join, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,16 +25,17 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 8
 USUAL_HZ = 1.65e9
+PHASE = (3 * S, 6 * S)
 
 
 def findings_of(
     factor: Callable[[int, int], float], clock_hz: Callable[[int, int], float], *, tp: int
 ) -> dict[str, Finding]:
-    """Analyse eight ranks that compute 30 ms a step, on one host, with a clock reading each step.
+    """Analyse eight ranks of one host that compute for 30 ms per step, with one clock reading each.
 
     Args:
-        factor: Of (rank, step): by what a rank computes longer.
-        clock_hz: Of (rank, step): what its device's clock reads.
+        factor: Factor of the compute of (rank, step).
+        clock_hz: Clock of (rank, step).
         tp: Ranks of a worker, whose communication is not traced.
     """
 
@@ -71,33 +74,38 @@ def _clock_samples(cluster: Cluster, clock_hz: Callable[[int, int], float]) -> S
 
 
 def test_a_clock_that_explains_a_part_leaves_the_rest_to_all_partners() -> None:
-    # GIVEN ranks 4 and 5, which look alike: 4's clock is 10 % lower from step 2 to 7, and
-    # something makes them 50 % slower until step 5
+    # GIVEN partners 4 and 5, which look the same: the clock of 4 is 10 % lower from step 2 on, and
+    # both are 50 % slower until step 5
     def factor(rank: int, step: int) -> float:
         return (1.5 if step <= 5 else 1.1) if rank in (4, 5) and step >= 2 else 1.0
 
     def clock_hz(rank: int, step: int) -> float:
         return USUAL_HZ / 1.1 if rank == 4 and step >= 2 else USUAL_HZ
 
-    # WHEN they are analysed
     found = findings_of(factor, clock_hz, tp=2)
 
-    # THEN the throttle is told with its share, and the rest of nobody in particular
+    # THEN the throttle is reported with its share, and the rest for both
     assert set(found) == {"slow-compute", "clock-throttle"}
     slow, throttle = found["slow-compute"], found["clock-throttle"]
     assert (slow.ranks, slow.steps) == ((4, 5), (2, 5))
     assert (throttle.ranks, throttle.steps) == ((4,), (2, 7))
-    assert "which explains 10 % of it at most" in slow.evidence
-    # AND eight steps of 30.5 ms are 244: the worker adds 4 x 15, the throttle alone 6 x 3
+    assert slow.evidence.endswith(
+        "; rank 4: GPU clock 1.5 GHz, peers 1.65 GHz, which explains at most 10 %;"
+        " which of its ranks causes the rest is unknown"
+    )
+    assert throttle.evidence == (
+        "rank 4: GPU clock 1.5 GHz, peers 1.65 GHz, which makes compute 10 % longer;"
+        " the worker's is 50 % longer, and which of its ranks causes the rest is unknown"
+    )
+    # AND eight steps of 30.5 ms are 244 ms: the worker adds 4 x 15, the throttle alone 6 x 3
     assert slow.slowdown == pytest.approx((244 + 60) / 244)
     assert throttle.slowdown == pytest.approx((244 + 18) / 244)
-    # AND of the 4 x 15 + 2 x 3 ms that are lost the worker's mending leaves the throttle's 18,
-    # the throttle's mending the worker's 60
+    # AND of 4 x 15 + 2 x 3 lost ms, fixing the worker leaves 18, and fixing the throttle 60
     assert slow.recoverable_ratio == pytest.approx((66 - 18) / 66)
     assert throttle.recoverable_ratio == pytest.approx((66 - 60) / 66)
 
 
-def test_a_clock_that_explains_nearly_all_tells_which_partner_it_is() -> None:
+def test_a_clock_that_explains_nearly_all_names_one_partner() -> None:
     def factor(rank: int, step: int) -> float:
         return 1.5 if rank in (4, 5) and step >= 2 else 1.0
 
@@ -106,11 +114,11 @@ def test_a_clock_that_explains_nearly_all_tells_which_partner_it_is() -> None:
 
     found = findings_of(factor, clock_hz, tp=2)
 
-    # 1.5 / 1.4 is 7 %, for which no finding of its own would be due.
+    # The rest, 1.5 / 1.4, is 7 %: too little for a finding of its own.
     assert [(each.cause, each.ranks) for each in found.values()] == [("clock-throttle", (4,))]
 
 
-def test_a_clock_too_little_lower_to_be_told_leaves_all_to_the_partners() -> None:
+def test_a_drop_too_small_for_a_finding_leaves_all_to_the_partners() -> None:
     def factor(rank: int, step: int) -> float:
         return 1.5 if rank in (4, 5) and step >= 2 else 1.0
 
@@ -122,7 +130,9 @@ def test_a_clock_too_little_lower_to_be_told_leaves_all_to_the_partners() -> Non
     assert [(each.cause, each.ranks) for each in found.values()] == [("slow-compute", (4, 5))]
 
 
-def test_a_rank_alone_is_throttled_and_the_sentence_says_how_much_that_explains() -> None:
+def test_a_rank_without_partners_is_throttled_and_the_evidence_says_how_much_that_explains() -> (
+    None
+):
     def factor(rank: int, step: int) -> float:
         return 1.5 if rank == 4 and step >= 2 else 1.0
 
@@ -132,4 +142,78 @@ def test_a_rank_alone_is_throttled_and_the_sentence_says_how_much_that_explains(
     found = findings_of(factor, clock_hz, tp=1)
 
     assert [(each.cause, each.ranks) for each in found.values()] == [("clock-throttle", (4,))]
-    assert "which explains 10 % of it at most" in found["clock-throttle"].evidence
+    assert "GPU clock 1.5 GHz, peers 1.65 GHz, which explains at most 10 %" in (
+        found["clock-throttle"].evidence
+    )
+
+
+def test_a_clock_that_drops_in_the_slow_phase_explains_it() -> None:
+    readings = samples(
+        "gpu-clock-hz",
+        {("a", 0): [2e9, 2e9, 2e9, 1.5e9, 1.5e9, 1.5e9, 1.5e9], ("a", 1): [2e9] * 7},
+    )
+
+    drop = find_clock_drop(readings, "a", 0, PHASE)
+
+    assert drop is not None
+    assert (drop.name, drop.inside, drop.usual) == ("gpu-clock-hz", 1.5e9, 2e9)
+    assert drop.explained_ratio == pytest.approx(2 / 1.5 - 1)
+    assert str(drop) == "GPU clock 1.5 GHz, peers 2 GHz"
+
+
+def test_a_device_without_peers_is_compared_with_its_other_steps() -> None:
+    own = [2e9, 2e9, 2e9, 1.5e9, 1.5e9, 1.5e9, 1.5e9]
+
+    drop = find_clock_drop(samples("gpu-clock-hz", {("a", 0): own}), "a", 0, PHASE)
+
+    assert str(drop) == "GPU clock 1.5 GHz, in other steps 2 GHz"
+
+
+def test_readings_beside_a_phase_do_not_hide_how_low_the_clock_was() -> None:
+    # GIVEN six readings, two of them of the time after the phase
+    own = [2e9, 2e9, 2e9, 1.6e9, 1.6e9, 1.6e9, 1.6e9, 2e9, 2e9, 2e9]
+    readings = samples("gpu-clock-hz", {("a", 0): own, ("a", 1): [2e9] * 10})
+
+    drop = find_clock_drop(readings, "a", 0, (3 * S, 8 * S))
+
+    # THEN compute takes a quarter longer, as it does at 1.6 GHz
+    assert drop is not None
+    assert drop.explained_ratio == pytest.approx(0.25)
+
+
+def test_power_counts_only_if_no_clock_was_read() -> None:
+    # GIVEN a device that draws less power, as one that waits does
+    watts = {("a", 0): [600.0, 600, 600, 500, 500, 500, 500], ("a", 1): [600.0] * 7}
+    hertz = {("a", 0): [2e9] * 7, ("a", 1): [2e9] * 7}
+    power = samples("gpu-power-w", watts)
+
+    without_clock = find_clock_drop(power, "a", 0, PHASE)
+    with_clock = find_clock_drop(join(samples("gpu-clock-hz", hertz), power), "a", 0, PHASE)
+
+    assert without_clock is not None
+    assert without_clock.explained_ratio is None
+    assert str(without_clock) == "GPU power 500 W, peers 600 W"
+    assert with_clock is None
+
+
+def test_throttle_reasons_show_a_throttle_but_not_how_much_it_explains() -> None:
+    reasons = {("a", 0): [0.0, 0, 0, 4, 4, 4, 4], ("a", 1): [0.0] * 7}
+
+    drop = find_clock_drop(samples("gpu-throttle-reasons", reasons), "a", 0, PHASE)
+
+    assert drop is not None
+    assert drop.explained_ratio is None
+    assert str(drop) == "GPU throttle reasons 4, peers 0"
+
+
+def test_a_clock_like_that_of_its_peers_explains_nothing() -> None:
+    readings = samples("gpu-clock-hz", {("a", 0): [1.99e9] * 7, ("a", 1): [2e9] * 7})
+
+    assert find_clock_drop(readings, "a", 0, PHASE) is None
+    assert find_clock_drop(empty_samples(), "a", 0, PHASE) is None
+
+
+def test_a_process_named_after_a_clock_is_none() -> None:
+    busier = {("a", 0): [9.0, 9, 9, 0, 0, 0, 9], ("a", 1): [9.0] * 7}
+
+    assert find_clock_drop(samples("process-cpu-cores:clockd", busier), "a", 0, PHASE) is None

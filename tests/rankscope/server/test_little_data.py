@@ -127,8 +127,8 @@ NO_RUNS = "No data because this store holds no runs yet"
 NO_RUN = "No data because there is no run 'tiny' in this store"
 NO_STEPS = "No data because run 'tiny' ended before a step was recorded completely"
 NO_REPLAY = "Insufficient evidence: no step can be replayed"
-HEALTHY = "Healthy: no rank's own compute stands clear of its peers'"
-ALONE = "Insufficient evidence: 1 rank over 6 steps: there is nobody to compare with"
+HEALTHY = "Healthy: differences between ranks"
+ALONE = "Insufficient evidence: 1 rank over 6 steps: there are no peers to compare with"
 
 DATASETS: dict[str, tuple[Callable[[], OneRun], str, str]] = {
     # What the overview says of it, and what the timeline. A rank of a grid records 8 computations,

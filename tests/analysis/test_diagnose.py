@@ -75,7 +75,7 @@ def test_a_throttled_clock_tells_which_partner_is_slow_and_why() -> None:
     findings = diagnosis("clock-throttle:rank=9,factor=1.3,steps=8-13")
 
     assert told(findings) == [("clock-throttle", (9,), (8, 13))]
-    assert "gpu-clock-hz" in findings[0].evidence
+    assert "GPU clock" in findings[0].evidence
 
 
 def test_a_stage_that_is_slow_for_a_while_on_one_host_has_slow_ranks() -> None:

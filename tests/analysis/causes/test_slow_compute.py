@@ -1,0 +1,115 @@
+"""Slow ranks, beside stages with more work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.causes import data_stall, gc_pause, slow_compute
+from rankscope.analysis.causes.candidate import Candidate
+from rankscope.analysis.causes.slow_compute import drop_waiting_partners
+from rankscope.tracer.topology import Layout
+from tests.support.analysis.cluster import MS, gpt_cluster, source_of
+
+if TYPE_CHECKING:
+    from rankscope.analysis.causes.detector import Cause
+
+LAYOUT = Layout(dp=5, pp=4)
+LAST_STAGE = (15, 16, 17, 18, 19)
+
+
+def test_the_fast_rank_of_a_slow_stage_is_not_named() -> None:
+    # GIVEN a last stage of five ranks, four of which compute slowly from step 2 on
+    def forward_ns(rank: int, step: int, microbatch: int) -> int:
+        return 30 * MS if rank > 15 and step >= 2 else 10 * MS
+
+    source = source_of(gpt_cluster(LAYOUT, num_steps=8, forward_ns=forward_ns))
+
+    (finding,) = analyze_run(source, "run").findings
+
+    assert (finding.cause, finding.ranks, finding.steps) == (
+        "slow-compute",
+        (16, 17, 18, 19),
+        (2, 7),
+    )
+    # THEN the price is that of GPipe with 4 micro-batches: the longest path passes stages 0 to 2
+    # once and the last one 4 times. Forward that is 4 x 20 + 3 x 20 = 140 ms, or 3 x 20 + 4 x 60
+    # in a slow step; backward takes twice as long. Sends take less than 1 % of it.
+    healthy, slow = 3 * 140, 3 * (60 + 240)
+    expected = (2 * healthy + 6 * slow) / (8 * healthy)
+    assert finding.slowdown is not None
+    assert abs(finding.slowdown / expected - 1) < 0.02
+
+
+def test_a_stage_with_more_work_is_named_whole() -> None:
+    # GIVEN a last stage with 1.3 times the work, and a device of it that is 4 % faster
+    def forward_ns(rank: int, step: int, microbatch: int) -> int:
+        return {15: 125 * MS // 10}.get(rank, 13 * MS) if rank >= 15 else 10 * MS
+
+    source = source_of(gpt_cluster(LAYOUT, num_steps=8, forward_ns=forward_ns))
+
+    (finding,) = analyze_run(source, "run").findings
+
+    assert (finding.cause, finding.ranks) == ("stage-imbalance", LAST_STAGE)
+
+
+def test_an_intermittently_slow_rank_is_one_finding_from_the_first_step_to_the_last() -> None:
+    # GIVEN a rank that takes 1.5 times as long in steps 1, 8 and 15 of 18
+    def forward_ns(rank: int, step: int, microbatch: int) -> int:
+        return 15 * MS if rank == 7 and step in (1, 8, 15) else 10 * MS
+
+    source = source_of(gpt_cluster(LAYOUT, num_steps=18, forward_ns=forward_ns))
+
+    (finding,) = analyze_run(source, "run").findings
+
+    assert (finding.cause, finding.ranks, finding.steps) == ("slow-compute", (7,), (1, 15))
+    assert finding.evidence == (
+        "rank 7: 360 ms of own compute per step, 240 ms for the 4 other ranks of its stage"
+        " (+50 %; waiting not counted), in 3 of the 15 steps 1 to 15"
+    )
+    # AND the price is that of GPipe with 4 stages and 4 micro-batches: 7 micro-batches of 60 ms in
+    # a row, 4 of which take 90 ms in 3 of 18 steps
+    healthy = 7 * 60
+    expected = (15 * healthy + 3 * (3 * 60 + 4 * 90)) / (18 * healthy)
+    assert finding.slowdown is not None
+    assert abs(finding.slowdown / expected - 1) < 0.01
+
+
+def candidate(cause: Cause, *ranks: int) -> Candidate:
+    return Candidate(
+        cause=cause,
+        ranks=ranks,
+        steps=(3, 9),
+        part=None,
+        excess_ratio=0.5,
+        threshold=0.1,
+        evidence="",
+    )
+
+
+WORKERS = {0: (0, 0), 1: (0, 0), 2: (1, 0)}
+"""Ranks 0 and 1 are partners whose communication is not traced; rank 2 has none."""
+
+
+def test_a_partner_of_a_stalled_rank_only_waits_for_it() -> None:
+    slow = candidate(slow_compute.CAUSE, 0, 1)
+
+    assert drop_waiting_partners([slow], [candidate(data_stall.CAUSE, 1)], WORKERS) == ()
+
+
+def test_a_rank_without_partners_may_be_slow_and_stalled_at_once() -> None:
+    slow = candidate(slow_compute.CAUSE, 2)
+
+    assert drop_waiting_partners([slow], [candidate(data_stall.CAUSE, 2)], WORKERS) == (slow,)
+
+
+def test_an_intermittent_stall_explains_only_an_intermittently_slow_partner() -> None:
+    slow = candidate(slow_compute.CAUSE, 0, 1)
+    intermittent = replace(slow, shown_steps=(3, 6, 9))
+    pause = candidate(gc_pause.CAUSE, 1)
+    stall = replace(candidate(data_stall.CAUSE, 1), shown_steps=(3, 6, 9))
+
+    for each in (pause, stall):
+        assert drop_waiting_partners([intermittent], [each], WORKERS) == ()
+        assert drop_waiting_partners([slow], [each], WORKERS) == (slow,)
