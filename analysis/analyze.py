@@ -1,4 +1,4 @@
-"""The whole analysis of a run: read, replay, compare, diagnose, report."""
+"""The analysis of a run, from its spans to the report: read, replay, compare, diagnose, report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .causes.detector import Case, Record
 from .causes.equal_lengths import equalize_declared_lengths
 from .diagnose import combine_findings, diagnose, ends_run, findings_of_record, insufficient
 from .price.operation_sets import compare_culprits
-from .quality import left_out_sentence, quality_of
+from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
 from .readers.tracer.device_steps import align_steps_to_device
 from .readers.tracer.reader import read_traced
@@ -33,24 +33,24 @@ from .trace.errors import CycleError, EmptyRunError
 from .trace.rows import select_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
     from .breakdown.waterfall import Waterfall
-    from .replay.model import ComputeItems, Reading
+    from .replay.model import Reading
     from .replay.what_if import WhatIf
     from .report.report import Finding
     from .statistics.peers import ComputeProfile
-    from .trace.context import RunContext
-    from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
+    from .trace.tables import RankInfo, RunInfo, SpanSource, SpanTable, StepTable
 
 K = TypeVar("K")
 
-MOST_OVERRUNS_RATIO = 0.05
-"""Overrun paced segments beyond which a paced run proves nothing. Source: design.md section 6."""
+MAX_OVERRUN_RATIO = 0.05
+"""Share of paced compute that may overrun its target; beyond it a paced run proves nothing.
+Source: design.md section 6."""
 
 
 def analyze_run(
@@ -59,13 +59,13 @@ def analyze_run(
     """Analyse a run, or the steps ``first`` to ``last`` of it.
 
     Args:
-        source: The store.
+        source: Where the run is read from.
         run_id: The run.
-        first: First step to take in; None: from the beginning.
-        last: Last step to take in; None: to the end.
+        first: First step of the analysis; None: the first of the run.
+        last: Last step of the analysis; None: the last of the run.
 
     Raises:
-        UnknownRunError: The store holds no such run.
+        UnknownRunError: The source has no such run.
         EmptyRunError: The run has no spans in these steps.
     """
     return analyze_known(source, source.run_info(run_id), first=first, last=last)
@@ -74,109 +74,107 @@ def analyze_run(
 def analyze_known(
     source: SpanSource, run: RunInfo, *, first: int | None = None, last: int | None = None
 ) -> RunReport:
-    """Analyse a run whose description is at hand already, as `analyze_run` does.
+    """Analyse a run whose description has been read already; see `analyze_run`."""
+    run_id = run.run_id
+    record = Record(
+        run=run,
+        steps=source.steps(run_id, first=first, last=last),
+        spans=source.spans(run_id, first=first, last=last),
+        context=source.context(run_id, first=first, last=last),
+    )
+    if not len(record.spans):
+        return _report_without_spans(record, is_whole_run=first is None and last is None)
+    record = replace(record, steps=align_steps_to_device(record.spans, record.steps))
+    reading, replayer = _read_replayable(record)
+    if replayer is None:
+        return _report_without_replay(record, findings_of_record(record), reading)
+    return _report_with_replay(replace(record, reading=reading), reading, replayer)
+
+
+def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
+    """Return spans of any known format as operations with their dependencies.
 
     Args:
-        source: The store.
-        run: The run, as the store described it.
-        first: First step to take in; None: from the beginning.
-        last: Last step to take in; None: to the end.
-
-    Raises:
-        EmptyRunError: The run has no spans in these steps.
+        run: Description of the run.
+        spans: Its spans.
+        steps: Its step rows, as the hosts recorded them.
     """
-    run_id = run.run_id
-    steps = source.steps(run_id, first=first, last=last)
-    spans = source.spans(run_id, first=first, last=last)
-    context = source.context(run_id, first=first, last=last)
-    if not len(spans) and first is None and last is None:
-        record = Record(run=run, spans=spans, steps=steps, context=context)
-        told = findings_of_record(record)
-        if any(ends_run(finding) for finding in told):
-            return _nothing_to_replay(run, spans, steps, told)
-    if not len(spans):
-        died = "; ".join(finding.evidence for finding in find_crashes(run, context))
-        raise EmptyRunError(
-            f"run {run_id!r} has no spans in the steps asked for; "
-            + (f"it died: {died}" if died else "see `rankscope runs`")
-        )
-    steps = align_steps_to_device(spans, steps)
-    return _report_of(run, spans, steps, _read_run(run, spans, steps), context)
+    return _read(run, spans, align_steps_to_device(spans, steps))
 
 
-def read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
-    """Turn spans of any known format into operations with their dependencies."""
-    return _read_run(run, spans, align_steps_to_device(spans, steps))
-
-
-def _read_run(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
-    """Do so with the steps as the device saw them."""
+def _read(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
+    """Return spans as operations; the steps are those of the device."""
     if run.source_format == "bytedance":
         return read_bytedance(run, spans)
     return read_traced(run, spans, steps)
 
 
-def _report_of(
-    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading, context: RunContext
-) -> RunReport:
-    """Do so with the steps as the device saw them."""
-    coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
-    reading, replayer = _replayable(run, spans, steps, reading)
-    told = findings_of_record(
-        Record(
-            run=run,
-            spans=spans,
-            steps=steps,
-            context=context,
-            reading=None if replayer is None else reading,
+def _read_replayable(record: Record) -> tuple[Reading, Replayer | None]:
+    """Read the steps that can be replayed.
+
+    Steps whose operations wait for each other in a cycle are left out, and so are steps without
+    operations.
+
+    Returns:
+        The remaining operations and their replay; None if no step remains.
+    """
+    run, spans, steps = record.run, record.spans, record.steps
+    reading = _read(run, spans, steps)
+    while reading.steps:
+        if not len(reading.model.rank):
+            empty = dict.fromkeys(reading.steps, "its spans are in other steps")
+            return replace(reading, left_out=reading.left_out | empty), None
+        try:
+            return reading, Replayer(reading.model)
+        except CycleError:
+            cyclic = find_cycles(reading.model)
+            if not cyclic:
+                raise
+        kept = sorted(set(reading.steps) - set(cyclic))
+        rest = _read(
+            run,
+            select_rows(spans, np.isin(spans.step, kept)),
+            select_rows(steps, np.isin(steps.step, kept)),
         )
-    )
-    if replayer is None:
-        return _nothing_to_replay(run, spans, steps, told, reading)
-    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-    # numpy lets other threads go on while it works on long arrays.
-    with ThreadPoolExecutor(1) as aside:
-        recorded = aside.submit(_as_recorded, run, spans, steps, reading, replayer)
+        reading = replace(rest, left_out=reading.left_out | rest.left_out | cyclic)
+    return reading, None
+
+
+def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) -> RunReport:
+    """Replay the run, compare its ranks, diagnose it, and report."""
+    run = record.run
+    ranks = _ranks(run)
+    # numpy releases the interpreter lock in long operations, so both threads progress.
+    with ThreadPoolExecutor(1) as executor:
+        recorded = executor.submit(_recorded_times, record, reading, replayer)
         result = what_if(replayer)
-        slowdown = result.slowdown(result.replayed_ns)
-        equalized = equalize_declared_lengths(reading.items, context.microbatches)
-        profile = _profile(reading.items, coords, equalized)
-
-        def case(compared: ComputeProfile) -> Case:
-            return Case(
-                reading=reading,
-                profile=compared,
-                replayer=replayer,
-                ranks=ranks,
-                steps=steps,
-                context=context,
-                slowdown=slowdown,
-                equalized=equalized,
-            )
-
-        findings = combine_findings(_findings(run, profile, case), told)
+        case = _build_case(record, reading, replayer, result)
+        findings = combine_findings(_diagnose(run, case), findings_of_record(record))
         predecessors = find_predecessors(reading.model)
-        rank_times = dict.fromkeys(coords, int(reading.actual_ns.sum()))
         starved = find_starved_ranks(
-            reading.model, reading.waits, rank_times, predecessors=predecessors
+            reading.model,
+            reading.waits,
+            dict.fromkeys(ranks, int(reading.actual_ns.sum())),
+            predecessors=predecessors,
         )
-        full, waterfall = recorded.result()
-    actual = float(reading.actual_ns.mean())
-    replayed, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
+        full_ns, waterfall = recorded.result()
+    actual_ns = float(reading.actual_ns.mean())
+    replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
+    slowdown = result.slowdown(result.replayed_ns)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
         epochs=tuple(epoch.epoch for epoch in run.epochs),
         world_size=run.world_size,
         layout=run.layout,
-        coords=coords,
+        coords=_coords(ranks),
         steps=reading.steps,
-        num_spans=len(spans),
+        num_spans=len(record.spans),
         step_time_s=StepTimes(
-            actual=actual / NS_PER_S, replayed=replayed / NS_PER_S, ideal=ideal / NS_PER_S
+            actual=actual_ns / NS_PER_S, replayed=replayed_ns / NS_PER_S, ideal=ideal_ns / NS_PER_S
         ),
-        launch_slowdown=ratio(actual, replayed),
-        replay_error_ratio=abs(full / actual - 1.0) if actual > 0 else None,
+        launch_slowdown=ratio(actual_ns, replayed_ns),
+        replay_error_ratio=abs(full_ns / actual_ns - 1.0) if actual_ns > 0 else None,
         slowdown=slowdown,
         waste_ratio=None if slowdown is None else 1.0 - 1.0 / slowdown,
         slowdown_by_kind=_slowdowns(result, result.by_kind_ns),
@@ -194,144 +192,143 @@ def _report_of(
         m_s=result.m_s,
         findings=findings,
         starved=starved,
-        mfu=compute_mfu(run, steps),
-        quality=quality_of(run, steps, reading, isolated=bool(result.by_dp_ns)),
-        excess=_excess(profile),
+        mfu=compute_mfu(run, record.steps),
+        quality=assess_quality(
+            run, record.steps, reading, has_worker_slowdown=bool(result.by_dp_ns)
+        ),
+        excess=_excess(None if case is None else case.profile),
         paced=run.paced,
-        bandwidth=measure_bandwidths(reading.transfers, {rank: ranks[rank].host for rank in ranks}),
+        bandwidth=measure_bandwidths(
+            reading.transfers, {rank: info.host for rank, info in ranks.items()}
+        ),
         waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
         culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
 
 
-def _as_recorded(
-    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading, replayer: Replayer
+def _recorded_times(
+    record: Record, reading: Reading, replayer: Replayer
 ) -> tuple[float, Waterfall]:
-    """Return the mean step of the full replay, in ns, and where the recorded time went."""
+    """Return the mean step of the full replay of the recorded times, in ns, and the waterfall."""
     full_ns = float(replayer.full_recorded().mean())
-    ideal = replayer.full_ideal_times() if run.layout.pp > 1 else None
-    return full_ns, build_waterfall(run, reading, spans, steps, ideal=ideal)
+    ideal = replayer.full_ideal_times() if record.run.layout.pp > 1 else None
+    return full_ns, build_waterfall(record.run, reading, record.spans, record.steps, ideal=ideal)
 
 
-def _replayable(
-    run: RunInfo, spans: SpanTable, steps: StepTable, reading: Reading
-) -> tuple[Reading, Replayer | None]:
-    """Leave out the steps whose operations wait for each other in a circle, or that have none.
+def _build_case(
+    record: Record, reading: Reading, replayer: Replayer, result: WhatIf
+) -> Case | None:
+    """Compare the compute of the ranks, at equal lengths of micro-batches if these are declared.
 
     Returns:
-        The rest, and its replay; None where nothing is left.
+        The input of the detectors; None if there is no compute.
     """
-    while reading.steps:
-        if not len(reading.model.rank):
-            astray = dict.fromkeys(reading.steps, "its spans lie in other steps")
-            return replace(reading, left_out=reading.left_out | astray), None
-        try:
-            return reading, Replayer(reading.model)
-        except CycleError:
-            found = find_cycles(reading.model)
-            if not found:
-                raise
-        kept = sorted(set(reading.steps) - set(found))
-        rest = _read_run(
-            run,
-            select_rows(spans, np.isin(spans.step, kept)),
-            select_rows(steps, np.isin(steps.step, kept)),
-        )
-        reading = replace(rest, left_out=reading.left_out | rest.left_out | found)
-    return reading, None
-
-
-def _profile(
-    items: ComputeItems, coords: Mapping[int, Coords], equalized: ComputeItems | None
-) -> ComputeProfile | None:
-    """Compare the ranks' compute, as if micro-batches were of equal length where that is known."""
-    if not len(items):
+    if not len(reading.items):
         return None
-    return compare_with_peers(
-        items if equalized is None else equalized, coords, is_equalized=equalized is not None
+    ranks = _ranks(record.run)
+    equalized = equalize_declared_lengths(reading.items, record.context.microbatches)
+    profile = compare_with_peers(
+        reading.items if equalized is None else equalized,
+        _coords(ranks),
+        is_equalized=equalized is not None,
+    )
+    return Case(
+        reading=reading,
+        profile=profile,
+        replayer=replayer,
+        ranks=ranks,
+        steps=record.steps,
+        context=record.context,
+        slowdown=result.slowdown(result.replayed_ns),
+        equalized=equalized,
     )
 
 
-def _findings(
-    run: RunInfo,
-    profile: ComputeProfile | None,
-    case: Callable[[ComputeProfile], Case],
-) -> tuple[Finding, ...]:
+def _diagnose(run: RunInfo, case: Case | None) -> tuple[Finding, ...]:
+    """Return the findings of the replay, or why there can be none."""
     overruns = run.pace_overrun_ratio
-    if run.paced and overruns is not None and overruns > MOST_OVERRUNS_RATIO:
+    if run.paced and overruns is not None and overruns > MAX_OVERRUN_RATIO:
         return (
             insufficient(
-                f"{format_percent(overruns, digits=1)} of a rank's paced segments overran their"
-                f" target by more than 10 % (at most {format_percent(MOST_OVERRUNS_RATIO)} may):"
-                " the machine is too busy for this pace, so use a longer one (--pace-ms) or fewer"
-                " ranks"
+                f"{format_percent(overruns, digits=1)} of a rank's paced compute overran its target"
+                f" by more than 10 %; at most {format_percent(MAX_OVERRUN_RATIO)} may. The machine"
+                " is too busy for this pace: use a longer one (--pace-ms) or fewer ranks"
             ),
         )
-    if profile is None:
-        return (insufficient("the run holds no forward or backward compute to compare"),)
-    return diagnose(case(profile))
+    if case is None:
+        return (insufficient("the run has no forward or backward compute to compare"),)
+    return diagnose(case)
 
 
-def _nothing_to_replay(
-    run: RunInfo,
-    spans: SpanTable,
-    steps: StepTable,
-    told: tuple[Finding, ...],
-    reading: Reading | None = None,
+def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
+    """Report how a run ended that has no spans.
+
+    Raises:
+        EmptyRunError: The run did not end with a finding, or only some of its steps were requested.
+    """
+    run = record.run
+    if is_whole_run:
+        findings = findings_of_record(record)
+        if any(ends_run(finding) for finding in findings):
+            return _report_without_replay(record, findings, None)
+    crashes = "; ".join(finding.evidence for finding in find_crashes(run, record.context))
+    raise EmptyRunError(
+        f"run {run.run_id!r} has no spans in the requested steps; "
+        + (f"it died: {crashes}" if crashes else "see `rankscope runs`")
+    )
+
+
+def _report_without_replay(
+    record: Record, findings: tuple[Finding, ...], reading: Reading | None
 ) -> RunReport:
-    """Report a run of which no step can be replayed: what was recorded, and why no more.
+    """Report a run of which no step can be replayed, and why.
 
     Args:
-        run: Layout, ranks and groups.
-        spans: Its spans, if any.
-        steps: Its steps, if any.
-        told: What is known without a replay.
-        reading: The same as operations; None: there are no spans.
+        record: The run.
+        findings: What is known without a replay.
+        reading: Its operations; None if there are no spans.
     """
-    numbers = sorted_unique(spans.step)
-    actual = [
-        int((rows.start_ns + rows.duration_ns).max() - rows.start_ns.min())
-        for rows in (_step_of(spans, int(step)) for step in numbers)
-    ]
-    left_out = {} if reading is None else reading.left_out
-    why = left_out_sentence(left_out) or "nothing of it was recorded"
-    actual_s = float(np.mean(actual)) / NS_PER_S if actual else None
-    coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
+    run, spans = record.run, record.spans
+    steps = tuple(sorted_unique(spans.step).tolist())
+    actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
+    reason = left_out_sentence({} if reading is None else reading.left_out)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
         epochs=tuple(epoch.epoch for epoch in run.epochs),
         world_size=run.world_size,
         layout=run.layout,
-        coords=coords,
-        steps=tuple(numbers.tolist()),
+        coords=_coords(_ranks(run)),
+        steps=steps,
         num_spans=len(spans),
-        step_time_s=StepTimes(actual=actual_s, replayed=None, ideal=None),
-        launch_slowdown=None,
-        replay_error_ratio=None,
-        slowdown=None,
-        waste_ratio=None,
-        slowdown_by_kind={},
-        slowdown_by_dp={},
-        slowdown_by_stage={},
-        slowdown_by_worker={},
-        exact_slowdown_by_worker={},
-        slowdown_by_step={},
-        actual_s_by_step=_seconds_by_step(tuple(numbers.tolist()), np.array(actual)),
-        ideal_s_by_step={},
-        m_w=None,
-        m_s=None,
-        findings=told or (insufficient(f"no step can be replayed: {why}"),),
-        starved=(),
-        mfu=compute_mfu(run, steps),
-        quality=quality_of(run, steps, reading),
+        step_time_s=StepTimes(
+            actual=float(np.mean(actual_ns)) / NS_PER_S if steps else None,
+            replayed=None,
+            ideal=None,
+        ),
+        actual_s_by_step=_seconds_by_step(steps, actual_ns),
+        findings=findings
+        or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
+        mfu=compute_mfu(run, record.steps),
+        quality=assess_quality(run, record.steps, reading),
         excess=_excess(None),
         paced=run.paced,
     )
 
 
-def _step_of(spans: SpanTable, step: int) -> SpanTable:
-    return select_rows(spans, spans.step == step)
+def _ranks(run: RunInfo) -> dict[int, RankInfo]:
+    """Return the description of each rank in its newest epoch."""
+    return {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+
+
+def _coords(ranks: Mapping[int, RankInfo]) -> dict[int, Coords]:
+    return {rank: info.coords for rank, info in ranks.items()}
+
+
+def _duration_ns(spans: SpanTable, step: int) -> int:
+    """Return the time from the first begin to the last end of a step's spans."""
+    own = select_rows(spans, spans.step == step)
+    return int((own.start_ns + own.duration_ns).max() - own.start_ns.min())
 
 
 def _slowdowns(result: WhatIf, times: Mapping[K, NDArray[np.float64]]) -> dict[K, float | None]:

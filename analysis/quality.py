@@ -1,4 +1,4 @@
-"""How far a report can be trusted: what is missing, left out or uncertain."""
+"""Quality of a report: what is missing from the trace, left out of the analysis, or uncertain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from .arrays.grouping import factorize
 from .report.report import Quality
+from .report.text import format_count, format_ranges
 from .trace.tables import num_expected_ranks
 
 if TYPE_CHECKING:
@@ -16,30 +17,33 @@ if TYPE_CHECKING:
     from .replay.model import Reading
     from .trace.tables import RunInfo, StepTable
 
-MOST_STEPS_NAMED = 5
+MAX_RANGES = 5
+"""Ranges of left-out steps that a warning lists before it counts the rest."""
 
 
-def quality_of(
-    run: RunInfo, steps: StepTable, reading: Reading | None, *, isolated: bool = True
+def assess_quality(
+    run: RunInfo, steps: StepTable, reading: Reading | None, *, has_worker_slowdown: bool = True
 ) -> Quality:
-    """Return what a reader should know of a run's trace before the report is believed.
+    """Return the limits of a run's trace, with a warning for each.
 
     Args:
-        run: What its collector says of it: drops, clocks, torn records, warnings.
-        steps: The steps' rows.
-        reading: The run as operations; None: there are no spans, and nothing to read.
-        isolated: Whether slowdown by dp position could be replayed.
+        run: Description of the run: drops, clocks, torn records, warnings.
+        steps: Its step rows.
+        reading: Its operations; None if there are no spans.
+        has_worker_slowdown: Whether the slowdown by dp position and worker was computed.
     """
     warnings = [*run.warnings, *(() if reading is None else reading.warnings)]
-    if not isolated:
+    if not has_worker_slowdown:
         warnings.append(
-            "slowdown by dp position and worker is left out: so many dp positions whose steps"
-            " differ in structure would each take a replay; analyze fewer steps (--steps A:B)"
+            "slowdown by dp position and worker was not computed: too many dp positions have steps"
+            " of unequal structure, and each would need a replay; analyze fewer steps (--steps A:B)"
         )
     if reading is not None and reading.left_out:
         warnings.append(left_out_sentence(reading.left_out))
     if run.num_torn:
-        warnings.append(f"{run.num_torn} records were torn when a process died")
+        warnings.append(
+            f"{format_count(run.num_torn, 'record')} torn: the process ended while writing"
+        )
     return Quality(
         dropped_spans=run.num_dropped,
         clock_error_ns=run.clock_error_ns,
@@ -49,7 +53,7 @@ def quality_of(
 
 
 def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
-    """Return the share of the job's (rank, step) pairs that entered the replay."""
+    """Return the share of the job's (rank, step) pairs that were replayed."""
     num_steps = len(reading.steps) + len(reading.left_out)
     if not num_steps:
         return None
@@ -57,23 +61,21 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
     if run.source_format == "bytedance":
         expected = run.layout.dp * run.layout.pp
     rows = np.flatnonzero(np.isin(steps.step, reading.steps))
-    _, taken = factorize(steps.step[rows], steps.rank[rows])
-    return taken / (expected * num_steps)
+    _, num_replayed = factorize(steps.step[rows], steps.rank[rows])
+    return num_replayed / (expected * num_steps)
 
 
 def left_out_sentence(left_out: Mapping[int, str]) -> str:
-    """Name the steps that are left out, by reason; empty without any.
+    """Return the steps that are left out, by reason; empty if there are none.
 
     Args:
-        left_out: By step number, why.
+        left_out: Reason by step number.
     """
     by_reason: dict[str, list[int]] = {}
     for step, reason in sorted(left_out.items()):
         by_reason.setdefault(reason, []).append(step)
-    parts = []
-    for reason, steps in by_reason.items():
-        named = ", ".join(map(str, steps[:MOST_STEPS_NAMED]))
-        more = f" and {len(steps) - MOST_STEPS_NAMED} more" * (len(steps) > MOST_STEPS_NAMED)
-        word = "step" if len(steps) == 1 else "steps"
-        parts.append(f"{word} {named}{more} left out: {reason}")
-    return "; ".join(parts)
+    return "; ".join(
+        f"{'step' if len(steps) == 1 else 'steps'} {format_ranges(steps, max_ranges=MAX_RANGES)}"
+        f" left out: {reason}"
+        for reason, steps in by_reason.items()
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..trace.tables import is_layout_known
@@ -180,7 +180,10 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """The diagnosis of a run with all that it is based on."""
+    """The diagnosis of a run with all that it is based on.
+
+    What needs a replay is None or empty if no step could be replayed.
+    """
 
     run: str
     source_format: str
@@ -193,26 +196,10 @@ class RunReport:
     steps: tuple[int, ...]
     num_spans: int
     step_time_s: StepTimes
-    launch_slowdown: float | None
-    replay_error_ratio: float | None
-    slowdown: float | None
-    waste_ratio: float | None
-    slowdown_by_kind: dict[str, float | None]
-    slowdown_by_dp: dict[int, float | None]
-    slowdown_by_stage: dict[int, float | None]
-    slowdown_by_worker: dict[tuple[int, int], float | None]
-    """By (dp, stage): the smaller of S by dp and S by stage, the shortcut of arXiv 2505.05713."""
-
-    exact_slowdown_by_worker: dict[tuple[int, int], float | None]
-    """By (dp, stage): replayed with the recorded times of that worker alone."""
-
-    slowdown_by_step: dict[int, float | None]
     actual_s_by_step: dict[int, float]
-    ideal_s_by_step: dict[int, float]
-    m_w: float | None
-    m_s: float | None
     findings: tuple[Finding, ...]
-    starved: tuple[Starved, ...]
+    """At least one, the verdict's first."""
+
     mfu: Mfu | None
     quality: Quality
     excess: RankStepExcess
@@ -220,14 +207,42 @@ class RunReport:
     warmup_steps: tuple[int, ...] = ()
     """Steps that are shown but neither replayed nor searched for findings: the warm-up."""
 
-    waterfall: WaterfallSummary | None = None
-    """None if no step could be replayed."""
-
-    bandwidth: tuple[Bandwidth, ...] = ()
     num_earlier_steps: int = 0
     """Steps of the run before the first of ``steps``: only the last steps of a long run are
     analysed. The MFU covers all."""
 
+    launch_slowdown: float | None = None
+    """Recorded over replayed step time: what host gaps cost."""
+
+    replay_error_ratio: float | None = None
+    """``|T_full / T_base - 1|``: how far the full replay misses the recorded step time."""
+
+    slowdown: float | None = None
+    """S: replayed over ideal step time."""
+
+    waste_ratio: float | None = None
+    """``1 - 1 / S``."""
+
+    slowdown_by_kind: dict[str, float | None] = field(default_factory=dict)
+    slowdown_by_dp: dict[int, float | None] = field(default_factory=dict)
+    slowdown_by_stage: dict[int, float | None] = field(default_factory=dict)
+    slowdown_by_worker: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By (dp, stage): the smaller of S by dp and S by stage, the shortcut of arXiv 2505.05713."""
+
+    exact_slowdown_by_worker: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By (dp, stage): replayed with the recorded times of that worker alone."""
+
+    slowdown_by_step: dict[int, float | None] = field(default_factory=dict)
+    ideal_s_by_step: dict[int, float] = field(default_factory=dict)
+    m_w: float | None = None
+    """Share of the lost time that is recovered if the worst 3 % of workers were ideal."""
+
+    m_s: float | None = None
+    """Share of the lost time that is recovered if the last pipeline stage were ideal."""
+
+    starved: tuple[Starved, ...] = ()
+    waterfall: WaterfallSummary | None = None
+    bandwidth: tuple[Bandwidth, ...] = ()
     culprits: CulpritComparison | None = None
     """None if the S of workers is undefined."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from rankscope.analysis.analyze import analyze_run, read_run
+from rankscope.analysis.analyze import analyze_run, read_operations
 from rankscope.analysis.drawing.timeline import step_timeline
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
@@ -100,7 +100,7 @@ class Run:
     @cached_property
     def reading(self) -> Reading:
         """All steps as operations; what the results below number their operations by."""
-        return read_run(self.info, self.spans(), self.steps())
+        return read_operations(self.info, self.spans(), self.steps())
 
     @cached_property
     def waterfall(self) -> Waterfall:

@@ -166,7 +166,7 @@ def test_a_paced_run_that_overran_its_pace_proves_nothing() -> None:
     report = analyze_run(replace(source, info=info), "tiny")
 
     assert causes(report) == [("insufficient-evidence", ())]
-    assert "6.0 % of a rank's paced segments overran" in report.top_finding.evidence
+    assert "6.0 % of a rank's paced compute overran" in report.top_finding.evidence
 
 
 def test_steps_without_spans_are_an_error_that_says_where_to_look() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.analyze import read_run
+from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.breakdown.waterfall import (
     PARTS,
     Part,
@@ -35,7 +35,7 @@ BUBBLES = (Part.BUBBLE_WARM_UP, Part.BUBBLE_STEADY, Part.BUBBLE_COOL_DOWN)
 
 def split(source: Source) -> Waterfall:
     info, spans, steps = source.info, source.span_table, source.step_table
-    return build_waterfall(info, read_run(info, spans, steps), spans, steps)
+    return build_waterfall(info, read_operations(info, spans, steps), spans, steps)
 
 
 def shares(waterfall: Waterfall, row: int) -> dict[Part, float]:
@@ -76,7 +76,7 @@ def test_the_excess_of_a_slow_rank_is_slow_compute_there_and_waiting_elsewhere()
 
 def test_waiting_is_attributed_to_the_slow_rank() -> None:
     source = slow_pair()
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
 
     found = attribute_waiting(reading.model, split(source))
 
@@ -237,7 +237,7 @@ def test_the_parts_sum_to_the_step_on_every_rank(source: Source) -> None:
 @given(st.one_of(traced_sources(), bytedance_sources()))
 @settings(max_examples=25, deadline=None)
 def test_all_waiting_is_attributed_to_a_rank(source: Source) -> None:
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
     waterfall = split(source)
 
     found = attribute_waiting(reading.model, waterfall)
@@ -272,7 +272,7 @@ def test_the_order_of_spans_changes_nothing(source: Source, random: Random) -> N
 
 def test_a_summary_gives_shares_of_the_time_of_all_ranks() -> None:
     source = slow_pair()
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
 
     found = summarize_waterfall(reading.model, split(source))
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.analyze import read_run
+from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.causes.layout import find_layout_costs
 from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.sources.simulated_source import SimulatedSource
@@ -33,7 +33,7 @@ def findings(source: SimulatedSource, *, hidden: int, num_tokens: int) -> tuple[
     settings = {"config.hidden_size": str(hidden)}
     manifests = tuple(RankManifest(epoch=0, rank=rank, settings=settings) for rank in ranks)
     context = RunContext(manifests=manifests, microbatches=microbatches(num_tokens))
-    return find_layout_costs(run, read_run(run, spans, steps), ranks, context)
+    return find_layout_costs(run, read_operations(run, spans, steps), ranks, context)
 
 
 def test_large_products_are_not_told(source: SimulatedSource) -> None:
@@ -64,4 +64,4 @@ def test_a_model_of_unknown_width_is_not_judged(source: SimulatedSource) -> None
     run, spans, steps = source.run_info(RUN), source.spans(RUN), source.steps(RUN)
     ranks = {info.rank: info for info in run.epochs[-1].ranks}
 
-    assert find_layout_costs(run, read_run(run, spans, steps), ranks, RunContext()) == ()
+    assert find_layout_costs(run, read_operations(run, spans, steps), ranks, RunContext()) == ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.analyze import read_run
+from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.price.operation_sets import (
     compare_culprits,
     planned_pauses,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def replayed(cluster: Cluster) -> tuple[RunInfo, Replayer]:
     source = source_of(cluster)
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
     return source.info, Replayer(reading.model)
 
 
@@ -141,7 +141,7 @@ def with_pauses() -> ReplayModel:
     epoch = info.epochs[0]
     groups = (GroupInfo(group_id=PAIR, kind="other", name="all", members=(0, 1)),)
     info = replace(info, epochs=(replace(epoch, groups=groups),))
-    return read_run(info, replace(first, **columns), steps_of(*steps)).model
+    return read_operations(info, replace(first, **columns), steps_of(*steps)).model
 
 
 def test_pauses_at_the_same_time_cost_once_what_they_cost_in_turn() -> None:
@@ -168,7 +168,7 @@ def test_the_shortcut_and_the_exact_value_agree_on_one_slow_worker() -> None:
         .run([0, 1, 2])
         .source()
     )
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
 
     found = compare_culprits(what_if(Replayer(reading.model)))
 
@@ -183,7 +183,7 @@ def test_they_differ_where_two_workers_are_slow_in_one_row_and_one_column_each()
         .run([0])
         .source()
     )
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
     result = what_if(Replayer(reading.model))
 
     exact = {worker: result.slowdown(times) for worker, times in result.by_worker_ns.items()}

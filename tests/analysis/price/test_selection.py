@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.analyze import read_run
+from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.price.selection import (
     EmptyPartError,
     MissingSpansError,
@@ -30,7 +30,7 @@ def source() -> Source:
 
 @pytest.fixture(scope="module")
 def reading(source: Source) -> Reading:
-    return read_run(source.info, source.span_table, source.step_table)
+    return read_operations(source.info, source.span_table, source.step_table)
 
 
 def ranks_of(part: Part, source: Source, reading: Reading) -> set[int]:
@@ -84,7 +84,7 @@ def test_a_group_picks_its_members_communication(source: Source, reading: Readin
 
 def test_a_name_picks_sends_apart_from_receives_in_the_bytedance_format() -> None:
     source = ByteDanceCluster(1, 2, 4, lambda *_: 5 * MS).run([0, 3]).source()
-    reading = read_run(source.info, source.span_table, source.step_table)
+    reading = read_operations(source.info, source.span_table, source.step_table)
 
     mask = select_operations(
         Part(name="forward-send"), source.info, reading, spans=source.span_table

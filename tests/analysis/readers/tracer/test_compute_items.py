@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.analyze import read_run
+from rankscope.analysis.analyze import read_operations
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, Action, Begin, Cluster, Collective, Compute, End
@@ -21,7 +21,7 @@ MEMBERS = (0, 1, 2, 3)
 
 
 def read(cluster: Cluster) -> Reading:
-    return read_run(cluster.run_info(), cluster.span_table(), cluster.step_table())
+    return read_operations(cluster.run_info(), cluster.span_table(), cluster.step_table())
 
 
 def moe(

@@ -176,4 +176,4 @@ def test_steps_of_which_half_the_ranks_or_any_wait_lack_are_left_out(
 
     assert report.steps == tuple(range(5))
     (warning,) = report.quality.warnings
-    assert warning == f"steps 5, 6, 7 left out: spans of it were not recorded: {names}"
+    assert warning == f"steps 5-7 left out: spans of it were not recorded: {names}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.analyze import analyze_run, read_run
+from rankscope.analysis.analyze import analyze_run, read_operations
 from rankscope.analysis.breakdown.waterfall import build_waterfall
 from rankscope.analysis.replay.critical_path import critical_path, operation_slack
 from rankscope.sources.simulated_source import SimulatedSource
@@ -105,7 +105,7 @@ def test_the_parts_of_each_rank_s_step_sum_to_it_exactly(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout, "slow-compute"))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=1), source.steps(RUN, last=1)
 
-    waterfall = build_waterfall(run, read_run(run, spans, steps), spans, steps)
+    waterfall = build_waterfall(run, read_operations(run, spans, steps), spans, steps)
 
     assert (waterfall.time_ns.sum(axis=2) == waterfall.total_ns).all()
     assert (waterfall.time_ns >= 0).all()
@@ -116,7 +116,7 @@ def test_the_parts_of_each_rank_s_step_sum_to_it_exactly(layout: str) -> None:
 def test_the_critical_path_tiles_the_step_and_has_no_slack(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=0), source.steps(RUN, last=0)
-    model = read_run(run, spans, steps).model
+    model = read_operations(run, spans, steps).model
 
     path, slack = critical_path(model), operation_slack(model)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.analyze import read_run
+from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.breakdown.bubble import measure_bubble
 from rankscope.analysis.readers.tracer.pieces import WHOLE, is_deferred_part, number_parts
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
@@ -23,7 +23,7 @@ FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 
 def read(cluster: Cluster) -> Reading:
-    return read_run(cluster.run_info(), cluster.span_table(), cluster.step_table())
+    return read_operations(cluster.run_info(), cluster.span_table(), cluster.step_table())
 
 
 def spans(kind: SpanKind, microbatch: int, *lengths_ms: int) -> Iterator[Action]:
