@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.analyze import analyze_run, read_operations
-from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
@@ -95,7 +95,7 @@ class Run:
         """
         last = max(known.epoch for known in self.info.epochs)
         chosen = last if epoch is None else epoch
-        return step_timeline(self._source, self.info.run_id, epoch=chosen, step=step)
+        return read_timeline(self._source, self.info.run_id, epoch=chosen, step=step)
 
     @cached_property
     def reading(self) -> Reading:

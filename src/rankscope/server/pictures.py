@@ -27,7 +27,7 @@ from rankscope.analysis.drawing.tiles import (
     levels_for_window,
     tiles_of_window,
 )
-from rankscope.analysis.drawing.timeline import no_spans, portion_of
+from rankscope.analysis.drawing.timeline import empty_step_error, make_partial_timeline
 from rankscope.collector.read.pictures import (
     FINER,
     WHOLE_STEP,
@@ -182,7 +182,7 @@ def read_part(
         bounds_ns: Begin and end of the whole step.
     """
     rows = read_portion(store, portion)
-    return portion_of(
+    return make_partial_timeline(
         info,
         span_table(rows),
         arrivals_table(read_arrivals(store, portion, rows)),
@@ -263,7 +263,7 @@ def draw_in_portions(
     """
     outline = read_outline(store, info.run_id, epoch=place.epoch, step=place.step)
     if not outline.num_all:
-        raise no_spans(info.run_id, epoch=place.epoch, step=place.step)
+        raise empty_step_error(info.run_id, epoch=place.epoch, step=place.step)
     bounds_ns = (outline.begin_ns, outline.end_ns)
     coords = {
         rank.rank: rank.coords

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.drawing.raster import redraw_window
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
-from rankscope.analysis.drawing.timeline import records_groups, step_timeline
+from rankscope.analysis.drawing.timeline import read_timeline, records_groups
 from rankscope.analysis.report.liveness import (
     MAX_SHOWN,
     RECENT_NS,
@@ -193,7 +193,7 @@ class StoreProvider:
     def _drawn(
         self, key: tuple[str, int, int, int], run_id: str, *, epoch: int, step: int
     ) -> StepTimeline:
-        drawn = step_timeline(self._source, run_id, epoch=epoch, step=step)
+        drawn = read_timeline(self._source, run_id, epoch=epoch, step=step)
         with self._lock:
             self._timelines[key] = drawn
             while len(self._timelines) > MAX_TIMELINES:

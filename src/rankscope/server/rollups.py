@@ -12,7 +12,7 @@ import pyarrow as pa
 from rankscope.analysis.breakdown.kind_times import sum_kind_times
 from rankscope.analysis.drawing.raster import split_ranks
 from rankscope.analysis.drawing.tiles import TilePlan, plan_tiles
-from rankscope.analysis.drawing.timeline import records_groups, timeline_of
+from rankscope.analysis.drawing.timeline import make_timeline, records_groups
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
 from rankscope.collector.read.pictures import StepKey, StepPlace, write_pixels
@@ -217,7 +217,7 @@ class Rolling:
             own = select_rows(spans, slice(int(begin), int(end)))
             if not len(own):
                 continue  # deleted meanwhile
-            timeline = timeline_of(info, own, epoch=step.epoch, step=step.step)
+            timeline = make_timeline(info, own, epoch=step.epoch, step=step.step)
             ranks = np.unique(own.rank).tolist()
             plan = plan_tiles(ranks, timeline.coords, num_spans=len(own))
             done = self._closed(info, step, _bounds(timeline), plan, counts=(len(own), len(ranks)))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.breakdown.kind_times import KindTimes, sum_kind_times
-from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.tracer.span import KINDS, Span, SpanKind, UnixNs
 from tests.analysis.drawing.test_timeline import TP, provider, span
 from tests.support.dashboard.builders import FakeProvider, report, span_table
@@ -14,7 +14,7 @@ STEP = 3
 
 
 def times_of(source: FakeProvider) -> KindTimes:
-    return sum_kind_times(step_timeline(source, "r", epoch=0, step=STEP))
+    return sum_kind_times(read_timeline(source, "r", epoch=0, step=STEP))
 
 
 def rows(found: KindTimes) -> list[tuple[object, ...]]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.drawing.raster import StepAreas, bin_edges, draw_raster, measure_areas
-from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline, timeline_of
+from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline, read_timeline
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import KIND_CODES, Span, SpanKind, UnixNs
@@ -41,7 +41,7 @@ def drawn(*spans: Span, depths: tuple[int, ...] = ()) -> StepTimeline:
         tables={"r": span_table(spans, depths=depths)},
         groups={"r": (pair,)},
     )
-    return step_timeline(provider, "r", epoch=0, step=3)
+    return read_timeline(provider, "r", epoch=0, step=3)
 
 
 def test_a_cell_has_the_kind_that_fills_most_of_it() -> None:
@@ -205,7 +205,7 @@ def of_ranks(timeline: StepTimeline, *ranks: int) -> StepTimeline:
             timeline, spans=none, wait_ns=timeline.wait_ns[keep],
             transfer_ns=timeline.transfer_ns[keep], last_rank=timeline.last_rank[keep],
         )  # fmt: skip
-    portion = timeline_of(info, select_rows(timeline.spans, keep), epoch=0, step=3)
+    portion = make_timeline(info, select_rows(timeline.spans, keep), epoch=0, step=3)
     return replace(portion, begin_ns=timeline.begin_ns, end_ns=timeline.end_ns)
 
 

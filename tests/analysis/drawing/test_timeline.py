@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.timeline import step_timeline, timeline_of
+from rankscope.analysis.drawing.timeline import make_timeline, read_timeline
 from rankscope.analysis.readers.waits import split_traced_waits
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.trace.tables import GroupInfo
@@ -44,7 +44,7 @@ def test_a_step_is_cut_out_of_its_run_and_its_communication_split() -> None:
         span(1, 900, 950, step=4),
     )
 
-    timeline = step_timeline(source, "r", epoch=0, step=3)
+    timeline = read_timeline(source, "r", epoch=0, step=3)
 
     assert (timeline.begin_ns, timeline.end_ns) == (100, 205)
     assert timeline.spans.rank.tolist() == [0, 0, 1, 1]
@@ -60,7 +60,7 @@ def test_the_split_of_the_page_is_that_of_the_verdict() -> None:
     info = replace(source.run_info("r"), clock_error_ns=None)
     spans = source.tables["r"]
 
-    timeline = timeline_of(info, spans, epoch=0, step=3)
+    timeline = make_timeline(info, spans, epoch=0, step=3)
 
     split = split_traced_waits(info, spans)
     assert timeline.wait_ns.tolist() == split.wait_ns.tolist() == [9, 0]
@@ -71,15 +71,15 @@ def test_spans_of_another_epoch_of_the_same_step_stay_out() -> None:
     source = provider(span(0, 100, 140), span(1, 100, 150))
     source.tables["r"] = replace(source.tables["r"], epoch=np.array([0, 1], dtype=np.int32))
 
-    assert step_timeline(source, "r", epoch=1, step=3).spans.rank.tolist() == [1]
-    assert step_timeline(source, "r", epoch=1, step=3).coords == {}
+    assert read_timeline(source, "r", epoch=1, step=3).spans.rank.tolist() == [1]
+    assert read_timeline(source, "r", epoch=1, step=3).coords == {}
 
 
 def test_a_step_without_spans_is_named() -> None:
     with pytest.raises(EmptyRunError, match="no spans of step 9 in epoch 0"):
-        step_timeline(provider(span(0, 0, 1)), "r", epoch=0, step=9)
+        read_timeline(provider(span(0, 0, 1)), "r", epoch=0, step=9)
 
 
 def test_an_unknown_run_is_named_with_those_there_are() -> None:
     with pytest.raises(UnknownRunError, match=r"no run 'x' in this store \(runs: r\)"):
-        step_timeline(provider(), "x", epoch=0, step=3)
+        read_timeline(provider(), "x", epoch=0, step=3)

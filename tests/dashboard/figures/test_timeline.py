@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.analysis.drawing.raster import draw_picture
 from rankscope.analysis.drawing.rows import GroupBy, arrange_rows, row_order
-from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_note
@@ -51,7 +51,7 @@ def step(*spans: Span) -> StepTimeline:
     provider = FakeProvider(
         reports={"r": report(run="r")}, tables={"r": span_table(spans)}, groups={"r": (TP,)}
     )
-    return step_timeline(provider, "r", epoch=0, step=3)
+    return read_timeline(provider, "r", epoch=0, step=3)
 
 
 def bars(timeline: StepTimeline, name: str) -> list[tuple[float, float]]:
@@ -78,7 +78,7 @@ def test_a_span_whose_wait_is_unknown_is_drawn_whole() -> None:
 
 def test_a_kind_has_one_trace_however_many_spans() -> None:
     provider = training_provider()
-    timeline = step_timeline(provider, "demo-42", epoch=0, step=3)
+    timeline = read_timeline(provider, "demo-42", epoch=0, step=3)
 
     figure = timeline_figure(timeline, GroupBy.PP)
 
@@ -189,7 +189,7 @@ def test_names_from_outside_are_inert_under_the_pointer() -> None:
 
 def test_a_crowd_is_drawn_as_areas_and_says_what_a_pixel_is() -> None:
     crowd = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
-    timeline = step_timeline(training_provider(crowd), "demo-42", epoch=0, step=3)
+    timeline = read_timeline(training_provider(crowd), "demo-42", epoch=0, step=3)
     picture = draw_picture(timeline, GroupBy.PP)
 
     figure = raster_figure(picture, GroupBy.PP)

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.analysis.drawing.raster import draw_picture
 from rankscope.analysis.drawing.rows import GroupBy
-from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepPlace
 from rankscope.collector.store.store import Store, open_store
@@ -49,7 +49,7 @@ def test_a_picture_drawn_in_portions_is_the_one_that_all_spans_give(
     store: Store, by: GroupBy, portion_spans: int
 ) -> None:
     source = StoreSource(store)
-    timeline = step_timeline(source, RUN, epoch=0, step=0)
+    timeline = read_timeline(source, RUN, epoch=0, step=0)
     whole = draw_picture(timeline, by)
 
     drawn = draw_in_portions(

@@ -10,7 +10,7 @@ import pytest
 from rankscope.analysis.drawing.raster import NUM_BINS, Window, draw_picture, draw_raster
 from rankscope.analysis.drawing.rows import GroupBy, row_order
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
-from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
+from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.pictures import (
     PictureLevel,
@@ -73,7 +73,7 @@ def place_of(run_id: str) -> StepPlace:
 
 
 def timeline_in(store: Store, run_id: str) -> StepTimeline:
-    return step_timeline(StoreSource(store), run_id, epoch=0, step=0)
+    return read_timeline(StoreSource(store), run_id, epoch=0, step=0)
 
 
 def picture_in(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.drawing.timeline import StepTimeline, step_timeline
+from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
 from rankscope.analysis.report.report import (
     Finding,
     Mfu,
@@ -131,7 +131,7 @@ class FakeProvider:
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
         if self.is_drawing:
             return None
-        return step_timeline(self, run_id, epoch=epoch, step=step)
+        return read_timeline(self, run_id, epoch=epoch, step=step)
 
     def picture(
         self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.breakdown.kind_times import sum_kind_times
-from rankscope.analysis.drawing.timeline import step_timeline
+from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.server.rollups import Rolling
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KINDS, NONE
@@ -88,7 +88,7 @@ def from_scratch(store: Store, run_id: str) -> list[dict[str, Any]]:
     found = []
     source = StoreSource(store)
     for step in sorted(set(source.spans(run_id).step.tolist())):
-        times = sum_kind_times(step_timeline(source, run_id, epoch=0, step=step))
+        times = sum_kind_times(read_timeline(source, run_id, epoch=0, step=step))
         for place in range(len(times)):
             numbers = {
                 name: int(getattr(times, name)[place])
