@@ -1,4 +1,4 @@
-"""Sums and medians of long tables by (row, step): the matrices that suspects are looked for in."""
+"""Sums and medians of long tables by group, by matrix cell and by row."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_ROWS_OF_KIND = 4
-"""Rows of one kind whose common median one odd row does not carry away: 3 peers and itself.
-Source: design.md section 5, least evidence."""
+"""Rows of one kind whose median a single outlier cannot move far: itself and 3 peers. Source:
+design.md section 5, least evidence."""
 
 MAX_EXACT_INT = 1 << 53
-"""Whole numbers up to here are exact in floating point."""
+"""Integers up to here are exact in float64."""
 
 BASELINE_QUANTILE = 0.25
-"""What has nobody to be held against is held against the quarter of its own steps in which it was
-fastest."""
+"""A row without peers is compared with the fastest quarter of its own steps."""
 
 
 def sum_cells(
@@ -30,7 +29,7 @@ def sum_cells(
     column: NDArray[np.integer],
     value: NDArray[np.float64] | NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Return the sum of ``value`` in each cell, 0 where there is none. Shape ``shape``."""
+    """Return the sum of ``value`` in each cell of a matrix of ``shape``, 0 in an empty cell."""
     cell = row * shape[1] + column
     flat: NDArray[np.float64] = np.bincount(
         cell, weights=value.astype(np.float64), minlength=shape[0] * shape[1]
@@ -41,18 +40,18 @@ def sum_cells(
 def group_medians(
     value: NDArray[Any], group: NDArray[np.integer], num_groups: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the median of each group's values, NaN where there is none, and their number.
+    """Return the median of each group, NaN if it is empty, and its number of values.
 
     Args:
         value: Shape (rows,).
-        group: Shape (rows,): which of ``num_groups`` the row belongs to.
-        num_groups: Groups are numbered from 0.
+        group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
+        num_groups: Number of groups.
 
     Returns:
         Two arrays of shape (num_groups,); the medians in the unit of ``value``.
     """
     num = np.bincount(group, minlength=num_groups).astype(np.int64)
-    ordered = np.append(_sorted_by_group(value, group), np.nan)
+    ordered = np.append(_sort_by_group(value, group), np.nan)
     first = np.cumsum(num) - num
     low = np.where(num > 0, first + (num - 1) // 2, -1)
     high = np.where(num > 0, first + num // 2, -1)
@@ -63,52 +62,52 @@ def group_medians(
 def mean_absolute_deviations(
     value: NDArray[np.float64], group: NDArray[np.int64], num_groups: int
 ) -> NDArray[np.float64]:
-    """Return each group's mean distance from its median, 0 where it has no value.
+    """Return each group's mean absolute deviation from its median, 0 if it is empty.
 
     Args:
         value: Shape (rows,).
-        group: Shape (rows,): which of ``num_groups`` the row belongs to.
-        num_groups: Groups are numbered from 0.
+        group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
+        num_groups: Number of groups.
     """
-    middle, num = group_medians(value, group, num_groups)
-    far = np.bincount(group, weights=np.abs(value - middle[group]), minlength=num_groups)
-    distance: NDArray[np.float64] = far / np.maximum(num, 1)
-    return distance
+    median, num = group_medians(value, group, num_groups)
+    total = np.bincount(group, weights=np.abs(value - median[group]), minlength=num_groups)
+    mean: NDArray[np.float64] = total / np.maximum(num, 1)
+    return mean
 
 
-def _sorted_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+def _sort_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Return the values group by group, ascending within each."""
     if not len(value):
         return value.astype(np.float64)
-    lowest, highest = value.min(), value.max()
-    if not -MAX_EXACT_INT < lowest <= highest < MAX_EXACT_INT:  # or one is NaN
+    minimum, maximum = value.min(), value.max()
+    if not -MAX_EXACT_INT < minimum <= maximum < MAX_EXACT_INT:  # or one is NaN
         return value[argsort_rows(group, value)].astype(np.float64)
-    whole = value.astype(np.int64)
-    bits = (int(highest) - int(lowest)).bit_length()
-    if bits + int(group.max()).bit_length() > KEY_BITS or not (whole == value).all():
+    integers = value.astype(np.int64)
+    bits = (int(maximum) - int(minimum)).bit_length()
+    if bits + int(group.max()).bit_length() > KEY_BITS or not (integers == value).all():
         return value[argsort_rows(group, value)].astype(np.float64)
-    # Times are whole nanoseconds, whatever holds them: with the group above it each is a key,
-    # and one sort of the keys themselves does, three times as fast as an order of the rows.
-    keys = pack_keys((KeyColumn(group, 0, 0), KeyColumn(whole, int(lowest), 1 << bits)))
+    # Times are integer nanoseconds, also in a float column. Group and value make one key, and one
+    # sort of the keys is three times as fast as an argsort of the rows.
+    keys = pack_keys((KeyColumn(group, 0, 0), KeyColumn(integers, int(minimum), 1 << bits)))
     keys.sort()
     keys &= (1 << bits) - 1
-    keys += int(lowest)
+    keys += int(minimum)
     return keys.astype(np.float64)
 
 
 def fast_quartile(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what each row takes in the quarter of its steps in which it is fastest.
+    """Return each row's value in the fastest quarter of its steps.
 
     Args:
-        value: Shape (rows, steps); NaN where unknown.
+        value: Shape (rows, steps); NaN if unknown.
 
     Returns:
-        Same shape, equal along each row: `BASELINE_QUANTILE` of its known values.
+        Same shape, constant along each row: `BASELINE_QUANTILE` of its known values.
     """
     num = (~np.isnan(value)).sum(axis=1)
-    place = (np.maximum(num - 1, 0) * BASELINE_QUANTILE).astype(np.int64)
-    usual = np.sort(value, axis=1)[np.arange(len(value)), place]
-    return np.broadcast_to(usual[:, None], value.shape)
+    index = (np.maximum(num - 1, 0) * BASELINE_QUANTILE).astype(np.int64)
+    quartile = np.sort(value, axis=1)[np.arange(len(value)), index]
+    return np.broadcast_to(quartile[:, None], value.shape)
 
 
 def medians_by_kind(
@@ -117,11 +116,12 @@ def medians_by_kind(
     """Return, for each cell, the median of its column over the rows of its kind.
 
     Args:
-        values: Shape (rows, columns); NaN where unknown.
-        kind: Shape (rows,): rows of equal kind are held against each other.
+        values: Shape (rows, columns); NaN if unknown.
+        kind: Shape (rows,): rows of equal kind are peers.
 
     Returns:
-        Medians, shape (rows, columns), and which rows have `MIN_ROWS_OF_KIND`, shape (rows,).
+        Medians, shape (rows, columns), and which rows are of a kind with at least
+        `MIN_ROWS_OF_KIND`, shape (rows,).
     """
     medians = np.full_like(values, np.nan)
     enough = np.zeros(len(values), dtype=np.bool_)
@@ -137,10 +137,10 @@ def medians_by_kind(
 
 
 def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each row, NaNs passed over; NaN where a row has nothing else."""
+    """Return the median of each row without its NaNs; NaN if it has nothing else."""
     num = (~np.isnan(values)).sum(axis=1)
     ordered = np.sort(values, axis=1)
     rows = np.arange(len(values))
     last = np.maximum(num - 1, 0)
-    middle: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
-    return middle
+    median: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
+    return median

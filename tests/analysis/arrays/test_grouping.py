@@ -21,40 +21,40 @@ ROWS = st.lists(
 
 
 @given(NUMBERS)
-def test_distinct_values_are_those_of_a_set(values: list[int]) -> None:
+def test_unique_values_are_those_of_a_set(values: list[int]) -> None:
     assert sorted_unique(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
 
 
-def test_many_rows_are_numbered_as_numpy_numbers_distinct_values() -> None:
+def test_codes_of_many_rows_equal_those_of_numpy() -> None:
     rng = np.random.default_rng(1)
     hashes = rng.integers(0, 1 << 64, 300, dtype=np.uint64)[rng.integers(0, 300, 5_000)]
     crowded = np.where(rng.random(5_000) < 0.9, rng.integers(0, 50, 5_000), 1 << 60)
     many = rng.integers(-(1 << 62), 1 << 62, 40_000)
 
     for column in (hashes, crowded, many):
-        number, num = factorize(column)
+        codes, num = factorize(column)
 
-        values, places = np.unique(column, return_inverse=True)
+        values, expected = np.unique(column, return_inverse=True)
         assert num == len(values)
-        assert (number == places).all()
+        assert (codes == expected).all()
 
 
 @given(ROWS)
-def test_rows_are_numbered_in_the_order_of_their_columns(rows: list[tuple[int, int, int]]) -> None:
+def test_codes_ascend_with_the_columns(rows: list[tuple[int, int, int]]) -> None:
     columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
 
-    number, num = factorize(*columns)
+    codes, num = factorize(*columns)
 
     order = sorted(set(rows))
     assert num == len(order)
-    assert number.tolist() == [order.index(row) for row in rows]
+    assert codes.tolist() == [order.index(row) for row in rows]
 
 
-def test_rows_of_each_run_are_numbered_from_zero() -> None:
+def test_rows_of_consecutive_equal_keys_are_numbered_from_zero() -> None:
     assert cumcount(np.array([4, 4, 7, 7, 7, 4])).tolist() == [0, 1, 0, 1, 2, 0]
 
 
-def test_the_latest_of_a_group_is_told_to_all_its_members() -> None:
+def test_all_members_of_a_group_get_its_largest_value() -> None:
     group = np.array([1, NO_GROUP, 1, 0], dtype=np.int64)
 
     assert max_over_group(group, np.array([5, 9, 8, 2])).tolist() == [8, 9, 8, 2]

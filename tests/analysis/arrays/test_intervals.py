@@ -15,12 +15,12 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def test_ranks_stay_apart_on_the_line() -> None:
+def test_ranks_do_not_overlap_on_the_line() -> None:
     line = Line.over(np.array([3, 7], np.int32), ints(100, 150), ints(200, 190))
 
-    places = line.place(np.array([3, 3, 7], np.int32), ints(100, 200, 100))
+    positions = line.place(np.array([3, 3, 7], np.int32), ints(100, 200, 100))
 
-    assert places.tolist() == [0, 100, 102]
+    assert positions.tolist() == [0, 100, 102]
 
 
 def test_an_interval_holds_its_start_and_not_its_end() -> None:
@@ -29,23 +29,23 @@ def test_an_interval_holds_its_start_and_not_its_end() -> None:
     assert found.tolist() == [NOT_FOUND, 0, 0, NOT_FOUND, 1, NOT_FOUND]
 
 
-def test_few_intervals_hold_the_same_points_as_many() -> None:
+def test_search_of_intervals_among_points_equals_that_of_points_among_intervals() -> None:
     start, end = ints(3, 10, 10, 20), ints(5, 10, 14, 21)
     every = np.arange(25)
 
-    among_all = find_covering(start, end, every)
+    together = find_covering(start, end, every)
 
     one_by_one = [int(find_covering(start, end, every[k : k + 1])[0]) for k in every.tolist()]
-    assert among_all.tolist() == one_by_one
+    assert together.tolist() == one_by_one
     assert find_covering(start, end, every[::-1]).tolist() == one_by_one[::-1]
 
 
-def test_nested_intervals_leave_the_outermost() -> None:
-    # [0, 50) holds [10, 20); [60, 70) stands alone.
+def test_only_the_outermost_of_nested_intervals_is_kept() -> None:
+    # [0, 50) holds [10, 20); [60, 70) overlaps none.
     assert keep_outermost(ints(10, 0, 60), ints(20, 50, 70)).tolist() == [1, 2]
 
 
-def test_touching_and_overlapping_intervals_merge_and_empty_ones_vanish() -> None:
+def test_touching_and_overlapping_intervals_merge_and_empty_ones_are_dropped() -> None:
     start, end = merge_intervals(ints(5, 0, 20, 7), ints(10, 5, 30, 7))
 
     assert (start.tolist(), end.tolist()) == ([0, 20], [10, 30])

@@ -1,4 +1,4 @@
-"""Orders are those of numpy's stable sorts, whatever the columns hold."""
+"""Argsort and search give what numpy gives, for columns of all kinds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.arrays import sorting as ordering
+from rankscope.analysis.arrays import sorting
 from rankscope.analysis.arrays.sorting import (
     KeyColumn,
     argsort_rows,
@@ -27,30 +27,32 @@ if TYPE_CHECKING:
 
 
 NUM_ROWS = 3_000
-"""Beyond what is sorted by numpy alone."""
+"""Too many to be sorted by numpy alone."""
 
 COLUMNS: dict[str, Callable[[np.random.Generator], NDArray[Any]]] = {
     "small": lambda rng: rng.integers(-5, 5, NUM_ROWS).astype(np.int32),
     "bytes": lambda rng: rng.integers(0, 3, NUM_ROWS).astype(np.uint8),
     "times": lambda rng: 1_700_000_000_000_000_000 + rng.integers(0, 1 << 34, NUM_ROWS),
     "hashes": lambda rng: rng.integers(0, 1 << 64, NUM_ROWS // 4, dtype=np.uint64).repeat(4),
-    "whole": lambda rng: rng.integers(np.iinfo(np.int64).min, np.iinfo(np.int64).max, NUM_ROWS),
-    "truth": lambda rng: rng.random(NUM_ROWS) < 0.5,
+    "all of int64": lambda rng: rng.integers(
+        np.iinfo(np.int64).min, np.iinfo(np.int64).max, NUM_ROWS
+    ),
+    "booleans": lambda rng: rng.random(NUM_ROWS) < 0.5,
     "floats": lambda rng: np.where(rng.random(NUM_ROWS) < 0.1, np.nan, rng.random(NUM_ROWS)),
     "equal": lambda rng: np.full(NUM_ROWS, 7),
-    "rising": lambda rng: np.sort(rng.integers(-(1 << 62), 1 << 62, NUM_ROWS)),
+    "ascending": lambda rng: np.sort(rng.integers(-(1 << 62), 1 << 62, NUM_ROWS)),
     "runs": lambda rng: np.sort(
         rng.integers(-(1 << 62), 1 << 62, (NUM_ROWS // 100, 100)), axis=1
     ).ravel(),
 }
-"""By what they are like: of which ranges columns are."""
+"""Columns of different ranges and orders."""
 
 MANY_ROWS = 100_000
 """More than one block."""
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_one_column_is_ordered_as_numpy_orders_it(name: str) -> None:
+def test_argsort_of_one_column_equals_that_of_numpy(name: str) -> None:
     column = COLUMNS[name](np.random.default_rng(1))
 
     assert (stable_argsort(column) == np.argsort(column, kind="stable")).all()
@@ -60,16 +62,16 @@ def test_one_column_is_ordered_as_numpy_orders_it(name: str) -> None:
     names=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=5),
     seed=st.integers(0, 1000),
 )
-def test_several_columns_are_ordered_as_lexsort_orders_them(names: list[str], seed: int) -> None:
+def test_argsort_of_several_columns_equals_lexsort(names: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
     columns = [COLUMNS[name](rng) for name in names]
 
     assert (argsort_rows(*columns) == np.lexsort(columns[::-1])).all()
 
 
-def test_the_columns_that_are_sorted_stay_as_they_are() -> None:
+def test_argsort_does_not_change_its_columns() -> None:
     rng = np.random.default_rng(2)
-    columns = [COLUMNS[name](rng) for name in ("small", "bytes", "truth")]
+    columns = [COLUMNS[name](rng) for name in ("small", "bytes", "booleans")]
     before = [column.copy() for column in columns]
 
     argsort_rows(*columns)
@@ -89,14 +91,14 @@ def test_no_rows_have_an_empty_order() -> None:
     ids=["few", "many", "none"],
 )
 @pytest.mark.parametrize("spread", [30, 1 << 40], ids=["dense", "sparse"])
-def test_a_value_stands_where_a_search_finds_it(ascending: NDArray[np.int64], spread: int) -> None:
+def test_positions_equal_those_of_searchsorted(ascending: NDArray[np.int64], spread: int) -> None:
     values: NDArray[Any] = np.random.default_rng(3).integers(-spread, spread, NUM_ROWS)
 
     assert (find_positions(values, ascending) == np.searchsorted(ascending, values)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
-def test_a_value_is_found_by_its_bucket_where_values_lie_anywhere(dtype: type) -> None:
+def test_evenly_spread_values_are_found_by_their_bucket(dtype: type) -> None:
     rng = np.random.default_rng(4)
     limits = np.iinfo(dtype)
     ascending = np.sort(rng.integers(limits.min, limits.max, 1_000, dtype=dtype, endpoint=True))
@@ -108,17 +110,17 @@ def test_a_value_is_found_by_its_bucket_where_values_lie_anywhere(dtype: type) -
     assert (found == np.searchsorted(ascending, values)).all()
 
 
-def test_values_that_crowd_together_are_not_looked_for_in_buckets() -> None:
+def test_values_that_crowd_one_bucket_are_not_searched_in_buckets() -> None:
     ascending = np.append(np.arange(100), 1 << 60)
 
     assert find_in_buckets(ascending, ascending) is None
 
 
-def test_few_rows_take_the_plain_way() -> None:
-    assert ordering._FEW < NUM_ROWS
+def test_columns_of_these_tests_are_not_sorted_by_numpy() -> None:
+    assert sorting._FEW_ROWS < NUM_ROWS
 
 
-def test_a_key_is_the_number_that_its_digits_make_up() -> None:
+def test_packed_key_is_a_mixed_radix_number() -> None:
     keys = pack_keys(
         [
             KeyColumn(np.array([5, 6], dtype=np.int32), 5, 2),
@@ -131,7 +133,7 @@ def test_a_key_is_the_number_that_its_digits_make_up() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint64])
-def test_differences_hold_over_the_whole_range_of_a_type(dtype: type) -> None:
+def test_keys_are_exact_over_the_whole_range_of_a_type(dtype: type) -> None:
     limits = np.iinfo(dtype)
     lowest = int(limits.max) - 2**31 if dtype is not np.int32 else int(limits.min)
     column: NDArray[Any] = np.full(MANY_ROWS, lowest, dtype=dtype)
@@ -143,7 +145,7 @@ def test_differences_hold_over_the_whole_range_of_a_type(dtype: type) -> None:
     assert keys[-1] == int(limits.max) - lowest
 
 
-def test_a_row_stands_below_its_value() -> None:
+def test_row_number_is_packed_below_its_value() -> None:
     column = np.arange(MANY_ROWS, dtype=np.int64)[::-1] // 10 + 7
 
     keys = pack_keys_with_rows(column, 7, 17)
