@@ -1,4 +1,7 @@
-"""Compute of ranks whose communication with each other is not traced."""
+"""Workers: ranks whose communication with each other is not traced.
+
+Such partners wait for each other inside their compute, so they cannot be compared one by one.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,29 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
 
 
+AXES_INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
+"""Axes whose communication is inside compute, and its span kind. If it is not traced, the waits
+for partners cannot be subtracted from compute."""
+
+
 def remove_partner_waits(
     model: ReplayModel, workers: Mapping[int, tuple[int, ...]]
 ) -> NDArray[np.float64]:
-    """Return durations without the waits for partners that compute holds.
+    """Return the durations of all operations without the waits for partners inside compute.
 
-    Where the communication inside a worker is not traced, its ranks leave each
-    piece of compute together, so only the one that entered last shows what the
-    piece took. Ranks that differ in their number of pieces keep theirs.
+    The ranks of a worker leave each piece of compute together, so the shortest piece, of the rank
+    that entered last, is the compute without waits. Ranks that differ in their number of pieces
+    keep their durations.
 
     Args:
         model: The operations.
-        workers: What each rank shares with the partners that look just like it.
+        workers: The worker of each rank, as `find_workers` returns it.
 
     Returns:
         Shape (ops,), ns.
     """
     duration_ns = model.operations.duration_ns.copy()
-    number = {worker: place for place, worker in enumerate(sorted(set(workers.values())))}
+    number = {worker: index for index, worker in enumerate(sorted(set(workers.values())))}
     if len(number) == len(workers):
         return duration_ns
     rows = np.flatnonzero(model.on_device & has_kind(model, COMPUTE_KINDS))
@@ -44,31 +52,28 @@ def remove_partner_waits(
     )
     rows = rows[order]
     rank, step = model.rank[rows], model.operations.step[rows]
-    of_rank = np.zeros(max(workers) + 1, dtype=np.int64)
+    worker_by_rank = np.zeros(max(workers) + 1, dtype=np.int64)
     for each, worker in workers.items():
-        of_rank[each] = number[worker]
+        worker_by_rank[each] = number[worker]
     rank_step, num_rank_steps = factorize(step, rank)
-    length = np.bincount(rank_step, minlength=num_rank_steps)[rank_step]
-    piece, num = factorize(step, of_rank[rank], length, cumcount(rank_step), model.kind[rows])
+    num_pieces = np.bincount(rank_step, minlength=num_rank_steps)[rank_step]
+    piece, num = factorize(
+        step, worker_by_rank[rank], num_pieces, cumcount(rank_step), model.kind[rows]
+    )
     shortest = np.full(num, np.inf)
     np.minimum.at(shortest, piece, duration_ns[rows])
     duration_ns[rows] = shortest[piece]
     return duration_ns
 
 
-AXES_INSIDE_COMPUTE = (("tp", "tp-comm"), ("cp", "cp-comm"), ("ep", "ep-comm"))
-"""Axes whose communication lies inside compute, and its span kind: where it is not traced, a
-rank's wait for its partner cannot be cut out."""
-
-
 def find_workers(
     ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str]
 ) -> dict[int, tuple[int, ...]]:
-    """Return, for each rank, what it shares with the partners that look just like it.
+    """Return the worker of each rank: its positions on the axes that are traced.
 
     Args:
-        ranks: Where each rank stands.
-        traced_kinds: Span kinds of communication that the trace holds.
+        ranks: The coordinates of each rank.
+        traced_kinds: Span kinds of communication in the trace.
     """
     kinds = set(traced_kinds)
     axes = ["dp", "pp", *(axis for axis, kind in AXES_INSIDE_COMPUTE if kind in kinds)]
@@ -80,7 +85,7 @@ def find_workers(
 def number_workers(
     ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str], rows: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Return one number for each rank of ``rows``, equal for partners that look alike."""
+    """Return the number of the worker of each rank in ``rows``."""
     workers = find_workers(ranks, traced_kinds)
     number: dict[tuple[int, ...], int] = {}
     found = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]

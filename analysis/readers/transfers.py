@@ -1,4 +1,4 @@
-"""Bring the members of each communication together, as one transfer over one link."""
+"""Transfers of communication instances, each over one link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceMembers:
-    """One row per member of a communication instance."""
+    """Members of communication instances, one row each."""
 
     instance: NDArray[np.int64]
     """Equal for the members of one instance."""
@@ -33,14 +33,14 @@ class InstanceMembers:
     """Codes into ``names``."""
 
     names: tuple[str, ...]
-    unclear: NDArray[np.bool_]
-    """One such member leaves its instance out."""
+    is_unclear: NDArray[np.bool_]
+    """One such member excludes its instance."""
 
-    carrier: NDArray[np.int64]
-    """Shape (keys, members): members with equal columns share a link."""
+    link_key: NDArray[np.int64]
+    """Shape (keys, members): equal columns for members of one link."""
 
-    alike: NDArray[np.int64]
-    """Shape (keys, members): columns of alike operations are equal."""
+    alike_key: NDArray[np.int64]
+    """Shape (keys, members): equal columns for alike operations."""
 
     operation: NDArray[np.int64]
     """The member's operation in the replay."""
@@ -49,52 +49,53 @@ class InstanceMembers:
 def collect_transfers(
     members: InstanceMembers,
     *,
-    link_of: Callable[[int], Link],
-    spread_of: Callable[[Link], tuple[int, bool]],
+    make_link: Callable[[int], Link],
+    link_extent: Callable[[Link], tuple[int, bool]],
     num_operations: int,
 ) -> Transfers:
-    """Return one transfer an instance.
+    """Return the transfer of each instance.
 
-    The member that entered last waited for nobody: the shortest duration of an
-    instance is its transfer, whatever the clocks say.
+    The member that entered last did not wait, so the shortest duration of an instance is its
+    transfer, independent of clock errors.
 
     Args:
-        members: Who took part in what.
-        link_of: Returns the link of a member's row.
-        spread_of: Returns what else links must have in common to be alike: how
-            many members, and whether they lie on several hosts.
-        num_operations: Operations of the replay.
+        members: The members of all instances.
+        make_link: Returns the link of a member's row.
+        link_extent: Returns the number of a link's members, and whether they are on several hosts.
+            Transfers are alike only over links of equal extent.
+        num_operations: Number of operations of the replay.
     """
     order = stable_argsort(members.instance)
     first = np.flatnonzero(np.diff(members.instance[order], prepend=-1))
     sizes = np.diff(np.append(first, len(order)))
     lead = order[first]
-    link, num_links = factorize(*members.carrier[:, lead])
-    links = tuple(link_of(int(lead[row])) for row in _pick_rows(link, num_links))
-    spread = np.array([spread_of(each) for each in links], dtype=np.int64).reshape(-1, 2)
-    kind, _ = factorize(*members.alike[:, lead], *spread[link].T)
-    of_operation = np.full(num_operations, NO_LINK, dtype=np.int32)
-    of_operation[members.operation[order]] = np.repeat(link, sizes)
+    link, num_links = factorize(*members.link_key[:, lead])
+    links = tuple(make_link(int(lead[row])) for row in _pick_rows(link, num_links))
+    extent = np.array([link_extent(each) for each in links], dtype=np.int64).reshape(-1, 2)
+    alike, _ = factorize(*members.alike_key[:, lead], *extent[link].T)
+    link_of_operation = np.full(num_operations, NO_LINK, dtype=np.int32)
+    link_of_operation[members.operation[order]] = np.repeat(link, sizes)
     known = np.ones(len(first), dtype=np.bool_)
     shortest = members.duration_ns[:0]
     if len(first):
-        known = ~np.logical_or.reduceat(members.unclear[order], first)
+        known = ~np.logical_or.reduceat(members.is_unclear[order], first)
         shortest = np.minimum.reduceat(members.duration_ns[order], first)
     return Transfers(
         step=members.step[lead][known],
         link=link[known].astype(np.int32),
-        alike=kind[known].astype(np.int32),
+        alike=alike[known].astype(np.int32),
         transfer_ns=shortest[known],
         num_bytes=members.num_bytes[lead][known],
         name=members.name[lead][known],
         names=members.names,
         links=links,
-        link_of_operation=of_operation,
+        link_of_operation=link_of_operation,
     )
 
 
-def _pick_rows(number: NDArray[np.int64], num: int) -> list[int]:
+def _pick_rows(code: NDArray[np.int64], num: int) -> list[int]:
+    """Return one row of each code."""
     row = np.zeros(num, dtype=np.int64)
-    row[number] = np.arange(len(number))
+    row[code] = np.arange(len(code))
     rows: list[int] = row.tolist()
     return rows

@@ -1,11 +1,11 @@
-"""Turn dependency graphs into straight lines of row operations, one line for each *shape*.
+"""Dependency graphs compiled to sequences of row operations, one sequence for each *shape*.
 
-Replicas (data-parallel positions) of equal structure share a shape, and are
-replayed side by side as *lanes*: one numpy row holds a node's end in all of
-them. Replicas touch only at *meetings*, collectives over the data-parallel
-axis. A meeting parts the line into *phases*: all lanes do a phase, those that
-meet take the latest arrival, and the next phase begins. So replicas of
-different shapes can take part in one step.
+Replicas (data-parallel positions) of equal structure have one shape and are replayed side by
+side: one numpy row holds a node's end, with a column for each (step, replica). Replicas only
+depend on each other through *shared collectives*, those over the data-parallel axis. They divide
+the replay into *rounds*: all columns compute a round, exchange their arrivals at its shared
+collectives and take the latest, and begin the next round. So replicas of different shapes can
+take part in one step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CollectiveKey = tuple[int, int, int]
-"""What tells the meetings of one step apart: (type, stage or -1, number)."""
+"""Identity of a shared collective in its step: (type, stage or -1, number)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Shape:
     """The structure that some replicas share. Operations are numbered from 0."""
 
     label: NDArray[np.int64]
-    """Shape (ops,): what the operation is; parts of a run are sets of labels."""
+    """Shape (ops,): the operation's work; parts of a run are sets of labels."""
 
     src: NDArray[np.int64]
     """Shape (edges,): the operation waited for ..."""
@@ -42,13 +42,11 @@ class Shape:
     """Shape (edges,): ... by this one."""
 
     gate: NDArray[np.int64]
-    """Shape (ops,): the group of operations that wait for each other's arrival, -1 for none.
+    """Shape (ops,): the group whose members wait for each other's arrival, numbered from 0; -1
+    for none."""
 
-    Groups are numbered from 0.
-    """
-
-    meeting: Mapping[int, CollectiveKey]
-    """The groups that reach over replicas."""
+    shared: Mapping[int, CollectiveKey]
+    """The groups that are shared collectives."""
 
     closing: tuple[int, ...]
     """Operations whose last end is the step's end."""
@@ -66,54 +64,55 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What is computed between two exchanges of arrivals."""
+    """The nodes computed between two exchanges of arrivals."""
 
     nodes: Sequence[int]
-    """Each after those that it waits for."""
+    """Each node follows its predecessors."""
 
-    meetings: Mapping[CollectiveKey, int]
-    """The gates among them that reach over replicas; their arrivals are exchanged at the end."""
+    shared: Mapping[CollectiveKey, int]
+    """The gates of shared collectives, whose arrivals are exchanged at the round's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeProgram:
-    """One shape, ready to replay. Nodes are its operations, then a *gate* for each group,
-    then perhaps one for the step's begin.
+    """One shape, ready to replay.
 
-    A gate ends when the last member of its group has arrived. Label sets are
-    bits of an int.
+    Nodes are its operations, then a *gate* for each group, then a node for the step's start if a
+    gate needs one. A gate ends with the arrival of the last member of its group. Sets of labels
+    are bits of an int.
     """
 
     num_ops: int
-    before: tuple[tuple[int, ...], ...]
-    """The nodes that each node waits for."""
+    predecessors: tuple[tuple[int, ...], ...]
+    """By node."""
 
-    phases: tuple[Round, ...]
+    rounds: tuple[Round, ...]
     reach: tuple[int, ...]
-    """The labels whose durations can move each node's end."""
+    """By node: the labels whose durations can move its end."""
 
-    behind: tuple[int, ...]
-    """Those of them that can move it through a meeting."""
+    shared_reach: tuple[int, ...]
+    """By node: those of them that can move it through a shared collective."""
 
     label: tuple[int, ...]
-    """The label of each operation."""
+    """By operation."""
 
     closing: tuple[int, ...]
 
-    def moved_by(self, labels: int, *, behind: bool) -> list[Round]:
-        """Return what ``labels`` move of each phase; ``behind``: through a meeting.
+    def rounds_moved_by(self, labels: int, *, through_shared: bool) -> list[Round]:
+        """Return the part of each round whose ends ``labels`` can move.
 
-        A meeting that they move counts as behind itself.
+        Args:
+            labels: A set of labels.
+            through_shared: Only what they move through a shared collective, including that
+                collective itself.
         """
-        moved = self.behind if behind else self.reach
+        reach = self.shared_reach if through_shared else self.reach
         return [
             Round(
-                nodes=[node for node in phase.nodes if moved[node] & labels],
-                meetings={
-                    key: gate for key, gate in phase.meetings.items() if moved[gate] & labels
-                },
+                nodes=[node for node in each.nodes if reach[node] & labels],
+                shared={key: gate for key, gate in each.shared.items() if reach[gate] & labels},
             )
-            for phase in self.phases
+            for each in self.rounds
         ]
 
 
@@ -121,30 +120,31 @@ def compile_shapes(shapes: Sequence[Shape]) -> list[ShapeProgram]:
     """Compile shapes whose replicas take part in the same steps.
 
     Raises:
-        CycleError: Operations wait for each other.
+        CycleError: Operations depend on each other.
     """
-    before = [_find_predecessors(shape) for shape in shapes]
-    orders = [_sort_topologically(nodes) for nodes in before]
-    met = [{len(shape) + gate: key for gate, key in shape.meeting.items()} for shape in shapes]
-    phases = _assign_rounds(before, orders, met)
-    num_phases = max((max(phase, default=0) for phase in phases), default=0) + 1
-    lines = [
-        _group_by_round(order, phase, num_phases)
-        for order, phase in zip(orders, phases, strict=True)
+    predecessors = [_find_predecessors(shape) for shape in shapes]
+    orders = [_sort_topologically(nodes) for nodes in predecessors]
+    shared = [{len(shape) + gate: key for gate, key in shape.shared.items()} for shape in shapes]
+    node_rounds = _assign_rounds(predecessors, orders, shared)
+    num_rounds = max((max(rounds, default=0) for rounds in node_rounds), default=0) + 1
+    by_round = [
+        _group_by_round(order, rounds, num_rounds)
+        for order, rounds in zip(orders, node_rounds, strict=True)
     ]
-    reach, behind = _propagate_labels(shapes, before, lines, met)
+    reach, shared_reach = _propagate_labels(shapes, predecessors, by_round, shared)
     return [
         ShapeProgram(
             num_ops=len(shape),
-            before=tuple(before[k]),
-            phases=tuple(
+            predecessors=tuple(predecessors[k]),
+            rounds=tuple(
                 Round(
-                    nodes=nodes, meetings={met[k][node]: node for node in nodes if node in met[k]}
+                    nodes=nodes,
+                    shared={shared[k][node]: node for node in nodes if node in shared[k]},
                 )
-                for nodes in lines[k]
+                for nodes in by_round[k]
             ),
             reach=tuple(reach[k]),
-            behind=tuple(behind[k]),
+            shared_reach=tuple(shared_reach[k]),
             label=tuple(shape.label.tolist()),
             closing=shape.closing,
         )
@@ -153,9 +153,9 @@ def compile_shapes(shapes: Sequence[Shape]) -> list[ShapeProgram]:
 
 
 def _find_predecessors(shape: Shape) -> list[tuple[int, ...]]:
-    """Return what each node waits for: a member of a group for its gate, the gate for the rest.
+    """Return the predecessors of each node: of a member only its gate, of a gate all the rest.
 
-    A last node, if there is one, stands for the step's begin.
+    The last node may be the step's start.
     """
     num = len(shape)
     gate = shape.gate
@@ -166,92 +166,94 @@ def _find_predecessors(shape: Shape) -> list[tuple[int, ...]]:
     members = np.flatnonzero(gate >= 0)
     for operation in members.tolist():
         found[operation][num + int(gate[operation])] = None
-    at_start = find_gates_with_early_members(shape.dst, members, num + gate[members]).tolist()
-    for node in at_start:
+    early = find_gates_with_early_members(shape.dst, members, num + gate[members]).tolist()
+    for node in early:
         found[node][len(found)] = None
-    if at_start:
+    if early:
         found.append({})
     return [tuple(sources) for sources in found]
 
 
-def _sort_topologically(before: list[tuple[int, ...]]) -> list[int]:
-    """Order nodes so that each follows all it waits for (Kahn's algorithm, first come first)."""
-    after: dict[int, list[int]] = defaultdict(list)
-    for node, sources in enumerate(before):
+def _sort_topologically(predecessors: list[tuple[int, ...]]) -> list[int]:
+    """Order nodes so that each follows its predecessors (Kahn's algorithm, first come first)."""
+    successors: dict[int, list[int]] = defaultdict(list)
+    for node, sources in enumerate(predecessors):
         for source in sources:
-            after[source].append(node)
-    missing = [len(sources) for sources in before]
+            successors[source].append(node)
+    missing = [len(sources) for sources in predecessors]
     order = [node for node, num in enumerate(missing) if not num]
     for node in order:
-        for follower in after[node]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                order.append(follower)  # the loop runs on over what it appends
-    if len(order) < len(before):
-        raise CycleError(len(before) - len(order))
+        for successor in successors[node]:
+            missing[successor] -= 1
+            if not missing[successor]:
+                order.append(successor)  # the loop also visits what it appends
+    if len(order) < len(predecessors):
+        raise CycleError(len(predecessors) - len(order))
     return order
 
 
 def _assign_rounds(
-    before: list[list[tuple[int, ...]]],
+    predecessors: list[list[tuple[int, ...]]],
     orders: list[list[int]],
-    met: list[dict[int, CollectiveKey]],
+    shared: list[dict[int, CollectiveKey]],
 ) -> list[list[int]]:
-    """Return each node's phase: the number of meetings before it on the way with the most.
+    """Return each node's round: the most shared collectives on any path to it.
 
-    A meeting has the same phase in all shapes, so they are gone over until none moves.
+    A shared collective is in the same round in all shapes, so this iterates until none moves.
     """
     release: dict[CollectiveKey, int] = {}
-    num_meetings = len({key for keys in met for key in keys.values()})
-    phases = [[0] * len(nodes) for nodes in before]
-    for _ in range(num_meetings + 2):
-        settled = True
-        for phase, nodes, order, keys in zip(phases, before, orders, met, strict=True):
+    num_shared = len({key for keys in shared for key in keys.values()})
+    node_rounds = [[0] * len(nodes) for nodes in predecessors]
+    for _ in range(num_shared + 2):
+        is_settled = True
+        for rounds, nodes, order, keys in zip(
+            node_rounds, predecessors, orders, shared, strict=True
+        ):
             for node in order:
                 sources = nodes[node]
-                at = max([phase[p] + (p in keys) for p in sources], default=0)
+                at = max([rounds[p] + (p in keys) for p in sources], default=0)
                 if node in keys:
                     latest = max(at, release.get(keys[node], 0))
-                    settled &= release.get(keys[node]) == latest
+                    is_settled &= release.get(keys[node]) == latest
                     release[keys[node]] = at = latest
-                phase[node] = at
-        if settled:
-            return phases
-    raise CycleError(num_meetings)
+                rounds[node] = at
+        if is_settled:
+            return node_rounds
+    raise CycleError(num_shared)
 
 
-def _group_by_round(order: list[int], phase: list[int], num_phases: int) -> list[list[int]]:
-    lines: list[list[int]] = [[] for _ in range(num_phases)]
+def _group_by_round(order: list[int], rounds: list[int], num_rounds: int) -> list[list[int]]:
+    by_round: list[list[int]] = [[] for _ in range(num_rounds)]
     for node in order:
-        lines[phase[node]].append(node)
-    return lines
+        by_round[rounds[node]].append(node)
+    return by_round
 
 
 def _propagate_labels(
     shapes: Sequence[Shape],
-    before: list[list[tuple[int, ...]]],
-    lines: list[list[list[int]]],
-    met: list[dict[int, CollectiveKey]],
+    predecessors: list[list[tuple[int, ...]]],
+    by_round: list[list[list[int]]],
+    shared: list[dict[int, CollectiveKey]],
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the labels that can move each node, and those that can through a meeting."""
-    reach = [[0] * len(nodes) for nodes in before]
-    behind = [[0] * len(nodes) for nodes in before]
-    for phase in range(len(lines[0]) if lines else 0):
-        at_meeting: dict[CollectiveKey, int] = defaultdict(int)
+    """Return ``reach`` and ``shared_reach`` of each shape's nodes."""
+    reach = [[0] * len(nodes) for nodes in predecessors]
+    shared_reach = [[0] * len(nodes) for nodes in predecessors]
+    for number in range(len(by_round[0]) if by_round else 0):
+        at_collective: dict[CollectiveKey, int] = defaultdict(int)
         for k, shape in enumerate(shapes):
             bits = [1 << label for label in shape.label.tolist()]
-            for node in lines[k][phase]:
-                moved = bits[node] if node < len(shape) else 0
-                through = 0
-                for source in before[k][node]:
-                    moved |= reach[k][source]
-                    through |= behind[k][source]
-                reach[k][node], behind[k][node] = moved, through
-                if node in met[k]:
-                    at_meeting[met[k][node]] |= moved
-        for k, keys in enumerate(met):
+            for node in by_round[k][number]:
+                own = bits[node] if node < len(shape) else 0
+                through_shared = 0
+                for source in predecessors[k][node]:
+                    own |= reach[k][source]
+                    through_shared |= shared_reach[k][source]
+                reach[k][node], shared_reach[k][node] = own, through_shared
+                if node in shared[k]:
+                    at_collective[shared[k][node]] |= own
+        for k, keys in enumerate(shared):
             for node, key in keys.items():
-                if key in at_meeting:
-                    reach[k][node] |= at_meeting[key]
-                    behind[k][node] |= at_meeting[key]
-    return reach, behind
+                if key in at_collective:
+                    reach[k][node] |= at_collective[key]
+                    shared_reach[k][node] |= at_collective[key]
+    return reach, shared_reach

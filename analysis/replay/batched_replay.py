@@ -1,4 +1,11 @@
-"""Replay lane programs: when each node ends, in all lanes at once."""
+"""Replay of compiled shapes: the end of each node, in all columns at once.
+
+A range of steps is replayed with all its replicas. *Together*, operations are put back in all
+replicas at once. *Alone* gives, for each replica, the step's time if only that replica had them
+put back. Up to the first shared collective that they move both are equal, so only what follows it
+is replayed again. There, the other replicas of a step are all ideal and equal, so one column
+represents all of one shape.
+"""
 
 from __future__ import annotations
 
@@ -15,72 +22,72 @@ if TYPE_CHECKING:
     from .batched_program import Round, ShapeProgram
 
     Row = NDArray[np.float64]
-    """Shape (lanes,), or (1,) where all lanes agree: numpy's broadcasting does the rest."""
+    """Shape (columns,), or (1,) if all columns are equal: numpy broadcasts it."""
 
     Ends = list[list[Row]]
-    """By part, by node."""
+    """By shape, by node."""
 
 START = np.zeros(1)
-"""When a step's first operations begin."""
+"""Start of a step's first operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeReplay:
-    """Some lanes of one shape, with the durations that they are replayed with."""
+    """Replay of some columns of one shape."""
 
     program: ShapeProgram
     durations: Sequence[Row]
     """By operation."""
 
-    todo: Sequence[Round]
-    """What to compute; all other nodes keep their ends."""
+    rounds: Sequence[Round]
+    """The nodes to compute; all others keep their ends."""
 
     ends: list[Row]
     """By node; filled in by the replay."""
 
 
 class Exchange(Protocol):
-    """Says when a meeting is over."""
+    """Exchange of arrivals between the columns of several shapes at one shared collective."""
 
-    def __call__(self, tracks: Sequence[int], arrivals: Sequence[Row], /) -> Sequence[Row]:
-        """Return for each track when the meeting is over in its lanes.
+    def __call__(self, replays: Sequence[int], arrivals: Sequence[Row], /) -> Sequence[Row]:
+        """Return, for each replay, the arrival of the last member in each column.
 
         Args:
-            tracks: Which of the replayed tracks take part.
-            arrivals: When their lanes arrive.
+            replays: Indices of the replays that take part.
+            arrivals: The arrivals of their own columns.
         """
         ...
 
 
-def replay_rounds(tracks: Sequence[ShapeReplay], meet: Exchange) -> None:
-    """Compute when each node ends if it begins as soon as all that it waits for has ended.
+def replay_rounds(replays: Sequence[ShapeReplay], exchange: Exchange) -> None:
+    """Compute the end of each node if it begins as soon as its predecessors have ended.
 
-    That is ``end[n] = max(end[p] for p before n) + duration[n]``, and at a
-    meeting the maximum over all lanes that meet.
+    That is ``end[n] = max(end[p] for p in predecessors(n)) + duration[n]``, and at a shared
+    collective the maximum over all columns that take part.
 
     Args:
-        tracks: Their ``ends`` are filled in.
-        meet: Joins the tracks.
+        replays: Their ``ends`` are filled in.
+        exchange: Returns the last arrivals at a shared collective.
     """
-    for number in range(max(len(track.todo) for track in tracks)):
-        keys = {key: None for track in tracks for key in track.todo[number].meetings}
-        for track in tracks:
-            _replay_nodes(track, track.todo[number].nodes)
+    for number in range(max(len(replay.rounds) for replay in replays)):
+        keys = {key: None for replay in replays for key in replay.rounds[number].shared}
+        for replay in replays:
+            _replay_nodes(replay, replay.rounds[number].nodes)
         for key in keys:
-            present = [k for k, track in enumerate(tracks) if key in track.todo[number].meetings]
-            gates = [tracks[k].todo[number].meetings[key] for k in present]
-            ends = [tracks[k].ends for k in present]
-            over = meet(present, [of[gate] for of, gate in zip(ends, gates, strict=True)])
-            for of, gate, end in zip(ends, gates, over, strict=True):
-                of[gate] = end
+            present = [k for k, each in enumerate(replays) if key in each.rounds[number].shared]
+            gates = [replays[k].rounds[number].shared[key] for k in present]
+            ends = [replays[k].ends for k in present]
+            last = exchange(present, [own[gate] for own, gate in zip(ends, gates, strict=True)])
+            for own, gate, end in zip(ends, gates, last, strict=True):
+                own[gate] = end
 
 
-def _replay_nodes(track: ShapeReplay, nodes: Sequence[int]) -> None:
-    """Compute some nodes of one track; the inner loop of every replay."""
-    before, ends, durations = track.program.before, track.ends, track.durations
-    num_ops, maximum = track.program.num_ops, np.maximum
+def _replay_nodes(replay: ShapeReplay, nodes: Sequence[int]) -> None:
+    """Compute some nodes of one shape; the inner loop of every replay."""
+    predecessors, ends, durations = replay.program.predecessors, replay.ends, replay.durations
+    num_ops, maximum = replay.program.num_ops, np.maximum
     for node in nodes:
-        sources = before[node]
+        sources = predecessors[node]
         if len(sources) == 1:
             begin = ends[sources[0]]
         elif sources:
@@ -94,27 +101,27 @@ def _replay_nodes(track: ShapeReplay, nodes: Sequence[int]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeColumns:
-    """The lanes of one shape in a block."""
+    """The columns of one shape in a range of steps."""
 
     program: ShapeProgram
     recorded: Sequence[Row]
-    """By operation, each of shape (lanes,): durations and transfers."""
+    """By operation, each of shape (columns,): durations and transfers."""
 
     ideal: Sequence[Row]
     """By operation, each of shape (1,)."""
 
     step: NDArray[np.int64]
-    """Shape (lanes,): index of the block's step, ascending."""
+    """Shape (columns,): index of the step in the range, ascending."""
 
     replica: NDArray[np.int64]
-    """Shape (lanes,): index of the replica."""
+    """Shape (columns,): index of the replica."""
 
     begins: NDArray[np.int64]
-    """The first lane of each step that has any."""
+    """The first column of each step that has any."""
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """Return the steps that have a lane."""
+        """The steps that have a column."""
         return self.step[self.begins]
 
     def put_back(self, labels: int) -> list[Row]:
@@ -129,137 +136,142 @@ class ShapeColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRange:
-    """Some steps with all their replicas."""
+    """Consecutive steps with all their replicas."""
 
-    parts: Sequence[ShapeColumns]
+    shapes: Sequence[ShapeColumns]
     num_steps: int
 
     def replay(self, durations: Sequence[Sequence[Row]]) -> Ends:
-        """Replay all lanes with these durations, by part and operation."""
-        return self._together(
+        """Replay all columns with these durations, by shape and operation."""
+        return self._replay_together(
             durations,
-            [part.program.phases for part in self.parts],
-            [[START] * len(part.program.before) for part in self.parts],
+            [shape.program.rounds for shape in self.shapes],
+            [[START] * len(shape.program.predecessors) for shape in self.shapes],
         )
 
     def ideal(self) -> Ends:
         """Replay with all durations ideal."""
-        return self.replay([part.ideal for part in self.parts])
+        return self.replay([shape.ideal for shape in self.shapes])
 
     def put_back(self, labels: int, ideal: Ends) -> Ends:
-        """Replay with the recorded durations of some labels, all else ideal.
+        """Replay with the recorded durations of some labels and all else ideal.
 
         Args:
-            labels: Which.
-            ideal: The ends when all are ideal.
+            labels: The labels to put back.
+            ideal: The ends if all durations are ideal.
         """
-        return self._together(
-            [part.put_back(labels) for part in self.parts],
-            [part.program.moved_by(labels, behind=False) for part in self.parts],
+        return self._replay_together(
+            [shape.put_back(labels) for shape in self.shapes],
+            [shape.program.rounds_moved_by(labels, through_shared=False) for shape in self.shapes],
             ideal,
         )
 
     def step_times(self, ends: Ends) -> NDArray[np.float64]:
-        """Return when the last operation that closes each step has ended. Shape (steps,)."""
-        return self._latest(
-            range(len(self.parts)),
-            [last_end(part.program, of) for part, of in zip(self.parts, ends, strict=True)],
+        """Return the last end of the operations that close each step. Shape (steps,)."""
+        return self._latest_by_step(
+            range(len(self.shapes)),
+            [last_end(shape.program, own) for shape, own in zip(self.shapes, ends, strict=True)],
         )
 
     def alone(self, number: int, labels: int, own: Sequence[Row], ideal: Ends) -> Row:
-        """Replay each lane of one part with some labels put back in it alone.
+        """Replay each column of one shape with some labels put back in it alone.
 
         Args:
-            number: Which part.
-            labels: What is put back.
-            own: Its ends with the same labels put back in all replicas.
-            ideal: The ends when all are ideal.
+            number: Index of the shape.
+            labels: The labels to put back.
+            own: The shape's ends with the same labels put back in all replicas.
+            ideal: The ends if all durations are ideal.
 
         Returns:
-            When the last operation that closes each lane's step has ended.
+            The last end of the operations that close the step, for each column.
         """
-        part = self.parts[number]
-        tracks = [_replay_after_collectives(part.program, labels, part.put_back(labels), list(own))]
-        there: list[NDArray[np.bool_] | None] = [None]
-        for k, other in enumerate(self.parts):
-            num_others = np.bincount(other.step, minlength=self.num_steps)[part.step]
-            present = num_others > (1 if k == number else 0)
-            if present.any():
-                ends = _repeat_for_columns(other, part, ideal[k])
-                tracks.append(_replay_after_collectives(other.program, labels, other.ideal, ends))
-                there.append(None if present.all() else present)
-        replay_rounds(tracks, _exchange_present(there))
-        last = last_end(part.program, tracks[0].ends)
-        for track, present_or_all in zip(tracks[1:], there[1:], strict=True):
-            last = np.maximum(last, _masked(present_or_all, last_end(track.program, track.ends)))
+        shape = self.shapes[number]
+        durations = shape.put_back(labels)
+        replays = [_replay_after_collectives(shape.program, labels, durations, list(own))]
+        masks: list[NDArray[np.bool_] | None] = [None]
+        for k, other in enumerate(self.shapes):
+            num_others = np.bincount(other.step, minlength=self.num_steps)[shape.step]
+            is_present = num_others > (1 if k == number else 0)
+            if is_present.any():
+                ends = _repeat_for_columns(other, shape, ideal[k])
+                replays.append(_replay_after_collectives(other.program, labels, other.ideal, ends))
+                masks.append(None if is_present.all() else is_present)
+        replay_rounds(replays, _exchange_present(masks))
+        last = last_end(shape.program, replays[0].ends)
+        for replay, mask in zip(replays[1:], masks[1:], strict=True):
+            last = np.maximum(last, _masked(mask, last_end(replay.program, replay.ends)))
         return last
 
-    def _together(
-        self, durations: Sequence[Sequence[Row]], todo: Sequence[Sequence[Round]], ends: Ends
+    def _replay_together(
+        self, durations: Sequence[Sequence[Row]], rounds: Sequence[Sequence[Round]], ends: Ends
     ) -> Ends:
-        """Replay all lanes; what is not to do keeps its ends."""
-        tracks = [
-            ShapeReplay(program=part.program, durations=taken, todo=phases, ends=list(of))
-            for part, taken, phases, of in zip(self.parts, durations, todo, ends, strict=True)
+        """Replay all columns; nodes that are not in ``rounds`` keep their ends."""
+        replays = [
+            ShapeReplay(program=shape.program, durations=own, rounds=todo, ends=list(kept))
+            for shape, own, todo, kept in zip(self.shapes, durations, rounds, ends, strict=True)
         ]
-        replay_rounds(tracks, self._meet)
-        return [track.ends for track in tracks]
+        replay_rounds(replays, self._exchange)
+        return [replay.ends for replay in replays]
 
-    def _meet(self, taking_part: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
+    def _exchange(self, present: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
         if len({float(arrival[0]) for arrival in arrivals if len(arrival) == 1}) == 1 and all(
             len(arrival) == 1 for arrival in arrivals
         ):
             return arrivals
-        latest = self._latest(taking_part, arrivals)
-        return [latest[self.parts[k].step] for k in taking_part]
+        latest = self._latest_by_step(present, arrivals)
+        return [latest[self.shapes[k].step] for k in present]
 
-    def _latest(self, numbers: Sequence[int], rows: Sequence[Row]) -> NDArray[np.float64]:
-        """Return the largest value over the lanes of each step, in some parts."""
+    def _latest_by_step(self, numbers: Sequence[int], rows: Sequence[Row]) -> NDArray[np.float64]:
+        """Return the largest value over the columns of each step, in some shapes."""
         latest = np.full(self.num_steps, -np.inf)
         for k, row in zip(numbers, rows, strict=True):
-            part = self.parts[k]
-            by_step = np.maximum.reduceat(row, part.begins) if len(row) > 1 else row
-            latest[part.steps] = np.maximum(latest[part.steps], by_step)
+            shape = self.shapes[k]
+            by_step = np.maximum.reduceat(row, shape.begins) if len(row) > 1 else row
+            latest[shape.steps] = np.maximum(latest[shape.steps], by_step)
         return latest
 
 
 def _replay_after_collectives(
     program: ShapeProgram, labels: int, durations: Sequence[Row], ends: list[Row]
 ) -> ShapeReplay:
-    """Return a track of which only what ``labels`` move through a meeting is computed."""
-    todo = program.moved_by(labels, behind=True)
-    return ShapeReplay(program=program, durations=durations, todo=todo, ends=ends)
+    """Return a replay of only those nodes that ``labels`` move through a shared collective."""
+    rounds = program.rounds_moved_by(labels, through_shared=True)
+    return ShapeReplay(program=program, durations=durations, rounds=rounds, ends=ends)
 
 
 def last_end(program: ShapeProgram, ends: Sequence[Row]) -> Row:
-    """Return when the last of the operations that close the step has ended."""
+    """Return the last end of the operations that close the step."""
     last = ends[program.closing[0]]
     for node in program.closing[1:]:
         last = np.maximum(last, ends[node])
     return last
 
 
-def _repeat_for_columns(other: ShapeColumns, part: ShapeColumns, ends: Sequence[Row]) -> list[Row]:
-    """Return ends that are alike in each step of ``other``, as the lanes of ``part`` see them."""
+def _repeat_for_columns(other: ShapeColumns, shape: ShapeColumns, ends: Sequence[Row]) -> list[Row]:
+    """Return the ends of ``other``, equal within a step, for each column of ``shape``."""
     steps = other.steps
-    at = np.minimum(np.searchsorted(steps, part.step), len(steps) - 1)
-    first_lane = other.begins[at]
-    return [row if len(row) == 1 else row[first_lane] for row in ends]
+    index = np.minimum(np.searchsorted(steps, shape.step), len(steps) - 1)
+    first_column = other.begins[index]
+    return [row if len(row) == 1 else row[first_column] for row in ends]
 
 
 def _exchange_present(
-    there: Sequence[NDArray[np.bool_] | None],
+    masks: Sequence[NDArray[np.bool_] | None],
 ) -> Callable[[Sequence[int], Sequence[Row]], Sequence[Row]]:
-    """Let tracks meet lane by lane, each only where it is present (None: everywhere)."""
+    """Return an exchange column by column, in which a replay is absent from masked columns.
 
-    def meet(taking_part: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
-        latest = _masked(there[taking_part[0]], arrivals[0])
-        for k, arrival in zip(taking_part[1:], arrivals[1:], strict=True):
-            latest = np.maximum(latest, _masked(there[k], arrival))
+    Args:
+        masks: Columns in which each replay is present; None for all.
+    """
+
+    def exchange(present: Sequence[int], arrivals: Sequence[Row]) -> Sequence[Row]:
+        latest = _masked(masks[present[0]], arrivals[0])
+        for k, arrival in zip(present[1:], arrivals[1:], strict=True):
+            latest = np.maximum(latest, _masked(masks[k], arrival))
         return [latest] * len(arrivals)
 
-    return meet
+    return exchange
 
 
-def _masked(present: NDArray[np.bool_] | None, row: Row) -> Row:
-    return row if present is None else np.where(present, row, -np.inf)
+def _masked(mask: NDArray[np.bool_] | None, row: Row) -> Row:
+    return row if mask is None else np.where(mask, row, -np.inf)

@@ -1,4 +1,4 @@
-"""The chain of operations that decides a step's end, and each operation's slack."""
+"""Critical path of a step, and the slack of its operations."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """Rows in order of time, step by step.
+    """Chain of operations that decides each step's end; rows in order of time, step by step.
 
-    The rows of a step tile it: each begins where the one before it ended, the
-    first at 0, the last ends with the step.
+    The rows of a step cover it without gaps: the first begins at 0, each begins at the end of
+    the one before, and the last ends with the step.
     """
 
     steps: tuple[int, ...]
     step_ns: NDArray[np.float64]
-    """Shape (steps,): the replayed step."""
+    """Shape (steps,): duration of the replayed step."""
 
     step: NDArray[np.int32]
     """Shape (rows,): step number."""
@@ -43,11 +43,11 @@ class CriticalPath:
 
     kinds: tuple[str, ...]
     start_ns: NDArray[np.float64]
-    """Shape (rows,): from the step's start. Of a communication when its last member arrived."""
+    """Shape (rows,): from the step's start; of a communication its last member's arrival."""
 
     end_ns: NDArray[np.float64]
     gap_ns: NDArray[np.float64]
-    """Shape (rows,): launch gap at the beginning of the row."""
+    """Shape (rows,): launch gap at the row's start."""
 
     def __len__(self) -> int:
         return len(self.operation)
@@ -55,7 +55,7 @@ class CriticalPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slack:
-    """How much later each operation of some steps may end without moving its step's end."""
+    """Slack of the operations of some steps."""
 
     steps: tuple[int, ...]
     rows: NDArray[np.int64]
@@ -68,58 +68,59 @@ class Slack:
     kind: NDArray[np.int16]
     kinds: tuple[str, ...]
     slack_ns: NDArray[np.float64]
-    """Shape (ops,): 0 on a critical path; infinite where nothing that closes the step follows."""
+    """Shape (ops,): how much later the operation may end without delaying its step's end. 0 on a
+    critical path; infinite if no operation that closes the step follows."""
 
 
 def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> CriticalPath:
     """Return the chain of operations that decides the end of each step in the full replay.
 
-    From the operation that ends last the chain goes back, each time to what
-    ended last of all that was waited for; of several such to the one on the
-    same rank, so that the chain leaves a rank only where another held it up.
+    The chain goes back from the operation that ends last, each time to the predecessor that ended
+    last. Among several of those it prefers the own rank, so it leaves a rank only if another one
+    delayed it.
 
     Args:
         model: A run's operations.
-        steps: Step numbers; None: all of the run.
+        steps: Step numbers; None for all of the run.
 
     Raises:
-        EmptyRunError: A step takes no part in the replay.
-        CycleError: Operations of a step wait for each other.
+        EmptyRunError: A step is not part of the replay.
+        CycleError: Operations of a step depend on each other.
     """
     graph = build_step_graph(model, steps)
     operations = model.operations
     lengths = graph.node_lengths(operations.duration_ns, operations.gap_ns)
     ends = graph.node_ends(lengths)
-    of_node = _node_operations(graph)
-    rank = np.append(model.rank[graph.rows], -1)[of_node]
+    operation = _node_operations(graph)
+    rank = np.append(model.rank[graph.rows], -1)[operation]
     nodes = _walk_back(graph, ends, rank)
-    nodes = nodes[(of_node[nodes] >= 0) & (lengths[nodes] != 0)]
-    of_row = of_node[nodes]
-    row = graph.rows[of_row]
+    nodes = nodes[(operation[nodes] >= 0) & (lengths[nodes] != 0)]
+    index = operation[nodes]
+    row = graph.rows[index]
     return CriticalPath(
         steps=graph.steps,
         step_ns=ends[graph.sink],
-        step=np.array(graph.steps, dtype=np.int32)[graph.step_index[of_row]],
+        step=np.array(graph.steps, dtype=np.int32)[graph.step_index[index]],
         operation=row,
         rank=model.rank[row],
         kind=model.kind[row],
         kinds=model.kinds,
         start_ns=ends[nodes] - lengths[nodes],
         end_ns=ends[nodes],
-        gap_ns=np.where(graph.arrival[of_row] == nodes, operations.gap_ns[row], 0.0),
+        gap_ns=np.where(graph.arrival[index] == nodes, operations.gap_ns[row], 0.0),
     )
 
 
 def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
-    """Return how much later each operation may end in the full replay (`step_graph.node_slack`).
+    """Return the slack of each operation in the full replay; see `step_graph.node_slack`.
 
     Args:
         model: A run's operations.
-        steps: Step numbers; None: all of the run.
+        steps: Step numbers; None for all of the run.
 
     Raises:
-        EmptyRunError: A step takes no part in the replay.
-        CycleError: Operations of a step wait for each other.
+        EmptyRunError: A step is not part of the replay.
+        CycleError: Operations of a step depend on each other.
     """
     graph = build_step_graph(model, steps)
     operations = model.operations
@@ -136,31 +137,31 @@ def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> S
 
 def _node_operations(graph: StepGraph) -> NDArray[np.int64]:
     """Return the operation that each node belongs to, -1 for gates and sinks."""
-    of_node = np.full(graph.num_nodes, -1, dtype=np.int64)
+    operation = np.full(graph.num_nodes, -1, dtype=np.int64)
     num = len(graph.rows)
-    of_node[graph.arrival] = np.arange(num)
-    of_node[:num] = np.arange(num)
-    return of_node
+    operation[graph.arrival] = np.arange(num)
+    operation[:num] = np.arange(num)
+    return operation
 
 
 def _walk_back(
     graph: StepGraph, ends: NDArray[np.float64], rank: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Return the nodes of one longest way to each step's sink, in order of time."""
+    """Return the nodes of one longest path to each step's sink, in order of time."""
     order = stable_argsort(graph.dst)
     sources = graph.src[order]
     first = np.searchsorted(graph.dst[order], np.arange(graph.num_nodes + 1))
     found: list[int] = []
     for sink in graph.sink.tolist():
-        way: list[int] = []
+        path: list[int] = []
         node = sink
         own_rank = -1
         while first[node] < first[node + 1]:
-            before = sources[first[node] : first[node + 1]]
-            latest = before[ends[before] == ends[before].max()]
+            predecessors = sources[first[node] : first[node + 1]]
+            latest = predecessors[ends[predecessors] == ends[predecessors].max()]
             on_rank = latest[rank[latest] == own_rank]
             node = int(on_rank[0] if len(on_rank) else latest[0])
             own_rank = own_rank if rank[node] < 0 else int(rank[node])
-            way.append(node)
-        found += reversed(way)
+            path.append(node)
+        found += reversed(path)
     return np.array(found, dtype=np.int64)

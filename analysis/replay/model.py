@@ -1,4 +1,4 @@
-"""What replay and diagnosis need of a run, whatever format it came from."""
+"""Input of replay and diagnosis: what a reader makes of a run of any format."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import KINDS
+
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
 
@@ -16,45 +18,65 @@ if TYPE_CHECKING:
 
     from .operations import Operations
 
+FORWARD_KINDS = frozenset({"forward", "forward-compute"})
+BACKWARD_KINDS = frozenset({"backward", "backward-compute"})
+COMPUTE_KINDS = FORWARD_KINDS | BACKWARD_KINDS | {"optimizer"}
+"""Kinds of compute: span kinds, and operation types of the ByteDance format."""
+
+INTERRUPTING_KINDS = frozenset({"data", "gc", "checkpoint"})
+"""Kinds of host spans whose time is subtracted from a compute span around them, if the host
+computes."""
+
+HOST_KINDS = INTERRUPTING_KINDS | {"host"}
+P2P_KINDS = frozenset({"pp-send", "pp-recv", "forward-pp-comm", "backward-pp-comm"})
+BUFFERED_KIND = "pp-send"
+"""A send without a group was buffered: it did not wait, and all of it is transfer."""
+
+COMPUTE_CODES = tuple(code for code, kind in enumerate(KINDS) if kind.value in COMPUTE_KINDS)
+"""Codes of the span kinds among `COMPUTE_KINDS`."""
+
+INTERRUPTING_CODES = tuple(
+    code for code, kind in enumerate(KINDS) if kind.value in INTERRUPTING_KINDS
+)
+
+NO_LINK = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayModel:
-    """Operations with their ideal durations and the groups that they can be put back by."""
+    """Operations with their ideal durations, and the sets in which a what-if puts them back."""
 
     operations: Operations
     ideal_ns: NDArray[np.float64]
-    """Shape (ops,): what the duration or transfer would be in a straggler-free step."""
+    """Shape (ops,): duration or transfer in a straggler-free step."""
 
     ideal_gap_ns: NDArray[np.float64]
-    """Shape (ops,): the same for the launch gap."""
+    """Shape (ops,): launch gap in a straggler-free step."""
 
     kind: NDArray[np.int16]
     """Shape (ops,): code into ``kinds``."""
 
     kinds: tuple[str, ...]
-    """What ``slowdown_by_kind`` is told by."""
+    """Keys of ``slowdown_by_kind``."""
 
     rank: NDArray[np.int32]
     dp: NDArray[np.int32]
     stage: NDArray[np.int32]
     on_device: NDArray[np.bool_]
-    """Shape (ops,): compute and communication; the rest takes part in the full replay only."""
+    """Shape (ops,): compute and communication. The others are in the full replay only."""
 
     span: NDArray[np.int64] | None = None
-    """Shape (ops,): number of the span that a piece of compute is of; of the rest it says nothing.
-    None: each is a whole one."""
+    """Shape (ops,): for a piece of compute, the number of its span; undefined for the others.
+    None: each operation is a whole span."""
 
     work: NDArray[np.int64] | None = None
-    """Shape (ops,): one number for spans of equal kind, portion, chunk and stage, however often
-    they are cut; of the rest it says nothing. None: as labelled."""
+    """Shape (ops,): for compute, equal for spans of equal kind, micro-batch part, chunk and
+    stage, into however many pieces they are cut; undefined for the others. None: use the label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeItems:
-    """Compute of each (rank, step) by micro-batch, self-time only: waits are cut out.
-
-    Ordered by (step, rank).
-    """
+    """Compute of each micro-batch on each rank, without its waits. Ordered by (step, rank)."""
 
     step: NDArray[np.int32]
     """Step number."""
@@ -65,12 +87,13 @@ class ComputeItems:
 
     chunk: NDArray[np.int32]
     microbatch: NDArray[np.int32]
-    """Position among the (step, rank, kind, chunk)'s items, in order of start."""
+    """Number among the items of the same (step, rank, kind, chunk), in order of start."""
 
     self_ns: NDArray[np.int64]
     deferred_ratio: float = 0.0
-    """Share of all this compute that was split off and done later in the step (the weights'
-    gradients of a zero-bubble schedule); the parts of a micro-batch are one item."""
+    """Share of all this compute that a schedule split off and did later in the step (a
+    zero-bubble schedule defers the gradients of the weights). The parts of a micro-batch are one
+    item."""
 
     def __len__(self) -> int:
         return len(self.self_ns)
@@ -78,7 +101,7 @@ class ComputeItems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A run of any format, ready to replay and to diagnose."""
+    """The result of reading a run: ready to replay and to diagnose."""
 
     model: ReplayModel
     items: ComputeItems
@@ -86,7 +109,7 @@ class Reading:
     gaps: GapItems
     transfers: Transfers
     steps: tuple[int, ...]
-    """Steps that take part, ascending."""
+    """Steps that are replayed, ascending."""
 
     actual_ns: NDArray[np.int64]
     """Shape (steps,): last end - first start over the step's ranks."""
@@ -96,8 +119,7 @@ class Reading:
 
     warnings: tuple[str, ...]
     experts: NDArray[np.bool_] | None = None
-    """Shape (ops,): which are compute of experts, from which ``items`` are free; None where none
-    is known to be."""
+    """Shape (ops,): the compute of experts, which ``items`` exclude; None if there is none."""
 
     not_compared: tuple[int, ...] = ()
     """Ranks that recorded no compute in more than half of ``steps``, ascending."""
@@ -105,59 +127,36 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitIntervals:
-    """When a rank stood waiting for the last member of a communication to arrive.
+    """Time that ranks waited for the last member of a communication to arrive.
 
     Intervals of one rank do not overlap.
     """
 
     rank: NDArray[np.int32]
-    """Who waits ..."""
+    """The rank that waits ..."""
 
     operation: NDArray[np.int64]
-    """... in which operation: its own member of the communication."""
+    """... in this operation: its own member of the communication."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     """The last member's arrival."""
 
 
-def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
-    """Cut waits of one rank that overlap, so that each instant counts once, for the earlier."""
-    if not len(waits.rank):
-        return waits
-    line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
-    begin = line.place(waits.rank, waits.start_ns)
-    order = stable_argsort(begin)
-    begin = begin[order]
-    end = begin + (waits.end_ns - waits.start_ns)[order]
-    reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
-    cut = np.maximum(reach - begin, 0)
-    real = cut < end - begin
-    order, cut = order[real], cut[real]
-    return WaitIntervals(
-        rank=waits.rank[order],
-        operation=waits.operation[order],
-        start_ns=waits.start_ns[order] + cut,
-        end_ns=waits.end_ns[order],
-    )
-
-
-NO_LINK = -1
-
-
 class Place(IntEnum):
-    """Where in a rank's step it did nothing of its own though nobody held it up."""
+    """Place of a host gap in a rank's step."""
 
     INPUT = 0
     """Before the step's first compute."""
 
     FORWARD = 1
-    """Before a forward compute that is not the step's first compute, or before the launch of a
-    collective that it follows."""
+    """Before a forward that is not the step's first compute, or before the launch of a collective
+    that a forward follows."""
 
     BACKWARD = 2
     LAUNCH = 3
-    """Right before it launched a collective that no forward or backward follows in the step."""
+    """Right before the launch of a collective that neither forward nor backward follows in the
+    step."""
 
     OTHER = 4
     """Before the optimizer, or after the step's last compute."""
@@ -185,7 +184,7 @@ class GapItems:
 
     gap_ns: NDArray[np.int64]
     operation: NDArray[np.int64]
-    """The operation of the replay that holds the gap, -1 where it holds none."""
+    """The operation that contains the gap, -1 if none does."""
 
     def __len__(self) -> int:
         return len(self.gap_ns)
@@ -193,10 +192,10 @@ class GapItems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What carries alike transfers: an ordered pair of ranks, or a group."""
+    """The ranks between which alike transfers go: an ordered pair, or a group."""
 
     members: tuple[int, ...]
-    """Global ranks: (source, destination) of a pair, ascending of a group."""
+    """Global ranks: (source, destination) of a pair, ascending for a group."""
 
     kind: str
     """Span kind of its transfers; ``pp-send`` for a pair of stages."""
@@ -206,7 +205,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """One row per communication instance with a known transfer."""
+    """One row per communication instance whose transfer is known."""
 
     step: NDArray[np.int32]
     """Step number."""
@@ -215,49 +214,50 @@ class Transfers:
     """Index into ``links``."""
 
     alike: NDArray[np.int32]
-    """Instances of equal number (operation, size, number of members) should take equally long."""
+    """Equal for instances of equal operation, size and number of members, which should take
+    equally long."""
 
     transfer_ns: NDArray[np.int64]
-    """Of the member that entered last, by its own clock: so no clock error is in it."""
+    """Duration of the member that entered last, by its own clock, so free of clock error."""
 
     num_bytes: NDArray[np.int64]
-    """-1 where unknown."""
+    """-1 if unknown."""
 
     name: NDArray[np.int32]
-    """Codes into ``names``: the operation."""
+    """The operation, as a code into ``names``."""
 
     names: tuple[str, ...]
     links: tuple[Link, ...]
     link_of_operation: NDArray[np.int32]
-    """Shape (ops,): index into ``links`` of the replay's operations, `NO_LINK` of all others."""
+    """Shape (ops,): index into ``links``, or `NO_LINK`."""
 
     def __len__(self) -> int:
         return len(self.step)
 
 
-COMPUTE_KINDS = frozenset(
-    {"forward", "backward", "optimizer", "forward-compute", "backward-compute"}
-)
-
-
-HOST_KINDS = frozenset({"host", "data", "gc", "checkpoint"})
-
-
-P2P_KINDS = frozenset({"pp-send", "pp-recv", "forward-pp-comm", "backward-pp-comm"})
-
-
-BUFFERED_KIND = "pp-send"
-"""A send without a group went into a buffer: it waited for nobody, and all of it is transfer."""
-
-
 def has_kind(model: ReplayModel, names: frozenset[str]) -> NDArray[np.bool_]:
-    """Tell which operations are of one of these kinds. Shape (ops,)."""
+    """Return which operations are of one of these kinds. Shape (ops,)."""
     wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
     found: NDArray[np.bool_] = wanted[model.kind]
     return found
 
 
-FORWARD_KINDS = frozenset({"forward", "forward-compute"})
-
-
-BACKWARD_KINDS = frozenset({"backward", "backward-compute"})
+def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
+    """Trim waits of one rank that overlap, so that each moment belongs to the earlier one."""
+    if not len(waits.rank):
+        return waits
+    line = Line.over(waits.rank, waits.start_ns, waits.end_ns)
+    begin = line.place(waits.rank, waits.start_ns)
+    order = stable_argsort(begin)
+    begin = begin[order]
+    end = begin + (waits.end_ns - waits.start_ns)[order]
+    reach = np.append(begin[0], np.maximum.accumulate(end)[:-1])
+    overlap = np.maximum(reach - begin, 0)
+    is_left = overlap < end - begin
+    order, overlap = order[is_left], overlap[is_left]
+    return WaitIntervals(
+        rank=waits.rank[order],
+        operation=waits.operation[order],
+        start_ns=waits.start_ns[order] + overlap,
+        end_ns=waits.end_ns[order],
+    )

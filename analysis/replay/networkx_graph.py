@@ -1,4 +1,7 @@
-"""The dependency graph as a `networkx.DiGraph`, for a closer look than a verdict."""
+"""Dependency graph of some steps as a `networkx.DiGraph`.
+
+A module of its own, so that only its caller imports networkx.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from .model import ReplayModel
 
 MOST_NODES = 200_000
-"""A larger graph takes gigabytes as Python objects; the replay's arrays hold any size."""
+"""As Python objects a larger graph takes gigabytes. The replay's arrays have no such limit."""
 
 
 def dependency_graph(
@@ -28,25 +31,23 @@ def dependency_graph(
     *,
     ranks: Collection[int] | None = None,
 ) -> nx.DiGraph[int]:
-    """Return who waits for whom in one step or several.
+    """Return the operations of one or several steps, and what each of them waits for.
 
-    A node is an operation: ``step``, ``rank``, ``kind``, ``start_ns`` and
-    ``end_ns`` as recorded, ``work_ns`` (a compute operation's duration, a
-    communication's transfer), ``instance`` (equal for the members of one
-    communication, None for all else), ``slack_ns`` (how much later it may end
-    in the full replay without moving the step's end, infinite where nothing
-    that closes the step follows) and ``critical`` (no slack). An edge leads
-    from what was waited for to what waited; the members of an instance wait
-    for all that any of them waits for.
+    A node is an operation, with ``step``, ``rank``, ``kind``, ``start_ns`` and ``end_ns`` as
+    recorded, ``work_ns`` (the duration of compute, the transfer of communication), ``instance``
+    (equal for the members of one communication, else None), ``slack_ns`` (how much later it may
+    end in the full replay without delaying the step's end; infinite if no operation that closes
+    the step follows) and ``critical`` (no slack). An edge leads from the operation waited for to
+    the one that waits. The members of an instance wait for all that any of them waits for.
 
     Args:
         model: A run's operations.
-        step: Its number, or several.
-        ranks: Only the operations of these ranks, and the edges between them;
-            None: all. Slack is that of the whole step all the same.
+        step: One step number, or several.
+        ranks: Only the operations of these ranks, and the edges between them; None for all. Slack
+            is that of the whole step in any case.
 
     Raises:
-        EmptyRunError: A step takes no part in the replay.
+        EmptyRunError: A step is not part of the replay.
         GraphTooLargeError: There are more than `MOST_NODES` operations.
     """
     numbers = [step] if isinstance(step, int) else sorted(set(step))
@@ -60,8 +61,8 @@ def dependency_graph(
     if len(rows) > MOST_NODES:
         raise GraphTooLargeError(numbers[0], len(rows))
     graph: nx.DiGraph[int] = nx.DiGraph()
-    for row, free in zip(rows.tolist(), slack_ns.tolist(), strict=True):
-        graph.add_node(row, **_attributes(model, row), slack_ns=free, critical=free == 0)
+    for row, slack in zip(rows.tolist(), slack_ns.tolist(), strict=True):
+        graph.add_node(row, **_attributes(model, row), slack_ns=slack, critical=slack == 0)
     graph.add_edges_from(_edges_between(model, rows))
     return graph
 

@@ -1,4 +1,4 @@
-"""The operations of a run and what each waits for: what every trace format is turned into."""
+"""Operations of a run and their dependencies: the form that every trace format is turned into."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Operations:
     """Operations of some steps, with their dependencies inside each step.
 
-    Rows are sorted by (step, replica), and within these in an order that two
-    steps or replicas of the same structure share; replaying such steps
-    together is what makes it fast (`analysis.replay.program`).
+    Rows are sorted by (step, replica), and within these in an order that is equal for two steps
+    or replicas of the same structure: such steps are replayed together
+    (`analysis.replay.program`).
     """
 
     steps: tuple[int, ...]
@@ -30,28 +30,28 @@ class Operations:
     """Shape (ops,): index into ``steps``."""
 
     replica: NDArray[np.int32]
-    """Shape (ops,): data-parallel position, or 0 everywhere when there is no such axis."""
+    """Shape (ops,): data-parallel position; 0 everywhere if there is no such axis."""
 
     label: NDArray[np.int64]
-    """Shape (ops,): what the operation is; only operations of equal label are ever exchanged."""
+    """Shape (ops,): operations of equal label do the same work at different times or ranks."""
 
     group: NDArray[np.int64]
     """Shape (ops,): the communication instance that it is a member of, or `NO_GROUP`."""
 
     duration_ns: NDArray[np.float64]
-    """Shape (ops,): of a compute operation its duration, of a communication its transfer."""
+    """Shape (ops,): the duration of compute, the transfer of communication."""
 
     gap_ns: NDArray[np.float64]
-    """Shape (ops,): how long it began after all that it waits for had ended (launch delay)."""
+    """Shape (ops,): launch gap: time from the end of all its dependencies to its start."""
 
     start_ns: NDArray[np.int64]
-    """Shape (ops,): when it began, as recorded."""
+    """Shape (ops,): as recorded."""
 
     end_ns: NDArray[np.int64]
-    """Shape (ops,): when it ended, as recorded."""
+    """Shape (ops,): as recorded."""
 
     closes_step: NDArray[np.bool_]
-    """Shape (ops,): operations whose last end is the step's end."""
+    """Shape (ops,): the step ends when the last of these has ended."""
 
     src: NDArray[np.int64]
     """Shape (edges,): the operation waited for ..."""
@@ -66,19 +66,23 @@ class Operations:
 def remove_host_operations(
     operations: Operations, on_device: NDArray[np.bool_]
 ) -> tuple[Operations, NDArray[np.int64]]:
-    """Take the operations out that are not on the device.
+    """Return the device operations, with edges that bypass host operations.
+
+    A host gap takes no time in the device replay. If gaps stayed in the graph, a gap that only
+    some replicas have would give replicas of equal work different structures, and each structure
+    costs a replay of its own.
 
     Args:
-        operations: All of them.
+        operations: All operations.
         on_device: Shape (ops,).
 
     Returns:
-        Those on the device, with every path between them kept, and which they were.
+        The device operations, with every path between them kept, and their rows.
     """
     kept = np.flatnonzero(on_device)
     if len(kept) == len(operations):
         return operations, kept
-    src, dst = _paths(operations, ~on_device)
+    src, dst = _bypass_host(operations, ~on_device)
     number = np.cumsum(on_device) - 1
     columns = {
         name: getattr(operations, name)[kept]
@@ -88,32 +92,32 @@ def remove_host_operations(
     return replace(operations, **columns, src=number[src], dst=number[dst]), kept
 
 
-def _paths(
+def _bypass_host(
     operations: Operations, host: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return edges between device operations that stand for all paths through the host."""
-    into = np.flatnonzero(host[operations.dst])
-    into = into[stable_argsort(operations.dst[into])]
-    before = operations.src[into]
-    first = np.searchsorted(operations.dst[into], np.arange(len(operations) + 1))
+    """Return edges between device operations that replace all paths through host operations."""
+    into_host = np.flatnonzero(host[operations.dst])
+    into_host = into_host[stable_argsort(operations.dst[into_host])]
+    predecessors = operations.src[into_host]
+    first = np.searchsorted(operations.dst[into_host], np.arange(len(operations) + 1))
     src, dst = operations.src, operations.dst
     keep = ~host[dst]
     src, dst = src[keep], dst[keep]
     found_src, found_dst = [src[:0]], [dst[:0]]
     while len(src):
-        through = host[src]
-        found_src.append(src[~through])
-        found_dst.append(dst[~through])
-        src, dst = src[through], dst[through]
+        from_host = host[src]
+        found_src.append(src[~from_host])
+        found_dst.append(dst[~from_host])
+        src, dst = src[from_host], dst[from_host]
         num = first[src + 1] - first[src]
-        again = np.repeat(np.arange(len(src)), num)
-        src, dst = before[first[src][again] + cumcount(again)], dst[again]
-        src, dst = _distinct(src, dst, len(operations))
+        edge = np.repeat(np.arange(len(src)), num)
+        src, dst = predecessors[first[src][edge] + cumcount(edge)], dst[edge]
+        src, dst = _unique_edges(src, dst, len(operations))
     return np.concatenate(found_src), np.concatenate(found_dst)
 
 
-def _distinct(
-    src: NDArray[np.int64], dst: NDArray[np.int64], num: int
+def _unique_edges(
+    src: NDArray[np.int64], dst: NDArray[np.int64], num_operations: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    key = sorted_unique(src * num + dst)
-    return key // num, key % num
+    key = sorted_unique(src * num_operations + dst)
+    return key // num_operations, key % num_operations

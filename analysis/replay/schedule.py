@@ -1,8 +1,8 @@
-"""Order the nodes of a dependency graph by level, and replay it.
+"""Levels of a dependency graph, and the replay of all its nodes level by level.
 
-One schedule serves many *lanes* at once: steps of equal structure, and
-replicas (data-parallel positions) whose own parts look alike. A node's end is
-then one row of a matrix, and a level of the graph is a handful of numpy calls.
+One schedule replays many columns at once: steps of equal structure, and replicas
+(data-parallel positions) whose own parts are equal. The ends of a node are then one row of a
+matrix, and a level of the graph is a handful of numpy calls.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 UNORDERED = -1
 NUM_SLOTS = 16
-"""Nodes with more predecessors than this are reduced one by one instead of slot by slot."""
+"""A node with more predecessors than this is reduced on its own instead of slot by slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Nodes ``[first, last)`` of the schedule, which depend on earlier levels only."""
+    """Nodes ``[first, last)`` of the schedule, which only depend on earlier levels."""
 
     first: int
     last: int
     slots: tuple[NDArray[np.int64], ...]
-    """Slot k: the k-th predecessor of the level's first ``len(slot)`` nodes with any."""
+    """Slot k: the k-th predecessor of the first ``len(slot)`` nodes after the wide ones."""
 
     num_roots: int
-    """Nodes at the level's end without a predecessor: they begin at 0."""
+    """Nodes without a predecessor, at the level's end: they begin at 0."""
 
     wide: tuple[tuple[int, NDArray[np.int64]], ...]
-    """(node, predecessors) of the nodes with more than `NUM_SLOTS`; they follow the slotted."""
+    """(node, predecessors) of the nodes with more than `NUM_SLOTS`, at the level's begin."""
 
     across: NDArray[np.int64]
-    """Nodes of the level that wait for the same node of every replica."""
+    """Nodes that wait for the same node of every replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A graph in replay order. Node numbers are positions in that order."""
+    """Graph in replay order. Nodes are numbered by their position in that order."""
 
     num_nodes: int
     levels: tuple[Level, ...]
     position: NDArray[np.int64]
-    """Shape (nodes,): position in the schedule of each node as the caller numbered it."""
+    """Shape (nodes,): position of each node, by the caller's numbers."""
 
 
 def order_by_level(
@@ -61,21 +61,24 @@ def order_by_level(
     *,
     across: NDArray[np.bool_],
 ) -> Schedule:
-    """Sort a graph into levels: a node's level is one above its highest predecessor's.
+    """Sort a graph into levels; a node's level is one above its highest predecessor's.
 
     Args:
         num_nodes: Nodes are numbered ``0 .. num_nodes - 1``.
         src: Shape (edges,): the node waited for.
         dst: Shape (edges,): the node that waits.
-        across: Shape (nodes,): nodes that wait for the same node of every replica.
+        across: Shape (nodes,): whether the node waits for the same node of every replica.
 
     Raises:
-        CycleError: Some nodes wait for each other.
+        CycleError: Some nodes depend on each other.
     """
-    level = _acyclic_levels(num_nodes, src, dst)
+    level = node_levels(num_nodes, src, dst)
+    num_unordered = int((level == UNORDERED).sum())
+    if num_unordered:
+        raise CycleError(num_unordered)
     fan_in = np.bincount(dst, minlength=num_nodes)
-    # Within a level: wide nodes first, then by falling fan-in, so that the nodes
-    # which have a k-th predecessor are always a prefix.
+    # Within a level: wide nodes first, then by falling fan-in, so that the nodes with a k-th
+    # predecessor are always a prefix.
     order = argsort_rows(level, -fan_in)
     position = np.empty(num_nodes, dtype=np.int64)
     position[order] = np.arange(num_nodes)
@@ -91,27 +94,27 @@ def order_by_level(
 
 
 def replay(schedule: Schedule, durations: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return when each node ends if it begins as soon as all that it waits for has ended.
+    """Return the end of each node if it begins as soon as all its predecessors have ended.
 
     That is::
 
-        end[n] = max(end[p] for p before n) + durations[n]      (0 where nothing is before n)
+        end[n] = max(end[p] for p in predecessors(n), default=0) + durations[n]
 
-    Nodes marked ``across`` take that maximum over all replicas.
+    For nodes marked ``across`` the maximum is over all replicas.
 
     Args:
         schedule: The graph.
-        durations: Shape (nodes, replicas, lanes) in schedule order, any unit.
+        durations: Shape (nodes, replicas, columns) in schedule order, in any unit.
 
     Returns:
-        Ends, same shape and unit, the graph's roots beginning at 0.
+        Ends, in the same shape and unit.
     """
-    num_nodes, num_replicas, num_lanes = durations.shape
-    width = num_replicas * num_lanes
+    num_nodes, num_replicas, num_columns = durations.shape
+    width = num_replicas * num_columns
     flat = np.ascontiguousarray(durations).reshape(num_nodes, width)
     ends = np.empty_like(flat)
     widest = max((level.last - level.first for level in schedule.levels), default=0)
-    begin, other = np.empty((widest, width)), np.empty((widest, width))
+    begin, buffer = np.empty((widest, width)), np.empty((widest, width))
     for level in schedule.levels:
         num = level.last - level.first
         here = begin[:num]
@@ -123,33 +126,23 @@ def replay(schedule: Schedule, durations: NDArray[np.float64]) -> NDArray[np.flo
             if k == 0:
                 np.take(ends, slot, axis=0, out=target, mode="clip")
             else:
-                again = other[: len(slot)]
-                np.take(ends, slot, axis=0, out=again, mode="clip")
-                np.maximum(target, again, out=target)
+                candidate = buffer[: len(slot)]
+                np.take(ends, slot, axis=0, out=candidate, mode="clip")
+                np.maximum(target, candidate, out=target)
         if level.num_roots:
             here[num - level.num_roots :] = 0.0
         if len(level.across) and num_replicas > 1:
-            rows = here[level.across - level.first].reshape(-1, num_replicas, num_lanes)
+            rows = here[level.across - level.first].reshape(-1, num_replicas, num_columns)
             latest = np.broadcast_to(rows.max(axis=1, keepdims=True), rows.shape)
             here[level.across - level.first] = latest.reshape(-1, width)
         np.add(here, flat[level.first : level.last], out=ends[level.first : level.last])
     return ends.reshape(durations.shape)
 
 
-def _acyclic_levels(
-    num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    level = node_levels(num_nodes, src, dst)
-    num_circling = int((level == UNORDERED).sum())
-    if num_circling:
-        raise CycleError(num_circling)
-    return level
-
-
 def node_levels(
     num_nodes: int, src: NDArray[np.int64], dst: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return each node's level, `UNORDERED` where it is in a circle or behind one.
+    """Return each node's level; `UNORDERED` if it is in a cycle or depends on one.
 
     Source:
         Kahn, "Topological sorting of large networks" (1962), a whole frontier at a time.
@@ -163,14 +156,14 @@ def node_levels(
     while len(frontier):
         level[frontier] = depth
         depth += 1
-        reached = targets[_concatenated_ranges(first[frontier], first[frontier + 1])]
+        reached = targets[_concatenate_ranges(first[frontier], first[frontier + 1])]
         np.subtract.at(missing, reached, 1)
         frontier = sorted_unique(reached[missing[reached] == 0])
     return level
 
 
-def _concatenated_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate ``arange(f, l)`` for each pair."""
+def _concatenate_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Concatenate ``arange(f, l)`` of each pair."""
     counts = last - first
     total = int(counts.sum())
     offsets = np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,7 +1,6 @@
-"""When each operation of some steps begins and ends in the full replay, and how late it may end.
+"""Graph of single steps: start, end and slack of each operation, ideal timeline, cycles.
 
-`analysis.replay.program` replays whole runs for their step times alone. Here every
-operation's own times are kept, of the steps that are looked at closely.
+`analysis.replay.program` replays whole runs; here each step has a graph of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGraph:
-    """Operations of some steps as nodes that begin when all before them have ended.
+    """Operations of some steps as nodes, each of which begins when its predecessors have ended.
 
-    The first nodes are the operations. A member of a communication has a node
-    more, its *arrival*, which takes its launch gap; the group's *gate* waits
-    for all arrivals, and the members for the gate. Each step's *sink* waits
-    for the operations that close it.
+    The first nodes are the operations. A member of a communication has one node more, its
+    *arrival*, which takes its launch gap. The group's *gate* waits for all arrivals, and the
+    members wait for the gate. Each step's *sink* waits for the operations that close it.
     """
 
     steps: tuple[int, ...]
@@ -44,10 +42,10 @@ class StepGraph:
     """Shape (ops,): index into ``steps``."""
 
     arrival: NDArray[np.int64]
-    """Shape (ops,): the node at which the operation arrives; its own where it has no group."""
+    """Shape (ops,): the operation's arrival node; its own node without a group."""
 
     sink: NDArray[np.int64]
-    """Shape (steps,): the node at which the step ends."""
+    """Shape (steps,): the node whose end is the step's end."""
 
     num_nodes: int
     src: NDArray[np.int64]
@@ -56,35 +54,35 @@ class StepGraph:
     def node_lengths(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return what each node takes; durations and gaps have one row an operation of the run."""
+        """Return each node's length, given durations and gaps of all operations of the run."""
         lengths = np.zeros(self.num_nodes)
         lengths[: len(self.rows)] = duration_ns[self.rows]
         lengths[self.arrival] += gap_ns[self.rows]
         return lengths
 
     def node_ends(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return when each node ends, each step from 0, in ns.
+        """Return the end of each node, in ns from its step's start.
 
         Raises:
-            CycleError: Operations of a step wait for each other.
+            CycleError: Operations of a step depend on each other.
         """
         return _longest_paths(self.num_nodes, (self.src, self.dst), lengths)
 
     def node_tails(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the time from when each node begins to its step's end if nothing else were late.
+        """Return the length of the longest path from the start of each node to its step's end.
 
-        Minus infinity where nothing that closes the step follows.
+        Minus infinity if no operation that closes the step follows.
         """
-        leads_on = np.zeros(self.num_nodes, dtype=np.bool_)
-        leads_on[self.src] = True
-        leads_on[self.sink] = True
-        lengths = np.where(leads_on, lengths, -np.inf)
+        has_successor = np.zeros(self.num_nodes, dtype=np.bool_)
+        has_successor[self.src] = True
+        has_successor[self.sink] = True
+        lengths = np.where(has_successor, lengths, -np.inf)
         return _longest_paths(self.num_nodes, (self.dst, self.src), lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedTimes:
-    """Times of the operations of some steps in a replay, from each step's start, in ns."""
+    """Replayed times of the operations of some steps, in ns from their step's start."""
 
     steps: tuple[int, ...]
     rows: NDArray[np.int64]
@@ -94,16 +92,16 @@ class ReplayedTimes:
     """Shape (ops,): index into ``steps``."""
 
     start_ns: NDArray[np.float64]
-    """Shape (ops,): when it began; of a communication when this member arrived."""
+    """Shape (ops,): start; of a communication the arrival of this member."""
 
     gate_ns: NDArray[np.float64]
-    """Shape (ops,): when the last member of its group had arrived; else its start."""
+    """Shape (ops,): arrival of the last member of its group; its start without a group."""
 
     end_ns: NDArray[np.float64]
     """Shape (ops,)."""
 
     step_ns: NDArray[np.float64]
-    """Shape (steps,): the step's length."""
+    """Shape (steps,): duration of the step."""
 
 
 def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> StepGraph:
@@ -111,17 +109,17 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
 
     Args:
         model: A run's operations.
-        steps: Step numbers; None: all of the run.
+        steps: Step numbers; None for all of the run.
 
     Raises:
-        EmptyRunError: A step takes no part in the replay.
+        EmptyRunError: A step is not part of the replay.
     """
     operations = model.operations
     numbers = operations.steps if steps is None else tuple(sorted(set(steps)))
     for step in numbers:
         if step not in operations.steps:
             raise EmptyRunError(
-                f"step {step} takes no part in the replay: it was not recorded, or left out"
+                f"step {step} is not part of the replay: it was not recorded, or was left out"
                 " (see quality.warnings)"
             )
     wanted = np.array([operations.steps.index(step) for step in numbers], dtype=np.int64)
@@ -175,10 +173,10 @@ def replayed_times(
 def node_slack(
     graph: StepGraph, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how much later each operation may end without moving its step's end.
+    """Return how much later each operation may end without delaying its step's end.
 
-    That is ``T - (its end + the longest way from there to the end)``: 0 on a
-    critical path, infinite where nothing that closes the step follows.
+    That is ``T - (its end + the longest path from there to the step's end)``: 0 on a critical
+    path, infinite if no operation that closes the step follows.
 
     Args:
         graph: The steps.
@@ -186,7 +184,7 @@ def node_slack(
         gap_ns: Shape (operations of the run,): launch gaps.
 
     Returns:
-        Shape (ops,), in the order of ``graph.rows``, in ns.
+        Shape (ops,), ns, in the order of ``graph.rows``.
 
     Source:
         Kelley and Walker, "Critical-path planning and scheduling" (1959): total float.
@@ -199,10 +197,10 @@ def node_slack(
 
 
 def _gates(group: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Number arrivals and gates after the operations.
+    """Number the arrival and gate nodes after the operations.
 
     Returns:
-        Shape (ops,) each: arrival node, gate node (-1 without a group); how many gates.
+        Arrival nodes and gate nodes (-1 without a group), shape (ops,) each; the number of gates.
     """
     num = len(group)
     members = np.flatnonzero(group != NO_GROUP)
@@ -233,7 +231,7 @@ def _longest_paths(
     edges: tuple[NDArray[np.int64], NDArray[np.int64]],
     lengths: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the longest way up to and through each node."""
+    """Return the length of the longest path that ends with each node."""
     schedule = order_by_level(num_nodes, *edges, across=np.zeros(num_nodes, dtype=np.bool_))
     ordered = np.empty(num_nodes)
     ordered[schedule.position] = lengths
@@ -243,11 +241,10 @@ def _longest_paths(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdealTimeline:
-    """One step's operations, real and ideal; columns of equal length, ordered by (rank, start).
+    """One step's operations, recorded and ideal; columns of equal length, by (rank, start).
 
-    All times are in ns from the step's start. Both start and end at the edges
-    of an operation's bar: of a communication from this member's arrival, so
-    that the bar holds its wait.
+    All times are in ns from the step's start. Start and end are the edges of the bar to draw: the
+    bar of a communication starts at this member's arrival, so it includes the wait.
     """
 
     step: int
@@ -264,14 +261,14 @@ class IdealTimeline:
 
     end_ns: NDArray[np.int64]
     ideal_start_ns: NDArray[np.int64]
-    """In the ideal full replay: launch gaps at their median."""
+    """In the ideal full replay, with launch gaps at their median."""
 
     ideal_gate_ns: NDArray[np.int64]
-    """When the last member of its communication arrived, else its start."""
+    """Arrival of the last member of its communication; its start without one."""
 
     ideal_end_ns: NDArray[np.int64]
     actual_ns: int
-    """The step as recorded: last end - first start."""
+    """Recorded duration of the step: last end - first start."""
 
     ideal_ns: int
 
@@ -284,11 +281,11 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
 
     Args:
         model: A run's operations.
-        step: Its number.
+        step: The step's number.
 
     Raises:
-        EmptyRunError: The step takes no part in the replay.
-        CycleError: Operations of the step wait for each other.
+        EmptyRunError: The step is not part of the replay.
+        CycleError: Operations of the step depend on each other.
     """
     times = replayed_times(build_step_graph(model, [step]), model.ideal_ns, model.ideal_gap_ns)
     operations = model.operations
@@ -318,50 +315,50 @@ def _whole_ns(time_ns: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def find_cycles(model: ReplayModel) -> dict[int, str]:
-    """Find the steps that no replay can order.
+    """Find the steps whose operations depend on each other, so that no replay can order them.
 
     Args:
         model: A run's operations.
 
     Returns:
-        By step number: which ranks wait for each other, and in what.
+        By step number: the ranks of a cycle, and the kinds of its operations.
     """
     found = {}
     for step in model.operations.steps:
-        circle = _describe_cycle(model, step)
-        if circle is not None:
-            found[step] = circle
+        description = _describe_cycle(model, step)
+        if description is not None:
+            found[step] = description
     return found
 
 
 def _describe_cycle(model: ReplayModel, step: int) -> str | None:
     graph = build_step_graph(model, (step,))
-    open_ = node_levels(graph.num_nodes, graph.src, graph.dst) == UNORDERED
-    if not open_.any():
+    unordered = node_levels(graph.num_nodes, graph.src, graph.dst) == UNORDERED
+    if not unordered.any():
         return None
-    nodes = _walk_cycle(graph.src, graph.dst, open_)
-    of_node = np.full(graph.num_nodes, -1, dtype=np.int64)
-    of_node[graph.arrival] = graph.rows
-    of_node[: len(graph.rows)] = graph.rows
-    rows = of_node[nodes]
+    nodes = _walk_cycle(graph.src, graph.dst, unordered)
+    node_row = np.full(graph.num_nodes, -1, dtype=np.int64)
+    node_row[graph.arrival] = graph.rows
+    node_row[: len(graph.rows)] = graph.rows
+    rows = node_row[nodes]
     rows = rows[rows >= 0]
     ranks = tuple(np.unique(model.rank[rows]).tolist())
     kinds = sorted({model.kinds[kind] for kind in model.kind[rows].tolist()})
     who = f"{format_ranks(ranks)} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
-    return f"{who} in a circle ({', '.join(kinds)})"
+    return f"{who} in a cycle ({', '.join(kinds)})"
 
 
 def _walk_cycle(
-    src: NDArray[np.int64], dst: NDArray[np.int64], open_: NDArray[np.bool_]
+    src: NDArray[np.int64], dst: NDArray[np.int64], unordered: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return the nodes of one circle: every node left has a predecessor that is left."""
-    inside = open_[src] & open_[dst]
-    before = np.full(len(open_), UNORDERED, dtype=np.int64)
-    before[dst[inside]] = src[inside]
-    node = int(np.flatnonzero(open_)[0])
-    place: dict[int, int] = {}
-    while node not in place:
-        place[node] = len(place)
-        node = int(before[node])
-    path = np.fromiter(place, dtype=np.int64, count=len(place))
-    return path[place[node] :]
+    """Return the nodes of one cycle. Every unordered node has an unordered predecessor."""
+    inside = unordered[src] & unordered[dst]
+    predecessor = np.full(len(unordered), UNORDERED, dtype=np.int64)
+    predecessor[dst[inside]] = src[inside]
+    node = int(np.flatnonzero(unordered)[0])
+    index: dict[int, int] = {}
+    while node not in index:
+        index[node] = len(index)
+        node = int(predecessor[node])
+    path = np.fromiter(index, dtype=np.int64, count=len(index))
+    return path[index[node] :]

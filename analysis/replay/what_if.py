@@ -1,8 +1,9 @@
-"""What-if analysis: what the job would take if parts of it were not slow.
+"""The what-if analysis: step times of a run in which parts are recorded and the rest is ideal.
 
-Source: arXiv 2505.05713. ``S = T / T_ideal``; ``S_X`` replays the ideal run
-with X's recorded durations put back; ``M_X`` the recorded run with X's made
-ideal.
+``S = T / T_ideal``. ``S_X`` replays the ideal run with the recorded durations of X put back,
+``M_X`` the recorded run with X made ideal.
+
+Source: arXiv 2505.05713.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 
     from .model import ReplayModel
 
-MOST_ISOLATED = 100_000_000
-"""Durations replayed at most to put each dp position back: about a second's worth."""
+MAX_ISOLATED_COST = 100_000_000
+"""Largest number of durations replayed to put each dp position back: about a second."""
 
 WORST_SHARE = 0.03
 """Share of the workers that M_W makes ideal. Source: arXiv 2505.05713, section 5.1."""
 
 ROUNDING = 1e-9
-"""A nanosecond in a second: recorded times are no finer, and a mean of them no surer."""
+"""One nanosecond in a second: the resolution of recorded times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,13 @@ class WhatIf:
     by_dp_ns: Mapping[int, NDArray[np.float64]]
     by_stage_ns: Mapping[int, NDArray[np.float64]]
     by_worker_ns: Mapping[tuple[int, int], NDArray[np.float64]]
-    """By (dp, stage), exact: only that worker's operations put back."""
+    """By (dp, stage), exact: only that worker's operations are put back."""
 
     m_w: float | None
     m_s: float | None
 
     def slowdown(self, with_part_ns: NDArray[np.float64]) -> float | None:
-        """Return S of a replay with a part put back, over all steps."""
+        """Return S over all steps, given the step times with a part put back."""
         return ratio(_mean(with_part_ns), _mean(self.ideal_ns))
 
     def worker_slowdown(self, dp: int, stage: int) -> float | None:
@@ -64,29 +65,29 @@ class WhatIf:
 class Replayer:
     """Replays one model with any part of it recorded and the rest ideal, or the reverse.
 
-    Several threads may ask it at the same time.
+    Safe to use from several threads.
     """
 
     def __init__(self, model: ReplayModel) -> None:
         self.model = model
-        operations, self._at = remove_host_operations(model.operations, model.on_device)
+        operations, self._device_rows = remove_host_operations(model.operations, model.on_device)
         self._device = compile_program(operations, host_gaps=False)
         self._full: Program | None = None
         self._compiling = Lock()
         self._members = np.flatnonzero(model.operations.group != NO_GROUP)
         self._recorded_ns = operations.duration_ns
-        self._ideal_ns = model.ideal_ns[self._at]
+        self._ideal_ns = model.ideal_ns[self._device_rows]
 
     def recorded(self) -> NDArray[np.float64]:
-        """Return T by step: recorded durations, launch gaps removed. Shape (steps,), ns."""
+        """Return T of the device replay: recorded durations, no launch gaps. Shape (steps,), ns."""
         return self._device.step_times(self._recorded_ns)
 
     def ideal(self) -> NDArray[np.float64]:
-        """Return T_ideal by step. Shape (steps,), ns."""
+        """Return T_ideal of the device replay. Shape (steps,), ns."""
         return self._device.step_times(self._ideal_ns)
 
     def put_back(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return T by step of the ideal run with a part's recorded durations put back.
+        """Return the step times of the ideal run with a part's recorded durations put back.
 
         Args:
             part: Shape (ops,).
@@ -94,45 +95,45 @@ class Replayer:
         Returns:
             Shape (steps,), ns.
         """
-        put = part[self._at]
-        return self._device.step_times(np.where(put, self._recorded_ns, self._ideal_ns))
+        is_put_back = part[self._device_rows]
+        return self._device.step_times(np.where(is_put_back, self._recorded_ns, self._ideal_ns))
 
     def made_ideal(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return T by step of the recorded run with a part made ideal. Shape (steps,), ns."""
-        mended = part[self._at]
-        return self._device.step_times(np.where(mended, self._ideal_ns, self._recorded_ns))
+        """Return the step times of the recorded run with a part made ideal. Shape (steps,), ns."""
+        is_ideal = part[self._device_rows]
+        return self._device.step_times(np.where(is_ideal, self._ideal_ns, self._recorded_ns))
 
     def put_back_by_dp(
         self, part: NDArray[np.bool_] | None = None
     ) -> dict[int, NDArray[np.float64]]:
-        """Return T by step of the ideal run with one dp position's operations put back, for each.
+        """Return, for each dp position, the step times of the ideal run with only it put back.
 
         Args:
-            part: Shape (ops,): put back only those of them; None: all.
+            part: Shape (ops,): put back only these of its operations; None for all.
 
         Returns:
-            By dp position, shape (steps,), ns. Empty where the dp positions differ in structure
-            and are so many that it would take more than `MOST_ISOLATED` durations.
+            By dp position, shape (steps,), ns. Empty if the replay would exceed
+            `MAX_ISOLATED_COST`, because many dp positions differ in structure.
         """
-        if self._device.isolated_cost() > MOST_ISOLATED:
+        if self._device.isolated_cost() > MAX_ISOLATED_COST:
             return {}
         recorded = self._recorded_ns
         if part is not None:
-            recorded = np.where(part[self._at], recorded, self._ideal_ns)
-        dp = self.model.dp[self._at]
+            recorded = np.where(part[self._device_rows], recorded, self._ideal_ns)
+        dp = self.model.dp[self._device_rows]
         times = self._device.isolated_step_times(recorded, self._ideal_ns, dp)
         return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
     def full_recorded(self) -> NDArray[np.float64]:
-        """Return T by step of the full replay: recorded durations and launch gaps."""
+        """Return T of the full replay: recorded durations and launch gaps. Shape (steps,), ns."""
         return self.full_with(self.model.operations.duration_ns)
 
     def full_ideal(self) -> NDArray[np.float64]:
-        """Return T_ideal by step of the full replay: host gaps at their median."""
+        """Return T_ideal of the full replay: host gaps at their median. Shape (steps,), ns."""
         return self.full_with(self.model.ideal_ns, self.model.ideal_gap_ns)
 
     def full_without(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return T by step of the full recorded replay with a part made ideal."""
+        """Return T of the full recorded replay with a part made ideal. Shape (steps,), ns."""
         operations, model = self.model.operations, self.model
         return self.full_with(
             np.where(part, model.ideal_ns, operations.duration_ns),
@@ -142,23 +143,26 @@ class Replayer:
     def full_with(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
-        """Return T by step of the full replay with other durations and launch gaps.
+        """Return T of the full replay with other durations and launch gaps.
 
         Args:
             duration_ns: Shape (ops,).
-            gap_ns: Shape (ops,); None: as recorded.
+            gap_ns: Shape (ops,); None for the recorded ones.
+
+        Returns:
+            Shape (steps,), ns.
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
         return self._full_program(gaps).step_times(duration_ns, gaps)
 
     def full_ideal_times(self) -> OperationTimes:
-        """Return when each operation begins and ends in the ideal full replay."""
+        """Return the start and end of each operation in the ideal full replay."""
         model = self.model
         program = self._full_program(model.ideal_gap_ns)
         return operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
 
     def _full_program(self, gap_ns: NDArray[np.float64]) -> Program:
-        """Return the full replay, compiled anew where these gaps are the first of members."""
+        """Return the full replay; compile it again if these are the first gaps of members."""
         late = bool(gap_ns[self._members].any())
         with self._compiling:
             if self._full is None or (late and not self._full.has_arrivals):
@@ -169,11 +173,7 @@ class Replayer:
 
 
 def what_if(replayer: Replayer) -> WhatIf:
-    """Replay a run in every way that the paper names.
-
-    Returns:
-        T, T_ideal, and T with each kind, dp position, stage and worker put back.
-    """
+    """Return T, T_ideal, and T with each kind, dp position, stage and worker put back."""
     model = replayer.model
     stages = np.flatnonzero(np.bincount(model.stage)).tolist()
     by_stage = {stage: replayer.put_back(model.stage == stage) for stage in stages}
@@ -197,19 +197,19 @@ def what_if(replayer: Replayer) -> WhatIf:
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """Return ``values.mean()`` in a third of its time: of few values, for thousands of parts."""
+    """Return ``values.mean()``, three times as fast for few values."""
     return float(np.add.reduce(values)) / len(values)
 
 
 def ratio(above: float, below: float) -> float | None:
-    """Return ``above / below``, None where that is undefined."""
+    """Return ``above / below``; None if ``below`` is not positive."""
     return above / below if below > 0 else None
 
 
 def recoverable_ratio(recorded: float, without: float, ideal: float) -> float | None:
-    """Return which share of the time above ideal goes with a part: (T - T_without) / (T - T_ideal).
+    """Return the share of the time above ideal that a part costs: (T - T_without) / (T - T_ideal).
 
-    None where the recorded run is no slower than the ideal one.
+    None if the recorded run is not slower than the ideal one.
     """
     return ratio(recorded - without, recorded - ideal)
 
@@ -217,9 +217,10 @@ def recoverable_ratio(recorded: float, without: float, ideal: float) -> float | 
 def share_of_excess(recorded: float, without: float, ideal: float) -> float | None:
     """Return M of a part made ideal: (T - T_without) / (T - T_ideal), of either sign.
 
-    None where the recorded run takes as long as the ideal one, but for rounding.
+    None if the recorded run takes as long as the ideal one, up to `ROUNDING`.
 
-    Source: arXiv 2505.05713, section 5.
+    Source:
+        arXiv 2505.05713, section 5.
     """
     if abs(recorded - ideal) <= ROUNDING * ideal:
         return None
@@ -227,10 +228,10 @@ def share_of_excess(recorded: float, without: float, ideal: float) -> float | No
 
 
 def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
-    """Add M_W, the worst 3 % of workers made ideal, and M_S, the last stage made ideal."""
+    """Add M_W, with the worst 3 % of workers ideal, and M_S, with the last stage ideal."""
     model = replayer.model
     num_stages = int(model.stage.max()) + 1
-    # Of the ranks' own type: mixed ones go value by value.
+    # Of the ranks' type: ufunc.at is slow with mixed types.
     num_workers = (int(model.dp.max()) + 1) * num_stages
     lowest = np.full(num_workers, np.iinfo(np.int32).max, dtype=model.rank.dtype)
     worker = model.dp.astype(np.int64) * num_stages + model.stage
@@ -245,7 +246,6 @@ def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
     worst = workers[: math.ceil(WORST_SHARE * len(workers))]
     is_worst = np.zeros(len(lowest), dtype=np.bool_)
     is_worst[[dp * num_stages + stage for dp, stage in worst]] = True
-    of_worst = is_worst[worker]
     last_stage = model.stage == model.stage.max()
     recorded, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     return WhatIf(
@@ -256,7 +256,7 @@ def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
         by_dp_ns=result.by_dp_ns,
         by_stage_ns=result.by_stage_ns,
         by_worker_ns=result.by_worker_ns,
-        m_w=share_of_excess(recorded, float(replayer.made_ideal(of_worst).mean()), ideal)
+        m_w=share_of_excess(recorded, float(replayer.made_ideal(is_worst[worker]).mean()), ideal)
         if workers
         else None,
         m_s=share_of_excess(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),

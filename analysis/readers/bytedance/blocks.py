@@ -1,9 +1,13 @@
-"""Where each operation of a ByteDance trace stands: by step, replica, stage, type and number.
+"""Operations of a ByteDance trace sorted by step, replica, stage, type and number.
 
-The rows of one (step, dp, stage, type) are a *block*. In a block, ``seq``
-numbers the operations from 0 by start, so an operation's place in sorted order
-is the block's begin plus its ``seq``: counting replaces sorting. Only a trace
-whose numbers have gaps or repeats, or say otherwise than the starts, is sorted.
+The operations of one (step, dp, stage, type) are a *block*. In a block, ``seq`` numbers the
+operations from 0 in order of start, so an operation's sorted position is the block's begin plus
+its ``seq``: counting replaces sorting. A trace is sorted only if its numbers have gaps or repeats,
+or contradict the starts.
+
+The format does not say which operations of two workers belong together: the n-th of one belongs
+to the n-th of the other. If an operation is missing, all that follow it would be paired wrongly,
+so such a step is left out and named.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from .format import (
     GRAD_CLIP,
     OPTIMIZER,
     TYPES,
-    rows_of_columns,
+    take_rows,
 )
 
 if TYPE_CHECKING:
@@ -34,51 +38,54 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...trace.tables import RunInfo, SpanTable
-    from .format import Columns, Whole
+    from .format import Columns, IntArray
 
 NUM_TYPES = len(TYPES)
 UNKNOWN, NO_PARTNERS = -1, -2
-"""In place of a type's code: nobody knows it; or it joins replicas, and there is but one."""
+"""Instead of a type's code: the type is unknown; or it joins replicas, of which there is one."""
 
 MAX_LOOKUP_SIZE = 1 << 22
-"""Step numbers that span more than this are searched instead of looked up."""
+"""A wider range of step numbers is searched instead of looked up."""
 
 MAX_NAMES, MAX_NAME_LENGTH = 5, 60
-"""Of unknown types that a warning names."""
+"""Limits of a warning that lists unknown types."""
 
 MAX_INT32 = (1 << 31) - 1
 
-Result = TypeVar("Result")
-
 SLICE_ROWS = 1 << 19
-"""Rows of one piece: what it makes in between is small enough to be used again, not mapped anew."""
+"""Rows of a slice: the allocator reuses temporary arrays of this size instead of mapping new
+pages."""
 
 NUM_THREADS = 2
 
+Result = TypeVar("Result")
+
 
 def map_slices(
-    work: Callable[[slice], Result], num_rows: int, *, rows_at_once: int = SLICE_ROWS
+    work: Callable[[slice], Result], num_rows: int, *, slice_rows: int = SLICE_ROWS
 ) -> list[Result]:
-    """Return what ``work`` says of each piece of the rows, in order."""
-    pieces = [
-        slice(first, min(first + rows_at_once, num_rows))
-        for first in range(0, num_rows, rows_at_once)
+    """Return the results of ``work`` for each slice of the rows, computed on several threads.
+
+    numpy releases the interpreter's lock while it works on long arrays.
+    """
+    slices = [
+        slice(first, min(first + slice_rows, num_rows)) for first in range(0, num_rows, slice_rows)
     ]
-    if len(pieces) <= 1:
-        return [work(piece) for piece in pieces]
+    if len(slices) <= 1:
+        return [work(rows) for rows in slices]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return list(pool.map(work, pieces))
+        return list(pool.map(work, slices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The rows of a trace in order of (step, dp, stage, type, start)."""
+    """Operations of a trace in order of (step, dp, stage, type, start)."""
 
-    columns: Columns
-    """The operations that take part, in any order."""
+    operations: Columns
+    """The operations of known type, in any order."""
 
     taken: NDArray[np.int64] | None
-    """Which rows of the columns that were given these are; None: all."""
+    """Their rows in the trace; None if they are all of it."""
 
     steps: NDArray[np.int64]
     """Shape (steps,): step numbers, ascending."""
@@ -87,73 +94,71 @@ class Blocks:
     """Shape (replicas,): dp positions, ascending."""
 
     num_stages: int
-    order: Whole
-    """Shape (ops,): rows of ``columns``."""
+    order: IntArray
+    """Shape (ops,): rows of ``operations``."""
 
     count: NDArray[np.int64]
-    """Shape (steps, replicas, stages x types): operations of each block."""
+    """Shape (steps, replicas, stages x types): number of operations of each block."""
 
     first: NDArray[np.int64]
-    """Shape (steps, replicas): where the replica's operations begin in ``order``."""
+    """Shape (steps, replicas): index of the replica's first operation in ``order``."""
 
     lowest_rank: NDArray[np.int64]
-    """Shape (replicas, stages): of the worker's ranks; -1 where the run has no such worker."""
+    """Shape (replicas, stages): lowest rank of the worker; -1 if the run has no such worker."""
 
-    twice: dict[int, str]
-    """Steps with an operation twice."""
+    repeated: dict[int, str]
+    """Steps with a repeated operation."""
 
     warnings: tuple[str, ...]
 
     def find_contradictions(self) -> dict[int, str]:
-        """Name the steps in which an operation is missing, or is one too many."""
+        """Return the steps with a missing or surplus operation, and which it is."""
         shape = (*self.count.shape[:2], self.num_stages, NUM_TYPES)
-        return find_contradictions(self.count.reshape(shape), self.steps) | self.twice
+        return find_contradictions(self.count.reshape(shape), self.steps) | self.repeated
 
 
-def build_blocks(run: RunInfo, columns: Columns) -> Blocks:
-    """Find each operation's place.
+def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
+    """Sort the operations of a trace into blocks.
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
-        columns: Its operations, in any order.
+        trace: Its operations, in any order.
 
     Raises:
         KeyError: An operation's rank is not in ``run``.
     """
-    type_of_name = np.array([_type_code(run, name) for name in columns.names], dtype=np.int32)
-    taken, warnings = _find_known_types(columns, type_of_name)
-    columns = columns if taken is None else rows_of_columns(columns, taken)
-    steps, index_of_step = _index_steps(columns.step)
-    replicas, worker_of_rank, lowest_rank = _index_workers(run)
-    _check_ranks(run, columns.rank, worker_of_rank)
+    type_by_name = np.array([_type_code(run, name) for name in trace.names], dtype=np.int32)
+    taken, warnings = _find_known_types(trace, type_by_name)
+    operations = trace if taken is None else take_rows(trace, taken)
+    steps, find_step_index = _index_steps(operations.step)
+    replicas, worker_by_rank, lowest_rank = _index_workers(run)
+    _check_ranks(run, operations.rank, worker_by_rank)
     num_workers = len(replicas) * run.layout.pp
     num_blocks = len(steps) * num_workers * NUM_TYPES
-    block = np.empty(len(columns.name), dtype=np.int32)
-    num_per_block = np.zeros(num_blocks, dtype=np.int64)
-    one_at_a_time = Lock()
+    block = np.empty(len(operations.name), dtype=np.int32)
+    block_sizes = np.zeros(num_blocks, dtype=np.int64)
+    lock = Lock()
 
     def number(rows: slice) -> None:
-        step = index_of_step(columns.step[rows])
-        found = (step * num_workers + worker_of_rank[columns.rank[rows]]) * NUM_TYPES
-        found += type_of_name[columns.name[rows]]
+        step = find_step_index(operations.step[rows])
+        found = (step * num_workers + worker_by_rank[operations.rank[rows]]) * NUM_TYPES
+        found += type_by_name[operations.name[rows]]
         block[rows] = found
         counts = np.bincount(found, minlength=num_blocks)
-        with one_at_a_time:
-            np.add(num_per_block, counts, out=num_per_block)
+        with lock:
+            np.add(block_sizes, counts, out=block_sizes)
 
-    map_slices(number, len(block), rows_at_once=max(SLICE_ROWS, num_blocks))
-    count = num_per_block.reshape(len(steps), len(replicas), run.layout.pp * NUM_TYPES)
+    map_slices(number, len(block), slice_rows=max(SLICE_ROWS, num_blocks))
+    count = block_sizes.reshape(len(steps), len(replicas), run.layout.pp * NUM_TYPES)
     per_replica = count.sum(axis=2)
-    order, twice = _sort_by_seq(columns, block, num_per_block), dict[int, str]()
+    order, repeated = _sort_by_seq(operations, block, block_sizes), dict[int, str]()
     if order is None:
-        order, twice, more = _sort_by_start(columns, block)
+        order, repeated, more = _sort_by_start(operations, block)
         warnings += more
-    num_traced = int(
-        num_per_block.reshape(len(steps), num_workers, NUM_TYPES).any(axis=(0, 2)).sum()
-    )
+    num_traced = int(block_sizes.reshape(len(steps), num_workers, NUM_TYPES).any(axis=(0, 2)).sum())
     warnings += warn_untraced(num_traced, run.layout.dp * run.layout.pp)
     return Blocks(
-        columns=columns,
+        operations=operations,
         taken=taken,
         steps=steps,
         replicas=replicas,
@@ -162,40 +167,42 @@ def build_blocks(run: RunInfo, columns: Columns) -> Blocks:
         count=count,
         first=(np.cumsum(per_replica) - per_replica.ravel()).reshape(per_replica.shape),
         lowest_rank=lowest_rank,
-        twice=twice,
+        repeated=repeated,
         warnings=warnings,
     )
 
 
 def _type_code(run: RunInfo, name: str) -> int:
-    """Return the code of an operation's type, or why it takes no part."""
+    """Return the code of an operation's type, `UNKNOWN` or `NO_PARTNERS`."""
     if run.layout.dp * run.layout.dsp == 1 and name in DP_ONLY:
         return NO_PARTNERS
     return CODE.get(name, UNKNOWN)
 
 
 def _find_known_types(
-    columns: Columns, type_of_name: NDArray[np.int32]
+    trace: Columns, type_by_name: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the rows that take part, None if all do; and say what nobody knows."""
-    if (type_of_name >= 0).all():
+    """Return the rows whose type has a code, None for all, and a warning about the others."""
+    if (type_by_name >= 0).all():
         return None, ()
-    per_name = np.bincount(columns.name, minlength=len(columns.names))
-    if not per_name[type_of_name < 0].any():
+    per_name = np.bincount(trace.name, minlength=len(trace.names))
+    if not per_name[type_by_name < 0].any():
         return None, ()
-    taken = np.flatnonzero(type_of_name[columns.name] >= 0)
-    strange = np.flatnonzero((type_of_name == UNKNOWN) & (per_name > 0))
-    if not len(strange):
+    taken = np.flatnonzero(type_by_name[trace.name] >= 0)
+    unknown = np.flatnonzero((type_by_name == UNKNOWN) & (per_name > 0))
+    if not len(unknown):
         return taken, ()
-    found = sorted(columns.names[code][:MAX_NAME_LENGTH] for code in strange)
+    found = sorted(trace.names[code][:MAX_NAME_LENGTH] for code in unknown)
     more = f" and {len(found) - MAX_NAMES} more" * (len(found) > MAX_NAMES)
     names = ", ".join(found[:MAX_NAMES]) + more
-    num = int(per_name[strange].sum())
+    num = int(per_name[unknown].sum())
     return taken, (f"{num} operations of unknown type are left out of the replay: {names}",)
 
 
-def _index_steps(step: Whole) -> tuple[NDArray[np.int64], Callable[[Whole], NDArray[np.int64]]]:
-    """Return the step numbers, ascending, and a function from them to their index."""
+def _index_steps(
+    step: IntArray,
+) -> tuple[NDArray[np.int64], Callable[[IntArray], NDArray[np.int64]]]:
+    """Return the step numbers, ascending, and a function that returns their indices."""
     lowest, highest = (int(step.min()), int(step.max())) if len(step) else (0, -1)
     if highest - lowest > MAX_LOOKUP_SIZE:
         steps = np.unique(step).astype(np.int64)
@@ -205,8 +212,8 @@ def _index_steps(step: Whole) -> tuple[NDArray[np.int64], Callable[[Whole], NDAr
     return np.flatnonzero(seen) + lowest, lambda numbers: index[numbers.astype(np.int64) - lowest]
 
 
-def _mark_values(values: Whole, lowest: int, highest: int) -> NDArray[np.bool_]:
-    """Tell which of the numbers from ``lowest`` to ``highest`` occur."""
+def _mark_values(values: IntArray, lowest: int, highest: int) -> NDArray[np.bool_]:
+    """Return which of the numbers from ``lowest`` to ``highest`` occur."""
     seen = np.zeros(highest - lowest + 1, dtype=np.bool_)
 
     def mark(rows: slice) -> None:
@@ -216,95 +223,97 @@ def _mark_values(values: Whole, lowest: int, highest: int) -> NDArray[np.bool_]:
     return seen
 
 
-def _index_workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the dp positions, each rank's worker as a number, and each worker's lowest rank.
+def _index_workers(
+    run: RunInfo,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the dp positions, the worker number of each rank, and each worker's lowest rank.
 
-    The number is -1 of a rank that the run does not know.
+    The number of a rank that the run does not list is -1.
     """
     infos = [info for epoch in run.epochs for info in epoch.ranks]
     rank = np.array([info.rank for info in infos], dtype=np.int64)
     replicas, replica = np.unique([info.coords.dp for info in infos], return_inverse=True)
     worker = replica * run.layout.pp + np.array([info.coords.pp for info in infos])
-    worker_of_rank = np.full(int(rank.max()) + 1, -1)
-    worker_of_rank[rank] = worker
+    worker_by_rank = np.full(int(rank.max()) + 1, -1)
+    worker_by_rank[rank] = worker
     lowest = np.full(len(replicas) * run.layout.pp, np.iinfo(np.int64).max)
     np.minimum.at(lowest, worker, rank)
     lowest[lowest == np.iinfo(np.int64).max] = -1
-    return replicas.astype(np.int64), worker_of_rank, lowest.reshape(len(replicas), run.layout.pp)
+    return replicas.astype(np.int64), worker_by_rank, lowest.reshape(len(replicas), run.layout.pp)
 
 
-def _check_ranks(run: RunInfo, rank: Whole, worker_of_rank: NDArray[np.int64]) -> None:
-    seen = _mark_values(rank, 0, max(int(rank.max(initial=0)), len(worker_of_rank) - 1))
-    seen[: len(worker_of_rank)] &= worker_of_rank < 0
+def _check_ranks(run: RunInfo, rank: IntArray, worker_by_rank: NDArray[np.int64]) -> None:
+    seen = _mark_values(rank, 0, max(int(rank.max(initial=0)), len(worker_by_rank) - 1))
+    seen[: len(worker_by_rank)] &= worker_by_rank < 0
     if seen.any():
-        strange = int(np.flatnonzero(seen)[0])
-        raise KeyError(f"run {run.run_id} has operations of rank {strange}, which it does not list")
+        unknown = int(np.flatnonzero(seen)[0])
+        raise KeyError(f"run {run.run_id} has operations of rank {unknown}, which it does not list")
 
 
 def _sort_by_seq(
-    columns: Columns, block: NDArray[np.int32], num_per_block: NDArray[np.int64]
-) -> Whole | None:
+    operations: Columns, block: NDArray[np.int32], block_sizes: NDArray[np.int64]
+) -> IntArray | None:
     """Sort rows by block, then seq; None if that is not also the order of their starts."""
-    begins = np.cumsum(num_per_block) - num_per_block
-    num = len(columns.name)
-    order: Whole = np.full(num, -1, dtype=np.int32 if num < MAX_INT32 else np.int64)
+    begins = np.cumsum(block_sizes) - block_sizes
+    num = len(operations.name)
+    order: IntArray = np.full(num, -1, dtype=np.int32 if num < MAX_INT32 else np.int64)
 
     def place(rows: slice) -> bool:
-        seq = columns.seq[rows]
-        at = begins[block[rows]]
-        at += seq
-        fits = int(seq.min()) >= 0 and int(at.max()) < num
+        seq = operations.seq[rows]
+        position = begins[block[rows]]
+        position += seq
+        fits = int(seq.min()) >= 0 and int(position.max()) < num
         if fits:
-            order[at] = np.arange(rows.start, rows.start + len(at), dtype=order.dtype)
+            order[position] = np.arange(rows.start, rows.start + len(position), dtype=order.dtype)
         return fits
 
     def ascends(rows: slice) -> bool:
         here = order[max(rows.start - 1, 0) : rows.stop]
-        later = np.diff(columns.start_ns[here]) >= 0
+        later = np.diff(operations.start_ns[here]) >= 0
         return bool((later | (block[here[1:]] != block[here[:-1]])).all())
 
-    # Rows of the first block can only lie in it, so if every place is taken it
-    # holds just its own; then the same is true of the second, and so on.
+    # No row is placed before its block, so if every position is taken, the first block holds only
+    # its own rows. Then the same is true of the second block, and so on.
     placed = all(map_slices(place, num)) and int(order.min(initial=0)) >= 0
     return order if placed and all(map_slices(ascends, num)) else None
 
 
 def _sort_by_start(
-    columns: Columns, block: NDArray[np.int32]
-) -> tuple[Whole, dict[int, str], tuple[str, ...]]:
-    """Sort rows by block, then start, then seq; name what the numbers say against it.
+    operations: Columns, block: NDArray[np.int32]
+) -> tuple[IntArray, dict[int, str], tuple[str, ...]]:
+    """Sort rows by block, then start, then seq.
 
     Returns:
-        The order; the steps with an operation twice: of one worker, type and number, at one
-        time; and what a reader should know.
+        The order; the steps with repeated operations (equal worker, type, number and time);
+        warnings.
     """
-    order: NDArray[np.int64] = argsort_rows(block, columns.start_ns, columns.seq)
+    order: NDArray[np.int64] = argsort_rows(block, operations.start_ns, operations.seq)
     before, after = order[:-1], order[1:]
     same = block[before] == block[after]
-    num_turned = int((same & (columns.seq[before] > columns.seq[after])).sum())
-    for column in (columns.seq, columns.start_ns, columns.duration_ns):
+    num_reversed = int((same & (operations.seq[before] > operations.seq[after])).sum())
+    for column in (operations.seq, operations.start_ns, operations.duration_ns):
         same &= column[before] == column[after]
-    steps, num = np.unique(columns.step[after[same]], return_counts=True)
-    twice = {
+    steps, num = np.unique(operations.step[after[same]], return_counts=True)
+    repeated = {
         step: f"{count} operations are in the trace twice"
         for step, count in zip(steps.tolist(), num.tolist(), strict=True)
     }
-    if not num_turned:
-        return order, twice, ()
+    if not num_reversed:
+        return order, repeated, ()
     sentence = (
-        f"{num_turned} operations began before one of a lower seq_id:"
-        " they are taken in the order of their starts"
+        f"{num_reversed} operations began before one of a lower seq_id:"
+        " they are sorted by start instead"
     )
-    return order, twice, (sentence,)
+    return order, repeated, (sentence,)
 
 
 def find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
-    """Find the steps in which workers have other numbers of operations than their partners.
+    """Return the steps in which workers whose operations belong together differ in their number.
 
-    A worker that the whole trace lacks has no part in it: the others may still be compared.
+    A worker that the whole trace lacks is ignored: the others can still be compared.
 
     Args:
-        count: Shape (steps, replicas, stages, types): operations of each.
+        count: Shape (steps, replicas, stages, types): number of operations.
         steps: Shape (steps,): step numbers.
 
     Returns:
@@ -319,23 +328,23 @@ def find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> d
         )
     for name, lowest, highest in _counts_that_should_agree(count, traced):
         for index in np.flatnonzero((lowest < highest).any(axis=1)).tolist():
-            at = int(np.argmax(highest[index] - lowest[index]))
+            worst = int(np.argmax(highest[index] - lowest[index]))
             found.setdefault(
                 int(steps[index]),
-                f"workers that belong together have {lowest[index, at]} to"
-                f" {highest[index, at]} {name}",
+                f"workers that should have equally many {name} have {lowest[index, worst]} to"
+                f" {highest[index, worst]}",
             )
     return found
 
 
 def describe_unpaired(num_by_step: Mapping[int, int]) -> dict[int, str]:
-    """Say how many sends and receives of each step have no partner."""
-    sentence = "{} sends and receives have no partner"
+    """Return the steps with unpaired sends and receives, and their number."""
+    sentence = "{} sends and receives have no counterpart"
     return {step: sentence.format(num) for step, num in num_by_step.items() if num}
 
 
 def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
-    """Say how many workers the trace lacks.
+    """Return a warning if the trace lacks workers.
 
     Args:
         num_traced: Workers with operations.
@@ -345,7 +354,7 @@ def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
         return ()
     sentence = (
         f"{num_workers - num_traced} of {num_workers} workers are not in the trace:"
-        " what others waited for them counts as transfer"
+        " time that others waited for them counts as transfer"
     )
     return (sentence,)
 
@@ -353,7 +362,7 @@ def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
 def _counts_that_should_agree(
     count: NDArray[np.int64], traced: NDArray[np.bool_]
 ) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (what, lowest, highest), the numbers of shape (steps, groups)."""
+    """Yield (name, lowest count, highest count), the counts of shape (steps, groups)."""
     num_steps, num_workers = len(count), traced.size
     for code in (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]):
         yield (TYPES[code], *_count_range(count[..., code], traced, axis=2))
@@ -377,7 +386,7 @@ def _counts_that_should_agree(
 def _count_range(
     count: NDArray[np.int64], traced: NDArray[np.bool_], *, axis: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the lowest and highest number over an axis, of traced workers alone."""
+    """Return the lowest and highest count over an axis, among traced workers."""
     most = np.iinfo(np.int64).max
     lowest = np.where(traced, count, most).min(axis=axis)
     highest = np.where(traced, count, 0).max(axis=axis)
@@ -386,7 +395,10 @@ def _count_range(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Columns sorted by (step, dp, stage, type, seq), and the blocks of equal (worker, type)."""
+    """Operations as columns sorted by (step, dp, stage, type, seq), and their blocks.
+
+    Here a worker is counted once per step.
+    """
 
     steps: tuple[int, ...]
     """Step numbers, ascending."""
@@ -412,10 +424,10 @@ class Rows:
     """Position in the block."""
 
     first: NDArray[np.int64]
-    """Shape (workers, types): where the block begins."""
+    """Shape (workers, types): index of the block's first row."""
 
     count: NDArray[np.int64]
-    """Shape (workers, types): how many operations it has."""
+    """Shape (workers, types): number of operations of the block."""
 
     def of(self, name: str) -> NDArray[np.int64]:
         """Return the rows of one type, in order."""
@@ -423,7 +435,7 @@ class Rows:
 
 
 def sort_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
-    """Sort a trace's operations; return them and the blocks that they were taken from.
+    """Return a trace's operations sorted, and their blocks.
 
     Raises:
         KeyError: An operation's rank is not in ``run``.
@@ -431,28 +443,28 @@ def sort_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
     blocks = build_blocks(run, spans)
     num_stages, num_replicas = blocks.num_stages, len(blocks.replicas)
     count = blocks.count.reshape(-1, NUM_TYPES)
-    place = np.flatnonzero(count.any(axis=1))
-    count = count[place]
-    by_dp, stage = place // num_stages, place % num_stages
+    worker = np.flatnonzero(count.any(axis=1))
+    count = count[worker]
+    step_dp, stage = worker // num_stages, worker % num_stages
     num = count.sum(axis=1)
-    per_block = count.ravel()
-    first = np.cumsum(per_block) - per_block
-    columns, order = blocks.columns, blocks.order
-    start = columns.start_ns[order]
+    block_sizes = count.ravel()
+    first = np.cumsum(block_sizes) - block_sizes
+    operations, order = blocks.operations, blocks.order
+    start = operations.start_ns[order]
     rows = Rows(
         steps=tuple(blocks.steps.tolist()),
         row=(order if blocks.taken is None else blocks.taken[order]).astype(np.int64, copy=False),
-        step=np.repeat((by_dp // num_replicas).astype(np.int32), num),
-        dp=np.repeat(blocks.replicas[by_dp % num_replicas].astype(np.int32), num),
+        step=np.repeat((step_dp // num_replicas).astype(np.int32), num),
+        dp=np.repeat(blocks.replicas[step_dp % num_replicas].astype(np.int32), num),
         stage=np.repeat(stage.astype(np.int32), num),
-        type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(place)), per_block),
+        type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(worker)), block_sizes),
         start=start,
-        end=start + columns.duration_ns[order],
-        chunk=columns.chunk[order].astype(np.int32, copy=False),
-        worker=np.repeat(np.arange(len(place)), num),
-        worker_dp=by_dp,
+        end=start + operations.duration_ns[order],
+        chunk=operations.chunk[order].astype(np.int32, copy=False),
+        worker=np.repeat(np.arange(len(worker)), num),
+        worker_dp=step_dp,
         worker_stage=stage.astype(np.int32),
-        nth=np.arange(len(order)) - np.repeat(first, per_block),
+        nth=np.arange(len(order)) - np.repeat(first, block_sizes),
         first=first.reshape(count.shape),
         count=count,
     )

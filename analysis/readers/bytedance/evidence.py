@@ -1,4 +1,8 @@
-"""Host gaps and transfers of a ByteDance trace."""
+"""Host gaps and transfers of a ByteDance trace, on which its findings rest.
+
+The format records no calls. Which transfers a worker waited for together is inferred from what
+begins and ends together.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +39,25 @@ if TYPE_CHECKING:
 
 
 SAME_END_NS = 10_000
-"""Transfers of one worker that end within this of each other end with one call, whenever each was
-posted. Start and duration are rounded apart: as 32-bit floats by 2 us each, 40 s into a step."""
+"""Transfers of one worker that end within this of each other end with one call. Start and duration
+are rounded separately: as 32-bit floats by 2 us each, 40 s into a step."""
 
 MAX_CLOCK_BOUND_TRANSFERS = 3
-"""Clocks of two ranks are known where they are bounded to within so many of their transfers: two,
-and the difference between the shortest each way."""
+"""The clock offset of two ranks counts as known if it is bounded to within this many of their
+transfers: two, and the difference between the shortest each way."""
 
 MAX_NS = np.iinfo(np.int64).max // 4
 
 MAX_OVERLAP_RATIO = 0.05
-"""Share of the computes that may run beside an open transfer of a worker that waits for each."""
+"""Share of computes that may overlap an open transfer although their worker waits for each."""
 
 
 def find_gaps(trace: Trace) -> GapItems:
-    """Return the launch gaps of compute, and the pauses, of a ByteDance trace.
+    """Return the launch gaps of compute, and the GC pauses.
 
-    Other operations may have waited for something that the format does not record. Nor does a
-    compute wait only for what the replay knows of: a send or receive that was waited for with
-    others holds the worker up until all of them have ended.
+    Other operations have no gaps (decision 20). The gap of a compute begins with the end of its
+    worker's last transfer, if that is later than its dependencies in the replay: a transfer that
+    was waited for together with others blocks the worker until all of them have ended.
     """
     rows, operations = trace.rows, trace.operations
     gap = np.minimum(operations.gap_ns.astype(np.int64), time_since_last_transfer(trace))
@@ -62,22 +66,22 @@ def find_gaps(trace: Trace) -> GapItems:
     place[CODE[FORWARD_COMPUTE]] = Place.FORWARD
     place[CODE[BACKWARD_COMPUTE]] = Place.BACKWARD
     late = np.flatnonzero((gap > 0) & (place[rows.type] >= 0))
-    of_gap = place[rows.type[late]]
+    gap_place = place[rows.type[late]]
     first = _find_first_computes(trace)
-    of_gap[np.isin(late, first)] = Place.INPUT
+    gap_place[np.isin(late, first)] = Place.INPUT
     pauses = np.flatnonzero(rows.type == CODE[GC])
     both = np.concatenate((late, pauses))
     return GapItems(
         step=numbers[rows.step[both]],
         rank=trace.rank[both],
-        place=np.concatenate((of_gap, np.full(len(pauses), Place.GC))).astype(np.int8),
+        place=np.concatenate((gap_place, np.full(len(pauses), Place.GC))).astype(np.int8),
         gap_ns=np.concatenate((gap[late], (rows.end - rows.start)[pauses])),
         operation=both,
     )
 
 
 def _find_first_computes(trace: Trace) -> NDArray[np.int64]:
-    """Return each worker's first forward-compute of a step."""
+    """Return the first forward-compute of each worker in each step."""
     rows = trace.rows
     forward = CODE[FORWARD_COMPUTE]
     has_one = rows.count[:, forward] > 0
@@ -86,14 +90,13 @@ def _find_first_computes(trace: Trace) -> NDArray[np.int64]:
 
 
 def find_transfers(trace: Trace) -> Transfers:
-    """Return the transfers of a ByteDance trace: between stages, and of parameters and gradients.
+    """Return the transfers between stages, and those of parameters and gradients.
 
-    It records no sizes: sends and receives of one direction are alike over all
-    pairs, but a collective is only like itself in other steps. The small
-    collectives at a step's end prove nothing there: in the published traces
-    they take many times longer in the first steps than later. Instances that
-    a member left before the last one entered are left out, unless clocks alone
-    say so, and those of which a member's call went on for another transfer's sake.
+    The format records no sizes. Sends and receives of one direction are alike over all pairs, but
+    a collective is only alike to itself in other steps. The small collectives at a step's end are
+    excluded: in the published traces they take many times longer in the first steps than later.
+    Also excluded are instances that a member left before the last one entered, unless a clock
+    error explains it, and instances that another transfer of the same call delayed.
     """
     rows, operations = trace.rows, trace.operations
     bulky = np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
@@ -103,15 +106,14 @@ def find_transfers(trace: Trace) -> Transfers:
     pair = np.isin(kind, [CODE[name] for name in PEER_TO_PEER])
     forward = np.isin(kind, [CODE[name] for name in PEER_TO_PEER if name.startswith("forward")])
     sends = np.isin(kind, [CODE[FORWARD_SEND], CODE[BACKWARD_SEND]])
-    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).min
     rank = trace.rank.astype(np.int64)
-    source, target = np.full(len(rank), low), np.full(len(rank), high)
+    source, target = np.full((2, len(rank)), np.iinfo(np.int64).min)
     source[members[sends]] = rank[members[sends]]
     target[members[pair & ~sends]] = rank[members[pair & ~sends]]
     source = max_over_group(operations.group, source)[members]
     target = max_over_group(operations.group, target)[members]
     first_rank = -max_over_group(operations.group, -rank)[members]
-    carrier = np.stack(
+    link_key = np.stack(
         (
             np.where(pair, source, -1),
             np.where(pair, target, -1),
@@ -135,7 +137,7 @@ def find_transfers(trace: Trace) -> Transfers:
         ranks = np.unique(trace.rank[members[by_group[0][begin:end]]])
         return Link(members=tuple(ranks.tolist()), kind=SpanKind.DP_COMM.value, is_pair=False)
 
-    early = is_left_early(trace, members, arrival, group=group, carrier=carrier)
+    early = is_left_early(trace, members, arrival, group=group, link_key=link_key)
     return collect_transfers(
         InstanceMembers(
             instance=group,
@@ -144,22 +146,23 @@ def find_transfers(trace: Trace) -> Transfers:
             num_bytes=np.full(len(members), -1, dtype=np.int64),
             name=kind.astype(np.int32),
             names=TYPES,
-            unclear=early | is_delayed_in_call(trace, members, group),
-            carrier=carrier,
-            alike=np.stack((np.where(pair, forward, 2 + kind), np.where(pair, -1, first_rank))),
+            is_unclear=early | is_delayed_in_call(trace, members, group),
+            link_key=link_key,
+            alike_key=np.stack((np.where(pair, forward, 2 + kind), np.where(pair, -1, first_rank))),
             operation=members,
         ),
-        link_of=link,
+        make_link=link,
         num_operations=len(operations),
-        spread_of=lambda found: (len(found.members), False),
+        link_extent=lambda found: (len(found.members), False),
     )
 
 
 def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
-    """Return how long before each operation its worker's last send or receive had ended.
+    """Return the time from the end of the worker's last send or receive to each operation's start.
 
-    Shape (ops,). The largest number where there was none, and everywhere if transfers run beside
-    the computes.
+    Returns:
+        Shape (ops,), ns. The largest integer if there was none, and everywhere if transfers overlap
+        the computes.
     """
     rows = trace.rows
     since = np.full(len(rows.row), np.iinfo(np.int64).max)
@@ -173,15 +176,17 @@ def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
     if _overlap_compute(trace, line, np.sort(start[transfers]), end):
         return since
     last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
-    held = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
-    since[held] = np.maximum(start[held] - end[last[held]], 0)
+    known = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
+    since[known] = np.maximum(start[known] - end[last[known]], 0)
     return since
 
 
 def is_delayed_in_call(
     trace: Trace, members: NDArray[np.int64], group: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell the members whose end is that of a call with a transfer whose partner came later.
+    """Return the members that ended late because another transfer of their call did.
+
+    The other end of that transfer arrived later than the other end of the member's own.
 
     Args:
         trace: The trace.
@@ -195,25 +200,24 @@ def is_delayed_in_call(
     call, num = _find_calls(trace, transfers)
     latest = np.full(num, np.iinfo(np.int64).min)
     np.maximum.at(latest, call, arrival)
-    hidden = np.zeros(len(members), dtype=np.bool_)
-    hidden[pairs] = latest[call] > arrival + NO_OP_SLACK_NS
-    return hidden
+    delayed = np.zeros(len(members), dtype=np.bool_)
+    delayed[pairs] = latest[call] > arrival + NO_OP_SLACK_NS
+    return delayed
 
 
 def arrival_times(
     trace: Trace, transfers: NDArray[np.int64], group: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return when both ends of each transfer were there, by its own worker's clock.
+    """Return the later arrival of each transfer's two ends, by its own worker's clock.
 
-    Neither end leaves before the other is there, which bounds how far their clocks are apart.
-    Within the bounds clocks are taken to agree. Where they cannot, and either end was the last at
-    some time, the bounds are a transfer away on both sides, and the middle is taken; else the
-    nearer bound.
+    Neither end leaves before the other has arrived, which bounds the offset between their clocks.
+    The offset is 0 if that is within the bounds. Otherwise, if the bounds are tight because each
+    end was at some time the last one, it is their middle; else it is the nearer bound.
 
     Args:
         trace: The trace.
-        transfers: Shape (transfers,).
-        group: Shape (transfers,): equal for the two ends of one.
+        transfers: Shape (transfers,): operations.
+        group: Shape (transfers,): equal for the two ends of one transfer.
     """
     start, end = trace.rows.start[transfers], trace.rows.end[transfers]
     if not len(transfers):
@@ -228,16 +232,16 @@ def arrival_times(
     np.maximum.at(least, pair, start[other] - end)
     np.minimum.at(most, pair, end[other] - start)
     np.minimum.at(shortest, pair, np.minimum(end - start, (end - start)[other]))
-    apart = np.clip(0, least, most)
-    tight = (apart != 0) & (most - least <= MAX_CLOCK_BOUND_TRANSFERS * shortest)
-    apart[tight] = (least[tight] + most[tight]) // 2
-    apart[most < least] = 0  # sends were buffered: they bound nothing
-    found: NDArray[np.int64] = np.maximum(start, start[other] - apart[pair])
+    offset = np.clip(0, least, most)
+    tight = (offset != 0) & (most - least <= MAX_CLOCK_BOUND_TRANSFERS * shortest)
+    offset[tight] = (least[tight] + most[tight]) // 2
+    offset[most < least] = 0  # sends were buffered: there is no bound
+    found: NDArray[np.int64] = np.maximum(start, start[other] - offset[pair])
     return found
 
 
 def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return the call of each transfer, shape (transfers,), and how many there are."""
+    """Return the call of each transfer, shape (transfers,), and the number of calls."""
     rows = trace.rows
     order = argsort_rows(rows.worker[transfers], rows.end[transfers])
     worker, end = rows.worker[transfers[order]], rows.end[transfers[order]]
@@ -251,24 +255,24 @@ def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.
 def _overlap_compute(
     trace: Trace, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> bool:
-    """Tell whether transfers run beside computes: one is open in the middle of some.
+    """Return whether transfers overlap computes: whether one is open in the middle of some.
 
-    A host that waits for each at once computes nothing while one is open. At their ends both
-    overlap even so: in a published trace by more than 50 us.
+    A host that waits for each transfer computes nothing while one is open. Their edges overlap
+    even so: in a published trace by more than 50 us.
 
     Args:
         trace: The trace.
-        line: Holds all workers' times.
-        start: Shape (transfers,): when they begin on it, ascending.
-        end: Shape (transfers,): when they end, ascending.
+        line: Number line of all workers' times.
+        start: Shape (transfers,): starts on it, ascending.
+        end: Shape (transfers,): ends on it, ascending.
     """
     rows = trace.rows
     computes = np.flatnonzero(
         (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])
     )
     middle = (rows.start[computes] + rows.end[computes]) // 2
-    at = line.place(rows.worker[computes].astype(np.int32), middle)
-    is_open = np.searchsorted(start, at) > np.searchsorted(end, at, side="right")
+    position = line.place(rows.worker[computes].astype(np.int32), middle)
+    is_open = np.searchsorted(start, position) > np.searchsorted(end, position, side="right")
     return bool(is_open.sum() > MAX_OVERLAP_RATIO * len(computes))
 
 
@@ -278,20 +282,21 @@ def is_left_early(
     arrival: NDArray[np.int64],
     *,
     group: NDArray[np.int64],
-    carrier: NDArray[np.int64],
+    link_key: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Tell the members that left before the last one entered.
+    """Return the members that left before the last one entered.
 
-    Clocks that disagree make it look so wherever the transfer is shorter than their error: left
-    out for that, the shortest instances of some links would go and those links look slow. Members
-    that leave together show themselves: their ends lie at one distance, however long they wait.
+    A clock error makes it look so if the transfer is shorter than the error. Excluding instances
+    for that would drop the shortest ones of some links and make those links look slow. Members
+    that leave together are recognised by their ends: the difference of these is constant, however
+    long the members wait.
 
     Args:
         trace: The trace.
         members: Shape (members,): operations that are members of a group.
-        arrival: Shape (members,): when the last of each one's group was there.
+        arrival: Shape (members,): arrival of the last member of the group.
         group: Shape (members,): their groups.
-        carrier: Shape (keys, members): columns of members of one link are equal.
+        link_key: Shape (keys, members): equal columns for members of one link.
     """
     rows = trace.rows
     end = rows.end[members]
@@ -299,16 +304,15 @@ def is_left_early(
     unsure = early & (end - arrival > CLOCK_ERROR_TRANSFER_NS)
     if not unsure.any():
         return early
-    of_group, num = factorize(group)
-    others = np.bincount(of_group, minlength=num)[of_group] - 1
-    since = end - int(end.min())  # sums of it are exact
+    instance, num = factorize(group)
+    num_others = np.bincount(instance, minlength=num)[instance] - 1
+    relative_end = end - int(end.min())  # small, so that sums are exact
     total = np.zeros(num, dtype=np.int64)
-    np.add.at(total, of_group, since)
-    apart = since - (total[of_group] - since) / np.maximum(others, 1)
-    key, num_keys = factorize(*carrier, trace.rank[members].astype(np.int64))
-    lasts = (end - rows.start[members]).astype(np.float64)
-    together = mean_absolute_deviations(apart, key, num_keys) < mean_absolute_deviations(
-        lasts, key, num_keys
-    )
-    early[unsure] &= ~together[key[unsure]]
+    np.add.at(total, instance, relative_end)
+    difference = relative_end - (total[instance] - relative_end) / np.maximum(num_others, 1)
+    key, num_keys = factorize(*link_key, trace.rank[members].astype(np.int64))
+    duration = (end - rows.start[members]).astype(np.float64)
+    end_spread = mean_absolute_deviations(difference, key, num_keys)
+    end_together = end_spread < mean_absolute_deviations(duration, key, num_keys)
+    early[unsure] &= ~end_together[key[unsure]]
     return early

@@ -1,8 +1,9 @@
-"""The ByteDance trace format: its operation types and the rules that come with it.
+"""The ByteDance trace format: operation types, rules and columns.
+
+TP is collapsed in it: one traced rank represents each (dp, stage), a *worker*.
 
 Source: "Understanding Stragglers in Large Model Training Using What-if
 Analysis", arXiv 2505.05713, and the layout of the traces published with it.
-TP is collapsed there: one traced rank stands for each (dp, stage), a *worker*.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Whole = NDArray[np.integer[Any]]
+    IntArray = NDArray[np.integer[Any]]
 
 FORWARD_COMPUTE = "forward-compute"
 BACKWARD_COMPUTE = "backward-compute"
@@ -59,66 +60,72 @@ FOLDED = {
     BACKWARD_SEND: "backward-pp-comm",
     BACKWARD_RECV: "backward-pp-comm",
 }
-"""The published results count send and recv of one direction as one type."""
+"""Kinds of results: the published ones count send and recv of one direction as one type."""
 
 CLOCK_ERROR_TRANSFER_NS = -10_000_000
-"""A transfer this negative or more is clock error by the format's rule: 0, and reported."""
+"""By the format's rule, a transfer of this or less is clock error: it counts as 0 and is
+reported."""
 
 NO_OP_SLACK_NS = 50_000
+"""Tolerance of comparisons between a worker's transfers and computes: which transfers are no-ops
+(`pipeline`), and which had ended before an operation began (`evidence`)."""
 
 
 class Columns(Protocol):
-    """Operations in any order. `analysis.trace.tables.SpanTable` is one, `TraceColumns` another."""
+    """Operations in any order: a `SpanTable` of `analysis.trace.tables`, or `TraceColumns`.
+
+    Integer columns may have any width.
+    """
 
     @property
-    def step(self) -> Whole:
+    def step(self) -> IntArray:
         """Step numbers."""
 
     @property
-    def rank(self) -> Whole:
+    def rank(self) -> IntArray:
         """Global ranks."""
 
     @property
-    def name(self) -> Whole:
-        """Types, as codes into ``names``."""
+    def name(self) -> IntArray:
+        """Operation types, as codes into ``names``."""
 
     @property
     def start_ns(self) -> NDArray[np.int64]:
-        """Starts; steps need no common clock."""
+        """Start times. Steps need no common clock."""
 
     @property
     def duration_ns(self) -> NDArray[np.int64]:
         """Durations."""
 
     @property
-    def seq(self) -> Whole:
-        """Numbers among the operations of one type on one worker in one step."""
+    def seq(self) -> IntArray:
+        """Numbers of the operations of one type on one worker in one step."""
 
     @property
-    def chunk(self) -> Whole:
-        """Model chunks on the stage."""
+    def chunk(self) -> IntArray:
+        """Model chunks of the stage."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the types."""
+        """Names of the operation types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceColumns:
-    """A trace read for its what-if alone. Fields as in `Columns`."""
+    """A trace that is read for its what-if only. Fields as in `Columns`."""
 
-    step: Whole
-    rank: Whole
-    name: Whole
+    step: IntArray
+    rank: IntArray
+    name: IntArray
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
-    seq: Whole
-    chunk: Whole
+    seq: IntArray
+    chunk: IntArray
     names: tuple[str, ...]
 
 
-def rows_of_columns(columns: Columns, rows: NDArray[np.int64]) -> TraceColumns:
-    """Return some of the rows."""
+def take_rows(columns: Columns, rows: NDArray[np.int64]) -> TraceColumns:
+    """Return some rows of a trace."""
     return TraceColumns(
         step=columns.step[rows],
         rank=columns.rank[rows],

@@ -1,4 +1,4 @@
-"""Dependencies and groups of a ByteDance trace, inferred from order and time.
+"""Operations of a ByteDance trace, with dependencies and groups inferred from order and time.
 
 Source: arXiv 2505.05713, sections 3 and 4.
 """
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from ...trace.tables import RunInfo, SpanTable
 
 WARM_UP_COMPUTES = 2
-"""The first backward transfers wait for the compute that many before the first backward one."""
+"""The first backward transfers wait for the compute this many before the first backward one."""
 
 
 def infer_dependencies(
     rows: Rows, layout: Layout, *, overlapped: bool
 ) -> tuple[Edges, NDArray[np.int64], NDArray[np.int64]]:
-    """Infer what each operation waits for.
+    """Infer the dependencies and communication instances of all operations.
 
     Args:
         rows: The trace, or some replicas of it.
@@ -60,9 +60,8 @@ def infer_dependencies(
         overlapped: Whether the trace has overlapped DP communication.
 
     Returns:
-        Dependencies; the communication instance of each operation, shape
-        (ops,), or `NO_GROUP`; and the sends and receives without a partner whose worker
-        has operations in the step.
+        The dependencies; the instance of each operation, shape (ops,), or `NO_GROUP`; unpaired
+        sends and receives, as `link_pipeline` returns them.
     """
     edges, group = Edges(), np.full(len(rows.row), NO_GROUP, dtype=np.int64)
     unpaired = [
@@ -93,9 +92,9 @@ def _add_stream_edges(rows: Rows, edges: Edges) -> None:
 
 
 def _add_warm_up_edges(rows: Rows, edges: Edges) -> None:
-    """Hold a worker's first backward transfers back until its warm-up is nearly done.
+    """Make a worker's first backward transfers wait for its warm-up.
 
-    They wait for the compute two before the first backward-compute.
+    They wait for the compute `WARM_UP_COMPUTES` before the first backward-compute.
     """
     computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     worker = rows.worker[computes]
@@ -103,14 +102,14 @@ def _add_warm_up_edges(rows: Rows, edges: Edges) -> None:
     _, at = np.unique(worker[backward], return_index=True)
     first_backward = backward[at]
     enough = cumcount(worker)[first_backward] >= WARM_UP_COMPUTES
-    before = computes[first_backward[enough] - WARM_UP_COMPUTES]
+    source = computes[first_backward[enough] - WARM_UP_COMPUTES]
     for name in (BACKWARD_SEND, BACKWARD_RECV):
-        has_one = rows.count[rows.worker[before], CODE[name]] > 0
-        edges.add(before[has_one], rows.first[rows.worker[before[has_one]], CODE[name]])
+        has_one = rows.count[rows.worker[source], CODE[name]] > 0
+        edges.add(source[has_one], rows.first[rows.worker[source[has_one]], CODE[name]])
 
 
 def _add_parameter_edges(rows: Rows, edges: Edges) -> None:
-    """Let each chunk's first forward-compute wait for its last params-all-gather."""
+    """Make each chunk's first forward-compute wait for its last params-all-gather."""
     last_gather = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
     first_forward = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
     edges.add(*_match_keys(last_gather, first_forward))
@@ -119,7 +118,7 @@ def _add_parameter_edges(rows: Rows, edges: Edges) -> None:
 def _pick_by_chunk(
     rows: Rows, name: str, *, last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first or last row of a type for each (worker, chunk), with that key."""
+    """Return the first or last row of a type for each (worker, chunk), and the key of that."""
     members = rows.of(name)
     key = rows.worker[members] * (int(rows.chunk.max(initial=0)) + 2) + rows.chunk[members] + 1
     if last:
@@ -132,12 +131,12 @@ def _match_keys(
     src: tuple[NDArray[np.int64], NDArray[np.int64]],
     dst: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    _, of_src, of_dst = np.intersect1d(src[1], dst[1], assume_unique=True, return_indices=True)
-    return src[0][of_src], dst[0][of_dst]
+    _, src_at, dst_at = np.intersect1d(src[1], dst[1], assume_unique=True, return_indices=True)
+    return src[0][src_at], dst[0][dst_at]
 
 
 def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
-    """Chain what follows a worker's last compute, with or without overlapped DP communication."""
+    """Chain the operations after a worker's last compute, which DP overlap changes."""
     chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
     chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
     chain += [GRAD_CLIP, OPTIMIZER]
@@ -147,7 +146,7 @@ def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
 
     computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
-    is_last = is_last[: len(computes)]  # of no compute none is the last
+    is_last = is_last[: len(computes)]  # without computes, np.append left one entry
     members = np.concatenate((computes[is_last], np.flatnonzero(place[rows.type] > 0)))
     members = members[argsort_rows(rows.worker[members], place[rows.type[members]], members)]
     edges.chain(members, rows.worker[members])
@@ -167,8 +166,8 @@ def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
 
 
 def _number_collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -> None:
-    """Number the collectives' groups: over dp, over first and last stage, over the whole job."""
-    # TP is collapsed, so layernorm-grads-all-reduce has no group that was traced.
+    """Number the instances of collectives over dp, over first and last stage, over the job."""
+    # TP is collapsed, so no group of layernorm-grads-all-reduce was traced.
     step_stage = rows.step.astype(np.int64) * num_stages + rows.stage
     by_dp = rows.worker_dp[rows.worker]
     scopes = (
@@ -188,7 +187,7 @@ def _number_collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The operations of a ByteDance trace, with what the replay's groups of them need."""
+    """Operations of a ByteDance trace, and how they were inferred."""
 
     operations: Operations
     rows: Rows
@@ -196,25 +195,26 @@ class Trace:
     """Shape (ops,): latest start over the operation's group; its own start without a group."""
 
     rank: NDArray[np.int32]
-    """Shape (ops,): as the trace names its ranks."""
+    """Shape (ops,): the rank that the trace names."""
 
     num_clock_errors: int
-    """Transfers that were negative by 10 ms or more, and count as 0."""
+    """Transfers that were negative by 10 ms or more and count as 0."""
 
     unpaired: NDArray[np.int64]
-    """Sends and receives without a partner though its worker has operations in the step."""
+    """Sends and receives that are unpaired although the worker at the other end has operations in
+    the step."""
 
     uneven: dict[int, str]
-    """Steps in which an operation is missing, or is one too many, and which."""
+    """Steps with a missing or surplus operation, and which it is."""
 
     warnings: tuple[str, ...]
 
     def find_contradictions(self) -> dict[int, str]:
-        """Name the steps that contradict themselves: their replay would prove nothing."""
+        """Return the steps that contradict themselves, and how: a replay would prove nothing."""
         steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
         numbers = (self.rows.steps[step] for step in steps.tolist())
-        alone = dict(zip(numbers, num.tolist(), strict=True))
-        return describe_unpaired(alone) | self.uneven
+        unpaired = dict(zip(numbers, num.tolist(), strict=True))
+        return describe_unpaired(unpaired) | self.uneven
 
 
 def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
@@ -222,8 +222,8 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
-        spans: Its operations; ``name`` is the operation's type, ``seq`` numbers
-            the operations of one type on one worker in one step.
+        spans: Its operations; ``name`` is the type, ``seq`` numbers the operations of one type on
+            one worker in one step.
 
     Returns:
         The operations, sorted by (step, dp, stage, type, seq).
@@ -265,9 +265,9 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
 
 
 def build_model(trace: Trace) -> ReplayModel:
-    """Give each operation its ideal: by type over all dp positions, stages and steps.
+    """Return the operations with their ideals, by type over all dp positions, stages and steps.
 
-    The mean duration for compute, the median transfer for communication, the
+    The ideal is the mean duration of compute, the median transfer of communication, and the
     median launch gap.
     """
     operations = trace.operations
@@ -294,13 +294,12 @@ def build_model(trace: Trace) -> ReplayModel:
 
 
 def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how long each compute operation began after all that it waits for had ended.
+    """Return the launch gap of each compute: its start minus the last end of its dependencies.
 
-    Only compute tells of a launch delay: a communication that begins late may
-    have waited for something that the format does not record (a barrier, or
-    the host in another receive). A compute operation that began before (the
-    model's dependency did not hold there) has no gap; the full replay's error
-    shows what that costs.
+    Only compute has launch gaps (decision 20): a communication that begins late may have waited
+    for something that the format does not record (a barrier, or the host in another receive). A
+    compute that began before its dependencies ended has no gap; the error of the full replay shows
+    the effect.
     """
     first_of_step = np.full(int(rows.step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_of_step, rows.step, rows.start)

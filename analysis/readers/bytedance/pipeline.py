@@ -1,4 +1,4 @@
-"""Pipeline transfers of a ByteDance trace: which compute each belongs to, and who pairs with whom.
+"""Pipeline transfers of a ByteDance trace: the compute of each, and the pairs of send and recv.
 
 Source: arXiv 2505.05713, sections 3 and 4.
 """
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 
 class Edges:
-    """Pairs of operations: the one waited for, and the one that waits."""
+    """Dependencies between operations, collected one array after the other."""
 
     def __init__(self) -> None:
         self._src: list[NDArray[np.int64]] = []
         self._dst: list[NDArray[np.int64]] = []
 
     def add(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
-        """Let each of ``dst`` wait for the one of ``src`` beside it."""
+        """Make each operation of ``dst`` wait for the one of ``src`` at the same index."""
         self._src.append(src)
         self._dst.append(dst)
 
     def chain(self, rows: NDArray[np.int64], key: NDArray[np.int64]) -> None:
-        """Let each row wait for the one before it with the same key; rows come sorted by key."""
+        """Make each row wait for the one before it of the same key; rows are sorted by key."""
         same = key[1:] == key[:-1]
         self.add(rows[:-1][same], rows[1:][same])
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (src, dst) of all that were added."""
+        """Return (src, dst) of all edges."""
         return np.concatenate(self._src), np.concatenate(self._dst)
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One way through the pipeline."""
+    """The operation types of one direction through the pipeline."""
 
     compute: str
     send: str
@@ -71,14 +71,14 @@ DIRECTIONS = (
 def is_real_recv(
     start_ns: NDArray[np.int64], last_compute_start_ns: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell receives from no-ops, which start after their direction's last compute has started."""
+    """Return which receives are real: a no-op starts after its direction's last compute started."""
     return start_ns <= last_compute_start_ns + NO_OP_SLACK_NS
 
 
 def is_real_send(
     end_ns: NDArray[np.int64], first_compute_end_ns: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell sends from no-ops, which end before their direction's first compute has ended."""
+    """Return which sends are real: a no-op ends before its direction's first compute ended."""
     return end_ns >= first_compute_end_ns - NO_OP_SLACK_NS
 
 
@@ -92,21 +92,20 @@ def link_pipeline(
 ) -> NDArray[np.int64]:
     """Link one direction's receives, computes and sends, and pair sends with receives.
 
-    The i-th receive belongs to the i-th compute, which waits for it; the
-    receive itself waits for the compute before. A *no-op* was recorded but
-    never sent: it belongs to no compute and pairs with nobody.
+    The i-th compute waits for the i-th receive, and that receive waits for the compute before. A
+    *no-op* was recorded but transferred nothing: it belongs to no compute and no pair.
 
     Args:
         rows: The trace.
-        edges: Takes the dependencies.
-        group: Shape (ops,): takes the pairs' numbers.
+        edges: The dependencies are added to it.
+        group: Shape (ops,): the numbers of the pairs are written to it.
         direction: Forward or backward.
         num_stages: Pipeline stages.
         num_chunks: Model chunks on each stage.
 
     Returns:
-        The sends and receives without a partner, though the worker that it would be of has
-        operations in the step.
+        Sends and receives that are unpaired although the worker at the other end has operations
+        in the step.
     """
     compute = CODE[direction.compute]
     forwards = direction.towards > 0
@@ -128,14 +127,14 @@ def link_pipeline(
     send_compute = _match_computes(rows, sends, compute, edge_stage[1], send_chunk, late=False)
     recvs, recv_compute = recvs[recv_compute >= 0], recv_compute[recv_compute >= 0]
     sends, send_compute = sends[send_compute >= 0], send_compute[send_compute >= 0]
-    has_peer = ~(
+    is_inner = ~(
         (rows.stage[recv_compute] == edge_stage[0]) & (rows.chunk[recv_compute] == recv_chunk)
     )
-    recvs, recv_compute = recvs[has_peer], recv_compute[has_peer]
-    has_peer = ~(
+    recvs, recv_compute = recvs[is_inner], recv_compute[is_inner]
+    is_inner = ~(
         (rows.stage[send_compute] == edge_stage[1]) & (rows.chunk[send_compute] == send_chunk)
     )
-    sends, send_compute = sends[has_peer], send_compute[has_peer]
+    sends, send_compute = sends[is_inner], send_compute[is_inner]
 
     edges.add(recvs, recv_compute)
     later = rows.nth[recv_compute] > 0
@@ -153,11 +152,11 @@ def _match_computes(
     *,
     late: bool,
 ) -> NDArray[np.int64]:
-    """Return the compute operation that each p2p operation belongs to, -1 where there is none.
+    """Return the compute that each p2p operation belongs to, -1 if there is none.
 
-    The i-th belongs to the i-th compute. Where a worker recorded none for the
-    computes without a peer, they are passed over; where it recorded one receive
-    fewer than computes (``late``), the first compute has none.
+    The i-th operation belongs to the i-th compute. If a worker recorded none for the computes at
+    the pipeline's edge, these computes are skipped. If it recorded one receive fewer than computes
+    (``late``), the first compute has none.
     """
     worker = rows.worker[transfers]
     nth = cumcount(worker)
@@ -165,17 +164,18 @@ def _match_computes(
     num = np.bincount(worker, minlength=num_workers)
     num_computes = rows.count[:, compute]
     computes = np.flatnonzero(rows.type == compute)
-    lonely = (rows.stage[computes] == edge_stage) & (rows.chunk[computes] == edge_chunk)
-    num_peered = num_computes - np.bincount(rows.worker[computes[lonely]], minlength=num_workers)
-    only_peered = (num == num_peered) & (num < num_computes)
-    shift = ((num == num_computes - 1) & late & ~only_peered).astype(np.int64)
+    at_edge = (rows.stage[computes] == edge_stage) & (rows.chunk[computes] == edge_chunk)
+    edge_computes = computes[at_edge]
+    num_inner = num_computes - np.bincount(rows.worker[edge_computes], minlength=num_workers)
+    only_inner = (num == num_inner) & (num < num_computes)
+    shift = ((num == num_computes - 1) & late & ~only_inner).astype(np.int64)
 
     index = nth + shift[worker]
     found = np.where(index < num_computes[worker], rows.first[worker, compute] + index, -1)
-    peered = computes[~lonely]
-    first_peered = np.searchsorted(rows.worker[peered], np.arange(num_workers))
-    special = only_peered[worker]
-    found[special] = peered[first_peered[worker[special]] + nth[special]]
+    inner = computes[~at_edge]
+    first_inner = np.searchsorted(rows.worker[inner], np.arange(num_workers))
+    skips = only_inner[worker]
+    found[skips] = inner[first_inner[worker[skips]] + nth[skips]]
     return found
 
 
@@ -187,10 +187,10 @@ def _pair_transfers(
     direction: Direction,
     num_stages: int,
 ) -> NDArray[np.int64]:
-    """Make groups of the n-th send of a stage and the n-th receive of the next.
+    """Pair the n-th send of a stage with the n-th receive of the next.
 
     Returns:
-        The rows that are left over, if the worker that they would meet is there.
+        The rows that stay unpaired although the worker at the other end has operations.
     """
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
@@ -199,17 +199,17 @@ def _pair_transfers(
     sends, send_key = sends[order], send_key[order]
     longest = max(int(np.bincount(rows.worker[sends]).max(initial=0)), 1) + 1
     longest = max(longest, int(np.bincount(rows.worker[recvs]).max(initial=0)) + 1)
-    send_name = send_key * longest + cumcount(send_key)
-    recv_name = recv_key * longest + cumcount(recv_key)
-    _, of_send, of_recv = np.intersect1d(
-        send_name, recv_name, assume_unique=True, return_indices=True
+    send_pair = send_key * longest + cumcount(send_key)
+    recv_pair = recv_key * longest + cumcount(recv_key)
+    _, paired_sends, paired_recvs = np.intersect1d(
+        send_pair, recv_pair, assume_unique=True, return_indices=True
     )
     base = int(group.max(initial=-1)) + 1
-    group[sends[of_send]] = base + np.arange(len(of_send))
-    group[recvs[of_recv]] = base + np.arange(len(of_recv))
-    there = (rows.worker_dp * num_stages + rows.worker_stage)[rows.count.any(axis=1)]
+    group[sends[paired_sends]] = base + np.arange(len(paired_sends))
+    group[recvs[paired_recvs]] = base + np.arange(len(paired_recvs))
+    active = (rows.worker_dp * num_stages + rows.worker_stage)[rows.count.any(axis=1)]
     source_key = recv_key + (rows.stage[recvs] - direction.towards) % num_stages - rows.stage[recvs]
-    alone = np.append(np.delete(sends, of_send), np.delete(recvs, of_recv))
-    partner = np.append(np.delete(send_key, of_send), np.delete(source_key, of_recv))
-    left: NDArray[np.int64] = alone[np.isin(partner, there)]
+    unpaired = np.append(np.delete(sends, paired_sends), np.delete(recvs, paired_recvs))
+    other_end = np.append(np.delete(send_key, paired_sends), np.delete(source_key, paired_recvs))
+    left: NDArray[np.int64] = unpaired[np.isin(other_end, active)]
     return left

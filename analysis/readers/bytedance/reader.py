@@ -1,4 +1,4 @@
-"""What the diagnosis takes from a ByteDance trace besides its replay: compute, and who waited."""
+"""Reader of runs in the ByteDance format, for replay and diagnosis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .graph import Trace
 
 SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
-"""Communication at the step's end, during which a worker does nothing else."""
+"""Communication at the step's end, during which the worker computes nothing."""
 
 
 def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
@@ -47,7 +47,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
     trace = read_trace(run, spans)
     left_out, warnings = trace.find_contradictions(), list(trace.warnings)
     unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
-    left_out |= dict.fromkeys(unknown, "it holds no operation of a known type")
+    left_out |= dict.fromkeys(unknown, "it has no operation of a known type")
     if left_out:
         spans = select_rows(spans, ~np.isin(spans.step, list(left_out)))
         trace = read_trace(run, spans)
@@ -71,7 +71,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
 
 
 def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
-    """Return last end - first start of each step, over all its operations."""
+    """Return the last end - first start of each step, over all its operations."""
     index = find_positions(spans.step, np.array(steps))
     first = np.full(len(steps), np.iinfo(np.int64).max)
     last = np.full(len(steps), np.iinfo(np.int64).min)
@@ -103,10 +103,10 @@ def _items(trace: Trace) -> ComputeItems:
 
 
 def _waits(trace: Trace) -> WaitIntervals:
-    """Return when a worker stood still for a communication whose last member had not arrived.
+    """Return the intervals in which workers waited for the last member of a communication.
 
-    Before a compute that begins is from the end of the compute before it; at
-    the step's end, from the start of the communication itself.
+    A wait before a compute begins with the end of the compute before it, one at the step's end
+    with the start of the communication itself.
     """
     rows = trace.rows
     arrival = trace.arrival_ns
@@ -126,29 +126,25 @@ def _waits(trace: Trace) -> WaitIntervals:
 
 
 def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return communications that a compute waits for, and when that worker's last one ended."""
+    """Return communications that a compute waits for, and the end of the compute before that."""
     rows, operations = trace.rows, trace.operations
     computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
-    before = np.full(len(rows.row), np.iinfo(np.int64).min)
+    previous_end = np.full(len(rows.row), np.iinfo(np.int64).min)
     follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
-    before[computes[1:][follows]] = rows.end[computes[:-1][follows]]
+    previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
     is_compute = np.isin(rows.type, [CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]])
     edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
-    return operations.src[edges], before[operations.dst[edges]]
+    return operations.src[edges], previous_end[operations.dst[edges]]
 
 
 def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:
-    """Split the spans of a run in the ByteDance format like `analysis.readers.waits.split_waits`.
+    """Split the communication spans of a run into wait and transfer, by inferred groups.
 
-    That format records no groups; these are inferred. Where the inference
-    knows none (no-ops, layernorm-grads-all-reduce), the split is unknown.
+    The split is unknown for operations without a group: no-ops and layernorm-grads-all-reduce.
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
         spans: Whole steps of the run.
-
-    Returns:
-        The split, in the order of ``spans``.
 
     Source:
         arXiv 2505.05713; a transfer of -10 ms or less is clock error there.

@@ -1,9 +1,8 @@
-"""The replicas of a ByteDance trace by their structure, each structure's graph inferred once.
+"""Replicas of a ByteDance trace grouped by shape, and the durations of their operations.
 
-A *sheet* holds all replicas of one shape: a row an operation, a column
-(*lane*) one (step, replica). What decides the structure is few: how many
-operations of each type a worker has, their chunks, the order in which its
-computes began, and which transfers are no-ops.
+Each shape's dependencies are inferred once. Four features decide the shape: the number of
+operations of each type on each worker, their chunks, the order in which the operations of a
+stream began, and which transfers are no-ops.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ if TYPE_CHECKING:
 
     from ...replay.batched_program import CollectiveKey
     from .blocks import Blocks
-    from .format import Whole
+    from .format import IntArray
 
 CROSS_REPLICA_TYPES = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS, GRAD_CLIP)
-"""Collectives over the data-parallel replicas, the last over all stages too."""
+"""Collectives over the data-parallel replicas; the last is over all stages too."""
 
 STREAMS = ((FORWARD_COMPUTE, BACKWARD_COMPUTE), (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
-"""Types that share a stream of a worker; of the others the order is that of their numbers."""
+"""Types that share a stream of a worker. Operations of other types are ordered by number."""
 
 TRANSPOSE_COLUMNS = 256
-"""Replicas whose columns are turned together: both sides stay in a core's cache."""
+"""Columns transposed together: source and target stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeTable:
-    """All replicas of one shape."""
+    """All replicas of one shape: one row per operation, one column per (step, replica)."""
 
     shape: Shape
     type: NDArray[np.int64]
@@ -66,90 +65,90 @@ class ShapeTable:
     """Shape (ops,)."""
 
     start_ns: NDArray[np.int64]
-    """Shape (ops, lanes)."""
+    """Shape (ops, columns)."""
 
     end_ns: NDArray[np.int64]
-    """Shape (ops, lanes)."""
+    """Shape (ops, columns)."""
 
     step: NDArray[np.int64]
-    """Shape (lanes,): index of the step, ascending."""
+    """Shape (columns,): index of the step, ascending."""
 
     replica: NDArray[np.int64]
-    """Shape (lanes,): index of the dp position."""
+    """Shape (columns,): index of the dp position."""
 
     num_unpaired: int
-    """Sends and receives of one lane without a partner, though its worker has operations."""
+    """Unpaired sends and receives of each column, as `link_pipeline` returns them."""
 
 
 def build_shape_tables(blocks: Blocks, layout: Layout, keep: NDArray[np.bool_]) -> list[ShapeTable]:
-    """Sort replicas by shape.
+    """Group the replicas of a trace by shape.
 
     Args:
         blocks: The trace.
         layout: Number of stages and of model chunks on each.
-        keep: Shape (steps,): steps that take part.
+        keep: Shape (steps,): steps that are replayed.
     """
     num_replicas = len(blocks.replicas)
     count = blocks.count.reshape(-1, blocks.count.shape[2])
     taken = np.flatnonzero(np.repeat(keep, num_replicas) & count.any(axis=1))
     overlapped = bool(blocks.count[keep][..., CODE[SEPARATE_GRADS] :: NUM_TYPES].any())
-    sheets = []
+    tables = []
     for equal_count in _group_equal_columns([count[taken].T]):
-        instances = taken[equal_count]
-        counts = count[instances[0]]
-        start, end, chunk = _gather_times(blocks, instances)
-        for lanes in _group_equal_columns(list(_structure_features(counts, start, end, chunk))):
-            at = int(lanes[0])
-            rows = _single_column_rows(counts, start[:, at], end[:, at], chunk[:, at])
+        step_dp = taken[equal_count]
+        counts = count[step_dp[0]]
+        start, end, chunk = _gather_times(blocks, step_dp)
+        for columns in _group_equal_columns(list(_structure_features(counts, start, end, chunk))):
+            first = int(columns[0])
+            rows = _single_column_rows(counts, start[:, first], end[:, first], chunk[:, first])
             edges, group, unpaired = infer_dependencies(rows, layout, overlapped=overlapped)
-            whole = len(lanes) == len(instances)
-            sheets.append(
+            whole = len(columns) == len(step_dp)
+            tables.append(
                 ShapeTable(
                     shape=_build_shape(rows, *edges.arrays(), group),
                     type=rows.type.astype(np.int64),
                     stage=rows.stage.astype(np.int64),
-                    start_ns=start if whole else start[:, lanes],
-                    end_ns=end if whole else end[:, lanes],
-                    step=instances[lanes] // num_replicas,
-                    replica=instances[lanes] % num_replicas,
+                    start_ns=start if whole else start[:, columns],
+                    end_ns=end if whole else end[:, columns],
+                    step=step_dp[columns] // num_replicas,
+                    replica=step_dp[columns] % num_replicas,
                     num_unpaired=len(unpaired),
                 )
             )
-    return sheets
+    return tables
 
 
-def _group_equal_columns(tables: list[Whole]) -> list[NDArray[np.int64]]:
-    """Return the columns in classes of equal content; the tables stand below each other."""
+def _group_equal_columns(tables: list[IntArray]) -> list[NDArray[np.int64]]:
+    """Return groups of columns that are equal in all tables."""
     same = np.ones(tables[0].shape[1], dtype=np.bool_)
     for table in tables:
         same &= (table == table[:, :1]).all(axis=0)
-    classes: dict[bytes, list[int]] = defaultdict(list)
-    strange = np.flatnonzero(~same)
-    contents = np.concatenate([table[:, strange] for table in tables]).T.copy()
-    for column, content in zip(strange.tolist(), contents, strict=True):
-        classes[content.tobytes()].append(column)
-    return [np.flatnonzero(same), *(np.array(columns) for columns in classes.values())]
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    rest = np.flatnonzero(~same)
+    contents = np.concatenate([table[:, rest] for table in tables]).T.copy()
+    for column, content in zip(rest.tolist(), contents, strict=True):
+        groups[content.tobytes()].append(column)
+    return [np.flatnonzero(same), *(np.array(columns) for columns in groups.values())]
 
 
 def _gather_times(
-    blocks: Blocks, instances: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Whole]:
-    """Return start, end and chunk of some replicas' operations, each of shape (ops, lanes)."""
-    columns, first = blocks.columns, blocks.first.ravel()[instances]
-    num_ops = int(blocks.count.reshape(-1, blocks.count.shape[2])[instances[0]].sum())
-    start = np.empty((num_ops, len(instances)), dtype=np.int64)
+    blocks: Blocks, step_dp: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], IntArray]:
+    """Return start, end and chunk of some replicas' operations, each of shape (ops, columns)."""
+    operations, first = blocks.operations, blocks.first.ravel()[step_dp]
+    num_ops = int(blocks.count.reshape(-1, blocks.count.shape[2])[step_dp[0]].sum())
+    start = np.empty((num_ops, len(step_dp)), dtype=np.int64)
     end = np.empty_like(start)
-    chunk = np.empty(start.shape, dtype=columns.chunk.dtype)
+    chunk = np.empty(start.shape, dtype=operations.chunk.dtype)
 
-    def fill(lanes: slice) -> None:
-        rows = blocks.order[first[lanes, None] + np.arange(num_ops)]
-        starts = columns.start_ns[rows]
-        start[:, lanes] = starts.T
-        starts += columns.duration_ns[rows]
-        end[:, lanes] = starts.T
-        chunk[:, lanes] = columns.chunk[rows].T
+    def fill(columns: slice) -> None:
+        rows = blocks.order[first[columns, None] + np.arange(num_ops)]
+        times = operations.start_ns[rows]
+        start[:, columns] = times.T
+        times += operations.duration_ns[rows]
+        end[:, columns] = times.T
+        chunk[:, columns] = operations.chunk[rows].T
 
-    map_slices(fill, len(instances), rows_at_once=TRANSPOSE_COLUMNS)
+    map_slices(fill, len(step_dp), slice_rows=TRANSPOSE_COLUMNS)
     return start, end, chunk
 
 
@@ -157,9 +156,9 @@ def _structure_features(
     counts: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
-    chunk: Whole,
-) -> Iterator[Whole]:
-    """Yield what tells shapes of equal counts apart, each of shape (features, lanes)."""
+    chunk: IntArray,
+) -> Iterator[IntArray]:
+    """Yield the features that distinguish shapes of equal counts, of shape (features, columns)."""
     last = np.cumsum(counts)
     first = last - counts
     for stage in range(0, len(counts), NUM_TYPES):
@@ -178,18 +177,18 @@ def _structure_features(
 
 
 def _sort_by_start(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each lane's order of (start, end, row), shape (members, lanes).
+    """Argsort each column by (start, end, row). Shape (members, columns).
 
-    Where the first lane's order leaves no doubt, it is taken instead of sorted anew.
+    A column whose starts ascend in the order of the first column is not sorted again.
     """
     order = argsort_rows(start[:, 0], end[:, 0])
     ordered = start[order]
-    clear = (ordered[1:] > ordered[:-1]).all(axis=0)
+    ascends = (ordered[1:] > ordered[:-1]).all(axis=0)
     orders = np.broadcast_to(order[:, None], start.shape)
-    if clear.all():
+    if ascends.all():
         return orders
     orders = orders.copy()
-    orders[:, ~clear] = np.lexsort((end[:, ~clear], start[:, ~clear]), axis=0)
+    orders[:, ~ascends] = np.lexsort((end[:, ~ascends], start[:, ~ascends]), axis=0)
     return orders
 
 
@@ -197,9 +196,9 @@ def _single_column_rows(
     counts: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
-    chunk: Whole,
+    chunk: IntArray,
 ) -> Rows:
-    """Return one replica in one step as a trace of its own."""
+    """Return one column as a trace of one replica and one step."""
     num_stages = len(counts) // NUM_TYPES
     block = np.repeat(np.arange(len(counts)), counts)
     stage = block // NUM_TYPES
@@ -229,90 +228,97 @@ def _build_shape(
 ) -> Shape:
     numbers, gate = np.unique(group, return_inverse=True)
     gate -= int(numbers[0] < 0)
-    meeting: dict[int, CollectiveKey] = {}
+    shared: dict[int, CollectiveKey] = {}
     for name in CROSS_REPLICA_TYPES:
         for row in rows.of(name).tolist():
             stage = -1 if name == GRAD_CLIP else int(rows.stage[row])
-            meeting[int(gate[row])] = (CODE[name], stage, int(rows.nth[row]))
+            shared[int(gate[row])] = (CODE[name], stage, int(rows.nth[row]))
     return Shape(
         label=rows.stage.astype(np.int64) * NUM_TYPES + rows.type,
         src=src,
         dst=dst,
         gate=gate,
-        meeting=meeting,
+        shared=shared,
         closing=tuple(rows.of(OPTIMIZER).tolist()),
     )
 
 
 def recorded_durations(
-    sheets: Sequence[ShapeTable], num_steps: int
+    tables: Sequence[ShapeTable], num_steps: int
 ) -> tuple[list[NDArray[np.float64]], int]:
-    """Return durations of compute, transfers of communication.
+    """Return the durations of compute and the transfers of communication.
 
-    A transfer is ``end - max(start over its group)``; one of -10 ms or less is
-    clock error and counts as 0.
+    A transfer is ``end - max(start over its group)``. One of -10 ms or less is clock error and
+    counts as 0.
 
     Args:
-        sheets: The trace.
-        num_steps: Steps that ``ShapeTable.step`` counts.
+        tables: The trace.
+        num_steps: Steps that ``ShapeTable.step`` indexes.
 
     Returns:
-        By sheet, shape (ops, lanes), in ns; and how many transfers are clock errors.
+        By table, shape (ops, columns), ns; the number of clock errors.
+
+    Source:
+        arXiv 2505.05713, section 3.
     """
-    over = _collective_arrivals(sheets, num_steps)
+    arrivals = _collective_arrivals(tables, num_steps)
     durations, num_clock_errors = [], 0
-    for sheet in sheets:
-        taken = np.empty(sheet.start_ns.shape)
-        for gate, members in enumerate(sheet.shape.members()):
-            key = sheet.shape.meeting.get(gate)
-            arrival = sheet.start_ns[members].max(axis=0) if key is None else over[key][sheet.step]
+    for table in tables:
+        duration = np.empty(table.start_ns.shape)
+        for gate, members in enumerate(table.shape.members()):
+            key = table.shape.shared.get(gate)
+            if key is None:
+                arrival = table.start_ns[members].max(axis=0)
+            else:
+                arrival = arrivals[key][table.step]
             for row in members:
-                transfer = sheet.end_ns[row] - arrival
-                wrong = transfer <= CLOCK_ERROR_TRANSFER_NS
-                num_clock_errors += int(np.count_nonzero(wrong))
-                taken[row] = np.where(wrong, 0, transfer)
-        for row in np.flatnonzero(sheet.shape.gate < 0).tolist():
-            np.subtract(sheet.end_ns[row], sheet.start_ns[row], out=taken[row])
-        durations.append(taken)
+                transfer = table.end_ns[row] - arrival
+                is_clock_error = transfer <= CLOCK_ERROR_TRANSFER_NS
+                num_clock_errors += int(np.count_nonzero(is_clock_error))
+                duration[row] = np.where(is_clock_error, 0, transfer)
+        for row in np.flatnonzero(table.shape.gate < 0).tolist():
+            np.subtract(table.end_ns[row], table.start_ns[row], out=duration[row])
+        durations.append(duration)
     return durations, num_clock_errors
 
 
 def _collective_arrivals(
-    sheets: Sequence[ShapeTable], num_steps: int
+    tables: Sequence[ShapeTable], num_steps: int
 ) -> dict[CollectiveKey, NDArray[np.int64]]:
-    """Return when the last member of each meeting started, by step."""
+    """Return the last arrival of each shared collective, by step."""
     lowest = np.iinfo(np.int64).min
-    over: dict[CollectiveKey, NDArray[np.int64]] = {}
-    for sheet in sheets:
-        members = sheet.shape.members()
-        begins = np.flatnonzero(np.diff(sheet.step, prepend=-1))
-        for gate, key in sheet.shape.meeting.items():
-            starts = sheet.start_ns[members[gate]].max(axis=0)
-            latest = over.setdefault(key, np.full(num_steps, lowest))
-            steps = sheet.step[begins]
+    arrivals: dict[CollectiveKey, NDArray[np.int64]] = {}
+    for table in tables:
+        members = table.shape.members()
+        begins = np.flatnonzero(np.diff(table.step, prepend=-1))
+        for gate, key in table.shape.shared.items():
+            starts = table.start_ns[members[gate]].max(axis=0)
+            latest = arrivals.setdefault(key, np.full(num_steps, lowest))
+            steps = table.step[begins]
             latest[steps] = np.maximum(latest[steps], np.maximum.reduceat(starts, begins))
-    return over
+    return arrivals
 
 
 def ideal_durations(
-    sheets: Sequence[ShapeTable], durations: Sequence[NDArray[np.float64]]
+    tables: Sequence[ShapeTable], durations: Sequence[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return each type's ideal over all dp positions, stages and steps.
+    """Return the ideal of each type over all dp positions, stages and steps.
 
-    That is the mean duration of compute, the median transfer of communication.
+    That is the mean duration of compute and the median transfer of communication.
 
     Returns:
-        Shape (types,), in ns; NaN for a type that the trace lacks.
+        Shape (types,), ns; NaN for a type that the trace lacks.
     """
     ideal = np.full(len(TYPES), np.nan)
     for name, code in CODE.items():
-        values = [
-            taken[sheet.type == code].ravel()
-            for sheet, taken in zip(sheets, durations, strict=True)
-        ]
-        together = np.concatenate(values)
-        if len(together) and name in COMMUNICATION:
-            ideal[code] = np.median(together, overwrite_input=True)
-        elif len(together):
-            ideal[code] = together.mean()
+        values = np.concatenate(
+            [
+                duration[table.type == code].ravel()
+                for table, duration in zip(tables, durations, strict=True)
+            ]
+        )
+        if len(values) and name in COMMUNICATION:
+            ideal[code] = np.median(values, overwrite_input=True)
+        elif len(values):
+            ideal[code] = values.mean()
     return ideal

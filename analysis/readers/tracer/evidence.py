@@ -170,11 +170,11 @@ def find_transfers(
             num_bytes=spans.num_bytes[comm],
             name=spans.name[comm],
             names=spans.names,
-            unclear=unclear,
-            carrier=np.stack(
+            is_unclear=unclear,
+            link_key=np.stack(
                 (np.where(pair, source, -1), np.where(pair, target, -1), group * ~pair)
             ),
-            alike=np.stack(
+            alike_key=np.stack(
                 (
                     np.where(pair, NOT_FOUND - 1 - pair_kind, spans.kind[comm]),
                     np.where(pair, target > source, spans.name[comm]),
@@ -183,9 +183,9 @@ def find_transfers(
             ),
             operation=number[len(number) - len(comm) :],
         ),
-        link_of=link,
+        make_link=link,
         num_operations=len(number),
-        spread_of=lambda found: (len(found.members), _crosses_hosts(found.members, hosts)),
+        link_extent=lambda found: (len(found.members), _crosses_hosts(found.members, hosts)),
     )
 
 

@@ -23,9 +23,9 @@ def shape(
     edges: Pairs,
     *,
     gates: dict[int, int] | None = None,
-    meeting: dict[int, CollectiveKey] | None = None,
+    shared: dict[int, CollectiveKey] | None = None,
 ) -> Shape:
-    """Operation k has label k; the last one closes the step."""
+    """Return a shape in which operation k has label k and the last one closes the step."""
     table = np.array(edges, dtype=np.int64).reshape(-1, 2)
     gate = np.full(num, -1)
     for operation, number in (gates or {}).items():
@@ -35,15 +35,15 @@ def shape(
         src=table[:, 0],
         dst=table[:, 1],
         gate=gate,
-        meeting=meeting or {},
+        shared=shared or {},
         closing=(num - 1,),
     )
 
 
-def part(
+def columns(
     program: ShapeProgram, recorded: Table, ideal: list[float], steps: list[int]
 ) -> ShapeColumns:
-    """``recorded`` by operation, by lane."""
+    """Return columns of a shape; ``recorded`` is by operation, then by column."""
     step = np.array(steps)
     return ShapeColumns(
         program=program,
@@ -55,136 +55,137 @@ def part(
     )
 
 
-def test_an_operation_begins_when_the_last_that_it_waits_for_has_ended() -> None:
-    # 0 (5) and 1 (9) before 2 (1), 2 before 3 (2).
+def test_operation_begins_at_the_last_end_of_its_predecessors() -> None:
+    # Durations: 5, 9, 1, 2.
     (program,) = compile_shapes([shape(4, [(0, 2), (1, 2), (2, 3)])])
-    block = StepRange(parts=[part(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
+    steps = StepRange(shapes=[columns(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
 
-    (ends,) = block.replay([block.parts[0].recorded])
+    (ends,) = steps.replay([steps.shapes[0].recorded])
 
     assert [float(end[0]) for end in ends[:4]] == [5, 9, 10, 12]
 
 
-def test_members_of_a_group_wait_for_each_others_arrival() -> None:
-    # 0 (5) before 2 (1), 1 (9) before 3 (2); 2 and 3 are a send and its receive.
+def test_members_of_a_group_wait_for_the_last_arrival() -> None:
+    # Durations: 5, 9, 1, 2; operations 2 and 3 are a send and its receive.
     (program,) = compile_shapes([shape(4, [(0, 2), (1, 3)], gates={2: 0, 3: 0})])
-    block = StepRange(parts=[part(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
+    steps = StepRange(shapes=[columns(program, [[5], [9], [1], [2]], [0] * 4, [0])], num_steps=1)
 
-    (ends,) = block.replay([block.parts[0].recorded])
+    (ends,) = steps.replay([steps.shapes[0].recorded])
 
     assert [float(end[0]) for end in ends[2:4]] == [10, 11]
 
 
 def reduction(num_computes: int) -> Shape:
-    """Some computes one after the other, then a collective over all replicas."""
+    """Return a chain of computes and then a collective over all replicas."""
     num = num_computes + 1
     return shape(
         num,
         [(k, k + 1) for k in range(num_computes)],
         gates={num_computes: 0},
-        meeting={0: (7, 0, 0)},
+        shared={0: (7, 0, 0)},
     )
 
 
-def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None:
-    # 0 ends 5 before the step begins, as clocks may have it; 1 follows it and meets 2.
+def test_member_without_predecessors_arrives_at_the_start_of_the_step() -> None:
+    # Operation 0 ends 5 before the step's start, as a clock error may have it. Operation 1 follows
+    # it and is in a group with 2.
     (program,) = compile_shapes([shape(4, [(0, 1), (1, 3)], gates={1: 0, 2: 0})])
-    block = StepRange(parts=[part(program, [[-5], [2], [2], [1]], [0] * 4, [0])], num_steps=1)
+    steps = StepRange(shapes=[columns(program, [[-5], [2], [2], [1]], [0] * 4, [0])], num_steps=1)
 
-    ends = block.replay([[np.array([value]) for value in (-5.0, 2.0, 2.0, 1.0)]])
+    ends = steps.replay([[np.array([value]) for value in (-5.0, 2.0, 2.0, 1.0)]])
 
     assert [float(row[0]) for row in ends[0][:4]] == [-5, 2, 2, 3]
 
 
-def test_replicas_meet_in_their_own_step_whatever_their_shape() -> None:
+def test_replicas_of_different_shapes_join_the_collective_of_their_step() -> None:
     long, short = compile_shapes([reduction(2), reduction(1)])
-    # Step 0: one of each shape arrives, at 3 + 4 and at 5; step 1: two long ones, at 2 and 9.
-    parts = [
-        part(long, [[3, 1, 4], [4, 1, 5], [1, 1, 1]], [0] * 3, [0, 1, 1]),
-        part(short, [[5], [2]], [0] * 2, [0]),
+    # Step 0: one of each shape arrives, at 3 + 4 and at 5. Step 1: two long ones, at 2 and 9.
+    shapes = [
+        columns(long, [[3, 1, 4], [4, 1, 5], [1, 1, 1]], [0] * 3, [0, 1, 1]),
+        columns(short, [[5], [2]], [0] * 2, [0]),
     ]
-    block = StepRange(parts=parts, num_steps=2)
+    steps = StepRange(shapes=shapes, num_steps=2)
 
-    ends = block.replay([each.recorded for each in parts])
+    ends = steps.replay([each.recorded for each in shapes])
 
     assert ends[0][2].tolist() == [8, 10, 10]
     assert ends[1][1].tolist() == [9]
-    assert block.step_times(ends).tolist() == [9, 10]
+    assert steps.step_times(ends).tolist() == [9, 10]
 
 
-def test_a_replica_alone_waits_for_ideal_ones() -> None:
+def test_replica_alone_waits_for_ideal_ones() -> None:
     (program,) = compile_shapes([reduction(1)])
-    # Ideally all arrive at 4 and reduce for 2.
-    only = part(program, [[3, 9, 4], [1, 1, 7]], [4, 2], [0, 0, 0])
-    block = StepRange(parts=[only], num_steps=1)
-    ideal = block.ideal()
+    # Ideal: all arrive at 4 and reduce for 2.
+    only = columns(program, [[3, 9, 4], [1, 1, 7]], [4, 2], [0, 0, 0])
+    steps = StepRange(shapes=[only], num_steps=1)
+    ideal = steps.ideal()
     everything = 0b11
 
-    alone = block.alone(0, everything, block.put_back(everything, ideal)[0], ideal)
+    alone = steps.alone(0, everything, steps.put_back(everything, ideal)[0], ideal)
 
-    # The first is faster and waits for the others; the second makes them wait; the third reduces
-    # longer. Where a replica reduces faster than the others, these end last.
+    # The first is faster and waits for the others, the second makes them wait, the third reduces
+    # longer. If a replica reduces faster than the others, they end last.
     assert alone.tolist() == [6, 11, 11]
 
 
-def test_only_what_a_label_moves_is_computed_again() -> None:
+def test_only_nodes_that_a_label_moves_are_computed_again() -> None:
     (program,) = compile_shapes([shape(4, [(0, 2), (1, 2), (2, 3)])])
 
-    (phase,) = program.moved_by(0b0010, behind=False)
+    (only_round,) = program.rounds_moved_by(0b0010, through_shared=False)
 
-    assert list(phase.nodes) == [1, 2, 3]
+    assert list(only_round.nodes) == [1, 2, 3]
 
 
-def test_operations_that_wait_for_each_other_are_named_not_dropped() -> None:
+def test_cycle_of_operations_raises_with_their_number() -> None:
     with pytest.raises(CycleError) as caught:
         compile_shapes([shape(3, [(0, 1), (1, 2), (2, 1)])])
 
     assert caught.value.num_nodes == 2
 
 
-def test_shapes_that_meet_in_opposite_order_are_refused() -> None:
+def test_shapes_with_collectives_in_opposite_order_are_rejected() -> None:
     first, second = (7, 0, 0), (7, 0, 1)
     gates = {0: 0, 1: 1}
 
     with pytest.raises(CycleError):
         compile_shapes(
             [
-                shape(2, [(0, 1)], gates=gates, meeting={0: first, 1: second}),
-                shape(2, [(0, 1)], gates=gates, meeting={0: second, 1: first}),
+                shape(2, [(0, 1)], gates=gates, shared={0: first, 1: second}),
+                shape(2, [(0, 1)], gates=gates, shared={0: second, 1: first}),
             ]
         )
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[int, Pairs, Table, list[float]]:
-    num, lanes = draw(st.integers(1, 20)), draw(st.integers(1, 3))
+    num, num_columns = draw(st.integers(1, 20)), draw(st.integers(1, 3))
     nodes = st.integers(0, num - 1)
     pairs = draw(
         st.lists(st.tuples(nodes, nodes).filter(lambda pair: pair[0] < pair[1]), max_size=60)
     )
     times = st.floats(0, 100)
-    row = st.lists(times, min_size=lanes, max_size=lanes)
+    row = st.lists(times, min_size=num_columns, max_size=num_columns)
     recorded = draw(st.lists(row, min_size=num, max_size=num))
     return num, pairs, recorded, draw(st.lists(times, min_size=num, max_size=num))
 
 
 @given(graphs(), st.integers(0, 2**20 - 1))
 @settings(max_examples=60, deadline=None)
-def test_the_replay_is_the_longest_path(
+def test_replay_equals_the_longest_path(
     graph: tuple[int, Pairs, Table, list[float]], labels: int
 ) -> None:
     num, pairs, recorded, ideal = graph
     (program,) = compile_shapes([shape(num, pairs)])
-    lanes = len(recorded[0])
-    block = StepRange(parts=[part(program, recorded, ideal, [0] * lanes)], num_steps=1)
+    num_columns = len(recorded[0])
+    steps = StepRange(shapes=[columns(program, recorded, ideal, [0] * num_columns)], num_steps=1)
 
-    (ends,) = block.put_back(labels, block.ideal())
+    (ends,) = steps.put_back(labels, steps.ideal())
 
-    for lane in range(lanes):
+    for column in range(num_columns):
         expected = [0.0] * num
         for node in range(num):
             begin = max((expected[src] for src, dst in pairs if dst == node), default=0.0)
-            taken = recorded[node][lane] if labels >> node & 1 else ideal[node]
+            taken = recorded[node][column] if labels >> node & 1 else ideal[node]
             expected[node] = begin + taken
-        found = [float(np.broadcast_to(end, lanes)[lane]) for end in ends]
+        found = [float(np.broadcast_to(end, num_columns)[column]) for end in ends]
         assert found == pytest.approx(expected)

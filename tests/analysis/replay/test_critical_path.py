@@ -22,8 +22,8 @@ from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 if TYPE_CHECKING:
     from rankscope.analysis.replay.model import ReplayModel
 
-# Rank 2 computes 100, meets rank 1 (there at 10) for 10 more; then rank 1
-# computes 20 and meets rank 0, there at 20, for another 10: 140 in all.
+# Rank 2 computes 100 and transfers 10 with rank 1, which arrived at 10. Then rank 1 computes 20
+# and transfers 10 with rank 0, which arrived at 20: 140 in all.
 WORK = [20.0, 10.0, 100.0, 10.0, 10.0, 20.0, 10.0, 10.0]
 
 
@@ -50,11 +50,11 @@ def bytedance_model() -> ReplayModel:
     return read_bytedance(source.info, source.span_table).model
 
 
-def test_the_chain_that_decides_the_step_goes_through_the_last_to_arrive() -> None:
+def test_critical_path_goes_through_the_last_member_to_arrive() -> None:
     path = critical_path(chain())
 
     rows = zip(path.rank, path.start_ns, path.end_ns, strict=True)
-    # Rank 1 hands on what rank 2 held up; the last transfer ends for ranks 0 and 1 alike.
+    # Rank 1 passes on the delay of rank 2. The last transfer ends at once on ranks 0 and 1.
     assert [tuple(map(int, row)) for row in rows] == [
         (2, 0, 100),
         (1, 100, 110),
@@ -63,13 +63,13 @@ def test_the_chain_that_decides_the_step_goes_through_the_last_to_arrive() -> No
     ]
 
 
-def test_slack_is_how_much_later_an_operation_may_end() -> None:
-    # Rank 0 may take 110 longer before its meeting at 130, rank 1 90 before its own at 100;
-    # rank 2's part in that first meeting may last until the end.
+def test_slack_is_the_delay_that_an_operation_may_have() -> None:
+    # Rank 0 may take 110 longer before its transfer at 130, rank 1 90 before its own at 100. Rank
+    # 2's member of that first transfer may last until the step's end.
     assert operation_slack(chain()).slack_ns.tolist() == [110, 90, 0, 0, 30, 0, 0, 0]
 
 
-def test_what_nothing_follows_and_does_not_close_the_step_may_end_any_time() -> None:
+def test_operation_before_nothing_that_closes_the_step_has_infinite_slack() -> None:
     model = chain()
     closes = np.array([False] * 6 + [True] * 2)
     model = replace(model, operations=replace(model.operations, closes_step=closes))
@@ -77,13 +77,13 @@ def test_what_nothing_follows_and_does_not_close_the_step_may_end_any_time() -> 
     assert operation_slack(model).slack_ns.tolist() == [110, 90, 0, 0, np.inf, 0, 0, 0]
 
 
-def test_a_step_that_is_not_there_says_so() -> None:
-    with pytest.raises(EmptyRunError, match="step 7 takes no part"):
+def test_unknown_step_raises() -> None:
+    with pytest.raises(EmptyRunError, match="step 7 is not part of the replay"):
         critical_path(chain(), [7])
 
 
 @pytest.mark.parametrize("model", [traced_model(), bytedance_model()], ids=["traced", "bytedance"])
-def test_the_path_tiles_every_step_of_the_full_replay(model: ReplayModel) -> None:
+def test_path_covers_every_step_of_the_full_replay_without_gaps(model: ReplayModel) -> None:
     path = critical_path(model)
     times = Replayer(model).full_recorded()
 
@@ -96,7 +96,9 @@ def test_the_path_tiles_every_step_of_the_full_replay(model: ReplayModel) -> Non
 
 
 @pytest.mark.parametrize("model", [traced_model(), bytedance_model()], ids=["traced", "bytedance"])
-def test_everything_on_the_path_has_no_slack_and_nothing_has_less(model: ReplayModel) -> None:
+def test_operations_on_the_path_have_no_slack_and_none_has_negative_slack(
+    model: ReplayModel,
+) -> None:
     found = operation_slack(model)
     path = critical_path(model)
 
@@ -106,37 +108,35 @@ def test_everything_on_the_path_has_no_slack_and_nothing_has_less(model: ReplayM
     assert (found.slack_ns[ends_on_it] == 0).all()
 
 
-def test_the_path_of_one_step_is_that_of_the_whole_run() -> None:
+def test_path_of_one_step_is_that_of_the_whole_run() -> None:
     model = traced_model()
     whole, one = critical_path(model), critical_path(model, [1])
 
     assert one.operation.tolist() == whole.operation[whole.step == 1].tolist()
 
 
-def test_the_path_goes_through_the_slow_rank() -> None:
+def test_path_goes_through_the_slow_rank() -> None:
     model = traced_model()
     path = critical_path(model)
 
-    own = np.bincount(
+    by_rank = np.bincount(
         path.rank[path.kind < 2], weights=(path.end_ns - path.start_ns)[path.kind < 2]
     )
-    assert own.argmax() == 5
+    assert by_rank.argmax() == 5
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 2.0))
 @settings(max_examples=40, deadline=None)
-def test_an_operation_moves_the_steps_end_just_when_it_exceeds_its_slack(
-    pick: int, share: float
-) -> None:
+def test_delay_moves_the_end_of_the_step_by_what_exceeds_the_slack(pick: int, share: float) -> None:
     model = traced_model(num_steps=1)
     found = operation_slack(model)
     before = Replayer(model).full_recorded()[0]
     index = pick % len(found.rows)
-    late_ns = float(np.rint(share * (found.slack_ns[index] + MS)))
+    delay_ns = float(np.rint(share * (found.slack_ns[index] + MS)))
     duration = model.operations.duration_ns.copy()
-    duration[found.rows[index]] += late_ns
+    duration[found.rows[index]] += delay_ns
     later = replace(model, operations=replace(model.operations, duration_ns=duration))
 
     moved = Replayer(later).full_recorded()[0] - before
 
-    assert moved == max(late_ns - found.slack_ns[index], 0.0)
+    assert moved == max(delay_ns - found.slack_ns[index], 0.0)

@@ -1,4 +1,4 @@
-"""Traces that contradict themselves: the analysis ends, and names what it left out."""
+"""Contradictory traces: the analysis terminates and names the steps that it left out."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def source_of(rows: list[Row], *, num_ranks: int, num_steps: int, end_ns: int) -
     for step in range(num_steps):
         for rank in members:
             cluster.steps.append((step, rank, step * end_ns, (step + 1) * end_ns))
-    # Nobody measured the clocks, so 10 ms of contradiction are borne.
+    # The clock error is unknown, so contradictions of up to 10 ms are tolerated.
     info = replace(cluster.run_info(), clock_error_ns=None)
     return Source(info, cluster.span_table(), cluster.step_table())
 
 
 def in_order(step: int, rank: int, first: int, second: int) -> list[Row]:
-    """Compute 1 ms, meet in one group until 2 ms, and in the other until 4 ms."""
+    """Return 1 ms of compute, a collective of one group until 2 ms, one of the other until 4 ms."""
     return [
         (step, rank, FORWARD, 0, MS, 0, NONE),
         (step, rank, SpanKind.DP_COMM, MS, MS, first, step),
@@ -47,39 +47,39 @@ def in_order(step: int, rank: int, first: int, second: int) -> list[Row]:
     ]
 
 
-def test_a_step_in_which_ranks_wait_for_each_other_is_left_out_and_named() -> None:
+def test_step_with_a_cycle_is_left_out_and_named() -> None:
     rows = [row for step in range(3) for row in in_order(step, 0, X, Y)]
     rows += in_order(0, 1, X, Y) + in_order(1, 1, Y, X) + in_order(2, 1, X, Y)
 
-    report = analyze_run(source_of(rows, num_ranks=2, num_steps=3, end_ns=5 * MS), "circle")
+    report = analyze_run(source_of(rows, num_ranks=2, num_steps=3, end_ns=5 * MS), "cycle")
 
     assert report.steps == (0, 2)
     assert any(
-        "step 1 left out: ranks 0 and 1 wait in a circle (dp-comm" in warning
+        "step 1 left out: ranks 0 and 1 wait in a cycle (dp-comm" in warning
         for warning in report.quality.warnings
     )
 
 
-def test_nothing_is_left_of_a_run_of_circles_and_it_says_so() -> None:
+def test_run_with_nothing_but_cycles_is_insufficient_evidence() -> None:
     rows = in_order(0, 0, X, Y) + in_order(0, 1, Y, X)
 
-    report = analyze_run(source_of(rows, num_ranks=2, num_steps=1, end_ns=5 * MS), "circle")
+    report = analyze_run(source_of(rows, num_ranks=2, num_steps=1, end_ns=5 * MS), "cycle")
 
     assert [finding.cause for finding in report.findings] == ["insufficient-evidence"]
-    assert "in a circle" in report.findings[0].evidence
+    assert "in a cycle" in report.findings[0].evidence
 
 
-def test_a_chain_of_a_hundred_thousand_is_ordered_without_recursion() -> None:
+def test_chain_of_a_hundred_thousand_nodes_is_ordered_without_recursion() -> None:
     num = 100_000
-    before = np.arange(num - 1)
+    source = np.arange(num - 1)
 
-    assert node_levels(num, before, before + 1).tolist() == list(range(num))
-    # The last one waits for the first: all of them go round.
-    circle = np.append(before, num - 1), np.append(before + 1, 0)
-    assert (node_levels(num, *circle) == UNORDERED).all()
+    assert node_levels(num, source, source + 1).tolist() == list(range(num))
+    # An edge from the last node to the first makes all of them a cycle.
+    cycle = np.append(source, num - 1), np.append(source + 1, 0)
+    assert (node_levels(num, *cycle) == UNORDERED).all()
 
 
-def test_thousands_of_spans_one_after_another_are_no_problem() -> None:
+def test_thousands_of_consecutive_spans_are_replayed() -> None:
     num = 5_000
     rows = [(0, rank, FORWARD, 10 * k, 8, 0, NONE) for rank in (0, 1) for k in range(num)]
 
@@ -99,7 +99,7 @@ SPANS = st.tuples(
 
 @settings(deadline=None, max_examples=60)  # cores are shared
 @given(rows=st.lists(SPANS, min_size=1, max_size=40))
-def test_whatever_the_spans_say_the_analysis_answers_or_refuses(rows: list[Row]) -> None:
+def test_analysis_of_any_spans_returns_a_report_or_raises_its_own_error(rows: list[Row]) -> None:
     rows += [(step, rank, FORWARD, 91, 5, 0, NONE) for step in range(3) for rank in range(3)]
     try:
         report = analyze_run(source_of(rows, num_ranks=3, num_steps=3, end_ns=100), "any")

@@ -17,12 +17,12 @@ def graph() -> nx.DiGraph[int]:
     return dependency_graph(reading.model, 1)
 
 
-def test_a_step_is_a_graph_without_circles(graph: nx.DiGraph[int]) -> None:
+def test_graph_of_a_step_is_acyclic(graph: nx.DiGraph[int]) -> None:
     assert nx.is_directed_acyclic_graph(graph)
     assert {node["rank"] for _, node in graph.nodes(data=True)} == {0, 1}
 
 
-def test_nothing_begins_before_what_it_waited_for_has_ended(graph: nx.DiGraph[int]) -> None:
+def test_no_operation_begins_before_its_predecessors_have_ended(graph: nx.DiGraph[int]) -> None:
     late = [
         (before, after)
         for before, after in graph.edges
@@ -32,7 +32,7 @@ def test_nothing_begins_before_what_it_waited_for_has_ended(graph: nx.DiGraph[in
     assert late == []
 
 
-def test_a_send_and_its_receive_are_one_instance(graph: nx.DiGraph[int]) -> None:
+def test_send_and_its_receive_are_one_instance(graph: nx.DiGraph[int]) -> None:
     instances: dict[int, set[str]] = {}
     for _, node in graph.nodes(data=True):
         if node["kind"].startswith("pp-"):
@@ -42,11 +42,11 @@ def test_a_send_and_its_receive_are_one_instance(graph: nx.DiGraph[int]) -> None
     assert list(instances.values()) == [{"pp-send", "pp-recv"}] * 8
 
 
-def test_a_step_that_is_not_there_says_so() -> None:
+def test_unknown_step_raises() -> None:
     source = source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
     reading = read_traced(source.info, source.span_table, source.step_table)
 
-    with pytest.raises(EmptyRunError, match="step 7 takes no part"):
+    with pytest.raises(EmptyRunError, match="step 7 is not part of the replay"):
         dependency_graph(reading.model, 7)
 
 
@@ -64,12 +64,12 @@ def test_the_slow_rank_is_critical_and_its_partner_has_slack() -> None:
             forwards[node["rank"]].append(node["slack_ns"])
         assert node["critical"] == (node["slack_ns"] == 0)
 
-    # The first of rank 0 fills the pipeline; each later one is done 10 ms before it is wanted.
+    # The first forward of rank 0 fills the pipeline. Each later one ends 10 ms before it is needed.
     assert forwards[1] == [0] * 4
     assert forwards[0] == [0, 10 * MS, 10 * MS, 10 * MS]
 
 
-def test_a_graph_of_some_ranks_and_several_steps_holds_just_these() -> None:
+def test_graph_of_some_ranks_and_steps_has_only_these() -> None:
     source = source_of(gpt_cluster(Layout(dp=2, pp=2), num_steps=3, forward_ns=lambda *_: 10 * MS))
     reading = read_traced(source.info, source.span_table, source.step_table)
     whole = dependency_graph(reading.model, [0, 2])

@@ -48,7 +48,7 @@ def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
         return MS * (10 if forward else 20) * float(rng.uniform(0.8, 1.2))
 
     cluster = ByteDanceCluster(dp, pp, 4, compute_ns).run([3, 5, 6])
-    if uneven:  # one replica of one step lacks an operation, so its structure is its own
+    if uneven:  # one replica of one step misses an operation, so its structure differs
         cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 0, 5, "gc")))
     source = cluster.source()
     return build_model(read_trace(source.info, source.span_table))
@@ -57,18 +57,18 @@ def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
 def test_steps_and_replicas_of_equal_structure_share_one_schedule() -> None:
     model = noisy_model(dp=3, pp=2)
 
-    (found,) = compile_program(model.operations, host_gaps=False).classes
+    (only_shape,) = compile_program(model.operations, host_gaps=False).shapes
 
-    assert found.operation.shape[1:] == (3, 3)
+    assert only_shape.operation.shape[1:] == (3, 3)
 
 
-def test_a_step_of_its_own_structure_is_replayed_apart_and_alike() -> None:
+def test_step_of_another_structure_is_replayed_separately_with_equal_times() -> None:
     even, uneven = noisy_model(dp=2, pp=2), noisy_model(dp=2, pp=2, uneven=True)
 
     program = compile_program(uneven.operations, host_gaps=False)
     times = program.step_times(uneven.operations.duration_ns)
 
-    assert sorted(len(found.step_index) for found in program.classes) == [1, 2]
+    assert sorted(len(shape.step_index) for shape in program.shapes) == [1, 2]
     expected = compile_program(even.operations, host_gaps=False).step_times(
         even.operations.duration_ns
     )
@@ -77,7 +77,7 @@ def test_a_step_of_its_own_structure_is_replayed_apart_and_alike() -> None:
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_a_step_without_an_operation_takes_no_time(uneven: bool) -> None:  # noqa: FBT001
+def test_step_without_operations_takes_no_time(uneven: bool) -> None:  # noqa: FBT001
     model = noisy_model(dp=2, pp=2, uneven=uneven)
     steps = (*model.operations.steps, model.operations.steps[-1] + 1)
     program = compile_program(replace(model.operations, steps=steps), host_gaps=False)
@@ -92,7 +92,7 @@ def test_a_step_without_an_operation_takes_no_time(uneven: bool) -> None:  # noq
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_an_isolated_replica_costs_two_replays_and_is_exact(uneven: bool) -> None:  # noqa: FBT001
+def test_isolated_replica_is_exact(uneven: bool) -> None:  # noqa: FBT001
     model = noisy_model(dp=4, pp=3, uneven=uneven)
     operations = model.operations
     program = compile_program(operations, host_gaps=False)
@@ -104,20 +104,20 @@ def test_an_isolated_replica_costs_two_replays_and_is_exact(uneven: bool) -> Non
         assert found[dp] == pytest.approx(program.step_times(put_back), rel=1e-12)
 
 
-def test_of_a_run_without_replicas_the_only_one_is_put_back_whole() -> None:
+def test_single_replica_is_put_back_as_a_whole() -> None:
     model = noisy_model(dp=1, pp=2)
     operations = model.operations
     program = compile_program(operations, host_gaps=False)
 
     found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
 
-    # One of the three steps is faster than ideal, which an ideal replica beside it would hide.
+    # One of the three steps is faster than ideal. An ideal replica next to it would hide that.
     assert (found[0] < program.step_times(model.ideal_ns)).any()
     assert found[0].tolist() == program.step_times(operations.duration_ns).tolist()
 
 
-def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None:
-    # The first receive of stage 1 meets a send whose sender's clock is half a minute behind.
+def test_member_without_predecessors_arrives_at_the_start_of_the_step() -> None:
+    # The first receive of stage 1 is paired with a send whose clock is half a minute behind.
     model = noisy_model(dp=1, pp=2)
     operations = model.operations
     forward = (operations.label // 2 == CODE["forward-compute"]) & (model.stage == 0)
@@ -133,7 +133,7 @@ def test_a_member_that_waits_for_nothing_is_there_when_the_step_begins() -> None
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_steps_and_replicas_together_give_what_each_step_alone_gives(name: str) -> None:
+def test_times_of_the_whole_run_equal_those_of_each_step_alone(name: str) -> None:
     model = MODELS[name]
     operations = model.operations
     gap = operations.gap_ns + np.arange(len(operations)) % 7
@@ -149,17 +149,17 @@ def test_steps_and_replicas_together_give_what_each_step_alone_gives(name: str) 
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_members_without_launch_gaps_need_no_nodes_of_their_own(name: str) -> None:
+def test_members_without_launch_gaps_need_no_arrival_nodes(name: str) -> None:
     # GIVEN gaps of operations that are in no group
     model = MODELS[name]
     operations = model.operations
     gap = np.where(operations.group == NO_GROUP, 1.0 + np.arange(len(operations)) % 7, 0.0)
 
-    # WHEN it is replayed with and without nodes for members that come late
+    # WHEN it is replayed with and without arrival nodes
     lean = compile_program(operations, host_gaps=True, late_members=False)
     full = compile_program(operations, host_gaps=True)
 
-    # THEN every time is the same
+    # THEN all times are equal
     assert not lean.has_arrivals
     assert (
         lean.step_times(operations.duration_ns, gap).tolist()
@@ -173,14 +173,14 @@ def test_members_without_launch_gaps_need_no_nodes_of_their_own(name: str) -> No
         assert getattr(one, column).tolist() == getattr(other, column).tolist()
 
 
-def test_gaps_of_members_are_replayed_also_when_they_come_later() -> None:
-    # GIVEN a run whose members have no gaps, replayed so
+def test_gaps_of_members_are_replayed_after_a_replay_without_them() -> None:
+    # GIVEN a replay of a run whose members have no gaps
     model = MODELS["traced"]
     replayer = Replayer(model)
     before = replayer.full_recorded()
 
-    # WHEN each member of a group comes 1 s late
+    # WHEN each member of a group is replayed 1 s late
     late = np.where(model.operations.group == NO_GROUP, 0.0, 1e9)
 
-    # THEN it counts
+    # THEN the steps take longer
     assert (replayer.full_with(model.operations.duration_ns, late) >= before + 1e9).all()

@@ -19,8 +19,8 @@ def edges(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-def test_a_node_begins_when_the_last_of_its_predecessors_has_ended() -> None:
-    # 0 (5) and 1 (9) before 2 (1), 2 before 3 (2).
+def test_node_begins_at_the_last_end_of_its_predecessors() -> None:
+    # Durations: 5, 9, 1, 2.
     schedule = order_by_level(4, *edges((0, 2), (1, 2), (2, 3)), across=np.zeros(4, np.bool_))
     durations = np.array([5.0, 9.0, 1.0, 2.0])[np.argsort(schedule.position)].reshape(4, 1, 1)
 
@@ -29,7 +29,7 @@ def test_a_node_begins_when_the_last_of_its_predecessors_has_ended() -> None:
     assert ends.tolist() == [5.0, 9.0, 10.0, 12.0]
 
 
-def test_a_node_across_replicas_waits_for_the_slowest_of_them() -> None:
+def test_node_across_replicas_waits_for_the_slowest_replica() -> None:
     # Node 0 takes 3 on one replica and 8 on the other; node 1 is shared.
     schedule = order_by_level(2, *edges((0, 1)), across=np.array([False, True]))
     durations = np.array([[[3.0], [8.0]], [[0.0], [0.0]]])
@@ -39,7 +39,7 @@ def test_a_node_across_replicas_waits_for_the_slowest_of_them() -> None:
     assert ends[1, :, 0].tolist() == [8.0, 8.0]
 
 
-def test_operations_that_wait_for_each_other_are_named_not_dropped() -> None:
+def test_cycle_raises_with_the_number_of_its_nodes() -> None:
     with pytest.raises(CycleError) as caught:
         order_by_level(3, *edges((0, 1), (1, 2), (2, 1)), across=np.zeros(3, np.bool_))
 
@@ -63,7 +63,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[float]]:
 
 @given(graphs(), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_the_replay_is_the_longest_path(
+def test_replay_equals_the_longest_path(
     graph: tuple[int, list[tuple[int, int]], list[float]], random: Random
 ) -> None:
     num, pairs, durations = graph
@@ -83,7 +83,7 @@ def test_the_replay_is_the_longest_path(
     assert ends == pytest.approx(expected)
 
 
-def test_a_node_with_more_predecessors_than_slots_waits_for_all() -> None:
+def test_node_with_more_predecessors_than_slots_waits_for_all() -> None:
     num = NUM_SLOTS + 5
     schedule = order_by_level(
         num + 1, *edges(*((n, num) for n in range(num))), across=np.zeros(num + 1, np.bool_)

@@ -12,8 +12,8 @@ from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 
 
-def test_beside_a_slow_rank_the_ideal_step_has_all_ranks_alike() -> None:
-    # Two ranks, one data position each: a block of 10 and of 30 ms, twice, backward twice as long.
+def test_ideal_step_of_a_run_with_a_slow_rank_has_equal_ranks() -> None:
+    # Two dp positions with two blocks each: 10 ms on one, 30 ms on the other; backward takes twice.
     cluster = gpt_cluster(
         Layout(dp=2),
         num_steps=1,
@@ -34,7 +34,7 @@ def test_beside_a_slow_rank_the_ideal_step_has_all_ranks_alike() -> None:
     assert (found.actual_ns, found.ideal_ns) == (182 * MS, 122 * MS)
 
 
-def test_a_communications_bar_holds_its_wait() -> None:
+def test_bar_of_a_communication_includes_its_wait() -> None:
     source = source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
     reading = read_traced(source.info, source.span_table, source.step_table)
 
@@ -42,14 +42,14 @@ def test_a_communications_bar_holds_its_wait() -> None:
 
     receive = found.kinds.index("pp-recv")
     first = np.flatnonzero((found.kind == receive) & (found.rank == 1))[0]
-    # Rank 1 is there from the beginning; rank 0 has computed two blocks by 20 ms.
+    # Rank 1 arrives at 0; rank 0 has computed two blocks by 20 ms.
     assert found.ideal_start_ns[first] == found.start_ns[first] == 0
     assert found.ideal_gate_ns[first] == 20 * MS
     assert found.ideal_end_ns[first] == found.end_ns[first] == 20 * MS + MS // 2
 
 
 @pytest.mark.parametrize("step", [3, 7])
-def test_the_ideal_step_is_as_long_as_the_full_ideal_replay_says(step: int) -> None:
+def test_ideal_step_is_as_long_as_in_the_full_ideal_replay(step: int) -> None:
     source = (
         ByteDanceCluster(2, 2, 4, lambda dp, stage, at, *_: (4 + dp + at) * MS).run([3, 7]).source()
     )

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
 
-from rankscope.analysis.trace.tables import SpanTable, StepTable
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
 from rankscope.tracer.span import NONE
+from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import Source
+from tests.support.traces import TRACES
 
 if TYPE_CHECKING:
     import random
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.readers.bytedance.format import TraceColumns
-    from rankscope.analysis.trace.tables import RunInfo
     from tests.support.analysis.bytedance_jobs import Job, Row
 
 NARROW = {
@@ -121,3 +123,74 @@ def _steps_of(spans: SpanTable) -> StepTable:
         loss=np.full(num, np.nan),
         left_out=np.zeros(num, np.uint32),
     )
+
+
+def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
+    """Read a published trace directly from its file, without the importer."""
+    if not (TRACES / f"trace-{name}.parquet").exists():
+        pytest.skip(f"published traces are not at {TRACES} (set RANKSCOPE_TRACE_DIR)")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    meta = yaml.safe_load((TRACES / f"meta-{name}.yaml").read_text())
+    table = parquet.read_table(TRACES / f"trace-{name}.parquet")
+    column = {key: table[key].to_numpy() for key in table.column_names if key != "optype"}
+    optype = table["optype"].combine_chunks()
+    num = len(optype)
+
+    def ns(seconds: np.ndarray) -> np.ndarray:
+        return np.rint(seconds.astype(np.float64) * 1e9).astype(np.int64)
+
+    none32, none64 = np.full(num, NONE, np.int32), np.full(num, NONE, np.int64)
+    spans = SpanTable(
+        epoch=np.zeros(num, np.int32),
+        step=column["step"].astype(np.int32),
+        rank=column["rank"].astype(np.int32),
+        kind=np.zeros(num, np.int8),
+        name=optype.indices.to_numpy().astype(np.int32),
+        track=np.zeros(num, np.int32),
+        # Steps a day apart: each begins at 0 in the file.
+        start_ns=ns(column["start_ts"]) + column["step"] * 86_400_000_000_000,
+        duration_ns=ns(column["duration"]),
+        launch_ns=none64,
+        group_id=np.zeros(num, np.uint64),
+        seq=column["seq_id"].astype(np.int64),
+        src_rank=none32,
+        dst_rank=none32,
+        microbatch=column["mb_id"].astype(np.int32),
+        chunk=column["mc"].astype(np.int32),
+        num_bytes=none64,
+        interval_id=np.zeros(num, np.int64),
+        flags=np.zeros(num, np.uint16),
+        depth=np.zeros(num, np.int16),
+        names=tuple(optype.dictionary.to_pylist()),
+        tracks=("",),
+    )
+    positions = set(
+        zip(
+            *(column[key].tolist() for key in ("rank", "dp_rank", "stage")),
+            strict=True,
+        )
+    )
+    ranks = tuple(RankInfo(rank=r, coords=Coords(dp=d, pp=s)) for r, d, s in sorted(positions))
+    info = RunInfo(
+        run_id=name,
+        source_format="bytedance",
+        layout=Layout(dp=meta["dp_size"], pp=meta["pp_size"], tp=meta["tp_size"]),
+        world_size=meta["world_size"],
+        epochs=(EpochInfo(epoch=0, ranks=ranks),),
+    )
+    pairs = np.unique(np.stack((spans.step, spans.rank)), axis=1)
+    rows = pairs.shape[1]
+    steps = StepTable(
+        epoch=np.zeros(rows, np.int32),
+        step=pairs[0],
+        rank=pairs[1],
+        start_ns=np.zeros(rows, np.int64),
+        end_ns=np.zeros(rows, np.int64),
+        num_tokens=np.full(rows, NONE, np.int64),
+        loss=np.full(rows, np.nan),
+        left_out=np.zeros(rows, np.uint32),
+    )
+    result = json.loads((TRACES / f"result-{name}.json").read_text())
+    m_w = json.loads((TRACES / f"mw-{name}.json").read_text())["rem"]
+    m_s = json.loads((TRACES / f"ms-{name}.json").read_text())["rem"]
+    return Source(info, spans, steps), result, m_w, m_s

@@ -378,3 +378,13 @@ def in_float32(rows: Iterable[Row]) -> list[Row]:
         start = through(row["start"])
         found.append({**row, "start": start, "end": start + through(row["end"] - row["start"])})
     return found
+
+
+def from_each_steps_start(rows: list[Row]) -> list[Row]:
+    first: dict[int, int] = {}
+    for row in rows:
+        first[row["step"]] = min(first.get(row["step"], row["start"]), row["start"])
+    return [
+        {**row, "start": row["start"] - first[row["step"]], "end": row["end"] - first[row["step"]]}
+        for row in rows
+    ]

@@ -5,15 +5,15 @@ import numpy as np
 from rankscope.analysis.readers.bytedance.blocks import map_slices
 
 
-def test_pieces_cover_all_rows_once_and_answer_in_order() -> None:
+def test_slices_cover_all_rows_once_and_results_are_in_order() -> None:
     values = np.arange(10)
 
-    assert map_slices(lambda rows: values[rows].tolist(), 10, rows_at_once=4) == [
+    assert map_slices(lambda rows: values[rows].tolist(), 10, slice_rows=4) == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9],
     ]
 
 
-def test_no_rows_are_no_pieces() -> None:
+def test_no_rows_give_no_slices() -> None:
     assert map_slices(lambda rows: rows, 0) == []

@@ -1,4 +1,4 @@
-"""What a worker's sends and receives hold up, and who left them before the other was there."""
+"""Waits of a worker for its sends and receives, and members that leave before the last arrival."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def operation(
 
 
 def two_microbatches(*, first_send_ends_ms: float, second_forward_ms: float) -> Trace:
-    """Two stages, in ms; the first sends, and computes its second micro-batch."""
+    """Return two stages of two micro-batches; stage 0 sends, then computes its second one."""
     return read_trace(
         RUN,
         span_table(
@@ -82,8 +82,8 @@ def two_microbatches(*, first_send_ends_ms: float, second_forward_ms: float) -> 
     )
 
 
-def held_up_ms(trace: Trace) -> float:
-    """Of the first stage's second forward-compute."""
+def since_last_transfer_ms(trace: Trace) -> float:
+    """Return the time before the first stage's second forward-compute."""
     found = time_since_last_transfer(trace)
     row = np.flatnonzero(
         (trace.rank == 0)
@@ -93,24 +93,24 @@ def held_up_ms(trace: Trace) -> float:
     return float(found[row[0]] / MS)
 
 
-def test_a_worker_that_waits_for_each_send_is_held_up_by_it() -> None:
-    # GIVEN a host that computes nothing while a transfer is open, though no two end together
+def test_gap_of_a_worker_that_waits_for_each_send_begins_after_the_send() -> None:
+    # GIVEN a host that computes nothing while a transfer is open, and no two that end together
     trace = two_microbatches(first_send_ends_ms=30, second_forward_ms=32)
 
-    # THEN only what follows the send is its own, not the 22 ms since its last compute
-    assert held_up_ms(trace) == pytest.approx(2)
+    # THEN the gap is the 2 ms after the send, not the 22 ms after its last compute
+    assert since_last_transfer_ms(trace) == pytest.approx(2)
 
 
-def test_transfers_that_run_beside_computes_hold_nobody_up() -> None:
-    # GIVEN a send that lasts to 30 while the next compute runs from 22 on
+def test_transfers_that_overlap_computes_do_not_block_the_worker() -> None:
+    # GIVEN a send until 30 while the next compute begins at 22
     trace = two_microbatches(first_send_ends_ms=30, second_forward_ms=22)
 
-    assert held_up_ms(trace) == pytest.approx(NEVER / MS)
+    assert since_last_transfer_ms(trace) == pytest.approx(NEVER / MS)
 
 
-def test_a_call_ends_for_all_that_it_posted_one_after_the_other() -> None:
-    # GIVEN a send and a receive posted 10 us apart that end together (8 us of rounding), though
-    # the send's partner was there from 60 and the receive's from 60.5
+def test_all_transfers_of_a_call_end_with_the_last_one() -> None:
+    # GIVEN a send and a receive posted within 10 us that end together (but for 8 us of rounding),
+    # although the other end of the send arrived at 60 and that of the receive at 60.5
     trace = read_trace(
         RUN,
         span_table(
@@ -129,15 +129,15 @@ def test_a_call_ends_for_all_that_it_posted_one_after_the_other() -> None:
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
 
-    hidden = is_delayed_in_call(trace, members, group[members])
+    delayed = is_delayed_in_call(trace, members, group[members])
 
-    # THEN the send's end is not that of its own transfer; the others' are
-    names = [(int(trace.rank[row]), int(trace.rows.type[row])) for row in members[hidden]]
+    # THEN the send ended later than its own transfer, the others did not
+    names = [(int(trace.rank[row]), int(trace.rows.type[row])) for row in members[delayed]]
     assert names == [(0, CODE["forward-send"])]
 
 
 def pairs(times_ms: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> Trace:
-    """One send and its receive in each step, as (start, end) of either."""
+    """Return one send and its receive in each step, given (start, end) of both."""
     spans: list[Span] = []
     for step, (send, recv) in enumerate(times_ms):
         spans += [
@@ -158,13 +158,13 @@ def early_sends(trace: Trace) -> list[bool]:
         members,
         arrival,
         group=group[members],
-        carrier=np.zeros((1, len(members)), dtype=np.int64),
+        link_key=np.zeros((1, len(members)), dtype=np.int64),
     )
     early: list[bool] = found[trace.rank[members] == 0].tolist()
     return early
 
 
-def test_a_send_that_only_a_clock_ends_too_early_waited() -> None:
+def test_send_that_ends_too_early_by_a_clock_error_waited() -> None:
     # GIVEN transfers of 3 ms between a sender and a receiver whose clock is 5 ms ahead
     trace = pairs(
         [
@@ -175,12 +175,12 @@ def test_a_send_that_only_a_clock_ends_too_early_waited() -> None:
         ]
     )
 
-    # THEN the three that seem to end before the receiver is there do count
+    # THEN the three that seem to end before the receiver arrives are kept
     assert early_sends(trace) == [False, False, False, False]
 
 
-def test_a_send_that_takes_as_long_each_time_was_buffered() -> None:
-    # GIVEN sends of 1 ms, however late the receive
+def test_send_of_constant_duration_was_buffered() -> None:
+    # GIVEN sends of 1 ms before receives at various times
     trace = pairs(
         [
             ((100, 101), (108, 109)),
@@ -194,7 +194,7 @@ def test_a_send_that_takes_as_long_each_time_was_buffered() -> None:
 
 
 def arrivals_ms(trace: Trace) -> tuple[list[float], list[float]]:
-    """Of the sends and of the receives."""
+    """Return the arrival times of the sends and of the receives."""
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
     found = (arrival_times(trace, members, group[members]) - trace.rows.start[0]) / MS + 95
@@ -202,9 +202,9 @@ def arrivals_ms(trace: Trace) -> tuple[list[float], list[float]]:
     return first, second
 
 
-def test_when_both_were_there_is_told_by_each_ones_own_clock() -> None:
-    # GIVEN transfers of 3 ms, and a receiver whose clock is 5 ms ahead: it came before a sender
-    # left (2 ms at least) and the sender before it left (8 ms at most)
+def test_arrivals_are_in_the_clock_of_each_worker() -> None:
+    # GIVEN transfers of 3 ms and a receiver whose clock is 5 ms ahead: it arrived before a sender
+    # left (so at least 2 ms) and the sender arrived before it left (so at most 8 ms)
     trace = pairs(
         [
             ((100, 111), (113, 116)),
@@ -220,8 +220,8 @@ def test_when_both_were_there_is_told_by_each_ones_own_clock() -> None:
     assert recvs == pytest.approx([113, 107, 114, 115])
 
 
-def test_clocks_that_nothing_tells_apart_agree() -> None:
-    # GIVEN a receiver that is always there long before
+def test_clocks_without_evidence_of_an_offset_agree() -> None:
+    # GIVEN a receiver that always arrives long before
     trace = pairs([((100, 103), (50, 103)), ((110, 113), (40, 113))])
 
     sends, recvs = arrivals_ms(trace)

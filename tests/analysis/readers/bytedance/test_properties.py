@@ -1,4 +1,4 @@
-"""What must not change the findings of a trace in the ByteDance format: how it was written down."""
+"""Findings of a trace in the ByteDance format do not depend on how it was written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.sources.bytedance_file import read_trace_file
-from tests.analysis.readers.bytedance.test_oracle import from_each_steps_start
 from tests.support.analysis.bytedance_files import source_of, write_meta, write_trace
-from tests.support.analysis.bytedance_jobs import MS, Job
+from tests.support.analysis.bytedance_jobs import MS, Job, from_each_steps_start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,59 +57,59 @@ def report_on(
     return analyze_run(source_of(run, columns), run.run_id)
 
 
-def found_in(report: RunReport) -> list[tuple[str, set[int]]]:
+def causes(report: RunReport) -> list[tuple[str, set[int]]]:
     return [(finding.cause, set(finding.ranks)) for finding in report.findings]
 
 
-def numbers_of(report: RunReport) -> list[float | None]:
+def slowdowns(report: RunReport) -> list[float | None]:
     workers = report.exact_slowdown_by_worker
     return [report.slowdown, report.m_w, report.m_s, *(workers[key] for key in sorted(workers))]
 
 
-def test_whatever_is_in_the_row_order_types_and_row_groups(name: str, tmp_path: Path) -> None:
+def test_row_order_column_types_and_row_groups_do_not_matter(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     rows = from_each_steps_start(job.rows())
     report = report_on(job, rows, tmp_path)
     expected = EXPECTED.get(name)
-    assert expected is None or found_in(report) == expected
+    assert expected is None or causes(report) == expected
 
     mixed = random.Random(1).sample(rows, len(rows))
     again = report_on(job, mixed, tmp_path, form=2)
 
-    assert found_in(again) == found_in(report)
-    # The times of the other file may be of 64 bits.
-    assert numbers_of(again) == pytest.approx(numbers_of(report), rel=1e-4, abs=1e-3)
+    assert causes(again) == causes(report)
+    # The times of the other file may have 64 bits.
+    assert slowdowns(again) == pytest.approx(slowdowns(report), rel=1e-4, abs=1e-3)
     same = report_on(job, mixed, tmp_path)
-    assert numbers_of(same) == pytest.approx(numbers_of(report), rel=1e-9)
+    assert slowdowns(same) == pytest.approx(slowdowns(report), rel=1e-9)
 
 
-def test_whatever_the_ranks_are_called(name: str, tmp_path: Path) -> None:
+def test_numbers_of_the_ranks_do_not_matter(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     rows = from_each_steps_start(job.rows())
     report = report_on(job, rows, tmp_path)
     ranks = sorted({row["rank"] for row in rows})
-    called = dict(zip(ranks, random.Random(2).sample(ranks, len(ranks)), strict=True))
+    renamed = dict(zip(ranks, random.Random(2).sample(ranks, len(ranks)), strict=True))
 
-    again = report_on(job, [{**row, "rank": called[row["rank"]]} for row in rows], tmp_path)
+    again = report_on(job, [{**row, "rank": renamed[row["rank"]]} for row in rows], tmp_path)
 
-    assert found_in(again) == [
-        (cause, {called[rank] for rank in named}) for cause, named in found_in(report)
+    assert causes(again) == [
+        (cause, {renamed[rank] for rank in named}) for cause, named in causes(report)
     ]
 
 
 @pytest.mark.parametrize("factor", [0.5, 3])
-def test_whatever_the_speed_of_the_whole_job(name: str, factor: float, tmp_path: Path) -> None:
+def test_speed_of_the_whole_job_does_not_matter(name: str, factor: float, tmp_path: Path) -> None:
     job = JOBS[name]
     rows = from_each_steps_start(job.rows())
     report = report_on(job, rows, tmp_path)
 
     again = report_on(job, rows, tmp_path, seconds=factor * 1e-9)
 
-    assert found_in(again) == found_in(report)
-    assert numbers_of(again) == pytest.approx(numbers_of(report), rel=1e-4, abs=1e-3)
+    assert causes(again) == causes(report)
+    assert slowdowns(again) == pytest.approx(slowdowns(report), rel=1e-4, abs=1e-3)
 
 
-def test_whatever_the_clocks_say_within_their_bound(name: str, tmp_path: Path) -> None:
+def test_clock_errors_within_their_bound_do_not_matter(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     report = report_on(job, from_each_steps_start(job.rows()), tmp_path)
     rng = random.Random(3)
@@ -119,4 +118,4 @@ def test_whatever_the_clocks_say_within_their_bound(name: str, tmp_path: Path) -
 
     again = report_on(job, from_each_steps_start(shifted.rows()), tmp_path)
 
-    assert found_in(again) == found_in(report)
+    assert causes(again) == causes(report)

@@ -17,8 +17,8 @@ from rankscope.analysis.replay.what_if import Replayer, what_if
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.topology import Coords
-from tests.analysis.readers.bytedance.test_reader import published
 from tests.support.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
+from tests.support.analysis.bytedance_files import published
 from tests.support.analysis.cluster import MS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def shuffled(spans: SpanTable, seed: int) -> SpanTable:
 
 
 def by_general_replay(source: Source) -> WhatIf:
-    """The same by compiling every operation, and a whole replay for each part."""
+    """Return the results of the general replay, which compiles every operation."""
     return what_if(Replayer(build_model(read_trace(source.info, source.span_table))))
 
 
@@ -64,8 +64,8 @@ def assert_same(found: WhatIf, expected: WhatIf) -> None:
     assert found.m_s == pytest.approx(expected.m_s, abs=1e-9)
 
 
-def test_one_slow_worker_alone_costs_what_it_adds_to_the_pipeline() -> None:
-    # A pipeline of one stage: a step is its four micro-batches one after the other.
+def test_one_slow_worker_costs_what_it_adds_to_the_pipeline() -> None:
+    # A pipeline of one stage: a step is four micro-batches one after the other.
     def compute_ns(dp: int, stage: int, step: int, mb: int, forward: bool) -> float:  # noqa: FBT001
         slow = 2 if dp == 1 else 1
         return MS * (10 if forward else 20) * slow
@@ -74,19 +74,19 @@ def test_one_slow_worker_alone_costs_what_it_adds_to_the_pipeline() -> None:
 
     found = what_if_trace(source.info, source.span_table).result
 
-    # params-all-gather, gc 1 us, layernorm, scatter and clip a latency each, optimizer 1 ms.
+    # params-all-gather, layernorm, scatter and clip take a latency each, gc 1 us, optimizer 1 ms.
     around = 4 * LATENCY + 1000 + MS
     mean_ideal = 4 * (10 + 20) * MS * (1 + 2 + 1 + 1) / 4
     assert found.replayed_ns[0] == pytest.approx(4 * 60 * MS + around)
     assert found.ideal_ns[0] == pytest.approx(mean_ideal + around)
     assert found.by_dp_ns[1][0] == pytest.approx(4 * 60 * MS + around)
-    # The others are faster than ideal, and still wait for three ideal ones.
+    # The others are faster than ideal, but still wait for three ideal ones.
     assert found.by_dp_ns[0][0] == pytest.approx(mean_ideal + around)
     assert found.m_w == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 4), (2, 1), (4, 3)])
-def test_it_is_the_general_replay_only_faster(dp: int, pp: int) -> None:
+def test_results_equal_those_of_the_general_replay(dp: int, pp: int) -> None:
     source = noisy(dp, pp).source()
 
     found = what_if_trace(source.info, source.span_table)
@@ -107,12 +107,12 @@ def test_it_is_the_general_replay_only_faster(dp: int, pp: int) -> None:
     seed=st.integers(0, 9),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_replicas_of_different_shapes_meet_in_one_step(
+def test_replicas_of_different_shapes_take_part_in_one_step(
     dp: int, pp: int, missing: list[tuple[int, int, int, str]], seed: int
 ) -> None:
     cluster = noisy(dp, pp, seed=seed)
-    for place in missing:
-        row = next((row for row in cluster.rows if row[:4] == place), None)
+    for operation in missing:
+        row = next((row for row in cluster.rows if row[:4] == operation), None)
         if row is not None:
             cluster.rows.remove(row)
     source = cluster.source()
@@ -130,7 +130,7 @@ def test_replicas_of_different_shapes_meet_in_one_step(
     assert found.actual_ns.tolist() == reading.actual_ns.tolist()
 
 
-def test_chunks_and_overlapped_reductions_belong_to_the_shape() -> None:
+def test_chunks_and_overlapped_reductions_distinguish_shapes() -> None:
     cluster = noisy(3, 2)
     for dp, stage, step, name, start, duration, seq, mb in list(cluster.rows):
         if name == "grads-reduce-scatter":
@@ -139,15 +139,15 @@ def test_chunks_and_overlapped_reductions_belong_to_the_shape() -> None:
         if name == "params-all-gather":
             cluster.rows.append((dp, stage, step, name, start + MS, duration, seq + 1, mb + 1))
         if name == "forward-compute" and (dp, stage, step, seq) == (1, 1, 5, 3):
-            after = start + duration + MS  # a receive that nobody sends
+            after = start + duration + MS  # a receive without a send
             cluster.rows.append((dp, stage, step, "forward-recv", after, 1000, 4, mb))
     source = cluster.source()
     spans, info = source.span_table, source.info
     chunked = replace(info, layout=replace(info.layout, vpp=2))
-    # Micro-batches take turns on two chunks, and one replica has the last two the other way.
+    # Micro-batches alternate between two chunks; one replica has the last two in reverse order.
     spans.chunk[:] = spans.microbatch % 2
-    turned = (spans.rank == 2) & (spans.step == 6) & (spans.microbatch >= 2)
-    spans.chunk[turned] = 1 - spans.chunk[turned]
+    reversed_ = (spans.rank == 2) & (spans.step == 6) & (spans.microbatch >= 2)
+    spans.chunk[reversed_] = 1 - spans.chunk[reversed_]
 
     found = what_if_trace(chunked, spans)
 
@@ -157,7 +157,7 @@ def test_chunks_and_overlapped_reductions_belong_to_the_shape() -> None:
 
 @given(seed=st.integers(0, 99))
 @settings(max_examples=10, deadline=None)
-def test_the_order_of_the_rows_changes_nothing(seed: int) -> None:
+def test_order_of_the_rows_does_not_matter(seed: int) -> None:
     source = noisy(3, 2).source()
 
     found = what_if_trace(source.info, shuffled(source.span_table, seed))
@@ -166,7 +166,7 @@ def test_the_order_of_the_rows_changes_nothing(seed: int) -> None:
 
 
 def repeated(source: Source, times: int) -> tuple[RunInfo, TraceColumns]:
-    """Repeat the replicas, each copy with ranks of its own."""
+    """Return the run with each replica repeated, each copy with ranks of its own."""
     info, spans = source.info, source.span_table
     ranks = info.epochs[0].ranks
     many = tuple(
@@ -194,9 +194,9 @@ def repeated(source: Source, times: int) -> tuple[RunInfo, TraceColumns]:
     return replace(info, layout=layout, epochs=epochs), columns
 
 
-def test_repeating_the_replicas_of_a_run_changes_no_step_time() -> None:
+def test_repeating_the_replicas_of_a_run_does_not_change_step_times() -> None:
     source = noisy(4, 3).source()
-    times = SLICE_ROWS // len(source.span_table) + 1  # more rows than one piece
+    times = SLICE_ROWS // len(source.span_table) + 1  # more rows than one slice
 
     few = what_if_trace(source.info, source.span_table).result
     many = what_if_trace(*repeated(source, times)).result
@@ -219,7 +219,7 @@ def test_operations_numbered_with_gaps_are_sorted() -> None:
     assert_same(what_if_trace(source.info, shuffled(spans, 1)).result, expected)
 
 
-def test_starts_count_where_the_numbers_say_otherwise() -> None:
+def test_operations_are_sorted_by_start_if_their_numbers_contradict_it() -> None:
     source = noisy(2, 3).source()
     spans = source.span_table
     expected = what_if_trace(source.info, spans)
@@ -229,12 +229,12 @@ def test_starts_count_where_the_numbers_say_otherwise() -> None:
     found = what_if_trace(source.info, spans)
 
     assert_same(found.result, expected.result)
-    # Of rank 0: forward-send and -compute, backward-recv and -compute have more than one.
+    # On rank 0, forward-send and -compute, backward-recv and -compute have more than one operation.
     (warning,) = found.warnings
     assert warning.startswith("4 operations began before one of a lower seq_id")
 
 
-def test_operations_that_are_there_twice_are_named_and_their_step_left_out() -> None:
+def test_step_with_repeated_operations_is_left_out_and_named() -> None:
     cluster = noisy(2, 2, steps=[4, 5])
     cluster.rows += [row for row in cluster.rows if row[2] == 5]
     source = cluster.source()
@@ -246,7 +246,7 @@ def test_operations_that_are_there_twice_are_named_and_their_step_left_out() -> 
     assert read_bytedance(source.info, source.span_table).left_out == found.left_out
 
 
-def test_a_step_without_its_optimizer_is_left_out_and_named() -> None:
+def test_step_without_its_optimizer_is_left_out_and_named() -> None:
     cluster = noisy(2, 2, steps=[4, 5])
     cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 1, 5, "optimizer")))
     source = cluster.source()
@@ -261,35 +261,35 @@ def test_a_step_without_its_optimizer_is_left_out_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
-        ("forward-recv", "1 sends and receives have no partner"),
-        ("backward-send", "1 sends and receives have no partner"),
-        ("forward-compute", "workers that belong together have 3 to 4 forward-compute"),
+        ("forward-recv", "1 sends and receives have no counterpart"),
+        ("backward-send", "1 sends and receives have no counterpart"),
+        ("forward-compute", "workers that should have equally many forward-compute have 3 to 4"),
         (
             "grads-reduce-scatter",
-            "workers that belong together have 0 to 1 grads-reduce-scatter",
+            "workers that should have equally many grads-reduce-scatter have 0 to 1",
         ),
         (
             "embedding-grads-all-reduce",
-            "workers that belong together have 0 to 1 embedding-grads-all-reduce",
+            "workers that should have equally many embedding-grads-all-reduce have 0 to 1",
         ),
     ],
 )
-def test_a_step_that_lacks_a_partner_is_left_out_and_named(name: str, why: str) -> None:
+def test_step_with_an_unpaired_operation_is_left_out_and_named(name: str, reason: str) -> None:
     cluster = noisy(2, 2, steps=[4, 5])
     cluster.rows.remove(next(r for r in cluster.rows if r[:4] == (1, 1, 5, name)))
     source = cluster.source()
 
     found = what_if_trace(source.info, source.span_table)
 
-    assert found.left_out == {5: why}
+    assert found.left_out == {5: reason}
     reading = read_bytedance(source.info, source.span_table)
-    assert reading.left_out == {5: why}
+    assert reading.left_out == {5: reason}
     assert_same(found.result, what_if(Replayer(reading.model)))
 
 
-def test_a_worker_that_was_not_traced_is_named_and_the_rest_compared() -> None:
+def test_workers_that_were_not_traced_are_reported_and_the_rest_compared() -> None:
     cluster = noisy(3, 3, steps=[4])
     cluster.rows = [row for row in cluster.rows if row[:2] != (1, 1)]
     source = cluster.source()
@@ -298,15 +298,15 @@ def test_a_worker_that_was_not_traced_is_named_and_the_rest_compared() -> None:
 
     assert found.left_out == {}
     assert found.warnings == (
-        "1 of 9 workers are not in the trace: what others waited for them counts as transfer",
+        "1 of 9 workers are not in the trace: time that others waited for them counts as transfer",
     )
     assert (1, 2) in found.result.by_worker_ns
     assert read_bytedance(source.info, source.span_table).warnings == found.warnings
 
 
-def test_steps_that_go_round_in_a_circle_are_left_out() -> None:
+def test_steps_with_a_cycle_are_left_out() -> None:
     cluster = noisy(1, 2, steps=[4, 5])
-    # By its clock stage 0 went back before it went forward, and so waits for what it sends.
+    # By its clock stage 0 ran backward before forward, so it waits for its own send.
     first = next(r for r in cluster.rows if r[1:4] == (0, 5, "backward-compute"))
     cluster.rows[cluster.rows.index(first)] = (*first[:4], first[4] - 10_000 * MS, *first[5:])
     source = cluster.source()
@@ -314,10 +314,10 @@ def test_steps_that_go_round_in_a_circle_are_left_out() -> None:
     found = what_if_trace(source.info, source.span_table)
 
     assert found.result.steps == (4,)
-    assert "in a circle" in found.left_out[5]
+    assert "in a cycle" in found.left_out[5]
 
 
-def test_the_recorded_time_counts_what_takes_no_part_in_the_replay() -> None:
+def test_recorded_time_includes_operations_that_are_not_replayed() -> None:
     cluster = noisy(1, 2, steps=[4])
     before = what_if_trace(cluster.source().info, cluster.source().span_table)
     first = min(row[4] for row in cluster.rows)
@@ -330,7 +330,7 @@ def test_the_recorded_time_counts_what_takes_no_part_in_the_replay() -> None:
     assert found.actual_ns.tolist() == [before.actual_ns[0] + 5 * MS]
 
 
-def test_a_run_without_a_whole_step_is_refused() -> None:
+def test_run_without_a_whole_step_raises() -> None:
     source = noisy(2, 1, steps=[4]).source()
     spans = source.span_table
     no_optimizer = select_rows(spans, spans.name != spans.names.index("optimizer"))
@@ -339,7 +339,7 @@ def test_a_run_without_a_whole_step_is_refused() -> None:
         what_if_trace(source.info, no_optimizer)
 
 
-def test_operations_of_unknown_type_are_named_and_left_out() -> None:
+def test_operations_of_unknown_type_are_reported_and_left_out() -> None:
     cluster = noisy(2, 1)
     expected = what_if_trace(cluster.source().info, cluster.source().span_table).result
     cluster.rows.append((0, 0, 3, "something new", 0, MS, 0, 0))
@@ -367,7 +367,7 @@ def test_clock_errors_are_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["AR", "ST"])
-def test_real_jobs_give_the_same_as_the_general_replay(name: str) -> None:
+def test_published_traces_give_the_results_of_the_general_replay(name: str) -> None:
     source, result, m_w, m_s = published(name)
 
     found = what_if_trace(source.info, source.span_table).result
