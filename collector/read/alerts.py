@@ -62,13 +62,13 @@ class StoredAlert:
     """What the webhook is sent; None where there was none."""
 
 
-def record_alert(store: Store, alert: StoredAlert) -> None:
+def write_alert(store: Store, alert: StoredAlert) -> None:
     """Write an alert; returns when it is on disk."""
     document = {key: value for key, value in asdict(alert).items() if key in _DOCUMENT_KEYS}
     store.insert_rows("events", [_event(alert, ALERT_KIND, alert.at_ns, document)])
 
 
-def record_delivery(store: Store, alert: StoredAlert, delivery: Delivery) -> None:
+def write_delivery(store: Store, alert: StoredAlert, delivery: Delivery) -> None:
     """Write what became of an alert's webhook."""
     document = {"rule": alert.rule, "first_step": alert.first_step, "delivery": str(delivery)}
     store.insert_rows("events", [_event(alert, DELIVERY_KIND, time.time_ns(), document)])

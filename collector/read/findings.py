@@ -20,7 +20,7 @@ SELECT * FROM findings FINAL ORDER BY analysed_ns DESC, run_id, position DESC
 """
 
 
-MOST_RANKS = 512
+MAX_FINDING_RANKS = 512
 """A finding of more ranks is the job's, not a place's."""
 
 SELECT_TOLD_PLACES = """
@@ -155,13 +155,13 @@ class StoredJob:
     num_hosts: int
 
 
-def read_told_places(store: Store) -> tuple[StoredPlace, ...]:
-    """Return the places of all ranks that any stored finding names, `MOST_RANKS` a finding."""
-    rows = store.rows(SELECT_TOLD_PLACES, {"most_ranks": MOST_RANKS})
+def read_finding_places(store: Store) -> tuple[StoredPlace, ...]:
+    """Return the places of the ranks of all findings of up to `MAX_FINDING_RANKS` ranks."""
+    rows = store.rows(SELECT_TOLD_PLACES, {"most_ranks": MAX_FINDING_RANKS})
     return tuple(map(_place, rows))
 
 
-def read_told_jobs(store: Store) -> tuple[StoredJob, ...]:
+def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
     """Return the epochs that any stored finding is of."""
     counted = store.rows(SELECT_TOLD_HOSTS)
     num_hosts = {(row["run_id"], row["epoch"]): row["num_hosts"] for row in counted}

@@ -52,7 +52,7 @@ WHERE run_id IN {run_ids:Array(String)} GROUP BY run_id
 """
 
 
-def longest_unheard(
+def read_oldest_heartbeats(
     store: Store, run_id: str, *, recent_ns: int, silent_ns: int, most: int
 ) -> list[Row]:
     """Return the ranks of a run's newest epoch whose last heartbeats are oldest, those first.
@@ -78,7 +78,7 @@ def longest_unheard(
     return [{**row, **words[row["rank"]]} for row in rows]
 
 
-def with_lost(
+def mark_lost_runs(
     store: Store, rows: Iterable[Row], *, unix_ns: Callable[[], int] = time.time_ns
 ) -> list[Row]:
     """Return rows of runs, the state of silent ones changed to ``lost``.

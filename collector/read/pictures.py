@@ -82,7 +82,7 @@ class PictureLevel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStep:
+class KeptPicture:
     """What is told beside a step's pixels."""
 
     begin_ns: int
@@ -102,7 +102,7 @@ class KeptStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlace:
+class StepId:
     """One step of one incarnation of a run."""
 
     run_id: str
@@ -115,14 +115,16 @@ class StepPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepKey:
+class StepRevision:
     """One revision of one step."""
 
-    place: StepPlace
+    place: StepId
     revision: int
 
 
-def tile_rows(key: StepKey, level: PictureLevel, pixels: Pixels, *, num_tiles: int) -> pa.Table:
+def tile_rows(
+    key: StepRevision, level: PictureLevel, pixels: Pixels, *, num_tiles: int
+) -> pa.Table:
     """Return rows of table ``pictures``: all tiles of some lines.
 
     Args:
@@ -168,14 +170,14 @@ def write_pixels(store: Store, rows: Iterable[pa.Table]) -> None:
         store.insert_arrow("pictures", pa.concat_tables(tables).unify_dictionaries())
 
 
-def read_kept(store: Store, place: StepPlace) -> KeptStep | None:
+def read_kept_picture(store: Store, place: StepId) -> KeptPicture | None:
     """Return what is kept of a step; None where it is not closed yet."""
     found = store.rows(SELECT_CLOSED, place.bound())
-    return KeptStep(**found[0]) if found else None
+    return KeptPicture(**found[0]) if found else None
 
 
 def read_pixels(
-    store: Store, key: StepKey, level: PictureLevel, *, tiles: range, lines: range
+    store: Store, key: StepRevision, level: PictureLevel, *, tiles: range, lines: range
 ) -> Pixels | None:
     """Return the pixels of some tiles and of the lines that are wanted.
 

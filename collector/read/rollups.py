@@ -27,10 +27,10 @@ LAG_STEPS = 2
 RUN_WHOLE = -1
 """Step and epoch of the row that tells how much of a run was looked at when all was done."""
 
-Place = tuple[int, int]
+EpochStep = tuple[int, int]
 """Epoch and step."""
 
-FIRST_PLACE: Place = (RUN_WHOLE, 0)
+FIRST_STEP: EpochStep = (RUN_WHOLE, 0)
 
 SELECT_OPEN = """
 SELECT epoch, step, present.num_spans AS num_spans, described.num_described AS num_described
@@ -110,8 +110,8 @@ class ClosedStep:
         return self.num_spans + self.num_described
 
 
-def open_steps(
-    store: Store, run_id: str, *, state: str, since: Place = FIRST_PLACE
+def read_open_steps(
+    store: Store, run_id: str, *, state: str, since: EpochStep = FIRST_STEP
 ) -> tuple[OpenStep, ...]:
     """Return the steps whose rollups lack something, by (epoch, step).
 
@@ -129,7 +129,7 @@ def open_steps(
     )
     if not found:
         return ()
-    last = newest_closing(store, run_id) if state == RUNNING else None
+    last = read_newest_closed(store, run_id) if state == RUNNING else None
     expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, {"run_id": run_id})}
     return tuple(
         OpenStep(**row)
@@ -139,13 +139,13 @@ def open_steps(
     )
 
 
-def newest_closing(store: Store, run_id: str) -> Place:
+def read_newest_closed(store: Store, run_id: str) -> EpochStep:
     """Return the newest place of a run that is closed while the run goes on."""
     rows = store.rows(SELECT_NEWEST, {"run_id": run_id})
-    return (rows[0]["epoch"], rows[0]["step"] - LAG_STEPS) if rows else FIRST_PLACE
+    return (rows[0]["epoch"], rows[0]["step"] - LAG_STEPS) if rows else FIRST_STEP
 
 
-def in_batches(steps: Sequence[OpenStep], *, max_spans: int) -> Iterator[tuple[OpenStep, ...]]:
+def batch_steps(steps: Sequence[OpenStep], *, max_spans: int) -> Iterator[tuple[OpenStep, ...]]:
     """Yield neighbouring steps of one epoch, as many as have ``max_spans`` spans together."""
     batch: list[OpenStep] = []
     num_spans = 0
@@ -167,13 +167,13 @@ def write_rollups(store: Store, rows: pa.Table, closed: Iterable[ClosedStep]) ->
     store.insert_rows("closed_steps", [_closed_row(step) for step in closed])
 
 
-def runs_rolled_up(store: Store) -> dict[str, int]:
+def read_rolled_up_runs(store: Store) -> dict[str, int]:
     """Return by run how many spans the ledger told of when nothing of it was left open."""
     rows = store.rows(SELECT_WHOLE, {"whole": RUN_WHOLE})
     return {row["run_id"]: row["num_spans"] for row in rows}
 
 
-def note_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int) -> None:
+def mark_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int) -> None:
     """Note that nothing of a run that has ended is left open.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..spool.descriptions import RUNNING
-from .heartbeats import with_lost
+from .heartbeats import mark_lost_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,7 +125,7 @@ ORDER BY epoch, rank, process
 """
 
 
-PATIENCE_NS = 60_000_000_000
+GAP_TIMEOUT_NS = 60_000_000_000
 """How long rows of a run that trains may be behind later ones: they may be on another way."""
 
 END_OF_TIME = (1 << 63) - 1
@@ -223,10 +223,10 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
         store: Where from.
         unix_ns: Clock that the silence is measured by.
     """
-    return with_lost(store, store.rows(SELECT_RUNS), unix_ns=unix_ns)
+    return mark_lost_runs(store, store.rows(SELECT_RUNS), unix_ns=unix_ns)
 
 
-def run_names(store: Store) -> tuple[str, ...]:
+def read_run_names(store: Store) -> tuple[str, ...]:
     """Return the names of all runs, the newest first."""
     return tuple(row["run_id"] for row in store.rows(SELECT_RUN_NAMES))
 
@@ -284,7 +284,7 @@ def read_gaps(store: Store, run_id: str, *, is_running: bool, now_ns: int) -> li
         is_running: Whether it trains: then later rows must be there for a minute.
         now_ns: Unix time.
     """
-    before_ns = now_ns - PATIENCE_NS if is_running else END_OF_TIME
+    before_ns = now_ns - GAP_TIMEOUT_NS if is_running else END_OF_TIME
     return store.rows(SELECT_GAPS, {"run_id": run_id, "before_ns": before_ns})
 
 
@@ -301,7 +301,7 @@ def read_manifests(store: Store, run_id: str) -> list[tuple[int, int, Mapping[st
     ]
 
 
-def previous_run(store: Store, run_id: str) -> str | None:
+def read_previous_run(store: Store, run_id: str) -> str | None:
     """Return the run of the same model and world size that began last before this one.
 
     None where there is none, or where the job did not name its model.

@@ -33,7 +33,7 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 GROUP BY rank ORDER BY rank
 """
 
-SELECT_PORTION = """
+SELECT_SELECTED_SPANS = """
 SELECT
     epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
     src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
@@ -44,7 +44,7 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 ORDER BY rank, start_ns, segment, row
 """
 
-COUNT_PORTION = """
+COUNT_SELECTED_SPANS = """
 SELECT count() AS num_spans FROM spans
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
     AND rank IN {ranks:Array(Int32)}
@@ -113,7 +113,7 @@ class StepOutline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class SpanSelection:
     """Which of a step's spans are asked for."""
 
     run_id: str
@@ -150,17 +150,17 @@ def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOut
     )
 
 
-def read_portion(store: Store, portion: Portion) -> pa.Table:
+def read_selected_spans(store: Store, portion: SpanSelection) -> pa.Table:
     """Return the portion's spans, each once, by (rank, start_ns)."""
-    return store.arrow(SELECT_PORTION, portion.bound())
+    return store.arrow(SELECT_SELECTED_SPANS, portion.bound())
 
 
-def count_portion(store: Store, portion: Portion) -> int:
+def count_selected_spans(store: Store, portion: SpanSelection) -> int:
     """Return how many spans the portion has; those that are there twice count so."""
-    return int(store.rows(COUNT_PORTION, portion.bound())[0]["num_spans"])
+    return int(store.rows(COUNT_SELECTED_SPANS, portion.bound())[0]["num_spans"])
 
 
-def read_arrivals(store: Store, portion: Portion, spans: pa.Table) -> pa.Table:
+def read_arrivals(store: Store, portion: SpanSelection, spans: pa.Table) -> pa.Table:
     """Return what is known of all members of the communication instances in ``spans``.
 
     Columns: ``group_id, source_rank, target_rank`` (-1 for a collective)``, seq, num_spans,
@@ -169,7 +169,7 @@ def read_arrivals(store: Store, portion: Portion, spans: pa.Table) -> pa.Table:
     Args:
         store: The store.
         portion: Names the step.
-        spans: What `read_portion` returned.
+        spans: What `read_selected_spans` returned.
     """
     group, seq = to_numpy(spans["group_id"]), to_numpy(spans["seq"])
     joined = (group != 0) & (seq != NONE)
@@ -186,7 +186,7 @@ def read_arrivals(store: Store, portion: Portion, spans: pa.Table) -> pa.Table:
     )
 
 
-def portions_of(
+def group_blocks(
     blocks: Sequence[Sequence[int]], num_spans: dict[int, int], *, max_spans: int
 ) -> list[tuple[int, int]]:
     """Cut neighbouring blocks of ranks into portions; return first and end block of each.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.runs import read_run
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
@@ -76,7 +76,9 @@ def test_whatever_a_record_says_it_is_kept_or_set_aside_and_sums_stay_finite(
     assert all(0 <= span["duration_ns"] <= MONTH_NS and span["start_ns"] >= 0 for span in kept)
     (sums,) = totals(store, run_id)
     assert all(math.isfinite(float(number)) for number in sums.values())
-    assert sum(step.num_spans for step in open_steps(store, run_id, state="ended")) == len(kept)
+    assert sum(step.num_spans for step in read_open_steps(store, run_id, state="ended")) == len(
+        kept
+    )
 
 
 def totals(store: Store, run_id: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.runs import run_names
+from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.store.store import open_store
 from tests.integration.programs import rankscope, serving
 from tests.integration.test_serve import Job
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.multiproc
 def runs_of(store: Path) -> tuple[str, ...]:
     """Return what the store holds now that nobody serves it."""
     with open_store(f"chdb://{store}", read_only=True) as opened:
-        return run_names(opened)
+        return read_run_names(opened)
 
 
 def test_a_served_run_is_deleted_through_its_server_and_stays_so(tmp_path: Path) -> None:

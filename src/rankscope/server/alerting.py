@@ -11,8 +11,8 @@ from rankscope.collector.read.alerts import (
     Delivery,
     StoredAlert,
     read_alerts,
-    record_alert,
-    record_delivery,
+    write_alert,
+    write_delivery,
 )
 
 from ..terminal.lines import say
@@ -79,7 +79,7 @@ class Alerting:
             delivery=Delivery.NONE if self._webhook is None else Delivery.PENDING,
             post=None if self._webhook is None else document,
         )
-        record_alert(self._store, alert)
+        write_alert(self._store, alert)
         self._fired.add((report.run, drop.first_step))
         self._post(alert)
         return alert
@@ -91,7 +91,7 @@ class Alerting:
     def _settle(self, alert: StoredAlert, outcome: Delivery) -> None:
         self.num_undelivered += outcome is Delivery.UNDELIVERED
         try:
-            record_delivery(self._store, alert, outcome)
+            write_delivery(self._store, alert, outcome)
         except StoreError as error:  # the next alert must go out whatever the store does
             say(f"what became of the alert of {alert.run_id} can't be noted: {error}")
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urlsplit
 
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreHeldError
-from rankscope.collector.read.runs import run_names
+from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.retention.deletion import Deletion, Deletions
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
@@ -51,7 +51,7 @@ def _delete_here(store_url: str, run_id: str) -> Deletion:
     with open_store(store_url) as store:
         deletions = Deletions(store)
         if not (deletions.is_deleted(run_id) or deletions.holds(run_id)):
-            raise UnknownRunError(run_id, run_names(store))
+            raise UnknownRunError(run_id, read_run_names(store))
         return deletions.delete(run_id)
 
 

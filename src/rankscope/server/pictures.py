@@ -33,17 +33,17 @@ from rankscope.collector.read.pictures import (
     WHOLE_STEP,
     PictureLevel,
     Pixels,
-    StepKey,
-    read_kept,
+    StepRevision,
+    read_kept_picture,
     read_pixels,
     tile_rows,
 )
 from rankscope.collector.read.spans import (
-    Portion,
-    portions_of,
+    SpanSelection,
+    group_blocks,
     read_arrivals,
     read_outline,
-    read_portion,
+    read_selected_spans,
 )
 
 from ..sources.arrow_tables import arrivals_table, span_table
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.tiles import Level, TilePlan
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo, SpanSource
-    from rankscope.collector.read.pictures import StepPlace
+    from rankscope.collector.read.pictures import StepId
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
 
@@ -73,7 +73,7 @@ MAX_PICTURES = 8
 
 
 def make_tiles(
-    part: StepTimeline, plan: TilePlan, key: StepKey, *, ordering: str, lines: tuple[int, int]
+    part: StepTimeline, plan: TilePlan, key: StepRevision, *, ordering: str, lines: tuple[int, int]
 ) -> list[pa.Table]:
     """Return the rows to store of some lines of an ordering, at every level.
 
@@ -109,7 +109,7 @@ def make_tiles(
 
 def read_picture(
     store: Store,
-    place: StepPlace,
+    place: StepId,
     *,
     group_by: GroupBy,
     read_coords: Callable[[int], dict[int, Coords]],
@@ -126,13 +126,16 @@ def read_picture(
         window: What of the step; None: all of it. Shown at the finest level that fits, or at the
             finest one that is stored.
     """
-    kept = read_kept(store, place)
+    kept = read_kept_picture(store, place)
     if kept is None or not kept.line_ranks:
         return None
     length_ns = kept.end_ns - kept.begin_ns
     whole = Window(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
     shown = whole if window is None else window.clip(length_ns, kept.num_ranks)
-    key, ordering = StepKey(place=place, revision=kept.revision), kept.orderings[group_by.value]
+    key, ordering = (
+        StepRevision(place=place, revision=kept.revision),
+        kept.orderings[group_by.value],
+    )
     for level in levels_for_window(
         shown, length_ns=length_ns, num_spans=kept.num_spans, num_ranks=kept.num_ranks
     ):
@@ -154,7 +157,7 @@ def read_picture(
 
 
 def _read_tiles(
-    store: Store, key: StepKey, ordering: str, level: Level, window: Window, *, length_ns: int
+    store: Store, key: StepRevision, ordering: str, level: Level, window: Window, *, length_ns: int
 ) -> TileLines | None:
     tiles, lines = tiles_of_window(level, window, length_ns=length_ns)
     stored = PictureLevel(ordering=ordering, line_ranks=level.line_ranks, zoom=level.zoom)
@@ -171,7 +174,7 @@ def _read_tiles(
 
 
 def read_part(
-    store: Store, info: RunInfo, portion: Portion, *, bounds_ns: tuple[int, int]
+    store: Store, info: RunInfo, portion: SpanSelection, *, bounds_ns: tuple[int, int]
 ) -> StepTimeline:
     """Return a portion of a step as a timeline, its waits taken from the whole step.
 
@@ -181,7 +184,7 @@ def read_part(
         portion: What of the step.
         bounds_ns: Begin and end of the whole step.
     """
-    rows = read_portion(store, portion)
+    rows = read_selected_spans(store, portion)
     return make_partial_timeline(
         info,
         span_table(rows),
@@ -208,9 +211,9 @@ class LargeSteps:
         self._source = source
         self._aside = aside
         self._lock = threading.Lock()
-        self._pictures: OrderedDict[tuple[StepPlace, GroupBy], StepPicture] = OrderedDict()
+        self._pictures: OrderedDict[tuple[StepId, GroupBy], StepPicture] = OrderedDict()
 
-    def ask(self, place: StepPlace, *, group_by: GroupBy, patience_s: float) -> StepPicture | None:
+    def ask(self, place: StepId, *, group_by: GroupBy, patience_s: float) -> StepPicture | None:
         """Return the step's picture; None while it is being drawn.
 
         Args:
@@ -231,7 +234,7 @@ class LargeSteps:
         drawn: StepPicture | None = None if done is None else done.result()
         return drawn
 
-    def _draw(self, place: StepPlace, group_by: GroupBy) -> StepPicture:
+    def _draw(self, place: StepId, group_by: GroupBy) -> StepPicture:
         info = self._source.run_info(place.run_id)
         drawn = draw_in_portions(self._store, info, place, group_by=group_by)
         with self._lock:
@@ -244,7 +247,7 @@ class LargeSteps:
 def draw_in_portions(
     store: Store,
     info: RunInfo,
-    place: StepPlace,
+    place: StepId,
     *,
     group_by: GroupBy,
     portion_spans: int = PORTION_SPANS,
@@ -273,9 +276,9 @@ def draw_in_portions(
     blocks = split_ranks(rank_order(ranks, coords, group_by), ranks_per_line(len(ranks)))
     num_spans = dict(zip(ranks, outline.num_spans.tolist(), strict=True))
     rasters = []
-    for first, end in portions_of(blocks, num_spans, max_spans=portion_spans):
+    for first, end in group_blocks(blocks, num_spans, max_spans=portion_spans):
         own = [rank for block in blocks[first:end] for rank in block]
-        portion = Portion(run_id=info.run_id, epoch=place.epoch, step=place.step, ranks=own)
+        portion = SpanSelection(run_id=info.run_id, epoch=place.epoch, step=place.step, ranks=own)
         part = read_part(store, info, portion, bounds_ns=bounds_ns)
         rasters.append(measure_areas(part, blocks[first:end], num_bins=NUM_BINS).raster())
     return StepPicture(

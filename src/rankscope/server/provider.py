@@ -28,9 +28,9 @@ from rankscope.analysis.report.progress import (
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
-from rankscope.collector.read.heartbeats import longest_unheard
-from rankscope.collector.read.pictures import StepPlace, read_kept
-from rankscope.collector.read.spans import Portion, count_portion
+from rankscope.collector.read.heartbeats import read_oldest_heartbeats
+from rankscope.collector.read.pictures import StepId, read_kept_picture
+from rankscope.collector.read.spans import SpanSelection, count_selected_spans
 from rankscope.collector.read.steps import read_step_times
 from rankscope.tracer.span import NS_PER_S
 
@@ -215,7 +215,7 @@ class StoreProvider:
         """
         if self._store is None or self._large_steps is None:
             return None
-        place = StepPlace(run_id=run_id, epoch=epoch, step=step)
+        place = StepId(run_id=run_id, epoch=epoch, step=step)
         kept = read_picture(
             self._store,
             place,
@@ -247,7 +247,7 @@ class StoreProvider:
         """
         if self._store is None or picture.window is None:
             return None
-        portion = Portion(
+        portion = SpanSelection(
             run_id=picture.run,
             epoch=picture.epoch,
             step=picture.step,
@@ -256,7 +256,10 @@ class StoreProvider:
             before_ns=picture.begin_ns + picture.window.end_ns,
         )
         info = self._source.run_info(picture.run)
-        if not records_groups(info) or not 0 < count_portion(self._store, portion) <= max_spans:
+        if (
+            not records_groups(info)
+            or not 0 < count_selected_spans(self._store, portion) <= max_spans
+        ):
             return None
         bounds_ns = (picture.begin_ns, picture.end_ns)
         return read_part(self._store, info, portion, bounds_ns=bounds_ns)
@@ -265,7 +268,7 @@ class StoreProvider:
         """Return a number that changes whenever the kept picture of a step does."""
         if self._store is None:
             return 0
-        kept = read_kept(self._store, StepPlace(run_id=run_id, epoch=epoch, step=step))
+        kept = read_kept_picture(self._store, StepId(run_id=run_id, epoch=epoch, step=step))
         return 0 if kept is None else kept.revision
 
     def _coords(self, run_id: str, epoch: int, num_described: int) -> dict[int, Coords]:
@@ -321,7 +324,7 @@ def read_heard(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None
         run_id: The run.
         now_ns: Unix time by the collector's clock.
     """
-    rows = longest_unheard(
+    rows = read_oldest_heartbeats(
         store,
         run_id,
         recent_ns=now_ns - RECENT_NS,

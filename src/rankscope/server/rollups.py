@@ -15,18 +15,23 @@ from rankscope.analysis.drawing.tiles import TilePlan, plan_tiles
 from rankscope.analysis.drawing.timeline import make_timeline, records_groups
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
-from rankscope.collector.read.pictures import StepKey, StepPlace, write_pixels
+from rankscope.collector.read.pictures import StepId, StepRevision, write_pixels
 from rankscope.collector.read.rollups import (
-    FIRST_PLACE,
+    FIRST_STEP,
     ClosedStep,
-    in_batches,
-    newest_closing,
-    note_run_rolled_up,
-    open_steps,
-    runs_rolled_up,
+    batch_steps,
+    mark_run_rolled_up,
+    read_newest_closed,
+    read_open_steps,
+    read_rolled_up_runs,
     write_rollups,
 )
-from rankscope.collector.read.spans import Portion, portions_of, read_outline, read_spans_once
+from rankscope.collector.read.spans import (
+    SpanSelection,
+    group_blocks,
+    read_outline,
+    read_spans_once,
+)
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import KINDS
 
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.kind_times import KindTimes
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo, RunSummary
-    from rankscope.collector.read.rollups import OpenStep, Place
+    from rankscope.collector.read.rollups import EpochStep, OpenStep
     from rankscope.collector.store.store import Store
 
 
@@ -73,17 +78,17 @@ class _Looked:
     whole_ns: int
     """When all of its steps were."""
 
-    since: Place = FIRST_PLACE
+    since: EpochStep = FIRST_STEP
     """Where looks begin: all before was closed `LATELY_NS` ago and more."""
 
-    next_since: Place = FIRST_PLACE
+    next_since: EpochStep = FIRST_STEP
     next_ns: int = 0
     """Since when ``next_since`` waits to take the place of ``since``."""
 
     is_whole: bool = True
     """Whether the last look was at all steps."""
 
-    def closed_before(self, place: Place, now_ns: int) -> None:
+    def closed_before(self, place: EpochStep, now_ns: int) -> None:
         """Note that a look found all closed before a place."""
         if now_ns - self.next_ns >= LATELY_NS:
             self.since, self.next_since = min(self.next_since, place), place
@@ -132,7 +137,7 @@ class Rolling:
             StoreError: The store failed; what is open stays so.
         """
         if self._done is None:
-            rolled = runs_rolled_up(self._store)
+            rolled = read_rolled_up_runs(self._store)
             self._done = {run_id: (num_spans, "") for run_id, num_spans in rolled.items()}
         give_up_ns = self._monotonic_ns() + TURN_NS
         self._has_begun = False
@@ -155,7 +160,7 @@ class Rolling:
         if looked is not None and not looked.is_whole:
             return  # rows of older steps are still to be looked for
         if run.state != RUNNING:
-            note_run_rolled_up(
+            mark_run_rolled_up(
                 self._store, run.run_id, num_spans=run.num_spans, at_ns=self._unix_ns()
             )
         if self._done is not None:
@@ -168,7 +173,7 @@ class Rolling:
             return True
         info = self._source.run_info(run.run_id)
         steps = found if records_groups(info) else self._small_enough(run.run_id, found)
-        for batch in in_batches(steps, max_spans=self._batch_spans):
+        for batch in batch_steps(steps, max_spans=self._batch_spans):
             # One batch a turn at least: on a busy machine the looking alone may take the time.
             if self._has_begun and self._monotonic_ns() >= give_up_ns:
                 return False
@@ -183,16 +188,16 @@ class Rolling:
         """Return what is open; of a run that goes on, mostly among its newest steps alone."""
         if run.state != RUNNING:
             self._looked.pop(run.run_id, None)
-            return open_steps(self._store, run.run_id, state=run.state)
+            return read_open_steps(self._store, run.run_id, state=run.state)
         now_ns = self._monotonic_ns()
         looked = self._looked.setdefault(run.run_id, _Looked(whole_ns=now_ns, next_ns=now_ns))
-        looked.is_whole = looked.since == FIRST_PLACE or now_ns - looked.whole_ns >= WHOLE_LOOK_NS
+        looked.is_whole = looked.since == FIRST_STEP or now_ns - looked.whole_ns >= WHOLE_LOOK_NS
         if looked.is_whole:
             looked.whole_ns = now_ns
-        since = FIRST_PLACE if looked.is_whole else looked.since
-        found = open_steps(self._store, run.run_id, state=run.state, since=since)
+        since = FIRST_STEP if looked.is_whole else looked.since
+        found = read_open_steps(self._store, run.run_id, state=run.state, since=since)
         first = (found[0].epoch, found[0].step) if found else None
-        looked.closed_before(first or newest_closing(self._store, run.run_id), now_ns)
+        looked.closed_before(first or read_newest_closed(self._store, run.run_id), now_ns)
         return found
 
     def _small_enough(self, run_id: str, steps: tuple[OpenStep, ...]) -> tuple[OpenStep, ...]:
@@ -249,9 +254,11 @@ class Rolling:
         walks = {ordering: plan.blocks(ordering) for ordering in plan.orders}
         for ordering, blocks in (walks or {"": split_ranks(ranks, 1)}).items():
             is_first = not tables
-            for lines in portions_of(blocks, num_spans, max_spans=self._batch_spans):
+            for lines in group_blocks(blocks, num_spans, max_spans=self._batch_spans):
                 own = [rank for block in blocks[lines[0] : lines[1]] for rank in block]
-                portion = Portion(run_id=info.run_id, epoch=step.epoch, step=step.step, ranks=own)
+                portion = SpanSelection(
+                    run_id=info.run_id, epoch=step.epoch, step=step.step, ranks=own
+                )
                 bounds = (outline.begin_ns, outline.end_ns)
                 part = read_part(self._store, info, portion, bounds_ns=bounds)
                 if walks:
@@ -294,9 +301,9 @@ def _bounds(timeline: StepTimeline) -> tuple[int, int]:
     return timeline.begin_ns, timeline.end_ns
 
 
-def _key(closed: ClosedStep) -> StepKey:
-    place = StepPlace(run_id=closed.run_id, epoch=closed.epoch, step=closed.step)
-    return StepKey(place=place, revision=closed.revision)
+def _key(closed: ClosedStep) -> StepRevision:
+    place = StepId(run_id=closed.run_id, epoch=closed.epoch, step=closed.step)
+    return StepRevision(place=place, revision=closed.revision)
 
 
 def rollup_rows(run_id: str, closed: ClosedStep, times: KindTimes) -> pa.Table:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.recurrence import PlacedFinding, Placement, Recurrence, find_recurrence
 from rankscope.collector.read.findings import (
-    MOST_RANKS,
+    MAX_FINDING_RANKS,
+    read_finding_jobs,
+    read_finding_places,
     read_findings,
     read_places,
-    read_told_jobs,
-    read_told_places,
 )
 from rankscope.tracer.topology import Layout
 
@@ -34,9 +34,9 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         stored = sorted(read_findings(store), key=lambda finding: finding.opened_ns)
-        self._jobs = {(job.run_id, job.epoch): job for job in read_told_jobs(store)}
+        self._jobs = {(job.run_id, job.epoch): job for job in read_finding_jobs(store)}
         self._places: dict[tuple[str, int], dict[int, Placement]] = {}
-        for told in read_told_places(store):
+        for told in read_finding_places(store):
             ranks = self._places.setdefault((told.run_id, told.epoch), {})
             ranks.setdefault(told.rank, _place(told))
         found = {(one.run_id, one.number): self._sighting(one) for one in stored}
@@ -85,7 +85,7 @@ class History:
     def _sighting(self, finding: StoredFinding) -> PlacedFinding | None:
         job = self._jobs.get((finding.run_id, finding.epoch))
         ranks = self._places.get((finding.run_id, finding.epoch), {})
-        if job is None or not finding.ranks or len(finding.ranks) > MOST_RANKS:
+        if job is None or not finding.ranks or len(finding.ranks) > MAX_FINDING_RANKS:
             return None
         return PlacedFinding(
             run_id=finding.run_id,
@@ -117,7 +117,7 @@ def follows_text(followed: Recurrence | None) -> str:
 def _reported(
     finding: Finding, report: RunReport, epoch: int, places: dict[int, Placement]
 ) -> PlacedFinding | None:
-    if not finding.ranks or len(finding.ranks) > MOST_RANKS:
+    if not finding.ranks or len(finding.ranks) > MAX_FINDING_RANKS:
         return None
     return PlacedFinding(
         run_id=report.run,

@@ -18,12 +18,12 @@ from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
 from rankscope.collector.read.runs import (
     list_runs,
-    previous_run,
     read_events,
     read_exits,
     read_manifests,
+    read_previous_run,
     read_run,
-    run_names,
+    read_run_names,
 )
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_spans
@@ -102,12 +102,12 @@ class StoreSource:
         return read_context(self._store, run_id, first=first, last=last)
 
     def _check_known(self, run_id: str) -> None:
-        if run_id not in run_names(self._store):
+        if run_id not in read_run_names(self._store):
             raise self._unknown(run_id)
 
     def _unknown(self, run_id: str) -> UnknownRunError:
         kind = DeletedRunError if was_deleted(self._store, run_id) else UnknownRunError
-        return kind(run_id, run_names(self._store))
+        return kind(run_id, read_run_names(self._store))
 
 
 def _summary(row: Row) -> RunSummary:
@@ -281,7 +281,7 @@ def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
 
 def read_context(store: Store, run_id: str, *, first: int | None, last: int | None) -> RunContext:
     """Return what is known around the spans of steps ``first`` to ``last`` of a run."""
-    previous = previous_run(store, run_id)
+    previous = read_previous_run(store, run_id)
     return RunContext(
         microbatches=_microbatches(store, run_id, first=first, last=last),
         samples=_samples(store, run_id, first=first, last=last),

@@ -14,7 +14,7 @@ from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_rows import read_trace
-from rankscope.collector.read.runs import run_names
+from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.read.spans import read_spans
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
@@ -223,7 +223,7 @@ def test_what_an_import_cut_short_left_behind_never_shows(
     lost = write_trace(tmp_path / "lost.parquet", [operation("lost"), operation("lost", seq_id=1)])
     import_bytedance(store, lost, run_id=run_id, meta=meta)
     store.command("DELETE FROM runs WHERE run_id = {r:String}", {"r": run_id})
-    assert run_id not in run_names(store)
+    assert run_id not in read_run_names(store)
 
     trace = write_trace(tmp_path / "new.parquet", [operation("optimizer")])
     import_bytedance(store, trace, run_id=run_id, meta=meta)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.read.heartbeats import longest_unheard
+from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 
 if TYPE_CHECKING:
     from rankscope.collector.identity import Row
@@ -54,7 +54,9 @@ def test_of_more_than_an_hour_ago_only_the_newest_of_each_rank_is_kept(
         (1, now_ns - 1, 4),
         (1, now_ns, 4),
     ]
-    newest = longest_unheard(store, run_id, recent_ns=now_ns, silent_ns=now_ns - HOUR_NS, most=9)
+    newest = read_oldest_heartbeats(
+        store, run_id, recent_ns=now_ns, silent_ns=now_ns - HOUR_NS, most=9
+    )
     assert [(row["rank"], row["state"], row["step"], row["newest_ns"]) for row in newest] == [
         (0, "failed", 9, old_ns + 9 * SECOND_NS),
         (1, "training", 4, now_ns),
@@ -73,5 +75,5 @@ def test_a_rank_that_was_restarted_at_once_is_told_of_twice(store: Store, run_id
         "SELECT state FROM heartbeats FINAL WHERE run_id = {r:String} ORDER BY pid", {"r": run_id}
     )
     assert [row["state"] for row in rows] == ["failed", "starting"]
-    (newest,) = longest_unheard(store, run_id, recent_ns=0, silent_ns=0, most=9)
+    (newest,) = read_oldest_heartbeats(store, run_id, recent_ns=0, silent_ns=0, most=9)
     assert newest["state"] == "starting"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import RunDeletedError, RunNameError
-from rankscope.collector.read.runs import list_runs, read_run, run_names
+from rankscope.collector.read.runs import list_runs, read_run, read_run_names
 from rankscope.collector.retention.deletion import REFRESH_NS, Deletions, UndeletedSink
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
@@ -103,7 +103,7 @@ def test_the_tombstone_stands_before_the_first_row_goes(store: Store, run_id: st
     # GIVEN a process that died there, WHEN another one looks THEN the run is not shown ...
     assert num_rows(store, run_id)
     assert Deletions(store).is_deleted(run_id)
-    assert run_id not in run_names(store)
+    assert run_id not in read_run_names(store)
     assert run_id not in [row["run_id"] for row in list_runs(store)]
     assert read_run(store, run_id).epochs == []
     # ... and what is left of it goes with the next sweep, which tells of late rows only.
@@ -132,7 +132,7 @@ def test_rows_that_slip_in_behind_the_tombstone_are_swept(store: Store, run_id: 
     store.insert_rows("spans", [{"run_id": run_id, "row": 1}, {"run_id": run_id, "row": 2}])
     store.insert_rows("runs", [{"run_id": run_id, "world_size": 2}])
 
-    assert run_id not in run_names(store)
+    assert run_id not in read_run_names(store)
     assert deletions.sweep() == (run_id,)
     assert num_rows(store, run_id) == {}
 

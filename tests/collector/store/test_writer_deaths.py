@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.arrow_columns import to_numpy
-from rankscope.collector.read.rollups import open_steps
+from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.writer import CutState, StoreWriter
@@ -123,7 +123,7 @@ def test_a_cut_repeated_while_steps_are_counted_counts_once(
         assert put(interrupted_writer(store, is_shared=False), cut) == [REPEATED]
 
     between = Interrupted(store, again, at=at)
-    found = open_steps(cast("Store", between), run_id, state="ended")
+    found = read_open_steps(cast("Store", between), run_id, state="ended")
 
     assert sum(step.num_spans for step in found) == 5
 

@@ -13,7 +13,7 @@ import pytest
 from rankscope.__main__ import main
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.errors import RunExistsError
-from rankscope.collector.read.runs import read_events, read_run, run_names
+from rankscope.collector.read.runs import read_events, read_run, read_run_names
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.read.steps import read_microbatches, read_steps
@@ -108,7 +108,7 @@ def test_a_run_that_was_cut_short_is_not_seen_and_is_written_anew(store: Store) 
 
     with pytest.raises(KeyboardInterrupt):
         store_simulation(store, simulation, interrupted())
-    assert "short" not in run_names(store)
+    assert "short" not in read_run_names(store)
 
     done = store_simulation(store, simulation, simulation.tables())
 

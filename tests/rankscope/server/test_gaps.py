@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.read.runs import PATIENCE_NS, read_run
+from rankscope.collector.read.runs import GAP_TIMEOUT_NS, read_run
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource, run_info_of
@@ -67,8 +67,8 @@ def test_a_run_that_trains_has_a_minute_to_bring_them(store: Store) -> None:
         rows = read_run(store, "trains", unix_ns=lambda: now_ns)
         return len(run_info_of("trains", rows).warnings)
 
-    assert num_warnings(before_ns + PATIENCE_NS) == 0
-    assert num_warnings(after_ns + PATIENCE_NS + 1) == 1
+    assert num_warnings(before_ns + GAP_TIMEOUT_NS) == 0
+    assert num_warnings(after_ns + GAP_TIMEOUT_NS + 1) == 1
 
 
 def test_many_gaps_are_counted_and_eight_are_named(store: Store) -> None:

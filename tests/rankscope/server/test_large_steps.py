@@ -10,7 +10,7 @@ from rankscope.analysis.drawing.raster import draw_picture
 from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.trace.errors import EmptyRunError
-from rankscope.collector.read.pictures import StepPlace
+from rankscope.collector.read.pictures import StepId
 from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.timeline import timeline_page
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RUN = "wide"
-PLACE = StepPlace(run_id=RUN, epoch=0, step=0)
+PLACE = StepId(run_id=RUN, epoch=0, step=0)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_page_of_a_large_step_fills_without_holding_its_spans(
 
 def test_a_large_step_without_spans_says_so(store: Store) -> None:
     steps = LargeSteps(store, StoreSource(store), Aside())
-    nowhere = StepPlace(run_id=RUN, epoch=0, step=7)
+    nowhere = StepId(run_id=RUN, epoch=0, step=7)
 
     with pytest.raises(EmptyRunError, match="no spans of step 7 in epoch 0"):
         steps.ask(nowhere, group_by=GroupBy.PP, patience_s=PATIENCE_S)

@@ -14,9 +14,9 @@ from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.pictures import (
     PictureLevel,
-    StepKey,
-    StepPlace,
-    read_kept,
+    StepId,
+    StepRevision,
+    read_kept_picture,
     read_pixels,
 )
 from rankscope.collector.retention.deletion import Deletions
@@ -68,8 +68,8 @@ def roll(rolling: Rolling) -> None:
         pass
 
 
-def place_of(run_id: str) -> StepPlace:
-    return StepPlace(run_id=run_id, epoch=0, step=0)
+def place_of(run_id: str) -> StepId:
+    return StepId(run_id=run_id, epoch=0, step=0)
 
 
 def timeline_in(store: Store, run_id: str) -> StepTimeline:
@@ -90,10 +90,10 @@ def picture_in(
 def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[PictureLevel]:
     """Compare each kept cell of a step with one drawn from its spans; return what was kept."""
     timeline = timeline_in(store, run_id)
-    kept = read_kept(store, place_of(run_id))
+    kept = read_kept_picture(store, place_of(run_id))
     assert kept is not None
     assert kept.num_spans == len(timeline.spans)
-    key = StepKey(place=place_of(run_id), revision=kept.revision)
+    key = StepRevision(place=place_of(run_id), revision=kept.revision)
     compared = []
     for by in GroupBy:
         ranks = row_order(timeline, by)
@@ -155,7 +155,7 @@ def test_late_rows_doubles_and_retries_leave_the_picture_of_all_rows_once(
     put(store, MANY, copy, "rank % 3 != 0")
     rolling = Rolling(store, batch_spans=batch_spans)
     roll(rolling)
-    before = read_kept(store, place_of(copy))
+    before = read_kept_picture(store, place_of(copy))
     assert before is not None
     assert (before.line_ranks, before.num_ranks) == (1, 400)
     assert_every_level_is_what_spans_give(store, copy)
@@ -165,12 +165,12 @@ def test_late_rows_doubles_and_retries_leave_the_picture_of_all_rows_once(
     put(store, MANY, copy, "rank % 5 = 0")
     with pytest.raises(StoreQueryError):
         roll(Rolling(_BreaksAtRollups(store), batch_spans=batch_spans))  # type: ignore[arg-type]
-    assert read_kept(store, place_of(copy)) == before
+    assert read_kept_picture(store, place_of(copy)) == before
     assert_old_or_absent(picture_in(store, copy), before.num_spans)
     roll(rolling)
 
     # THEN every cell is what all rows give, each once
-    kept = read_kept(store, place_of(copy))
+    kept = read_kept_picture(store, place_of(copy))
     assert kept is not None
     assert (kept.line_ranks, kept.num_ranks) == (2, 600)
     assert_every_level_is_what_spans_give(store, copy)
@@ -291,7 +291,7 @@ def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
     roll(Rolling(store))
 
     assert picture_in(store, "small") is None
-    nobody = StepPlace(run_id="nobody", epoch=0, step=0)
+    nobody = StepId(run_id="nobody", epoch=0, step=0)
     assert read_picture(store, nobody, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
 
 
@@ -303,7 +303,7 @@ def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:
     removed = Deletions(store).delete(copy)
 
     assert removed.num_rows["pictures"] > 0
-    assert read_kept(store, place_of(copy)) is None
+    assert read_kept_picture(store, place_of(copy)) is None
 
 
 def test_finer_levels_expire_with_the_spans_and_the_whole_picture_stays(store: Store) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.read.rollups import OpenStep, in_batches, open_steps
+from rankscope.collector.read.rollups import OpenStep, batch_steps, read_open_steps
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.collector.store.store import Store, open_store
@@ -66,7 +66,7 @@ def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> No
         )
     ]  # fmt: skip
     assert found == from_scratch(store, run_id)
-    assert open_steps(store, run_id, state="ended") == ()
+    assert read_open_steps(store, run_id, state="ended") == ()
 
 
 def test_the_newest_steps_of_a_run_that_goes_on_stay_open(store: Store, run_id: str) -> None:
@@ -227,12 +227,12 @@ def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
     def steps(*places: tuple[int, int]) -> list[OpenStep]:
         return [OpenStep(epoch=e, step=s, num_spans=10, num_described=0) for e, s in places]
 
-    found = in_batches(steps((0, 0), (0, 1), (0, 2), (0, 4), (1, 5), (1, 6)), max_spans=20)
+    found = batch_steps(steps((0, 0), (0, 1), (0, 2), (0, 4), (1, 5), (1, 6)), max_spans=20)
 
     assert [[(one.epoch, one.step) for one in batch] for batch in found] == [
         [(0, 0), (0, 1)], [(0, 2)], [(0, 4)], [(1, 5), (1, 6)],
     ]  # fmt: skip
-    (huge,) = in_batches([replace(steps((0, 0))[0], num_spans=10**9)], max_spans=20)
+    (huge,) = batch_steps([replace(steps((0, 0))[0], num_spans=10**9)], max_spans=20)
     assert len(huge) == 1
 
 

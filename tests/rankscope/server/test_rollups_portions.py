@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.read.rollups import open_steps
-from rankscope.collector.read.spans import SELECT_PORTION
+from rankscope.collector.read.rollups import read_open_steps
+from rankscope.collector.read.spans import SELECT_SELECTED_SPANS
 from rankscope.collector.store.store import Store, open_store
 from tests.support.rankscope.rolling_rig import (
     describe,
@@ -48,7 +48,7 @@ class _ComesBetween:
 
     def arrow(self, sql: str, parameters: dict[str, Any]) -> pa.Table:
         found = self._store.arrow(sql, parameters)
-        if sql is SELECT_PORTION and not self._is_written:
+        if sql is SELECT_SELECTED_SPANS and not self._is_written:
             self._is_written = True
             self._write()
         return found
@@ -62,7 +62,7 @@ def test_a_step_of_more_than_a_batch_is_read_in_portions(store: Store, run_id: s
         pass
 
     assert rolled(store, run_id) == from_scratch(store, run_id)
-    assert open_steps(store, run_id, state="ended") == ()
+    assert read_open_steps(store, run_id, state="ended") == ()
 
 
 def test_a_row_that_comes_between_two_portions_leaves_the_step_open(
