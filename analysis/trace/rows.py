@@ -42,7 +42,9 @@ def concatenate(first: Table, second: Table) -> Table:
     return replace(first, **changed)
 
 
-def column_names(table: Table) -> list[str]:
+def column_names(
+    table: SpanTable | StepTable | MicrobatchTable | SampleTable,
+) -> list[str]:
     """Return the names of a table's columns."""
     return [field.name for field in fields(table) if field.name not in TEXTS.values()]
 

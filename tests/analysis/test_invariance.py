@@ -1,4 +1,4 @@
-"""What must not change a diagnosis: the order of rows, rank numbers, clocks, the unit of time."""
+"""Invariance of a diagnosis: order of rows, rank numbers, clocks, unit of time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.trace.rows import column_names, select_rows
 from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import SpanFlag
@@ -36,7 +37,7 @@ FAULTS = (
 
 @functools.cache
 def recorded(faults: tuple[str, ...]) -> Source:
-    """Return a simulated run; tests share it, so nobody can write into its columns."""
+    """Return a simulated run with read-only columns, because tests share it."""
     scenario = Scenario(
         dp=4,
         pp=4,
@@ -49,19 +50,18 @@ def recorded(faults: tuple[str, ...]) -> Source:
     source = SimulatedSource(scenario)
     spans, steps = source.spans(RUN), source.steps(RUN)
     for table in (spans, steps):
-        for name in table.__dataclass_fields__:
-            if isinstance(column := getattr(table, name), np.ndarray):
-                column.setflags(write=False)
+        for name in column_names(table):
+            getattr(table, name).setflags(write=False)
     return Source(source.run_info(RUN), spans, steps, around=source.context(RUN))
 
 
 @functools.cache
-def usual(faults: tuple[str, ...]) -> RunReport:
-    """Return the diagnosis of the run as it was recorded."""
+def unchanged(faults: tuple[str, ...]) -> RunReport:
+    """Return the diagnosis of the run as recorded."""
     return analyze_run(recorded(faults), RUN)
 
 
-def told(report: RunReport) -> list[tuple[str, tuple[int, ...], tuple[int, int] | None]]:
+def findings(report: RunReport) -> list[tuple[str, tuple[int, ...], tuple[int, int] | None]]:
     return [(finding.cause, finding.ranks, finding.steps) for finding in report.findings]
 
 
@@ -69,9 +69,7 @@ def shuffled(source: Source) -> Source:
     rng = np.random.default_rng(0)
 
     def mixed(table: T) -> T:
-        order = rng.permutation(len(table))
-        names = [name for name in table.__dataclass_fields__ if name not in ("names", "tracks")]
-        return replace(table, **{name: getattr(table, name)[order] for name in names})
+        return select_rows(table, rng.permutation(len(table)))
 
     return replace(source, span_table=mixed(source.span_table), step_table=mixed(source.step_table))
 
@@ -89,7 +87,7 @@ def stretched(source: Source) -> Source:
 
 
 def shifted(source: Source, error_ns: int = ERROR_NS) -> Source:
-    """Shift each host's clock by up to half of what the run's clock error allows."""
+    """Return the run with each host's clock shifted by at most half of the clock error."""
     rng = np.random.default_rng(1)
     hosts = {info.rank: info.host for info in source.info.epochs[0].ranks}
     offset = {
@@ -116,7 +114,7 @@ class Relabelled:
 
 
 def relabelled(source: Source) -> Relabelled:
-    """Give every rank another number; groups, coordinates and hosts stay with the rank."""
+    """Return the run with other rank numbers; groups, coordinates and hosts stay with the rank."""
     world = source.info.world_size
     new = np.random.default_rng(2).permutation(world)
 
@@ -159,26 +157,28 @@ def relabelled(source: Source) -> Relabelled:
 
 @pytest.mark.parametrize("faults", FAULTS)
 @pytest.mark.parametrize("change", [shuffled, stretched, shifted])
-def test_a_diagnosis_stays(change: Callable[[Source], Source], faults: tuple[str, ...]) -> None:
+def test_a_diagnosis_stays_the_same(
+    change: Callable[[Source], Source], faults: tuple[str, ...]
+) -> None:
     changed = change(recorded(faults))
 
-    assert told(analyze_run(changed, RUN)) == told(usual(faults))
+    assert findings(analyze_run(changed, RUN)) == findings(unchanged(faults))
 
 
 @pytest.mark.parametrize("faults", FAULTS)
-def test_other_rank_numbers_change_the_numbers_alone(faults: tuple[str, ...]) -> None:
+def test_other_rank_numbers_change_only_the_numbers(faults: tuple[str, ...]) -> None:
     moved = relabelled(recorded(faults))
 
-    found = told(analyze_run(moved.source, RUN))
+    found = findings(analyze_run(moved.source, RUN))
 
     as_before = [
         (cause, tuple(sorted(moved.old_rank[rank] for rank in ranks)), steps)
         for cause, ranks, steps in found
     ]
-    assert as_before == told(usual(faults))
+    assert as_before == findings(unchanged(faults))
 
 
-def test_one_traced_rank_of_each_worker_stands_for_all() -> None:
+def test_one_traced_rank_of_each_worker_is_enough() -> None:
     source = recorded(("slow-compute:rank=4,factor=1.3",))
     kept = {info.rank for info in source.info.epochs[0].ranks if info.coords.tp == 0}
     epoch = source.info.epochs[0]
@@ -187,35 +187,30 @@ def test_one_traced_rank_of_each_worker_stands_for_all() -> None:
     one_each = replace(
         source,
         info=replace(source.info, epochs=(replace(epoch, ranks=ranks),)),
-        span_table=_rows(spans, np.isin(spans.rank, list(kept))),
-        step_table=_rows(steps, np.isin(steps.rank, list(kept))),
+        span_table=select_rows(spans, np.isin(spans.rank, list(kept))),
+        step_table=select_rows(steps, np.isin(steps.rank, list(kept))),
         around=replace(source.around, manifests=(), exits=()),
     )
 
     report = analyze_run(one_each, RUN)
 
-    assert told(report) == [("slow-compute", (4,), (0, 9))]
+    assert findings(report) == [("slow-compute", (4,), (0, 9))]
     assert report.quality.coverage_ratio == 1.0
     assert any("stands for all" in warning for warning in report.quality.warnings)
 
 
-def _rows(table: T, keep: np.ndarray) -> T:
-    names = [name for name in table.__dataclass_fields__ if name not in ("names", "tracks")]
-    return replace(table, **{name: getattr(table, name)[keep] for name in names})
-
-
-def test_clocks_that_nobody_measured_are_warned_of() -> None:
+def test_unmeasured_clocks_are_warned_of() -> None:
     off = shifted(recorded(("slow-compute:rank=5,factor=1.3,steps=3-9",)), error_ns=4_000_000)
     unmeasured = replace(off, info=replace(off.info, clock_error_ns=None))
 
     report = analyze_run(unmeasured, RUN)
 
-    assert told(report) == [("slow-compute", (5,), (3, 9))]
+    assert findings(report) == [("slow-compute", (5,), (3, 9))]
     assert any("nobody measured" in warning for warning in report.quality.warnings)
 
 
 def ahead(source: Source, share: float) -> Source:
-    """Let the hosts run a share of a step ahead of their devices in all that they do and tell."""
+    """Return the run with hosts that are ahead of their devices by a share of a step."""
     spans, steps = source.span_table, source.step_table
     early_ns = int(share * float(np.median(steps.end_ns - steps.start_ns)))
     on_device = (spans.flags & SpanFlag.HOST_CLOCK) == 0
@@ -235,22 +230,20 @@ def ahead(source: Source, share: float) -> Source:
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 1.6])
 @pytest.mark.parametrize("faults", FAULTS)
-def test_a_host_that_runs_ahead_of_its_device_changes_nothing(
-    faults: tuple[str, ...], share: float
-) -> None:
-    # GIVEN a job, and the same with hosts that run ahead
-    before = usual(faults)
+def test_hosts_ahead_of_their_devices_change_nothing(faults: tuple[str, ...], share: float) -> None:
+    # GIVEN a job, and the same with hosts that are ahead
+    before = unchanged(faults)
 
     # WHEN both are analysed
     found = analyze_run(ahead(recorded(faults), share), RUN)
 
-    # THEN the graph is the same: same findings, nearly same times; only how long the device
-    # stood idle before its first step is not known
+    # THEN findings are the same and times nearly so; only the idle time of the device before its
+    # first step is unknown
     expected = [
         (cause, ranks, (1, steps[1]) if cause == "data-stall" and steps else steps)
-        for cause, ranks, steps in told(before)
+        for cause, ranks, steps in findings(before)
     ]
-    assert told(found) == expected
+    assert findings(found) == expected
     assert found.step_time_s.actual == pytest.approx(before.step_time_s.actual, rel=0.05)
     assert found.step_time_s.replayed == pytest.approx(before.step_time_s.replayed, rel=0.01)
     assert found.step_time_s.ideal == pytest.approx(before.step_time_s.ideal, rel=0.01)

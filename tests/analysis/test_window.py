@@ -8,9 +8,9 @@ import pytest
 
 from rankscope.analysis.trace.context import MicrobatchTable, RankExit, RunContext, SampleTable
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.trace.rows import concatenate
+from rankscope.analysis.trace.rows import concatenate, select_rows
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
-from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_whole_step, sort_samples
+from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_complete_step, sort_samples
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import MS, Source, gpt_cluster
 from tests.support.analysis.training import Training
@@ -39,7 +39,7 @@ def same_spans(found: SpanTable, expected: SpanTable) -> bool:
     return alike and names_of(found) == names_of(expected)
 
 
-def test_steps_read_one_by_one_are_those_read_at_once(whole: Source) -> None:
+def test_steps_read_one_by_one_equal_those_read_at_once(whole: Source) -> None:
     source = Training(whole)
     window = RunWindow(source, "tiny", max_spans=10**6)
     for step in range(NUM_STEPS):
@@ -51,7 +51,7 @@ def test_steps_read_one_by_one_are_those_read_at_once(whole: Source) -> None:
     assert window.last == NUM_STEPS - 1
 
 
-def test_a_turn_reads_the_new_steps_and_the_few_that_may_not_have_settled(whole: Source) -> None:
+def test_advancing_reads_the_new_steps_and_the_few_that_may_be_incomplete(whole: Source) -> None:
     source = Training(whole, newest=5)
     window = RunWindow(source, "tiny", max_spans=10**6)
     window.advance()
@@ -64,14 +64,10 @@ def test_a_turn_reads_the_new_steps_and_the_few_that_may_not_have_settled(whole:
     assert len(source.reads) == 1
 
 
-def test_a_span_that_came_late_is_read_with_the_next_step(whole: Source) -> None:
+def test_a_late_span_is_read_with_the_next_step(whole: Source) -> None:
     late = whole.span_table
-    last_of_3 = int(np.flatnonzero(late.step == 3)[-1])
-    keep = np.arange(len(late)) != last_of_3
-    without = replace(whole, span_table=type(late)(
-        **{n: getattr(late, n) if n in ("names", "tracks") else getattr(late, n)[keep]
-           for n in late.__dataclass_fields__}
-    ))  # fmt: skip
+    keep = np.arange(len(late)) != np.flatnonzero(late.step == 3)[-1]
+    without = replace(whole, span_table=select_rows(late, keep))
     source = Training(without, newest=3)
     window = RunWindow(source, "tiny", max_spans=10**6)
     window.advance()
@@ -99,7 +95,7 @@ def test_the_window_keeps_its_limits_and_its_newest_step(whole: Source) -> None:
     assert [w.num_earlier_steps for w in (by_spans, by_steps, tiny)] == [6, 7, 8]
 
 
-def test_a_window_keeps_what_its_analysis_may_cost_and_never_less_than_eight_steps() -> None:
+def test_a_window_fits_the_time_budget_of_its_analysis_with_at_least_eight_steps() -> None:
     cluster = gpt_cluster(Layout(dp=2), num_steps=32, forward_ns=lambda _rank, _step, _mb: MS)
     long = Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
     source = Training(long, newest=29)
@@ -116,7 +112,7 @@ def test_a_window_keeps_what_its_analysis_may_cost_and_never_less_than_eight_ste
     assert kept == [15, 8]
 
 
-def test_mfu_is_that_of_all_steps_although_few_stay(whole: Source) -> None:
+def test_the_mfu_is_that_of_all_steps_though_the_window_keeps_few(whole: Source) -> None:
     ranks = tuple(replace(rank, peak_flops_per_s=1e9) for rank in whole.info.epochs[0].ranks)
     info = replace(
         whole.info, flops_per_token=1.0, epochs=(replace(whole.info.epochs[0], ranks=ranks),)
@@ -133,48 +129,31 @@ def test_mfu_is_that_of_all_steps_although_few_stay(whole: Source) -> None:
 
 
 def restarted(whole: Source, *, at: int, steps: int) -> Source:
-    """The run, which was restarted at step ``at`` and has come ``steps`` far since."""
-    again_spans, again_steps = whole.spans("", first=at), whole.steps("", first=at)
-    keep = again_spans.step < at + steps
-    again_spans = type(again_spans)(
-        **{
-            name: getattr(again_spans, name)
-            if name in ("names", "tracks")
-            else getattr(again_spans, name)[keep]
-            for name in again_spans.__dataclass_fields__
-        }
-    )
-    chosen = again_steps.step < at + steps
-    again_steps = type(again_steps)(
-        **{n: getattr(again_steps, n)[chosen] for n in again_steps.__dataclass_fields__}
-    )
-    second = replace(
-        again_spans, epoch=again_spans.epoch + 1, start_ns=again_spans.start_ns + 10**12
-    )
-    third = replace(
-        again_steps,
-        epoch=again_steps.epoch + 1,
-        start_ns=again_steps.start_ns + 10**12,
-        end_ns=again_steps.end_ns + 10**12,
-    )
-    steps_of_both = StepTable(
-        **{
-            name: np.concatenate((getattr(whole.step_table, name), getattr(third, name)))
-            for name in third.__dataclass_fields__
-        }
+    """Return the run after a restart that repeats ``steps`` steps from step ``at`` on."""
+    spans, rows = whole.spans("", first=at), whole.steps("", first=at)
+    spans = select_rows(spans, spans.step < at + steps)
+    rows = select_rows(rows, rows.step < at + steps)
+    spans = replace(spans, epoch=spans.epoch + 1, start_ns=spans.start_ns + 10**12)
+    rows = replace(
+        rows,
+        epoch=rows.epoch + 1,
+        start_ns=rows.start_ns + 10**12,
+        end_ns=rows.end_ns + 10**12,
     )
     epochs = (whole.info.epochs[0], replace(whole.info.epochs[0], epoch=1))
     return Source(
-        replace(whole.info, epochs=epochs), concatenate(whole.span_table, second), steps_of_both
+        replace(whole.info, epochs=epochs),
+        concatenate(whole.span_table, spans),
+        concatenate(whole.step_table, rows),
     )
 
 
-def test_after_a_restart_the_new_epoch_counts_from_where_it_began(whole: Source) -> None:
+def test_after_a_restart_the_new_epoch_counts_from_its_first_step(whole: Source) -> None:
     source = Training(whole, newest=NUM_STEPS)
     window = RunWindow(source, "tiny", max_spans=10**6)
     window.advance()
 
-    source.whole = restarted(whole, at=6, steps=0)  # it has begun and has no step yet
+    source.whole = restarted(whole, at=6, steps=0)  # The new epoch has no step yet.
     assert window.advance() == 0
     assert window.last == NUM_STEPS - 1
     source.whole = restarted(whole, at=6, steps=2)
@@ -189,7 +168,7 @@ def test_after_a_restart_the_new_epoch_counts_from_where_it_began(whole: Source)
     assert sorted(set(zip(spans.epoch.tolist(), spans.step.tolist(), strict=True))) == pairs
 
 
-def test_a_rank_that_ended_is_news_without_a_new_step(whole: Source) -> None:
+def test_an_exit_of_a_rank_is_reported_without_a_new_step(whole: Source) -> None:
     source = Training(whole, newest=4)
     window = RunWindow(source, "tiny", max_spans=10**6)
     window.advance()
@@ -202,7 +181,7 @@ def test_a_rank_that_ended_is_news_without_a_new_step(whole: Source) -> None:
     assert window.advance() == 0
 
 
-def test_a_window_without_a_whole_step_says_so(whole: Source) -> None:
+def test_a_window_without_a_complete_step_raises(whole: Source) -> None:
     window = RunWindow(Training(whole), "tiny", max_spans=10)
 
     assert window.advance() == 0
@@ -213,7 +192,7 @@ def test_a_window_without_a_whole_step_says_so(whole: Source) -> None:
 
 
 def around(step: int) -> RunContext:
-    """One micro-batch and one sample a step, each step's sample under a name of its own."""
+    """Return one micro-batch and one sample of a step; samples of even and odd steps differ."""
     one = np.array([step], dtype=np.int32)
     none = np.zeros(1, dtype=np.int32)
     return RunContext(
@@ -237,7 +216,7 @@ def around(step: int) -> RunContext:
     )
 
 
-def test_samples_joined_are_ordered_by_name_host_device_and_time() -> None:
+def test_joined_samples_are_ordered_by_name_host_device_and_time() -> None:
     joined = sort_samples(
         concatenate(concatenate(around(0).samples, around(1).samples), around(2).samples)
     )
@@ -248,7 +227,7 @@ def test_samples_joined_are_ordered_by_name_host_device_and_time() -> None:
 
 
 def steps_of(*rows: tuple[int, int, int]) -> StepTable:
-    """Rows of (epoch, step, rank); each ended."""
+    """Return step rows of (epoch, step, rank), all ended."""
     epoch, step, rank = zip(*rows, strict=True)
     num = len(rows)
     return StepTable(
@@ -263,7 +242,7 @@ def steps_of(*rows: tuple[int, int, int]) -> StepTable:
     )
 
 
-def test_a_step_is_whole_when_every_rank_of_its_epoch_has_ended_it() -> None:
+def test_a_step_is_complete_when_all_ranks_of_its_epoch_have_ended_it() -> None:
     ranks = tuple(RankInfo(rank=rank, coords=Coords(dp=rank)) for rank in range(2))
     info = RunInfo(
         run_id="r",
@@ -273,6 +252,6 @@ def test_a_step_is_whole_when_every_rank_of_its_epoch_has_ended_it() -> None:
         epochs=(EpochInfo(epoch=0, ranks=ranks), EpochInfo(epoch=1, ranks=ranks)),
     )
 
-    assert last_whole_step(info, steps_of((0, 4, 0), (0, 4, 1), (0, 5, 0))) == 4
-    # Step 5 was ended by one rank in each of two epochs: whole in neither.
-    assert last_whole_step(info, steps_of((0, 5, 0), (1, 5, 1))) is None
+    assert last_complete_step(info, steps_of((0, 4, 0), (0, 4, 1), (0, 5, 0))) == 4
+    # Step 5 was ended by one rank in each of two epochs: it is complete in neither.
+    assert last_complete_step(info, steps_of((0, 5, 0), (1, 5, 1))) is None
