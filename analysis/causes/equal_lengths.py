@@ -1,4 +1,9 @@
-"""What compute would take with micro-batches of equal length."""
+"""Compute as it would be if all micro-batches had equal lengths.
+
+The lengths are declared by the job's loader, or inferred: the ranks of all stages and of all
+tensor-parallel positions run the same micro-batches, so what is long on all of them is a long
+micro-batch, and what is long on one of them is that rank.
+"""
 
 from __future__ import annotations
 
@@ -28,189 +33,24 @@ OUTLIER_SHARE = 0.005
 """Share of the items at either end that a fit leaves out: pauses."""
 
 NUM_ROUNDS = 4
-"""Of fitting: first against the items' own medians, then against those of evened items. Each round
-takes the error to a thirtieth."""
-
-
-def equalize_durations(
-    duration_ns: NDArray[np.float64],
-    *,
-    rank: NDArray[np.int32],
-    step: NDArray[np.int32],
-    label: NDArray[np.int64],
-    span: NDArray[np.int64] | None = None,
-    speed: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """Return how long compute would take had all micro-batches the same length.
-
-    Dealing tokens evenly changes who computes them, not how many there are: a span takes the mean
-    of those of its label, times what its rank is slower by than others, times what its
-    whole step is longer by. Its pieces share that as they shared what it took: how often a span is
-    cut goes with who waited for whom, and so with the lengths.
-
-    Args:
-        duration_ns: Shape (pieces,), as recorded.
-        rank: Shape (pieces,), as all others.
-        step: Step number or index.
-        label: Pieces of spans of equal label are alike; those of two stages never are.
-        span: Pieces of equal number are of one span; None: each is a whole one.
-        speed: What its rank is slower by, as far as that is known beside the lengths; None: to be
-            told from these pieces.
-    """
-    if span is None:
-        span = np.arange(len(duration_ns))
-    of_span, num = factorize(span)
-    first = np.zeros(num, dtype=np.int64)
-    first[of_span] = np.arange(len(of_span))
-    whole = np.bincount(of_span, weights=duration_ns, minlength=num)
-    rank, step, label = rank[first], step[first], label[first]
-    usual = medians_by_key(whole, rank, label)
-    ratio = np.divide(whole, usual, out=np.ones(num), where=usual > 0)
-    common = common_step_ratio(ratio, step)
-    even = whole / common
-    mean = _means(even, label)
-    own = speed[first] if speed is not None else _rank_speed(even, mean, rank=rank, step=step)
-    wanted = mean * own * common
-    scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
-    found: NDArray[np.float64] = duration_ns * scale[of_span]
-    return found
-
-
-def equalize_experts(
-    model: ReplayModel,
-    experts: NDArray[np.bool_],
-    chosen: NDArray[np.bool_],
-    evened_ns: NDArray[np.float64],
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Add experts' compute, which goes with the micro-batch's length beside what the router sends.
-
-    Each of their pieces would be shorter by as much as what its rank computed outside experts
-    right before. Where that does not make them vary less, they are left alone.
-
-    Args:
-        model: The operations.
-        experts: Shape (ops,): their compute.
-        chosen: Shape (ops,): compute outside experts that has been evened.
-        evened_ns: Shape (ops,): what that would take.
-
-    Returns:
-        Both with the experts' pieces added.
-    """
-    operations = model.operations
-    duration_ns = operations.duration_ns
-    rows = np.flatnonzero(chosen | experts)
-    rows = rows[np.lexsort((operations.start_ns[rows], model.rank[rows], operations.step[rows]))]
-    last = np.maximum.accumulate(np.where(chosen[rows], np.arange(len(rows)), -1))
-    before = rows[last]
-    mine = experts[rows] & (last >= 0) & (duration_ns[rows] > 0) & (duration_ns[before] > 0)
-    mine &= (model.rank[before] == model.rank[rows]) & (model.kind[before] == model.kind[rows])
-    mine &= operations.step[before] == operations.step[rows]
-    if not mine.any():
-        return chosen, evened_ns
-    rows, before = rows[mine], before[mine]
-    even = duration_ns[rows] * evened_ns[before] / duration_ns[before]
-    rank, label = model.rank[rows], operations.label[rows]
-    spreads = [
-        float(np.mean(np.abs(took / medians_by_key(took, rank, label) - 1.0)))
-        for took in (even, duration_ns[rows])
-    ]
-    if spreads[0] >= spreads[1]:
-        return chosen, evened_ns
-    part, found = chosen.copy(), evened_ns.copy()
-    part[rows], found[rows] = True, even
-    return part, found
-
-
-def speeds_at_equal_lengths(
-    equalized: ComputeItems, model: ReplayModel, blamed: Collection[int]
-) -> NDArray[np.float64]:
-    """Return how much longer than its stage the rank of each operation computes.
-
-    Args:
-        equalized: Compute as if all micro-batches had the same length.
-        model: The operations.
-        blamed: Ranks that are slow for a while: what they compute says nothing, so they count as
-            no slower.
-
-    Returns:
-        Shape (ops,).
-    """
-    ranks, first = np.unique(model.rank, return_index=True)
-    rows = np.flatnonzero(~np.isin(equalized.rank, list(blamed)))
-    rank, step, kind = equalized.rank[rows], equalized.step[rows], equalized.kind[rows]
-    at = find_positions(rank, ranks)
-    took = equalized.self_ns[rows].astype(np.float64)
-    # Lengths have been taken out, so what is left of a step is the whole job's.
-    took /= medians_by_key(took / medians_by_key(took, rank, kind, equalized.chunk[rows]), step)
-    mean = _means(took, model.stage[first][at], kind, equalized.chunk[rows])
-    of_rank = np.ones(len(ranks))
-    of_rank[at] = _rank_speed(took, mean, rank=rank, step=step)
-    speed: NDArray[np.float64] = of_rank[find_positions(model.rank, ranks)]
-    return speed
-
-
-def _means(value: NDArray[np.float64], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    group, num = factorize(*key)
-    total = np.bincount(group, weights=value, minlength=num)
-    means: NDArray[np.float64] = (total / np.bincount(group, minlength=num))[group]
-    return means
-
-
-def _rank_speed(
-    value: NDArray[np.float64],
-    mean: NDArray[np.float64],
-    *,
-    rank: NDArray[np.int32],
-    step: NDArray[np.int32],
-) -> NDArray[np.float64]:
-    """Return how much longer than its stage each row's rank computes, as far as that is no luck.
-
-    A rank's mean over few steps differs from the others' by the lengths that it happened to get.
-    With ``e`` that mean's variance by how the rank's steps vary, and ``v`` the variance of the
-    ranks' means, ``max(0, 1 - e / v)`` of a rank's difference is its own.
-
-    Args:
-        value: Shape (rows,): compute.
-        mean: Shape (rows,): that of its stage and label.
-        rank: Shape (rows,).
-        step: Shape (rows,).
-
-    Source:
-        The best linear predictor of a one-way random effects model (Henderson 1950).
-    """
-    of_rank, num_ranks = factorize(rank)
-    cell, num_cells = factorize(rank, step)
-    owner = np.zeros(num_cells, dtype=np.int64)
-    owner[cell] = of_rank
-    expected = np.bincount(cell, weights=mean, minlength=num_cells)
-    got = np.bincount(cell, weights=value, minlength=num_cells)
-    ratio = np.divide(got, expected, out=np.ones(num_cells), where=expected > 0)
-    num_steps = np.bincount(owner, minlength=num_ranks)
-    own = np.bincount(owner, weights=ratio, minlength=num_ranks) / num_steps
-    freedom = num_cells - num_ranks
-    between = float(own.var(ddof=1)) if num_ranks > 1 else 0.0
-    if freedom < 1 or between == 0.0:
-        return np.ones(len(value))
-    error = float(((ratio - own[owner]) ** 2).sum()) / freedom * float((1.0 / num_steps).mean())
-    kept = max(0.0, 1.0 - error / between)
-    speed: NDArray[np.float64] = (1.0 + kept * (own - own.mean()))[of_rank]
-    return speed
+"""Rounds of fitting: the first against the items' own medians, the others against those of
+equalized items. Each round reduces the error to a thirtieth."""
 
 
 def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> ComputeItems | None:
     """Return the items as if all micro-batches had the same sum of squared lengths.
 
-    Within one (rank, kind, chunk) an item is taken to last ``a + b s``, s being its sum of
-    squared lengths; one ``b / a`` is fitted for each kind over all ranks. So neither a slow rank
-    nor a long stage counts, and what is left of an item is what its length does not explain.
+    An item of one (rank, kind, chunk) takes ``a + b s``, ``s`` being its sum of squared lengths.
+    One ``b / a`` is fitted for each kind over all ranks, so that neither a slow rank nor a stage
+    with more work counts. What its length does not explain stays in the item.
 
     Args:
         items: Compute by micro-batch.
-        lengths: What the loaders told.
+        lengths: Declared lengths.
 
     Returns:
-        None where a length is unknown, where all are equal, or where they do not explain compute
-        (correlation below `MIN_CORRELATION`): then nothing is known of any item's share.
+        None if a length is unknown, if all are equal, or if they do not explain compute
+        (correlation below `MIN_CORRELATION`).
 
     Source:
         arXiv 2505.05713, section 5.3: a micro-batch's compute goes with the sum of its squared
@@ -230,25 +70,55 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 
 
+def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
+    """Return the sum of squared lengths of each item's micro-batch. Shape (items,); NaN if unknown.
+
+    Args:
+        items: Compute by micro-batch.
+        lengths: Declared lengths.
+    """
+    known = lengths.sum_squared_lengths >= 0
+    if not known.any() or not len(items):
+        return np.full(len(items), np.nan)
+    size = int(max(items.microbatch.max(), lengths.microbatch.max())) + 1
+    ranks = int(max(items.rank.max(), lengths.rank.max())) + 1
+
+    def keys(table: ComputeItems | MicrobatchTable) -> NDArray[np.int64]:
+        return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
+
+    declared = keys(lengths)[known]
+    order = stable_argsort(declared)
+    wanted = keys(items)
+    at = np.minimum(np.searchsorted(declared[order], wanted), len(declared) - 1)
+    squares = lengths.sum_squared_lengths[known][order][at].astype(np.float64)
+    return np.where(declared[order][at] == wanted, squares, np.nan)
+
+
 def _fit_scale(
     items: ComputeItems, rows: NDArray[np.int64], relative: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """Return what each item's length makes of it, 1 for the mean length; None where unclear."""
+    """Return the factor by which each item is longer for its length; None if there is no fit.
+
+    Args:
+        items: Compute by micro-batch.
+        rows: Items of one kind.
+        relative: Shape (rows,): sum of squared lengths over the mean.
+    """
     scale, correlation = np.ones(len(rows)), 0.0
     key = (items.rank[rows], items.kind[rows], items.chunk[rows])
     for _ in range(NUM_ROUNDS):
-        usual = medians_by_key(items.self_ns[rows] / scale, *key)
-        if not (usual > 0).all():
+        median = medians_by_key(items.self_ns[rows] / scale, *key)
+        if not (median > 0).all():
             return None
-        ratio = items.self_ns[rows] / usual
-        # What lengths do not explain of a whole step is the step's: it warms up, say.
+        ratio = items.self_ns[rows] / median
+        # A step that is longer as a whole, one that warms up, is not longer for its lengths.
         ratio /= medians_by_key(ratio / scale, items.step[rows])
         low, high = np.quantile(ratio, (OUTLIER_SHARE, 1 - OUTLIER_SHARE))
         kept = (ratio >= low) & (ratio <= high)
         x, y = relative[kept], ratio[kept]
         if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
             return None
-        # The first medians are those of whatever lengths a rank had: only the last ones tell.
+        # Only that of the last round counts: the first medians are those of any lengths.
         correlation = float(np.corrcoef(x, y)[0, 1])
         slope, level = np.polyfit(x, y, 1)
         scale = (level + slope * relative) / (level + slope)
@@ -260,20 +130,20 @@ def _fit_scale(
 def equalize_inferred_lengths(
     items: ComputeItems, coords: Mapping[int, Coords]
 ) -> ComputeItems | None:
-    """Return the items as if all micro-batches had the same length.
+    """Return the items as if all micro-batches had the same length, with lengths inferred.
 
-    A *column* are the ranks of one dp position. A micro-batch is as long as it is on the middle
-    rank of its column, against that rank's own median; and a column's median is as long as it is
-    on the middle one of its ranks, against the other ranks of that rank's stage.
+    A *column* is the ranks of one dp position. The length of a micro-batch is what it takes on the
+    median rank of its column, relative to that rank's own median. The length of a column's median
+    micro-batch is what it takes on the median one of its ranks, relative to the other ranks of that
+    rank's stage.
 
     Args:
         items: Compute by micro-batch.
         coords: Position of each rank.
 
     Returns:
-        None where a column has fewer ranks than one that is slow could be told from (`MIN_PEERS`),
-        or where a rank's compute does not follow its column's (correlation below
-        `MIN_CORRELATION`).
+        None if a column has fewer than `MIN_PEERS` ranks, or if the compute of the ranks does not
+        follow that of their column (correlation below `MIN_CORRELATION`).
     """
     if len(items) < MIN_ITEMS:
         return None
@@ -284,15 +154,15 @@ def equalize_inferred_lengths(
     )
     if np.unique(column, return_counts=True)[1].min() < MIN_PEERS:
         return None
-    usual = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
-    if not (usual > 0).all():
+    median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
+    if not (median > 0).all():
         return None
-    ratio = items.self_ns / usual
+    ratio = items.self_ns / median
     ratio /= common_step_ratio(ratio, items.step)
     length = _column_medians(ratio, items, column[at])
     if not _is_correlated(ratio, length):
         return None
-    level = usual / medians_by_key(usual, stage[at], items.kind, items.chunk)
+    level = median / medians_by_key(median, stage[at], items.kind, items.chunk)
     scale = length * medians_by_key(level, column[at])
     scale /= scale.mean()
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
@@ -301,10 +171,10 @@ def equalize_inferred_lengths(
 def _column_medians(
     ratio: NDArray[np.float64], items: ComputeItems, column: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the median over a column's ranks of what each took for a micro-batch, over its usual.
+    """Return the median over a column's ranks of what a micro-batch took. Shape (items,).
 
     Args:
-        ratio: Shape (items,).
+        ratio: Shape (items,): compute over the rank's own median.
         items: The items.
         column: Shape (items,).
     """
@@ -313,12 +183,12 @@ def _column_medians(
     first = np.zeros(num, dtype=np.int64)
     first[place] = np.arange(len(place))
     shared, num_shared = factorize(items.step[first], column[first], items.microbatch[first])
-    middle: NDArray[np.float64] = group_medians(of_rank, shared, num_shared)[0][shared][place]
-    return middle
+    medians: NDArray[np.float64] = group_medians(of_rank, shared, num_shared)[0][shared][place]
+    return medians
 
 
 def _is_correlated(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> bool:
-    """Tell whether what ranks took follows the lengths, pauses left out."""
+    """Return whether compute follows the lengths, pauses left out."""
     low, high = np.quantile(ratio, (OUTLIER_SHARE, 1 - OUTLIER_SHARE))
     kept = (ratio >= low) & (ratio <= high)
     x, y = length[kept], ratio[kept]
@@ -327,28 +197,170 @@ def _is_correlated(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> b
     return float(np.corrcoef(x, y)[0, 1]) >= MIN_CORRELATION
 
 
-def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
-    """Return the sum of squared lengths of each item's micro-batch, NaN where nobody told it.
+def equalize_durations(
+    duration_ns: NDArray[np.float64],
+    *,
+    rank: NDArray[np.int32],
+    step: NDArray[np.int32],
+    label: NDArray[np.int64],
+    span: NDArray[np.int64] | None = None,
+    speed: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Return how long pieces of compute would take if all micro-batches had the same length.
+
+    Equal lengths change which rank computes the tokens, not how many tokens there are. So a span
+    takes the mean of the spans with its label, times the factor of its rank, times the factor of
+    its whole step. The pieces of a span share this time as they shared the recorded one. They are
+    not equalized one by one, because the number of pieces depends on who waited for whom, and so
+    on the lengths.
 
     Args:
-        items: Compute by micro-batch.
-        lengths: What the loaders told.
+        duration_ns: Shape (pieces,), as recorded.
+        rank: Shape (pieces,), as all others.
+        step: Step number or index.
+        label: Equal for pieces of like spans; never equal across stages.
+        span: Equal for pieces of one span; None: each piece is a span.
+        speed: Factor by which the rank is slower than others; None: estimated from these pieces.
 
     Returns:
-        Shape (items,).
+        Shape (pieces,).
     """
-    known = lengths.sum_squared_lengths >= 0
-    if not known.any() or not len(items):
-        return np.full(len(items), np.nan)
-    size = int(max(items.microbatch.max(), lengths.microbatch.max())) + 1
-    ranks = int(max(items.rank.max(), lengths.rank.max())) + 1
+    if span is None:
+        span = np.arange(len(duration_ns))
+    of_span, num = factorize(span)
+    first = np.zeros(num, dtype=np.int64)
+    first[of_span] = np.arange(len(of_span))
+    whole = np.bincount(of_span, weights=duration_ns, minlength=num)
+    rank, step, label = rank[first], step[first], label[first]
+    median = medians_by_key(whole, rank, label)
+    ratio = np.divide(whole, median, out=np.ones(num), where=median > 0)
+    common = common_step_ratio(ratio, step)
+    without_step = whole / common
+    mean = _group_means(without_step, label)
+    own = (
+        speed[first]
+        if speed is not None
+        else _estimate_speed(without_step, mean, rank=rank, step=step)
+    )
+    wanted = mean * own * common
+    scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
+    found: NDArray[np.float64] = duration_ns * scale[of_span]
+    return found
 
-    def keys(table: ComputeItems | MicrobatchTable) -> NDArray[np.int64]:
-        return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
 
-    told = keys(lengths)[known]
-    order = stable_argsort(told)
-    wanted = keys(items)
-    at = np.minimum(np.searchsorted(told[order], wanted), len(told) - 1)
-    squares = lengths.sum_squared_lengths[known][order][at].astype(np.float64)
-    return np.where(told[order][at] == wanted, squares, np.nan)
+def equalize_experts(
+    model: ReplayModel,
+    experts: NDArray[np.bool_],
+    chosen: NDArray[np.bool_],
+    equalized_ns: NDArray[np.float64],
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Add the compute of experts, which depends on the length and on what the router sends.
+
+    Each piece of it would be shorter by the same factor as what its rank computed outside experts
+    right before. If that does not make the pieces vary less, they are left as recorded.
+
+    Args:
+        model: The operations.
+        experts: Shape (ops,): compute of experts.
+        chosen: Shape (ops,): compute outside experts that has been equalized.
+        equalized_ns: Shape (ops,): what that would take.
+
+    Returns:
+        ``chosen`` and ``equalized_ns`` with the experts' pieces added.
+    """
+    operations = model.operations
+    duration_ns = operations.duration_ns
+    rows = np.flatnonzero(chosen | experts)
+    rows = rows[np.lexsort((operations.start_ns[rows], model.rank[rows], operations.step[rows]))]
+    last = np.maximum.accumulate(np.where(chosen[rows], np.arange(len(rows)), -1))
+    before = rows[last]
+    mine = experts[rows] & (last >= 0) & (duration_ns[rows] > 0) & (duration_ns[before] > 0)
+    mine &= (model.rank[before] == model.rank[rows]) & (model.kind[before] == model.kind[rows])
+    mine &= operations.step[before] == operations.step[rows]
+    if not mine.any():
+        return chosen, equalized_ns
+    rows, before = rows[mine], before[mine]
+    equal = duration_ns[rows] * equalized_ns[before] / duration_ns[before]
+    rank, label = model.rank[rows], operations.label[rows]
+    spreads = [
+        float(np.mean(np.abs(took / medians_by_key(took, rank, label) - 1.0)))
+        for took in (equal, duration_ns[rows])
+    ]
+    if spreads[0] >= spreads[1]:
+        return chosen, equalized_ns
+    part, found = chosen.copy(), equalized_ns.copy()
+    part[rows], found[rows] = True, equal
+    return part, found
+
+
+def speeds_at_equal_lengths(
+    equalized: ComputeItems, model: ReplayModel, blamed: Collection[int]
+) -> NDArray[np.float64]:
+    """Return by which factor the rank of each operation is slower than its stage. Shape (ops,).
+
+    Args:
+        equalized: Compute as if all micro-batches had the same length.
+        model: The operations.
+        blamed: Ranks that are slow for a while. Their compute shows no lasting speed: factor 1.
+    """
+    ranks, first = np.unique(model.rank, return_index=True)
+    rows = np.flatnonzero(~np.isin(equalized.rank, list(blamed)))
+    rank, step, kind = equalized.rank[rows], equalized.step[rows], equalized.kind[rows]
+    at = find_positions(rank, ranks)
+    took = equalized.self_ns[rows].astype(np.float64)
+    # Without the lengths, what all items of a step have in common is the step's own factor.
+    took /= medians_by_key(took / medians_by_key(took, rank, kind, equalized.chunk[rows]), step)
+    mean = _group_means(took, model.stage[first][at], kind, equalized.chunk[rows])
+    of_rank = np.ones(len(ranks))
+    of_rank[at] = _estimate_speed(took, mean, rank=rank, step=step)
+    speed: NDArray[np.float64] = of_rank[find_positions(model.rank, ranks)]
+    return speed
+
+
+def _group_means(value: NDArray[np.float64], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return for each row the mean over the rows with its key."""
+    group, num = factorize(*key)
+    total = np.bincount(group, weights=value, minlength=num)
+    means: NDArray[np.float64] = (total / np.bincount(group, minlength=num))[group]
+    return means
+
+
+def _estimate_speed(
+    value: NDArray[np.float64],
+    mean: NDArray[np.float64],
+    *,
+    rank: NDArray[np.int32],
+    step: NDArray[np.int32],
+) -> NDArray[np.float64]:
+    """Return by which factor each row's rank is slower than its stage, chance removed.
+
+    Over few steps, ranks differ by the lengths that they happened to get. With ``e`` the variance
+    of a rank's mean, estimated from its steps, and ``v`` the variance between the ranks' means, the
+    share ``max(0, 1 - e / v)`` of a rank's difference is its own.
+
+    Args:
+        value: Shape (rows,): compute.
+        mean: Shape (rows,): mean compute of its stage and label.
+        rank: Shape (rows,).
+        step: Shape (rows,).
+
+    Source:
+        The best linear predictor of a one-way random effects model (Henderson 1950).
+    """
+    of_rank, num_ranks = factorize(rank)
+    cell, num_cells = factorize(rank, step)
+    owner = np.zeros(num_cells, dtype=np.int64)
+    owner[cell] = of_rank
+    expected = np.bincount(cell, weights=mean, minlength=num_cells)
+    took = np.bincount(cell, weights=value, minlength=num_cells)
+    ratio = np.divide(took, expected, out=np.ones(num_cells), where=expected > 0)
+    num_steps = np.bincount(owner, minlength=num_ranks)
+    own = np.bincount(owner, weights=ratio, minlength=num_ranks) / num_steps
+    freedom = num_cells - num_ranks
+    between = float(own.var(ddof=1)) if num_ranks > 1 else 0.0
+    if freedom < 1 or between == 0.0:
+        return np.ones(len(value))
+    error = float(((ratio - own[owner]) ** 2).sum()) / freedom * float((1.0 / num_steps).mean())
+    kept = max(0.0, 1.0 - error / between)
+    speed: NDArray[np.float64] = (1.0 + kept * (own - own.mean()))[of_rank]
+    return speed

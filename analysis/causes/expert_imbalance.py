@@ -1,4 +1,4 @@
-"""Experts that get more tokens than others: long inside, while the rest of the rank is as usual."""
+"""Ranks whose experts get more tokens than others."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from ..statistics.phases import Phase
     from .detector import Case
 
-
 CAUSE = sequence_imbalance.CAUSE
-"""Of the causes that design.md names, the one about tokens that are dealt unequally."""
+"""The finding names its ranks; the cause is that of tokens that are distributed unequally."""
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add ranks whose experts get more tokens; they explain stages that are long for them."""
+    """Add ranks whose experts get more tokens. They explain stages that are longer only there."""
     reported = [each for each in found if each.explained_by is None]
     blamed = named_ranks(reported, SLOW_DEVICE)
     experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
@@ -48,21 +47,21 @@ def find_expert_imbalance(
     replayer: Replayer,
     blamed: Collection[int],
 ) -> Candidate | None:
-    """Find ranks whose experts compute longer than those of their stage, for 3 steps or more.
+    """Find ranks whose experts compute longer than those of their stage for some steps.
 
-    A device that is slow is slow outside its experts as well, and so is a rank
-    with longer sequences; what is left is the number of tokens that the router
-    sends. Routing that varies from step to step is in nobody's favour and no
-    finding.
+    A slow device, and a rank with longer sequences, is slow outside its experts as well. What
+    remains is the number of tokens that the router sends. Routing that changes from step to step
+    favours no rank and is no finding.
 
     Args:
-        experts: Shape (ops,): which operations are the experts' compute; None: none is known.
-        profile: What the ranks compute outside their experts.
-        replayer: Prices it: the experts of these ranks take what those of the others do.
-        blamed: Ranks whose compute is slow as a whole.
+        experts: Shape (ops,): compute of experts; None: none is known.
+        profile: Compute of the ranks outside their experts.
+        replayer: Prices the candidate.
+        blamed: Ranks whose whole compute is slow.
 
     Returns:
-        None where no rank stands out, or mending all of them wins less than `MIN_EXCESS_RATIO`.
+        None if no rank is significantly longer for `MIN_LASTING_STEPS` steps, or if fixing all of
+        them would save less than `MIN_EXCESS_RATIO` of a step.
     """
     if experts is None or not experts.any():
         return None
@@ -100,9 +99,9 @@ def find_expert_imbalance(
         threshold=max(worst.threshold, MIN_EXCESS_RATIO),
         evidence=(
             f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
-            f" {int(profile.ranks[worst.row])} compute {times[0]} a step against {times[1]} in its"
-            f" stage (+{format_percent(worst.excess_ratio)}), in steps {first} to {last}, while"
-            " compute outside them is as usual; with equal shares a step would be"
+            f" {int(profile.ranks[worst.row])} compute {times[0]} per step, {times[1]} in the rest"
+            f" of the stage (+{format_percent(worst.excess_ratio)}), in steps {first} to {last};"
+            " compute outside experts is as usual; with equal shares a step would be"
             f" {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
@@ -111,15 +110,11 @@ def find_expert_imbalance(
 def mark_explained_stages(
     candidates: Sequence[Candidate], experts: Candidate, model: ReplayModel
 ) -> tuple[Candidate, ...]:
-    """Leave out long stages that are as long as the others but for some ranks' experts.
-
-    Compute outside the experts stands for a rank's whole compute at the mean share of its
-    stage. Tokens that one rank has more others have less, so that mean holds; unless
-    they come from nowhere in the stage.
+    """Mark stages that have more work only because of some ranks' experts.
 
     Args:
         candidates: All that was found.
-        experts: What `find_expert_imbalance` found.
+        experts: Result of `find_expert_imbalance`.
         model: The operations.
     """
     if experts.part is None or experts.fixed_ns is None:
@@ -143,11 +138,13 @@ def mark_explained_stages(
 def _experts_by_rank(
     experts: NDArray[np.bool_], profile: ComputeProfile, replayer: Replayer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the experts' compute by rank and step, and that of the others of its stage.
+    """Return the experts' compute by rank and step, and what is expected from the peers.
 
-    Both of shape (ranks, steps), ns; NaN where fewer than `MIN_PEERS` others have experts. What a
-    rank's compute outside is longer by is taken out first: its whole device is slow, or its
-    sequences are long.
+    The factor by which a rank computes longer outside experts is taken out of the comparison: its
+    whole device is slow, or its sequences are long.
+
+    Returns:
+        Two matrices of shape (ranks, steps), ns; NaN if fewer than `MIN_PEERS` peers have experts.
     """
     operations = replayer.model.operations
     rows = np.flatnonzero(experts)
@@ -171,9 +168,20 @@ def _part(
     phases: list[Phase],
     profile: ComputeProfile,
     replayer: Replayer,
-    share: NDArray[np.float64],
+    fixed_ratio: NDArray[np.float64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return the phases' operations, and what they would take with an equal share."""
+    """Return the operations of the phases, and what they take with an equal share of the tokens.
+
+    Args:
+        experts: Shape (ops,): compute of experts.
+        phases: Ranks and steps with more tokens.
+        profile: Gives the ranks and steps of the matrices.
+        replayer: The run.
+        fixed_ratio: Shape (ranks, steps): expected over recorded compute.
+
+    Returns:
+        Two arrays of shape (ops,): a mask, and durations in ns that are NaN elsewhere.
+    """
     operations = replayer.model.operations
     chosen = np.zeros(profile.total_ns.shape, dtype=np.bool_)
     for phase in phases:
@@ -185,5 +193,5 @@ def _part(
     column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
     kept = chosen[row, column]
     part[rows[kept]] = True
-    fixed_ns[rows[kept]] = operations.duration_ns[rows[kept]] * share[row[kept], column[kept]]
+    fixed_ns[rows[kept]] = operations.duration_ns[rows[kept]] * fixed_ratio[row[kept], column[kept]]
     return part, fixed_ns

@@ -1,4 +1,4 @@
-"""Micro-batches of unequal length: compute that varies together in forward and backward."""
+"""Micro-batches of unequal length, if they cost much."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, is_brief, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
+    NUM_ROUNDS,
+    OUTLIER_SHARE,
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
@@ -40,29 +42,10 @@ if TYPE_CHECKING:
     from .detector import Case
 
 MIN_ITEMS_PER_RANK = 8
-"""Micro-batches of a rank whose median says what is usual for it; of one alone it says nothing."""
-
-NUM_ROUNDS = 4
-"""Of finding what lengths explain and what whole steps are longer by, in turn."""
+"""Micro-batches of a rank that its median needs: of one alone it says nothing."""
 
 OF_COMPUTE = SLOW_DEVICE | {stage_imbalance.CAUSE}
-
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceEffect:
-    """How far micro-batches' compute varies together."""
-
-    correlation: float
-    """Between forward and backward of one micro-batch, or between compute and lengths."""
-
-    by_lengths: bool
-    """Whether known sums of squared lengths explain it."""
-
-    spread_ratio: float
-    """Standard deviation of a micro-batch's compute over its mean."""
-
 
 CAUSE = Cause(
     name="sequence-imbalance",
@@ -71,11 +54,25 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add unequal lengths if they cost much; they explain compute that is long for a step or two.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceEffect:
+    """Variation of compute between micro-batches, and what it is correlated with."""
 
-    If no length is known but whole columns show them, ranks that are slow beside them are searched
-    for once more.
+    correlation: float
+    """Between compute and lengths, or between forward and backward of one micro-batch."""
+
+    is_by_length: bool
+    """Whether the correlation is with declared lengths."""
+
+    spread_ratio: float
+    """Standard deviation of a micro-batch's compute over its mean."""
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add unequal lengths if they cost much. They explain compute that is long in a step or two.
+
+    If the lengths can only be inferred, the search for slow compute is repeated with equalized
+    compute, because a slow rank shows better beside equal lengths.
     """
     compute = [each for each in found if each.cause in OF_COMPUTE]
     sequences = _find_sequences(case, compute, case.equalized)
@@ -84,11 +81,11 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
     if equalized is not None:
         profile = compare_with_peers(equalized, case.coords, is_equalized=True)
-        beside = [
+        again = [
             each for each in find_slow_compute(case, profile, found) if not _is_brief_compute(each)
         ]
-        named = {rank for each in beside for rank in each.ranks}
-        compute = [*beside, *(each for each in compute if named.isdisjoint(each.ranks))]
+        named = {rank for each in again for rank in each.ranks}
+        compute = [*again, *(each for each in compute if named.isdisjoint(each.ranks))]
         sequences = _find_sequences(case, compute, equalized) or sequences
     others = (each for each in found if each.cause not in OF_COMPUTE)
     compute = [
@@ -104,6 +101,13 @@ def _is_brief_compute(candidate: Candidate) -> bool:
 def _find_sequences(
     case: Case, compute: Sequence[Candidate], equalized: ComputeItems | None
 ) -> Candidate | None:
+    """Return unequal lengths as a candidate; None if there is no effect, or if it costs little.
+
+    Args:
+        case: The run.
+        compute: What computes slowly: that varies for another reason.
+        equalized: Compute as if all micro-batches had the same length; None if unknown.
+    """
     blamed = named_ranks(compute, SLOW_DEVICE)
     effect = measure_sequence_effect(
         case.reading.items,
@@ -127,22 +131,22 @@ def _find_sequences(
 def measure_sequence_effect(
     items: ComputeItems, lengths: MicrobatchTable, blamed: Collection[int], *, is_routed: bool
 ) -> SequenceEffect | None:
-    """Measure how far compute varies from micro-batch to micro-batch, and why.
+    """Measure how much compute varies between micro-batches, and whether lengths explain it.
 
-    Each item is held against the median of its rank, kind and chunk, so that
-    neither slow ranks nor long stages count.
+    Each item is compared with the median of its rank, kind and chunk, so that neither slow ranks
+    nor stages with more work count.
 
     Args:
         items: Compute by micro-batch.
-        lengths: Lengths of the micro-batches, where the loader told them.
+        lengths: Declared lengths, if any.
         blamed: Ranks whose compute varies for another reason.
-        is_routed: Whether the items hold compute of experts: what the router sends them varies
-            together in forward and backward as well, so only known lengths tell.
+        is_routed: Whether the items include compute of experts. What the router sends them varies
+            together in forward and backward as well, so only declared lengths are evidence.
 
     Returns:
-        None where there are too few micro-batches, or nothing varies together.
+        None if there are too few micro-batches, or if no correlation reaches `MIN_CORRELATION`.
     """
-    ratio = _against_own_median(items)
+    ratio = _relative_to_median(items)
     ratio = ratio / common_step_ratio(ratio, items.step)
     forward, backward = _pair_rows(items)
     free = ~np.isin(items.rank[forward], list(blamed))
@@ -153,18 +157,18 @@ def measure_sequence_effect(
     together = _correlation(ratio[forward], ratio[backward])
     by_length = _length_correlation(items, ratio, forward, lengths)
     if by_length is not None:
-        # Known lengths that do not explain it are not the cause.
+        # Declared lengths that do not explain the variation are not its cause.
         if by_length < MIN_CORRELATION:
             return None
-        return SequenceEffect(correlation=by_length, by_lengths=True, spread_ratio=spread)
+        return SequenceEffect(correlation=by_length, is_by_length=True, spread_ratio=spread)
     if is_routed:
         return None
     if together is not None and together >= MIN_CORRELATION:
-        return SequenceEffect(correlation=together, by_lengths=False, spread_ratio=spread)
+        return SequenceEffect(correlation=together, is_by_length=False, spread_ratio=spread)
     return None
 
 
-def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
+def _relative_to_median(items: ComputeItems) -> NDArray[np.float64]:
     """Return each item over the median of its rank, kind and chunk."""
     median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     ratio: NDArray[np.float64] = items.self_ns / np.maximum(median, 1.0)
@@ -172,7 +176,7 @@ def _against_own_median(items: ComputeItems) -> NDArray[np.float64]:
 
 
 def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of each micro-batch's forward and of its backward."""
+    """Return the rows of each micro-batch's forward, and of its backward."""
     found = []
     for kind in (FORWARD, BACKWARD):
         rows = np.flatnonzero(items.kind == kind)
@@ -190,9 +194,10 @@ def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    """Return Pearson's correlation once the outermost 1 % (pauses) are left out."""
-    low, high = np.quantile(x, (0.005, 0.995)), np.quantile(y, (0.005, 0.995))
-    keep = (x >= low[0]) & (x <= low[1]) & (y >= high[0]) & (y <= high[1])
+    """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
+    outer = (OUTLIER_SHARE, 1 - OUTLIER_SHARE)
+    x_range, y_range = np.quantile(x, outer), np.quantile(y, outer)
+    keep = (x >= x_range[0]) & (x <= x_range[1]) & (y >= y_range[0]) & (y <= y_range[1])
     x, y = x[keep], y[keep]
     if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
         return None
@@ -205,7 +210,14 @@ def _length_correlation(
     forward: NDArray[np.int64],
     lengths: MicrobatchTable,
 ) -> float | None:
-    """Return how compute follows the sum of squared lengths; None where these are unknown."""
+    """Return the correlation of compute with the sum of squared lengths; None if unknown.
+
+    Args:
+        items: Compute by micro-batch.
+        ratio: Shape (items,): compute over the rank's median.
+        forward: Items that are compared.
+        lengths: Declared lengths.
+    """
     squares = squared_lengths(items, lengths)[forward]
     known = ~np.isnan(squares)
     if known.sum() < MIN_ITEMS:
@@ -214,13 +226,13 @@ def _length_correlation(
     if x.std() == 0:
         return None
     step, rank, chunk = (column[forward][known] for column in (items.step, items.rank, items.chunk))
-    often = len(x) >= MIN_ITEMS_PER_RANK * len(np.unique(rank)) * len(np.unique(chunk))
-    # What the lengths leave unexplained tells by how much a step was longer as a whole, and what
-    # is usual for a rank: its median item has the length that it happens to have.
+    has_medians = len(x) >= MIN_ITEMS_PER_RANK * len(np.unique(rank)) * len(np.unique(chunk))
+    # What the fit leaves of a whole step is the step's own factor; what it leaves of a rank is the
+    # rank's: its median item has the length that it happens to have.
     for _ in range(NUM_ROUNDS):
         slope, level = np.polyfit(x, y, 1)
         y = y / medians_by_key(y / (level + slope * x), step)
-        if often:
+        if has_medians:
             y = y / medians_by_key(y / (level + slope * x), rank, chunk)
     return _correlation(y, x)
 
@@ -234,18 +246,18 @@ def sequence_candidate(
     experts: NDArray[np.bool_] | None = None,
     equalized: ComputeItems | None = None,
 ) -> Candidate | None:
-    """Find out whether micro-batches of unequal length cost the job much.
+    """Price unequal lengths by replaying the run with equal ones.
 
     Args:
-        effect: How far they vary, by `analysis.causes.sequence_imbalance`.
-        replayer: Prices it, by `analysis.causes.equal_lengths`.
-        blamed: Ranks that are slow for a while: their speed is not told by what they compute.
-        slow: Shape (ops,): what they do in these steps, which varies with that.
-        experts: Shape (ops,): their compute, which goes with what the router sends.
-        equalized: Compute by micro-batch as if lengths were equal, where that is known.
+        effect: How much compute varies between micro-batches.
+        replayer: The run.
+        blamed: Ranks that are slow for a while: their compute shows no lasting speed.
+        slow: Shape (ops,): operations of these ranks in those steps, which are left as recorded.
+        experts: Shape (ops,): compute of experts, which also depends on the router.
+        equalized: Compute as if all micro-batches had the same length; None if unknown.
 
     Returns:
-        None where the spread costs less than `MIN_EXCESS_RATIO` of a usual step.
+        None if unequal lengths cost less than `MIN_EXCESS_RATIO` of a median step.
     """
     model = replayer.model
     chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
@@ -253,35 +265,34 @@ def sequence_candidate(
     if experts is not None:
         chosen &= ~experts
     speed = None if equalized is None else speeds_at_equal_lengths(equalized, model, blamed)
-    evened_ns = _equalized_ns(model, chosen, speed)
+    fixed_ns = _equalized_ns(model, chosen, speed)
     if experts is not None:
-        others = experts & ~slow
-        chosen, evened_ns = equalize_experts(model, others, chosen, evened_ns)
-    without = replayer.full_with(evened_ns)
-    # Of a usual step: the pauses of some, a checkpoint's, do not make lengths more equal.
+        chosen, fixed_ns = equalize_experts(model, experts & ~slow, chosen, fixed_ns)
+    without = replayer.full_with(fixed_ns)
+    # The mean step includes the pauses of some steps, a checkpoint's, which stay.
     median_step_ns = float(np.median(without))
-    won_ns = float((replayer.full_recorded() - without).mean())
-    lost = won_ns / median_step_ns if median_step_ns > 0 else 0.0
+    lost_ns = float((replayer.full_recorded() - without).mean())
+    lost = lost_ns / median_step_ns if median_step_ns > 0 else 0.0
     if lost < MIN_EXCESS_RATIO:
         return None
     steps = model.operations.steps
-    what = (
-        f"compute follows the sum of squared lengths (correlation {effect.correlation:.2f})"
-        if effect.by_lengths
-        else f"forward and backward vary together (correlation {effect.correlation:.2f})"
+    why = (
+        " and follows the sum of squared lengths"
+        if effect.is_by_length
+        else ", in forward and backward together"
     )
     return Candidate(
         cause=CAUSE,
         ranks=(),
         steps=(steps[0], steps[-1]),
         part=chosen,
-        fixed_ns=evened_ns,
+        fixed_ns=fixed_ns,
         excess_ratio=lost,
         threshold=MIN_EXCESS_RATIO,
         evidence=(
-            f"micro-batches differ by {format_percent(effect.spread_ratio)} in compute on all ranks"
-            f" alike, and {what}: with equal ones a step would be"
-            f" {format_percent(1 - 1 / (1 + lost))} shorter"
+            f"compute per micro-batch varies by {format_percent(effect.spread_ratio)} on all ranks"
+            f" alike{why} (correlation {effect.correlation:.2f}); with equal lengths a step would"
+            f" be {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
 
@@ -289,7 +300,7 @@ def sequence_candidate(
 def _equalized_ns(
     model: ReplayModel, chosen: NDArray[np.bool_], speed: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
-    """Return the durations with every chosen piece as it would be with equal lengths."""
+    """Return the durations with chosen pieces as they would be with equal lengths. Shape (ops,)."""
     operations = model.operations
     rows = np.flatnonzero(chosen)
     label = operations.label if model.work is None else model.work

@@ -215,7 +215,7 @@ def test_unequal_sequences_are_told_without_their_lengths_too() -> None:
     )
 
     assert finding.cause == "sequence-imbalance"
-    assert "forward and backward vary together" in finding.evidence
+    assert "in forward and backward together" in finding.evidence
 
 
 def test_a_crash_a_hang_and_a_wrong_setting_are_told_without_a_replay() -> None:

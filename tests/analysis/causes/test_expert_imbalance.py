@@ -30,11 +30,11 @@ NUM_RANKS, NUM_STEPS, NUM_MICROBATCHES = 8, 8, 2
 
 
 def findings(*, outside: dict[int, float], experts: dict[int, float]) -> tuple[Finding, ...]:
-    """Analyse 8 ranks: 10 ms outside and 10 ms of experts forward, twice that backward.
+    """Analyse 8 ranks: 10 ms outside and 10 ms in experts forward, twice that backward.
 
     Args:
-        outside: By what factor ranks compute longer outside their experts.
-        experts: The same inside.
+        outside: By rank, the factor of its compute outside experts.
+        experts: By rank, the factor of its compute in experts.
     """
 
     def script(rank: int, _: int) -> Iterator[Action]:
@@ -54,23 +54,23 @@ def findings(*, outside: dict[int, float], experts: dict[int, float]) -> tuple[F
     return analyze_run(source, source.info.run_id).findings
 
 
-def test_a_rank_whose_experts_get_twice_the_tokens_is_told_with_what_that_costs() -> None:
+def test_a_rank_whose_experts_get_twice_the_tokens_is_named_and_priced() -> None:
     (found,) = findings(outside={}, experts={3: 2.0})
 
     assert (found.cause, found.ranks, found.steps) == ("sequence-imbalance", (3,), (0, 7))
-    # A micro-batch takes 30 ms outside, 4 transfers of 0.5 ms, and 30 ms in experts, or 60.
+    # A micro-batch takes 30 ms outside experts, 4 transfers of 0.5 ms, and 30 or 60 ms in them.
     assert found.slowdown == pytest.approx(92 / 62)
     assert "experts get more tokens" in found.evidence
 
 
-def test_a_slow_device_is_slow_in_its_experts_too_and_told_once() -> None:
+def test_a_device_that_is_slow_outside_its_experts_too_is_slow_compute() -> None:
     (found,) = findings(outside={3: 1.5}, experts={3: 1.5})
 
     assert (found.cause, found.ranks) == ("slow-compute", (3,))
 
 
-def test_tokens_that_cost_less_than_a_due_finding_are_not_told() -> None:
-    # 15 % more in experts are 4.5 of 62 ms: 7 %
+def test_more_tokens_that_cost_too_little_are_no_finding() -> None:
+    # GIVEN 15 % more in experts: 4.5 of 62 ms, 7 %
     (found,) = findings(outside={}, experts={3: 1.15})
 
     assert found.cause == "healthy"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.statistics.baseline import faster_steps_baseline
+from rankscope.analysis.statistics.baseline import common_step_ratio, faster_steps_baseline
 
 
 def baseline(*steps: float) -> float:
@@ -35,3 +35,11 @@ def test_a_row_with_few_steps_has_their_median_and_an_unknown_one_none() -> None
     assert baseline(10, 12, 20) == 12
     assert np.isnan(baseline(np.nan, np.nan))
     assert baseline(np.nan, 10, 10, 15, 15, np.nan) == 10
+
+
+def test_a_step_is_long_as_a_whole_if_nearly_all_of_it_is() -> None:
+    ratio = np.array([3.0, 3.2, 2.9, 0.9, 1.1, 1.3])
+    step = np.array([0, 0, 0, 1, 1, 1], dtype=np.int32)
+
+    # THEN the first step takes 3 times its usual time, and the second one is as usual
+    assert common_step_ratio(ratio, step).tolist() == [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]
