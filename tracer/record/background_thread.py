@@ -1,4 +1,7 @@
-"""The one background thread: all file work of a recording process, away from the training."""
+"""The background thread of a recording process, which does all its file work.
+
+Alone in a module, because it is the only part that may block.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TICK_S = 1.0
-"""How often work is looked for unasked. A turn takes 0.2 ms of the training's processor."""
+"""Longest time between two turns. A turn takes 0.2 ms of CPU time from the training."""
 
 MAX_LINES = 4096
+"""Largest number of queued lines; further ones are dropped and counted."""
+
 STOP_TIMEOUT_S = 2.0
+"""Longest time that the shutdown waits for the thread."""
 
 
 class BackgroundThread:
-    """Makes spare segments and writes the line files beside the training.
+    """A thread that writes queued lines and calls ``work``, once a second or when woken.
 
-    Orders go through a `queue.SimpleQueue`, whose ``put`` may interrupt itself:
-    a signal handler or a ``__del__`` that records cannot deadlock on it.
+    The queue is a `queue.SimpleQueue`, whose ``put`` is reentrant: a signal handler or a
+    ``__del__`` that records cannot deadlock on it.
     """
 
     def __init__(
@@ -41,24 +47,24 @@ class BackgroundThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Ask for work to be done soon. Never blocks."""
+        """Request a turn now. Never blocks."""
         self._orders.put(None)
 
     def wake_within(self, within_s: float) -> None:
-        """Ask for the turn after this one to begin within ``within_s``. Never blocks."""
+        """Request that the turn after this one begins within ``within_s``. Never blocks."""
         self._next_s = min(self._next_s, within_s)
         if threading.current_thread() is not self._thread:
             self.wake()
 
     def append_line(self, file_name: str, line: str) -> bool:
-        """Queue one line for a file of the folder; return whether there was room."""
+        """Queue one line for a file of the folder; return False if the queue is full."""
         if self._orders.qsize() >= MAX_LINES:
             return False
         self._orders.put((file_name, line))
         return True
 
     def stop(self) -> None:
-        """Write what is queued and end; waits `STOP_TIMEOUT_S` at most."""
+        """Write the queued lines and end the thread; wait `STOP_TIMEOUT_S` at most."""
         self._stopping = True
         self.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -67,18 +73,18 @@ class BackgroundThread:
     def _run(self) -> None:
         while not self._stopping:
             timeout_s, self._next_s = self._next_s, TICK_S
-            self._once(timeout_s)
-        self._once(0.0)
+            self._turn(timeout_s)
+        self._turn(0.0)
 
-    def _once(self, timeout_s: float) -> None:
+    def _turn(self, timeout_s: float) -> None:
         try:
             self._write_lines(timeout_s)
             self._work()
-        except Exception:  # noqa: BLE001 - the job must not lose its tracer to one bad write
+        except Exception:  # noqa: BLE001 - one failed write must not end the recording
             self._on_error()
 
     def _write_lines(self, timeout_s: float) -> None:
-        """Take orders until there are none; the first is awaited."""
+        """Write lines until the queue is empty; wait up to ``timeout_s`` for the first."""
         try:
             order = self._orders.get(timeout=timeout_s)
             while True:

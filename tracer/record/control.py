@@ -1,4 +1,4 @@
-"""The control file: what an operator asks of a run while it runs, without a restart."""
+"""The control files, by which an operator changes a run's recording without a restart."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Handler = Callable[[Mapping[str, object]], None]
 CONTROL_FILE = "control.json"
 
 MAX_CONTROL_BYTES = 65_536
-"""A longer file is refused: it is read by every rank."""
+"""A longer file is rejected, because every rank reads it."""
 
 
 class ControlError(Exception):
-    """A control file that says nothing usable."""
+    """A control file cannot be used."""
 
 
 class ControlFiles:
-    """The control file of a run and that of one process, whose keys go before the run's."""
+    """The control file of a run and that of one process, whose keys override the run's."""
 
     def __init__(self, process_folder: Path) -> None:
         self._paths = (process_folder.parent / CONTROL_FILE, process_folder / CONTROL_FILE)
@@ -41,19 +41,18 @@ class ControlFiles:
 
     @property
     def document(self) -> Mapping[str, object]:
-        """What both said together when they were last looked at."""
+        """The merged content of both files at the last `poll`."""
         return {**self._parts[0], **self._parts[1]}
 
     def poll(self) -> Mapping[str, object] | None:
-        """Return what both say together if either has changed, else None.
+        """Return the merged content of both files if either has changed, else None.
 
-        A file that is not there, or no longer, says nothing. File I/O: never
-        on a training thread.
+        A missing file counts as empty. Does file I/O: never call it on a training thread.
 
         Raises:
-            ControlError: One has changed and cannot be used. What it said
-                before still holds, and it is not looked at again until it
-                changes; what the other says anew is returned by the next call.
+            ControlError: A changed file cannot be used. Its former content remains in force, and
+                it is not read again until it changes. A change of the other file is returned by
+                the next call.
         """
         for place, path in enumerate(self._paths):
             stamp = _stamp(self._names[place])
@@ -67,7 +66,7 @@ class ControlFiles:
 
 
 class Control:
-    """Hands what the control files say to whoever asked to be told."""
+    """Subscriptions to the control files of a process."""
 
     def __init__(self, process_folder: Path, *, on_problem: Callable[[str], None]) -> None:
         self._files = ControlFiles(process_folder)
@@ -77,11 +76,11 @@ class Control:
         self._polling = threading.Lock()
 
     def subscribe(self, handler: Handler) -> None:
-        """Call ``handler`` with what the files say at the next `poll`, and after each change."""
+        """Call ``handler`` with the merged content at the next `poll` and after each change."""
         self._new_handlers.append(handler)
 
     def poll(self) -> None:
-        """Look at the files and tell the handlers. Raises nothing that a handler raises."""
+        """Read the files if they have changed and call the handlers, whose errors are reported."""
         with self._polling:
             try:
                 changed = self._files.poll()
@@ -101,14 +100,16 @@ class Control:
             try:
                 handler(document)
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-                self._on_problem(f"{type_name(problem)} in a handler: {problem!r}"[:500])
+                text = f"a handler of the control file raised {type_name(problem)}: {problem!r}"
+                self._on_problem(text[:500])
 
 
 def read_control(path: Path) -> dict[str, object]:
     """Return the object in a control file.
 
     Raises:
-        ControlError: It cannot be read, is longer than `MAX_CONTROL_BYTES`, or is no JSON object.
+        ControlError: The file cannot be read, is longer than `MAX_CONTROL_BYTES`, or does not
+            hold a JSON object.
     """
     try:
         with os.fdopen(open_regular_file(path), "rb") as file:
@@ -120,29 +121,29 @@ def read_control(path: Path) -> dict[str, object]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise ControlError(f"{path.name} is no JSON: {str(problem)[:200]}") from problem
+        raise ControlError(f"{path.name} is not valid JSON: {str(problem)[:200]}") from problem
     if type(document) is not dict:
         raise ControlError(f"{path.name} must hold one JSON object")
     return document
 
 
 def write_control(folder: Path, document: Mapping[str, object]) -> None:
-    """Ask something of a run, or of one of its processes, by rename, so that no half is read.
+    """Write the control file of a run or of one process, atomically by rename.
 
     Args:
-        folder: The run's folder in the spool, or a process's.
-        document: What is asked; it replaces what was asked there before.
+        folder: The folder of the run or of the process in the spool.
+        document: The new content, which replaces the former.
 
     Raises:
-        OSError: The file could not be written; a former one still stands.
+        OSError: The file could not be written; a former one remains.
     """
     write_json(folder / CONTROL_FILE, dict(document))
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
-    """Return what changes when the file does; None where there is none."""
+    """Return modification time, size and inode of a file; None if it does not exist."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - each second in each rank, and half the time
+        found = os.stat(path)  # noqa: PTH116 - half the time, and each rank does it every second
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,4 +1,4 @@
-"""The tracer of this process, and the functions through which a job speaks to it."""
+"""The current tracer of the process, and the functions by which a job uses it."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ HOST = SpanKind.HOST
 
 _tracer: Tracer = NOOP_TRACER
 _make_span: Callable[..., SpanContext] | None = None
-"""Makes any span; None where there is no tracer."""
+"""The tracer's `span`; None if there is no tracer."""
 
 _find: Callable[[str], SpanContext | None] | None = None
-"""`tracer.record.lane.Lanes.finder`; None where plain host spans are not recorded."""
+"""`find` of `tracer.record.lane.Lanes.finder`; None if plain host spans are not recorded."""
 
 
 def current_tracer() -> Tracer:
-    """Return the installed tracer, `NOOP_TRACER` where there is none."""
+    """Return the installed tracer, `NOOP_TRACER` if there is none."""
     return _tracer
 
 
 def set_current(tracer: Tracer) -> None:
-    """Make ``tracer`` the one that the functions of this module speak to."""
+    """Make ``tracer`` the current tracer."""
     global _tracer, _make_span  # noqa: PLW0603 - one tracer a process
     _make_span = None if tracer is NOOP_TRACER else tracer.span
     _tracer = tracer
     if isinstance(tracer, Recorder):
-        tracer.sampling_control.on_kinds_changed = _keep_or_not
-    _keep_or_not()
+        tracer.sampling_control.on_kinds_changed = _update_finder
+    _update_finder()
 
 
 @accelerated(NOOP_SPAN)
 def span(
     name: str, kind: SpanKind | None = None, microbatch: int | None = None, chunk: int | None = None
 ) -> SpanContext:
-    """Return a span of this thread: it begins when ``with`` is entered and ends when it is left.
+    """Return a span of this thread, to be used with ``with``.
 
     Args:
-        name: What the table calls it; kept to 254 bytes of UTF-8, and 4096 names a process.
-        kind: What the track is doing; None: `SpanKind.HOST`.
-        microbatch: Index in the step; None: that of the enclosing captured span.
-        chunk: Model chunk on this rank; None likewise.
+        name: Name in the table; truncated to 254 bytes of UTF-8, 4096 names per process.
+        kind: Kind of the work; `SpanKind.HOST` if None.
+        microbatch: Index in the step; that of the enclosing captured span if None.
+        chunk: Model chunk on this rank; that of the enclosing captured span if None.
     """
-    # Arguments that may come by position and are None by default: CPython 3.11 calls
-    # such a function 30 ns faster than one with keyword-only ones.
+    # Positional arguments with a default: CPython 3.11 calls such a function 30 ns faster than
+    # one with keyword-only arguments.
     if _make_span is None:
         return NOOP_SPAN
     if kind is None and microbatch is None and chunk is None:
-        find = _find  # another thread may turn recording off meanwhile
+        find = _find  # read once: another thread may turn recording off
         if find is None:
             return NOOP_SPAN
         ready = find(name)
@@ -87,7 +87,7 @@ def span(
 
 
 def begin_steps(first_step: int = 0) -> None:
-    """Say that step ``first_step`` begins now; what came before belongs to no step."""
+    """Begin step ``first_step`` now; spans before it belong to no step."""
     try:
         _tracer.begin_steps(first_step)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -95,14 +95,14 @@ def begin_steps(first_step: int = 0) -> None:
 
 
 def step(tokens: int | None = None, loss: object = None) -> None:
-    """Say that the step ends now and the next begins.
+    """End the step now and begin the next one.
 
-    Without `begin_steps` the first call begins step 0 and ends none.
+    Without `begin_steps`, the first call begins step 0 and ends none.
 
     Args:
-        tokens: Tokens that this rank's data position contributed to the step.
-        loss: A number, or a tensor on the CPU; one on a device is not read,
-            because reading it would synchronise the job.
+        tokens: Number of tokens that this rank's data position contributed to the step.
+        loss: A number, or a tensor on the CPU. A tensor on a device is not read, because that
+            would synchronise the job.
     """
     try:
         _tracer.step(tokens, loss)
@@ -113,11 +113,11 @@ def step(tokens: int | None = None, loss: object = None) -> None:
 def microbatch(
     index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
 ) -> None:
-    """Note what micro-batch ``index`` of this step holds.
+    """Record the size of micro-batch ``index`` of this step.
 
     Args:
         index: Position in the step, from 0.
-        tokens: Tokens in it.
+        tokens: Number of tokens.
         sum_squared_lengths: Sum of the squared lengths of its sequences, in tokens squared.
     """
     try:
@@ -127,7 +127,7 @@ def microbatch(
 
 
 def event(kind: str, text: str, **data: object) -> None:
-    """Note something that happened at this moment: a checkpoint, a restart, a skipped batch."""
+    """Record an event at this moment, such as a checkpoint, a restart or a skipped batch."""
     try:
         _tracer.event(kind, text, data)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -135,10 +135,10 @@ def event(kind: str, text: str, **data: object) -> None:
 
 
 def record_exception(exc: BaseException) -> None:
-    """Note that ``exc`` ends this process.
+    """Record ``exc`` as the reason for the end of this process.
 
-    Needed only where something catches the exception before the interpreter
-    sees it and then ends the process, as `torch.multiprocessing.spawn` does.
+    Needed only if something catches the exception before the interpreter sees it and then ends
+    the process, as `torch.multiprocessing.spawn` does.
     """
     try:
         _tracer.record_exception(exc)
@@ -147,7 +147,7 @@ def record_exception(exc: BaseException) -> None:
 
 
 def shutdown() -> None:
-    """Say goodbye: seal what is written and record the end. A second call does nothing."""
+    """Seal the segments and record the normal end of the process. A second call does nothing."""
     tracer = _tracer
     try:
         set_current(NOOP_TRACER)
@@ -164,12 +164,12 @@ def traced(target: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def traced(
     target: Callable[P, R] | str,
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a span of every call of a function, named by ``target`` or by the function.
+    """Decorate a function so that each call is a span, named by ``target`` or by the function.
 
-    The span of an ``async`` function lasts from its first line to its last. A call
-    of a generator function makes the generator, and so does its span: what runs
-    later is the caller's loop. A `classmethod` or `staticmethod` stays one, and what
-    cannot be called is returned as it is.
+    The span of an ``async`` function lasts from its first line to its last. The span of a
+    generator function covers only the making of the generator, because its body runs in the
+    caller's loop. A `classmethod` or `staticmethod` remains one, and an object that cannot be
+    called is returned unchanged.
     """
     if issubclass(type(target), str):
         return functools.partial(_traced, cast("str", target))
@@ -177,14 +177,14 @@ def traced(
 
 
 def _swallow(problem: Exception) -> None:
-    """Count an error of the tracer's own; hand on one that is the job's."""
+    """Count an error of the tracer; raise one of the job."""
     tracer = _tracer
     if isinstance(tracer, Recorder):
         tracer.swallow(problem)
 
 
-def _keep_or_not() -> None:
-    """Follow the tracer when it begins or ceases to keep host spans."""
+def _update_finder() -> None:
+    """Set the finder of host spans, or None while the tracer does not record them."""
     global _find  # noqa: PLW0603 - one tracer a process
     own = _tracer
     finder = own.lanes.finder if isinstance(own, Recorder) and own.is_recorded(HOST) else None
@@ -198,22 +198,22 @@ def _traced(name: str | None, target: Any) -> Any:  # noqa: ANN401
         return kind(_traced(name, target.__func__))
     if not callable(target):  # a property, say
         return target
-    return _wrapped(name, target)
+    return _wrap(name, target)
 
 
-def _wrapped(name: str | None, function: Callable[P, R]) -> Callable[P, R]:
-    label = _name_of(function) if name is None else name
+def _wrap(name: str | None, function: Callable[P, R]) -> Callable[P, R]:
+    label = _read_name(function) if name is None else name
     if type(function) is FunctionType and inspect.iscoroutinefunction(function):
-        return _like(function, _async_call(label, cast("Callable[P, Any]", function)))
+        return _copy_attributes(function, _wrap_async(label, cast("Callable[P, Any]", function)))
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with span(label):
             return function(*args, **kwargs)
 
-    return _like(function, call)
+    return _copy_attributes(function, call)
 
 
-def _async_call(name: str, function: Callable[P, Any]) -> Callable[P, Any]:
+def _wrap_async(name: str, function: Callable[P, Any]) -> Callable[P, Any]:
     async def call(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401
         with span(name):
             return await function(*args, **kwargs)
@@ -221,16 +221,16 @@ def _async_call(name: str, function: Callable[P, Any]) -> Callable[P, Any]:
     return call
 
 
-def _name_of(function: object) -> str:
-    """Return what a callable calls itself; asking may run code of the job's."""
+def _read_name(function: object) -> str:
+    """Return the qualified name of a callable; reading it may run code of the job."""
     try:
         return plain_text(getattr(function, "__qualname__", None)) or UNNAMED
     except Exception:  # noqa: BLE001 - promise 1: harmless
         return UNNAMED
 
 
-def _like(function: Callable[P, R], call: Callable[P, R]) -> Callable[P, R]:
-    """Return ``call`` with the name and attributes of ``function``, as far as those can be had."""
+def _copy_attributes(function: Callable[P, R], call: Callable[P, R]) -> Callable[P, R]:
+    """Return ``call`` with the name and attributes of ``function``, if they can be read."""
     try:
         return functools.wraps(function)(call)
     except Exception:  # noqa: BLE001 - promise 1: harmless

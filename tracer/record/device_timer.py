@@ -1,4 +1,4 @@
-"""Device timing where there is none, so that no caller asks whether there is."""
+"""The interface of device timing, and the timing of a process without a device."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ NCCL = "nccl"
 
 
 class DeviceTimer(Protocol):
-    """What the captures ask of the device timing. No method raises or waits.
+    """Device timing as the captures use it. No method raises or waits.
 
-    Its marks and what is pending are types of `tracer.device`, opaque here.
+    Marks and pending items are types of `tracer.device`, opaque here.
     """
 
     @property
     def comm_backend(self) -> str:
-        """As `DeviceBackend.comm_backend`."""
+        """See `DeviceBackend.comm_backend`."""
         ...
 
     @property
     def active(self) -> bool:
-        """Whether marks are taken; once False it stays so."""
+        """True while marks are taken; once False, always False."""
         ...
 
     def device_of(self, objects: Iterable[object]) -> int | None:
-        """Return the device of the first tensor among ``objects`` where its work is timed."""
+        """Return the device of the first tensor among ``objects``; None if it is not timed."""
         ...
 
     def mark(self, device: int) -> Any | None:  # noqa: ANN401
-        """Mark where the current stream stands; None, counted, where that cannot be."""
+        """Mark the position of the current stream; return None, counted, if that is impossible."""
         ...
 
     def push(self, pending: Any) -> None:  # noqa: ANN401
-        """Take what is to be written down once the device has come to its marks."""
+        """Queue a pending item, which is written once the device has reached its marks."""
         ...
 
     def release(self, mark: Any) -> None:  # noqa: ANN401
-        """Take back a mark that is no longer needed."""
+        """Release a mark that is no longer needed."""
         ...
 
     def track_id(self, mark: Any) -> int:  # noqa: ANN401
@@ -49,18 +49,18 @@ class DeviceTimer(Protocol):
         ...
 
     def lose(self) -> None:
-        """Count a span whose times on the device will never be known."""
+        """Count a span whose device times will never be known."""
         ...
 
 
 class NoDeviceTiming:
-    """Times nothing."""
+    """Device timing of a process without a device: takes no marks."""
 
     __slots__ = ()
 
     active = False
     comm_backend = NCCL
-    """Works of it are left out: the host knows nothing of their ends."""
+    """Works of this backend are not recorded, because the host does not see their ends."""
 
     def device_of(self, objects: Iterable[object]) -> None:
         """Return None."""
@@ -69,14 +69,14 @@ class NoDeviceTiming:
         """Return None."""
 
     def push(self, pending: Any) -> None:  # noqa: ANN401
-        """Let go of it: it came too late."""
+        """Discard an item that came after the timing ended."""
         pending.lose()
 
     def release(self, mark: Any) -> None:  # noqa: ANN401
         """Do nothing."""
 
     def track_id(self, mark: Any) -> int:  # noqa: ANN401
-        """Return the track of everything unnamed."""
+        """Return 0, the track of `OTHER_NAME`."""
         return 0
 
     def lose(self) -> None:

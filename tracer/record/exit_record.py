@@ -1,4 +1,4 @@
-"""How a process ended: `exit.json`, the last thing it writes. `kill -9` leaves none."""
+"""The record of a process's end, `exit.json`, written last. After `kill -9` there is none."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 64_000
 MAX_FRAMES = 200
 RESERVED_BYTES = 1 << 16
-KEPT_TRACEBACK = 4_000
-"""What is kept of a traceback where the disk has room for no more than was reserved."""
+SHORT_TRACEBACK = 4_000
+"""Characters of a traceback that are kept if the disk has only the reserved bytes left."""
 
 
-def ended(at_ns: int) -> dict[str, object]:
-    """Return the record of a process that said goodbye at ``at_ns`` (Unix ns)."""
+def ended_record(at_ns: int) -> dict[str, object]:
+    """Return the record of a process that ended normally at ``at_ns`` (Unix ns)."""
     return {"state": "ended", "at_ns": at_ns}
 
 
-def failed(exc: BaseException, at_ns: int) -> dict[str, object]:
-    """Return the record of a process that ``exc`` killed at ``at_ns`` (Unix ns)."""
+def failed_record(exc: BaseException, at_ns: int) -> dict[str, object]:
+    """Return the record of a process that ``exc`` ended at ``at_ns`` (Unix ns)."""
     return {
         "state": "failed",
         "at_ns": at_ns,
@@ -41,48 +41,48 @@ def failed(exc: BaseException, at_ns: int) -> dict[str, object]:
 
 
 def reserve_exit(folder: Path) -> None:
-    """Claim room for the record: on a disk full by then, a good end would look like none."""
-    with contextlib.suppress(OSError), _fresh(folder / EXIT_FILE).open("xb") as file:
+    """Reserve disk space for the record: on a full disk a normal end would look like a kill."""
+    with contextlib.suppress(OSError), _temporary(folder / EXIT_FILE).open("xb") as file:
         os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
 
 
 def write_exit(folder: Path, record: dict[str, object]) -> None:
-    """Write the record by rename, so that a reader sees all of it or none."""
+    """Write the record, atomically by rename; with a shorter traceback if the disk is full."""
     path = folder / EXIT_FILE
-    for document in (record, _shortened(record)):
+    for document in (record, _shorten(record)):
         with contextlib.suppress(OSError):
-            # Not truncated before: the blocks that were reserved are written to.
-            fd = os.open(_fresh(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # Opened without truncation, to write into the reserved blocks.
+            fd = os.open(_temporary(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             with os.fdopen(fd, "wb") as file:
                 file.write(json.dumps(document).encode() + b"\n")
                 file.truncate()
-            _fresh(path).replace(path)
+            _temporary(path).replace(path)
             return
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a document by rename, so that a reader sees all of it or none.
+    """Write a document, atomically by rename.
 
     Raises:
-        OSError: The file could not be written; a former one still stands.
+        OSError: The file could not be written; a former one remains.
     """
-    fresh = _fresh(path)
-    with fresh.open("w", encoding="utf-8") as file:
+    temporary = _temporary(path)
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(document, file, ensure_ascii=True)
         file.write("\n")
-    fresh.replace(path)
+    temporary.replace(path)
 
 
-def _fresh(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
-def _shortened(record: dict[str, object]) -> dict[str, object]:
-    told = record.get("exception")
-    if not isinstance(told, dict):
+def _shorten(record: dict[str, object]) -> dict[str, object]:
+    exception = record.get("exception")
+    if not isinstance(exception, dict):
         return record
-    kept = str(told["traceback"])[-KEPT_TRACEBACK:]
-    return {**record, "exception": {**told, "traceback": kept}}
+    text = str(exception["traceback"])[-SHORT_TRACEBACK:]
+    return {**record, "exception": {**exception, "traceback": text}}
 
 
 def _qualified_name(exc: BaseException) -> str:
@@ -92,21 +92,21 @@ def _qualified_name(exc: BaseException) -> str:
 
 
 def _message(exc: BaseException) -> str:
-    # Here, and only here, the job's own __str__ runs: the process is dying and
-    # the interpreter is about to call it anyway to print the traceback.
+    # The only call of the job's own __str__: the process is ending, and the interpreter is about
+    # to call it anyway to print the traceback.
     try:
         text = plain_text(str(exc)) or ""
-    except Exception:  # noqa: BLE001 - whatever a foreign __str__ does
+    except Exception:  # noqa: BLE001 - the job's __str__ may raise anything
         text = "<the message could not be read>"
     return _clean(text[:MAX_MESSAGE])
 
 
 def _traceback(exc: BaseException) -> str:
     if not issubclass(type(exc), BaseException):
-        return ""  # what a job hands to `record_exception` may be anything
+        return ""  # a job may pass any object to `record_exception`
     try:
         lines = traceback.format_exception(exc, limit=MAX_FRAMES)
-    except Exception:  # noqa: BLE001 - the same, from any exception of the chain
+    except Exception:  # noqa: BLE001 - as above, for any exception of the chain
         lines = traceback.format_tb(exc.__traceback__, limit=MAX_FRAMES)
     return _clean("".join(lines)[-MAX_TRACEBACK:])
 

@@ -1,4 +1,4 @@
-"""What a job may ask of a tracer, whether it records or not."""
+"""The interface of a tracer, and the tracer that records nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Tracer(Protocol):
-    """Records spans of this process. No method raises, blocks or does I/O."""
+    """Recorder of this process's spans, as a job uses it. No method raises, blocks or does I/O."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is recorded."""
+        """True if anything is recorded."""
         ...
 
     @property
@@ -32,38 +32,38 @@ class Tracer(Protocol):
         microbatch: int = NONE,
         chunk: int = NONE,
     ) -> SpanContext:
-        """Return a span to be entered with ``with``."""
+        """Return a span for ``with``."""
         ...
 
     def begin_steps(self, first_step: int = 0) -> None:
-        """Say that step ``first_step`` begins now."""
+        """Begin step ``first_step`` now."""
         ...
 
     def step(self, tokens: int | None = None, loss: object = None) -> None:
-        """Say that the step ends now and the next begins."""
+        """End the step and begin the next one."""
         ...
 
     def microbatch(
         self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
     ) -> None:
-        """Note what micro-batch ``index`` of this step holds."""
+        """Record the size of micro-batch ``index`` of this step."""
         ...
 
     def event(self, kind: str, text: str, data: dict[str, object]) -> None:
-        """Note something that happened at this moment."""
+        """Record an event at this moment."""
         ...
 
     def record_exception(self, exc: BaseException) -> None:
-        """Note that ``exc`` ends this process."""
+        """Record ``exc`` as the reason for the end of this process."""
         ...
 
     def shutdown(self) -> None:
-        """Say goodbye: seal what is written and record the end."""
+        """Seal the segments and record the normal end of the process."""
         ...
 
 
 class NoopSpan:
-    """A span that nobody records."""
+    """A span that is not recorded."""
 
     __slots__ = ()
 
@@ -74,11 +74,11 @@ class NoopSpan:
 
 
 NOOP_SPAN = NoopSpan()
-"""A span that nobody records."""
+"""The span of `NOOP_TRACER`."""
 
 
 class NoopTracer:
-    """Stands where no tracer is installed, so that no caller asks whether there is one."""
+    """The tracer of a job without one, so that no caller needs to test for None."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class NoopTracer:
         microbatch: int = NONE,
         chunk: int = NONE,
     ) -> NoopSpan:
-        """Return a span that nobody records."""
+        """Return a span that is not recorded."""
         return NOOP_SPAN
 
     def begin_steps(self, first_step: int = 0) -> None:

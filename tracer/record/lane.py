@@ -1,4 +1,8 @@
-"""A lane: the one place where a record is written. Nothing here blocks, locks or does I/O."""
+"""Lanes: the sequences of segments into which threads write their records.
+
+`Lane` writes records, `Lanes` gives each thread its lane, and `OpenSpans` enters long spans into
+the open table. Nothing that a training thread calls here blocks or does I/O.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +33,25 @@ if TYPE_CHECKING:
 
 
 MAX_LANES = 64
-"""Threads that record at once; further ones share the last lane."""
+"""Number of threads with a lane of their own; further threads share the last lane."""
 
 MAX_READY = 1024
-"""Spans made once and kept, in all threads together: 2 MiB at most. Others are made each time."""
+"""Number of reusable spans in all threads together, 2 MiB at most. Others are made per call."""
 
 SHOW_AFTER_NS = 200_000_000
-"""A shorter span explains no hang, and showing it would cost more than recording it."""
+"""Age at which a span enters the open table.
+
+A shorter span explains no hang, and an entry costs more than a record.
+"""
 
 
 def head_word(record_type: RecordType, *, kind: int, flags: int, name_id: int) -> int:
-    """Return the first eight bytes of a record as one number."""
+    """Return the head word of a record: type, kind, flags and name id, its first eight bytes."""
     return record_type | kind << 8 | flags << 16 | name_id << 32
 
 
 class Lane(LaneState):
-    """One thread's rows, or those of several threads that share it: claims never collide."""
+    """The records of one thread, or of several threads that share it: each row is claimed once."""
 
     __slots__ = (
         "_num_in_sealed",
@@ -77,10 +84,10 @@ class Lane(LaneState):
         self._num_in_sealed = 0
         self.segment = NO_SEGMENT
         self.ready: dict[int, ReadySpan] = {}
-        """Spans of this lane's thread that are made once and entered often, by `head_word`."""
+        """Reusable spans of this lane's thread, by `head_word`."""
 
         self.ready_by_name: dict[str, ReadySpan] = {}
-        """Those of them that `tracer.record.lane.Lanes.finder` finds by their name alone."""
+        """Those of them that `Lanes.finder` finds by name."""
 
         self.pool = pool
         self._process = process
@@ -90,7 +97,7 @@ class Lane(LaneState):
         self.set_place(NONE, NONE, NONE)
 
     def start_in(self, segment: Segment) -> None:
-        """Write to ``segment`` from the first record on; `NO_SEGMENT`: to the next spare."""
+        """Write the first records to ``segment``; with `NO_SEGMENT`, to the next spare."""
         if segment is not NO_SEGMENT:
             segment.assign_to(self.number)
             self.segment = segment
@@ -98,7 +105,7 @@ class Lane(LaneState):
     def place_of(
         self, microbatch: int = NONE, chunk: int = NONE, *, track_id: int | None = None
     ) -> bytes:
-        """Return the place of a span that names any of these; the others are the lane's."""
+        """Return a place with these values; those not given are the lane's."""
         return PLACE.pack(
             self.step,
             self.microbatch if microbatch == NONE else microbatch,
@@ -116,7 +123,7 @@ class Lane(LaneState):
         depth: int,
         second: bytes | None,
     ) -> None:
-        """`write` where no row is left: in the next segment, if there is one."""
+        """Write a record in the next segment, if there is one, because this one is full."""
         segment = self.segment
         if not length_hint(segment.rows):
             segment = self._turn(segment)
@@ -126,18 +133,18 @@ class Lane(LaneState):
             self.pool.drops.add()
 
     def open_in_first(self, start_ns: int, head: int, comm: tuple[int, int]) -> OpenEntry | None:
-        """`open` where no line is left: in the first segment, if there was none before."""
+        """Enter a span into the open table of the first segment, if the lane has none yet."""
         segment = self.segment
         if segment is NO_SEGMENT:
             segment = self._turn(segment)
         return self.open(start_ns, head, comm) if segment.open_slots else None
 
     def leave_slowly(self, ready: ReadySpan, start_ns: int | None, is_error: bool) -> None:  # noqa: FBT001 - called by C too
-        """Write a span that ends now where its short way cannot.
+        """Write a span that ends now and is left by an exception or finds the segment full.
 
         Args:
-            ready: The span, past the end of a segment or left by an exception.
-            start_ns: When it was entered, monotonic; None: never, or it was left before.
+            ready: The span.
+            start_ns: Start, monotonic; None if it was never entered or was left before.
             is_error: Whether an exception left it.
         """
         end_ns = monotonic_ns()
@@ -147,10 +154,10 @@ class Lane(LaneState):
         self.write(head, start_ns, end_ns - start_ns, ready.place, start_ns, self.depth)
 
     def swallow(self, problem: BaseException) -> None:
-        """Count an error of the tracer's own; hand on one that is the job's.
+        """Count an error of the tracer; raise one of the job.
 
         Raises:
-            BaseException: ``problem`` itself, where a signal handler of the job raised it.
+            BaseException: ``problem`` itself, if a signal handler of the job raised it.
         """
         if not is_tracer_error(problem):
             raise problem
@@ -158,24 +165,24 @@ class Lane(LaneState):
         self._process.drop(DropReason.OUT_OF_MEMORY if out_of_memory else DropReason.INTERNAL_ERROR)
 
     def seal(self) -> None:
-        """Say that nothing more comes."""
+        """Seal the segment: no record follows."""
         segment, self.segment = self.segment, NO_SEGMENT
         segment.seal()
         self._num_in_sealed += segment.num_claimed()
 
     def num_claimed(self) -> int:
-        """Return how many rows this lane has claimed, in all its segments."""
+        """Return the number of rows that this lane has claimed in all its segments."""
         return self._num_in_sealed + self.segment.num_claimed()
 
     def detach(self) -> None:
-        """Stop touching files: this process is a forked child."""
+        """Stop writing to files, in a forked child."""
         self.segment.detach()
         self.segment = NO_SEGMENT
 
     def _turn(self, full: Segment) -> Segment:
-        """Go on in a fresh segment; where there is none, stay in the full one."""
-        # Never waits: whoever comes second (a thread that shares the lane, a signal
-        # handler that interrupted this very line) loses its record rather than its time.
+        """Continue in the next segment; if there is none, stay in the full one."""
+        # Does not wait: a second caller (a thread that shares the lane, or a signal handler that
+        # interrupted this line) drops its record instead.
         if not self._turning.acquire(blocking=False):
             return self.segment
         try:
@@ -192,7 +199,7 @@ class Lane(LaneState):
 
 
 class _LaneHolder:
-    """Gives a lane back when its thread's locals die, so that short threads cost no disk."""
+    """Frees a lane when its thread ends, so that short-lived threads take no further disk space."""
 
     __slots__ = ("_finder", "_free", "lane")
 
@@ -202,7 +209,7 @@ class _LaneHolder:
         self._finder = finder
 
     def __del__(self) -> None:
-        self._finder.forget()  # before another thread may have the lane
+        self._finder.forget()  # first: then another thread may take the lane
         self._free.append(self.lane)
 
 
@@ -226,13 +233,13 @@ class Lanes:
         self._numbers = itertools.count()
         self._free: deque[Lane] = deque()
         self._num_ready = itertools.count()
-        # Of this very class: a subclass's attributes take twice the time.
+        # Not a subclass, whose attributes take twice the time.
         self.threads: Any = threading.local()
-        """What each thread holds, missing before its first span: ``lane``, ``holder``, and
-        ``ready``, its plain spans by name."""
+        """Per thread, from its first span on: ``lane``, ``holder``, and ``ready``, its reusable
+        spans by name."""
 
         self.finder = Finder(self.threads)
-        """Finds those."""
+        """Finds the spans in ``ready``."""
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes))
@@ -242,11 +249,11 @@ class Lanes:
         try:
             lane: Lane = self.threads.lane
         except AttributeError:
-            return self._join()
+            return self._assign()
         return lane
 
     def add(self, track: str) -> Lane:
-        """Return a lane of its own, for whoever writes to ``track``."""
+        """Return a new lane for ``track``."""
         lane = Lane(
             next(self._numbers),
             track_id=self._process.name_id(track),
@@ -258,21 +265,21 @@ class Lanes:
         lane.set_place(self._step, NONE, NONE)
         lane.start_in(self._pool.take_starter())
         self._lanes.append(lane)
-        self._wake()  # others may begin at this moment too
+        self._wake()  # to replace the starter: other threads may begin now too
         return lane
 
     def begin_step(self, step: int) -> None:
-        """Let what begins from now on belong to ``step``, in all threads."""
+        """Set the place of all lanes to ``step``."""
         self._step = step
         for lane in self._lanes:
             lane.set_place(step, NONE, NONE)
 
     def span(self, head: int, name: str | None = None) -> SpanContext:
-        """Return a span of the calling thread that is not in use: a ready one, if it can be.
+        """Return a span of the calling thread that is not in use, a reusable one if possible.
 
         Args:
-            head: `tracer.record.lane.head_word`.
-            name: Under which `finder` shall find it; None: it shall not.
+            head: `head_word` of its record.
+            name: Name by which `finder` will find it; None if it must not.
         """
         lane = self.current()
         ready = lane.ready.get(head)
@@ -283,7 +290,7 @@ class Lanes:
         return ready.span
 
     def _make_ready(self, lane: Lane, head: int, name: str | None) -> ReadySpan | None:
-        # Threads that share a lane must not share spans: one might be in use by two.
+        # Threads that share a lane must not share spans: two might use one at once.
         if "ready" not in self.threads.__dict__ or next(self._num_ready) >= MAX_READY:
             return None
         ready = lane.ready.setdefault(head, ready_span(lane, head))
@@ -291,8 +298,8 @@ class Lanes:
             lane.ready_by_name[name] = ready
         return ready
 
-    def _join(self) -> Lane:
-        """Give the calling thread a lane: a free one, a new one, or the shared last one."""
+    def _assign(self) -> Lane:
+        """Assign a lane to the calling thread: a free one, a new one, or the shared last one."""
         current = threading.current_thread()
         track = "main" if current is threading.main_thread() else current.name or "thread"
         try:
@@ -318,10 +325,10 @@ class _Shown(NamedTuple):
 
 
 class OpenSpans:
-    """Keeps the outermost ready span of each lane in the open table while it lasts.
+    """The open table entries of reusable spans: the outermost long one of each lane.
 
-    Done by the background thread once a second, because a training
-    thread would pay more for the two lines than for the span's record.
+    The background thread updates them once a second. On the training thread, making and freeing an
+    entry would cost more than the span's record.
     """
 
     def __init__(self, lanes: Iterable[Lane]) -> None:
@@ -329,20 +336,20 @@ class OpenSpans:
         self._shown: dict[int, _Shown] = {}
 
     def refresh(self) -> None:
-        """Show what has begun since, and take off what has ended."""
+        """Enter spans that have become old enough, and free the entries of those that ended."""
         now_ns = monotonic_ns()
         for lane in self._lanes:
             shown = self._shown.get(lane.number)
             if shown is not None:
                 if shown.ready.start_ns == shown.start_ns:
                     continue
-                self._take_off(lane.number)
+                self._free(lane.number)
             self._show_outermost(lane, now_ns)
 
     def close(self) -> None:
-        """Take everything off."""
+        """Free all entries."""
         for number in list(self._shown):
-            self._take_off(number)
+            self._free(number)
 
     def _show_outermost(self, lane: Lane, now_ns: int) -> None:
         in_use = [
@@ -357,10 +364,10 @@ class OpenSpans:
             return
         entry = lane.open(start_ns, head)
         self._shown[lane.number] = _Shown(ready, start_ns, entry)
-        if ready.start_ns != start_ns:  # it ended meanwhile
-            self._take_off(lane.number)
+        if ready.start_ns != start_ns:  # it ended at the same time
+            self._free(lane.number)
 
-    def _take_off(self, number: int) -> None:
+    def _free(self, number: int) -> None:
         entry = self._shown.pop(number).entry
         if entry is not None:
             entry.close()

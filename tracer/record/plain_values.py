@@ -1,4 +1,4 @@
-"""Make anything that a job hands over safe to write down, without running the job's code."""
+"""Plain copies of values that the job passes, made without running the job's code."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ MAX_TEXT = 10_000
 MAX_ITEMS = 1_000
 MAX_DEPTH = 8
 MAX_COST = 100_000
-"""Of one copy: an item costs 1, and 1 more for each 16 characters of its text. A container that
-holds another many times over, or itself, has no other end; and the training waits for the copy."""
+"""Cost of one copy: 1 per item, and 1 more per 16 characters of its text.
 
-CHARACTERS_AT_COST = 16
+The limit ends the copy of a container that holds another many times or itself, and bounds the time
+that the training waits for the copy.
+"""
+
+CHARACTERS_PER_COST = 16
 MAX_BITS = 4096
-"""Of a number that is written out; Python itself refuses from some 14,000 on."""
+"""Size of a number that is written in full; Python itself rejects numbers of about 14,000 bits."""
 
 INT32_MAX = 2**31 - 1
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-"""What JSON can say."""
+"""A value that JSON can represent."""
 
 
 def type_name(value: object) -> str:
-    """Return the name of ``value``'s class, past any ``__class__`` or metaclass of its own."""
+    """Return the name of ``value``'s class, ignoring a ``__class__`` or metaclass of its own."""
     return str(type.__dict__["__name__"].__get__(type(value)))
 
 
 def plain_text(value: object) -> str | None:
-    """Return ``value`` as a plain `str`; None where it is no string. Runs none of its methods."""
+    """Return ``value`` as a plain `str`, None if it is not a string. Runs none of its methods."""
     if type(value) is str:
         return value
-    # By its type: `isinstance` asks for the value's ``__class__``, which may be code of its own.
+    # Not `isinstance`, which reads the value's ``__class__``: that may run code of the job.
     if issubclass(type(value), str):
         return str.__str__(cast("str", value))
     return None
 
 
 def plain_int(value: object, *, limit: int = 2**63 - 1) -> int | None:
-    """Return ``value`` as a plain `int`; None where it is none or lies outside ``[-1, limit]``."""
+    """Return ``value`` as a plain `int`, None if it is not one or outside ``[-1, limit]``."""
     if type(value) is not int:
         if not issubclass(type(value), int):
             return None
@@ -54,18 +57,17 @@ def plain_int(value: object, *, limit: int = 2**63 - 1) -> int | None:
 
 
 def plain_copy(value: object) -> Plain:
-    """Return a bounded copy of ``value`` that JSON can hold.
+    """Return a bounded copy of ``value`` that JSON can represent.
 
-    Builtin containers and scalars keep their content up to `MAX_DEPTH`,
-    `MAX_ITEMS`, `MAX_TEXT` and `MAX_COST`; anything else becomes its class's
-    name in angle brackets. No method of a foreign object is called, so none can
-    raise, hang or change anything.
+    Builtin containers and scalars keep their content up to `MAX_DEPTH`, `MAX_ITEMS`, `MAX_TEXT`
+    and `MAX_COST`. Any other value becomes the name of its class in angle brackets. No method of
+    such a value is called, so none can raise, hang or change anything.
     """
     return _Copy().of(value, 0)
 
 
 class _Copy:
-    """One copy in the making, and what it may still cost."""
+    """One copy in progress, and the cost that is left for it."""
 
     def __init__(self) -> None:
         self._left = MAX_COST
@@ -87,13 +89,13 @@ class _Copy:
 
     def _text(self, text: str) -> str:
         kept = text[:MAX_TEXT]
-        self._left -= len(kept) // CHARACTERS_AT_COST
+        self._left -= len(kept) // CHARACTERS_PER_COST
         return kept.encode("utf-8", "replace").decode()
 
     def _container(self, value: object, depth: int) -> Plain:
         kind = type(value)
         if depth < MAX_DEPTH and self._left > 0:
-            # In C alone, so that no other thread changes the container meanwhile.
+            # The list is made in one C call, so no other thread changes the container during it.
             if kind is dict:
                 items = list(itertools.islice(value.items(), MAX_ITEMS))  # type: ignore[attr-defined]
                 return {
@@ -116,62 +118,65 @@ def _long_number(number: int) -> str:
 
 
 class Arguments:
-    """Checks arguments without running a method of theirs."""
+    """Checks of arguments; an invalid one is replaced and counted, never raised.
 
-    __slots__ = ("_on_bad",)
+    No method of an argument is called.
+    """
 
-    def __init__(self, on_bad: Callable[[], None]) -> None:
-        self._on_bad = on_bad
+    __slots__ = ("_on_invalid",)
+
+    def __init__(self, on_invalid: Callable[[], None]) -> None:
+        self._on_invalid = on_invalid
 
     def name(self, value: object) -> str:
-        """Return ``value`` where it is a name, else its type's in angle brackets."""
+        """Return ``value`` if it is a name, else the name of its class in angle brackets."""
         text = plain_text(value)
         if text:
             return text
-        self._on_bad()
+        self._on_invalid()
         return "<empty>" if text == "" else f"<{type_name(value)}>"
 
     def step(self, value: object) -> int:
-        """Return ``value`` where it can be a step, else 0."""
+        """Return ``value`` if it is a step number, else 0."""
         number = plain_int(value, limit=INT32_MAX)
         if number is None:
-            self._on_bad()
+            self._on_invalid()
             return 0
         return number
 
     def index(self, value: object) -> int:
-        """Return ``value`` where it can be a micro-batch or chunk, else `NONE`."""
+        """Return ``value`` if it is an index of a micro-batch or chunk, else `NONE`."""
         number = plain_int(value, limit=INT32_MAX)
         if number is None:
-            self._on_bad()
+            self._on_invalid()
             return NONE
         return number
 
     def count(self, value: object) -> int:
-        """Return ``value`` where it can be a count; `NONE` for None, and for what cannot."""
+        """Return ``value`` if it is a count, else `NONE`; None is valid and gives `NONE`."""
         if value is None:
             return NONE
         number = plain_int(value)
         if number is None:
-            self._on_bad()
+            self._on_invalid()
             return NONE
         return number
 
     def loss(self, value: object) -> float:
-        """Return ``value`` where it can be read as a loss; NaN for None, and for what cannot."""
+        """Return ``value`` if it can be read as a loss, else NaN; None is valid and gives NaN."""
         if value is None:
             return math.nan
         loss = read_loss(value)
         if loss is None:
-            self._on_bad()
+            self._on_invalid()
             return math.nan
         return loss
 
 
 def read_loss(loss: object) -> float | None:
-    """Return a loss as a float; None where it cannot be read without waiting or foreign code.
+    """Return a loss as a float, None if reading it would wait or run code of the job.
 
-    A tensor on a device stays unread: ``.item()`` would synchronise the job.
+    A tensor on a device is not read, because ``.item()`` would synchronise the job.
     """
     if issubclass(type(loss), float):
         return float.__float__(cast("float", loss))

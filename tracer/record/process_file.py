@@ -1,4 +1,4 @@
-"""`process.rsp`: the identity of this process, what it dropped, and the names of its spans."""
+"""The process file, `process.rsp`: identity, counters and names; and the mapping of files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _libc_mmap.argtypes = [
 ]
 
 _unusable: list[mmap.mmap] = []
-"""Memory whose addresses may be another's by now: to let go of it would unmap that."""
+"""Mappings that must never be unmapped: other memory may have their addresses by now."""
 
 MAX_NAME_BYTES = NAME_BYTES - NAME_LENGTH.size
 PROCESS_FILE_BYTES = HEADER_BYTES + NAME_CAPACITY * NAME_BYTES
@@ -59,19 +59,18 @@ PROCESS_FILE_BYTES = HEADER_BYTES + NAME_CAPACITY * NAME_BYTES
 def map_file(path: Path, num_bytes: int) -> mmap.mmap:
     """Create ``path`` with every block allocated, and map it.
 
-    The blocks are claimed before the mapping exists: a full disk is then an
-    `OSError` here, where later it would be SIGBUS in the job. Nobody may open
-    the file for writing afterwards: cut short underneath the mapping it would
-    be the same SIGBUS. Only root and a change of mode get past that.
+    The blocks are allocated before the file is mapped, so that a full disk is an `OSError` here
+    and not a SIGBUS in the job later. Afterwards the file is made read-only, because truncating a
+    mapped file would cause the same SIGBUS. Only root or a change of mode can still truncate it.
 
     Raises:
-        OSError: The file cannot be made or the disk has no room; nothing is left behind.
+        OSError: The file cannot be created or the disk is full; no file is left behind.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
         mapped = map_without_descriptor(fd, num_bytes)
-        with contextlib.suppress(OSError):  # a file system without modes
+        with contextlib.suppress(OSError):  # the file system has no modes
             os.fchmod(fd, 0o440)
     except BaseException:
         path.unlink(missing_ok=True)
@@ -83,13 +82,16 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
 
 
 def map_without_descriptor(fd: int, num_bytes: int) -> mmap.mmap:
-    """Map a file over memory that is ours: `mmap.mmap` would hold a duplicate of ``fd``.
+    """Map a file over anonymous memory, without the duplicate of ``fd`` that `mmap.mmap` holds.
 
-    One a segment would count towards the job's limit of descriptors. Python 3.13 has ``trackfd``
-    for this. That a mapping replaces another at once: POSIX.1-2017, ``mmap``, ``MAP_FIXED``.
+    One descriptor per segment would count towards the job's limit. Python 3.13 has ``trackfd`` for
+    this purpose.
 
     Raises:
         OSError: The file cannot be mapped for writing.
+
+    Source:
+        POSIX.1-2017, ``mmap``: a ``MAP_FIXED`` mapping replaces the former one atomically.
     """
     memory = private_memory(num_bytes)
     at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -101,16 +103,16 @@ def map_without_descriptor(fd: int, num_bytes: int) -> mmap.mmap:
 
 
 def private_memory(num_bytes: int) -> mmap.mmap:
-    """Return zeros that no file and no forked child shares; pages not written to cost nothing.
+    """Return zeroed memory shared with no file and no forked child; unwritten pages are free.
 
     Raises:
-        OSError: There is no address space left.
+        OSError: No address space is left.
     """
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class ProcessFile:
-    """The mapped process file. Every method may be called from any thread at any moment."""
+    """The mapped process file. All methods are thread-safe and reentrant."""
 
     __slots__ = ("_dropped", "_ids", "_next_name", "buffer", "drops")
 
@@ -126,24 +128,27 @@ class ProcessFile:
         self.name_id(OTHER_NAME)
 
     def drop(self, reason: DropReason) -> None:
-        """Count one more record as lost for ``reason``."""
+        """Count one record as dropped for ``reason``."""
         self.drops[reason].add()
 
     def publish_drops(self) -> None:
-        """Write all counts anew: of two threads in `drop`, the lower number may land last."""
-        if IS_COMPILED:  # not there: it is one call in C
+        """Write all drop counts again: if two threads drop at once, the lower may be written last.
+
+        Not needed with the compiled part, where counting is one C call.
+        """
+        if IS_COMPILED:
             return
         for drops in self.drops:
             WORD.pack_into(self.buffer, drops.offset, drops.count)
 
     def num_dropped(self) -> int:
-        """Return how many records are gone, for whichever reason."""
+        """Return the number of dropped records, for all reasons except `KEPT_REASONS`."""
         return sum(drops.count for drops in self._dropped)
 
     def write_counts(
         self, *, num_produced: int, num_written: int, own_cpu_ns: int, resolver_lag_ns: int | None
     ) -> None:
-        """Write what the tracer did and what it cost into the header."""
+        """Write the counters of `SpoolCounts` into the header."""
         COUNTS.pack_into(
             self.buffer,
             COUNTS_OFFSET,
@@ -155,11 +160,11 @@ class ProcessFile:
         )
 
     def name_id(self, name: str) -> int:
-        """Return the id of ``name``, interned on first sight; 0 (`OTHER_NAME`) once full.
+        """Return the id of ``name``, interned on first use; 0 (`OTHER_NAME`) if the table is full.
 
         Args:
-            name: A plain `str` of any length and content, not empty; kept to
-                `MAX_NAME_BYTES` of UTF-8, cut between characters.
+            name: A plain `str` of any length and content, not empty; truncated to
+                `MAX_NAME_BYTES` of UTF-8, between characters.
         """
         cut = name[:MAX_NAME_BYTES]
         known = self._ids.get(cut)
@@ -178,8 +183,8 @@ class ProcessFile:
     def detach(self) -> None:
         """Write to private memory from now on.
 
-        After a fork the file is the parent's alone; after goodbye a mapping would keep its
-        blocks on the disk, however long ago a reader removed it.
+        After a fork the file belongs to the parent alone. After shutdown a mapping would keep the
+        file's blocks on the disk even after a reader has removed it.
         """
         self.buffer = private_memory(PROCESS_FILE_BYTES)
         for drops in self.drops:

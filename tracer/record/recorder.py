@@ -1,4 +1,4 @@
-"""The tracer that records: lanes by thread, steps, events, goodbye."""
+"""The recorder: the tracer that writes spans, steps, events and its own end into a spool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..spool import (
 )
 from .background_thread import BackgroundThread
 from .device_timer import NO_DEVICE_TIMING
-from .exit_record import ended, failed, reserve_exit, write_exit
+from .exit_record import ended_record, failed_record, reserve_exit, write_exit
 from .interface import NOOP_SPAN
 from .lane import Lanes, OpenSpans, head_word
 from .plain_values import Arguments, plain_copy, plain_text, type_name
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Records spans of this process into one spool folder."""
+    """The tracer of this process, which records into one folder of the spool."""
 
     enabled = True
 
@@ -73,32 +73,32 @@ class Recorder:
         self._head_words = HeadWords(self._process, self._arguments)
         self._step_records = StepRecords(self._arguments)
         self.step_start_ns: int | None = None
-        """When the step that runs began, monotonic; None before the first."""
+        """Start of the current step, monotonic; None before the first step."""
 
         self.missing_kinds = MissingKinds()
-        """Of which kinds spans are missing for an error of ours."""
+        """Span kinds missing because a capture failed."""
 
         self._failure: dict[str, object] | None = None
         self._closers: list[Callable[[], None]] = []
-        self._attempts: list[Callable[[], bool]] = []
+        self._step_tasks: list[Callable[[], bool]] = []
         self._closed = False
         self.sampling_control = SamplingControl(
             folder,
             settings or Settings(),
-            tell=lambda text, data: self.event("control", text, data),
-            on_bad=lambda: self.drop(DropReason.BAD_ARGUMENT),
+            report=lambda text, data: self.event("control", text, data),
+            on_invalid=lambda: self.drop(DropReason.BAD_ARGUMENT),
         )
         self.sampling = self.sampling_control.sampling
         self.count_tokens: Callable[[], int | None] = _unknown
-        """Tells the tokens of the step that ends, where the job does not."""
+        """Returns the number of tokens of the step that ends, for a job that does not report it."""
 
         self.job_reports_microbatches = False
-        """Whether the job itself tells what its micro-batches hold."""
+        """Whether the job itself reports the sizes of its micro-batches."""
 
         self.device_timing: DeviceTimer = NO_DEVICE_TIMING
-        """Times work on the device, where it has one."""
+        """Timing of the work on the device, if there is one."""
 
-        self._chores: list[Callable[[], None]] = []
+        self._tick_tasks: list[Callable[[], None]] = []
         self.lanes = Lanes(
             process=self._process,
             pool=self._pool,
@@ -107,13 +107,13 @@ class Recorder:
         )
         self._open_spans = OpenSpans(self.lanes)
         self.resolver_lag_ns: int | None = None
-        """Age of the oldest device span not yet resolved; None: no device is timed."""
+        """Age of the oldest unresolved device span; None if no device is timed."""
 
         self._own_cpu_ns = 0
         self.comm_lane = self.lanes.add("comm")
 
     def start(self) -> None:
-        """Make the first segments ready and start the background thread."""
+        """Make the first segments and start the background thread."""
         reserve_exit(self.folder)
         self._pool.replenish()
         self._pool.prepare_spare()
@@ -130,7 +130,7 @@ class Recorder:
         microbatch: int = NONE,
         chunk: int = NONE,
     ) -> SpanContext:
-        """Return a span to be entered with ``with``."""
+        """Return a span for ``with``."""
         head = self.head(name, kind)
         if self.sampling.left_out >> ((head >> 8) & 0xFF) & 1:
             return NOOP_SPAN
@@ -140,7 +140,7 @@ class Recorder:
         return placed_span(self.lane(), head, self.index(microbatch), self.index(chunk))
 
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
-        """Return a span of ours, to be entered and left by hand; an error of ours is counted."""
+        """Return a span that a capture enters and leaves itself; count an error of the tracer."""
         try:
             if self.is_recorded(kind):
                 return host_span(self.lanes.current(), self.head(name, kind))
@@ -151,25 +151,24 @@ class Recorder:
     def is_recorded(self, kind: SpanKind) -> bool:
         """Return whether spans of ``kind`` that begin now are recorded.
 
-        What is not kept by request (level, sampling, recording off) is not
-        counted as dropped. A capture need not ask: `Lane.append` passes over
-        such spans. It may, where that saves it work; but operations must be
-        numbered all the same, or members of a group would disagree on ``seq``.
+        Spans left out by request (level, sampling, recording off) are not counted as dropped. A
+        capture need not call this, because `Lane.append` ignores such spans, but may do so to save
+        work. Communications must be numbered in any case, or the members of a group would disagree
+        on ``seq``.
         """
         return not self.sampling.left_out >> KIND_CODES[kind] & 1
 
     def on_control(self, handler: Handler) -> None:
-        """Call ``handler`` on the background thread with what the control file says.
+        """Call ``handler`` on the background thread with the content of the control files.
 
-        Soon after this call where it says anything, and again whenever it
-        changes; the whole object each time, keys of others included, ``{}``
-        once the file is gone. An exception of the handler is counted and told
-        as an event.
+        It is called soon after this call unless there is no content, and after each change, with
+        the whole object: keys of other handlers included, ``{}`` once the files are removed. An
+        exception of the handler is counted and recorded as an event.
         """
         self.sampling_control.control.subscribe(handler)
 
     def append_span(self, name: str, kind: SpanKind, start_ns: int, end_ns: int) -> None:
-        """Write a span of the calling thread that is already over."""
+        """Write a span of the calling thread that has already ended."""
         lane = self.lane()
         lane.append(
             self.head(name, kind),
@@ -181,48 +180,52 @@ class Recorder:
         )
 
     def head(self, name: object, kind: object) -> int:
-        """Return the first word of a host span's record: kind, flag and interned name."""
-        return self._head_words.of(name, kind)
+        """Return the head word of a host span's record, by name and kind."""
+        return self._head_words.find(name, kind)
 
     def has_begun(self, kind: SpanKind) -> bool:
         """Return whether a host span of ``kind`` was ever begun."""
-        return self._head_words.has(kind)
+        return self._head_words.has_kind(kind)
 
     def name_id(self, name: str) -> int:
-        """Return the id of a name of ours, interned on first sight."""
+        """Return the id of a name that the tracer chose, interned on first use."""
         return self._process.name_id(name)
+
+    def index(self, value: object) -> int:
+        """Return ``value`` if it is an index of a micro-batch or chunk, else `NONE`, counted."""
+        return self._arguments.index(value)
 
     def lane(self) -> Lane:
         """Return the calling thread's lane."""
         return self.lanes.current()
 
     def drop(self, reason: DropReason) -> None:
-        """Count a lost record."""
+        """Count a dropped record."""
         self._process.drop(reason)
 
     def swallow(self, problem: Exception) -> None:
-        """Count an error of the tracer's own; hand on one that is the job's.
+        """Count an error of the tracer; raise one of the job.
 
         Raises:
-            Exception: ``problem`` itself, where a signal handler of the job raised it.
+            Exception: ``problem`` itself, if a signal handler of the job raised it.
         """
         self.comm_lane.swallow(problem)
 
     # -- steps ---------------------------------------------------------------
 
     def begin_steps(self, first_step: int = 0) -> None:
-        """Say that step ``first_step`` begins now."""
+        """Begin step ``first_step`` now."""
         self._begin_step(self._arguments.step(first_step), monotonic_ns())
 
     def step(self, tokens: int | None = None, loss: object = None) -> None:
-        """Say that the step ends now and the next begins."""
+        """End the step now and begin the next one."""
         now_ns = monotonic_ns()
         start_ns = self.step_start_ns
         if start_ns is None:
             self._begin_step(0, now_ns)
             return
         counted = self.count_tokens()
-        self._step_records.end_step(
+        self._step_records.write_step(
             self.lanes.current(),
             self.step_number,
             start_ns=start_ns,
@@ -236,15 +239,15 @@ class Recorder:
     def microbatch(
         self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
     ) -> None:
-        """Note what micro-batch ``index`` of this step holds."""
+        """Record the size of micro-batch ``index`` of this step, as the job reports it."""
         self.job_reports_microbatches = True
         self.append_microbatch(index, tokens, sum_squared_lengths)
 
     def append_microbatch(
         self, index: int, tokens: int | None, sum_squared_lengths: int | None
     ) -> None:
-        """Note what a capture found micro-batch ``index`` of this step to hold."""
-        self._step_records.note_microbatch(
+        """Record the size of micro-batch ``index`` of this step, as a capture found it."""
+        self._step_records.write_microbatch(
             self.lane(),
             self.step_number,
             index=index,
@@ -252,10 +255,10 @@ class Recorder:
             sum_squared_lengths=sum_squared_lengths,
         )
 
-    # -- what is not a span --------------------------------------------------
+    # -- events and groups ---------------------------------------------------
 
     def event(self, kind: str, text: str, data: dict[str, object]) -> None:
-        """Note something that happened at this moment; an error of ours is counted."""
+        """Record an event at this moment; count an error of the tracer."""
         try:
             line = {
                 "at_ns": time.time_ns(),
@@ -264,13 +267,13 @@ class Recorder:
                 "data": data,
             }
             self.append_line(EVENTS_FILE, line)
-        except Exception as problem:  # noqa: BLE001 - captures tell of their own errors here
+        except Exception as problem:  # noqa: BLE001 - captures report their own errors here
             self.swallow(problem)
 
     def add_group(
         self, group_id: int, *, kind: SpanKind, name: str, members: Sequence[int]
     ) -> None:
-        """Note a communication group, once."""
+        """Record a communication group; call it once per group."""
         line: dict[str, object] = {
             "group_id": f"{group_id:016x}",
             "kind": str(kind),
@@ -285,43 +288,42 @@ class Recorder:
             self.drop(DropReason.NO_SEGMENT)
 
     def record_exception(self, exc: BaseException) -> None:
-        """Note that ``exc`` ends this process."""
-        self._failure = failed(exc, time.time_ns())
+        """Record ``exc`` as the reason for the end of this process."""
+        self._failure = failed_record(exc, time.time_ns())
         write_exit(self.folder, self._failure)
 
     # -- end -----------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether goodbye was said."""
+        """True after `shutdown` or `abandon`."""
         return self._closed
 
     def on_shutdown(self, closer: Callable[[], None]) -> None:
         """Call ``closer`` at shutdown, the last registered first."""
         self._closers.append(closer)
 
-    def on_tick(self, chore: Callable[[], None]) -> None:
-        """Call ``chore`` on the background thread about every second.
+    def on_tick(self, task: Callable[[], None]) -> None:
+        """Call ``task`` on the background thread about every second.
 
-        An exception of it is counted. File work is allowed; long work delays
-        the segments that the training writes to.
+        Its exceptions are counted. It may do file work; long work delays the segments that the
+        training needs.
         """
-        self._chores.append(chore)
+        self._tick_tasks.append(task)
 
     def wake_within(self, within_s: float) -> None:
-        """Ask for the background thread's next turn to begin within ``within_s``."""
+        """Request the next turn of the background thread within ``within_s``."""
         self._background.wake_within(within_s)
 
-    def on_step_begin(self, attempt: Callable[[], bool]) -> None:
-        """Call ``attempt`` when a step begins, until it returns True.
+    def on_step_begin(self, task: Callable[[], bool]) -> None:
+        """Call ``task`` when a step begins, until it returns True.
 
-        One that raises is not called again: its error is counted, told as an
-        event, and kept from the job.
+        A task that raises is not called again: the error is counted and recorded as an event.
         """
-        self._attempts.append(attempt)
+        self._step_tasks.append(task)
 
     def shutdown(self) -> None:
-        """Say goodbye: seal what is written and record the end. A second call does nothing."""
+        """Seal the segments and record the normal end of the process; once."""
         if self._closed:
             return
         self._closed = True
@@ -335,12 +337,12 @@ class Recorder:
             lane.seal()
         self._publish_counts()
         if self._failure is None:
-            write_exit(self.folder, ended(time.time_ns()))
-        # Captures and hooks that cannot be taken back hold this recorder for good.
+            write_exit(self.folder, ended_record(time.time_ns()))
+        # Hooks that cannot be removed keep a reference to this recorder, and so to the mapping.
         self._process.detach()
 
     def abandon(self) -> None:
-        """Let go of every file without writing: this process is a forked child."""
+        """Release all files without writing to them, in a forked child."""
         self._closed = True
         self.device_timing = NO_DEVICE_TIMING  # CUDA cannot be used after a fork
         self._closers.clear()
@@ -349,27 +351,27 @@ class Recorder:
         for lane in self.lanes:
             lane.detach()
 
-    # -- inside --------------------------------------------------------------
+    # -- private -------------------------------------------------------------
 
     def _work(self) -> None:
-        """What the background thread does at each turn."""
-        self._pool.unmap_retired()  # before the next is made: it takes as much memory again
+        """Do the work of one turn of the background thread."""
+        self._pool.unmap_retired()  # first: a new segment takes as much memory again
         if self._pool.needs_segments() and not self._closed:
             self._pool.replenish()
         self._open_spans.refresh()
         self.sampling_control.control.poll()
-        for chore in list(self._chores):
+        for task in list(self._tick_tasks):
             try:
-                chore()
+                task()
             except Exception:  # noqa: BLE001 - promise 1: harmless
                 self.drop(DropReason.INTERNAL_ERROR)
         self._own_cpu_ns = time.thread_time_ns()
         self._publish_counts()
 
     def _publish_counts(self) -> None:
-        """Write what was recorded and what it cost into the process file's header."""
+        """Write the counters (`SpoolCounts`) into the process file."""
         self._process.publish_drops()
-        # Drops first: what is claimed meanwhile then counts as produced and stored.
+        # Dropped before written: a row claimed in between counts as produced and written.
         num_dropped = self._process.num_dropped()
         num_written = sum(lane.num_claimed() for lane in self.lanes)
         self._process.write_counts(
@@ -380,35 +382,29 @@ class Recorder:
         )
 
     def _report_full(self, why: str) -> None:
-        self.event("tracer", "no room for more records: dropping and counting them", {"why": why})
-        print_notice(f"rank {self.identity.rank} drops spans, and counts them: {why}")
+        self.event("tracer", "the spool is full: dropping and counting new records", {"why": why})
+        print_notice(f"rank {self.identity.rank} drops new spans and counts them: {why}")
 
     def _begin_step(self, step: int, now_ns: int) -> None:
         self.step_number = step
         self.step_start_ns = now_ns
         self.sampling_control.begin_step(step)
         self.lanes.begin_step(step)
-        for attempt in list(self._attempts):
+        for task in list(self._step_tasks):
             try:
-                is_over = attempt()
+                is_done = task()
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-                is_over = True
-                self._give_up(problem)
-            if is_over:
-                self._attempts.remove(attempt)
-
-    def _give_up(self, problem: Exception) -> None:
-        """Tell that a chore of each step has raised; hand on what is the job's."""
-        self.swallow(problem)
-        self.event("tracer", "a chore of each step was given up", {"error": type_name(problem)})
-
-    def index(self, value: object) -> int:
-        """Return ``value`` where it can be a micro-batch or chunk, else `NONE`, counted."""
-        return self._arguments.index(value)
+                is_done = True
+                self.swallow(problem)
+                self.event(
+                    "tracer", "a task of each step failed and ends", {"error": type_name(problem)}
+                )
+            if is_done:
+                self._step_tasks.remove(task)
 
 
 class HeadWords:
-    """Makes each word once."""
+    """The head words of host spans, each made once."""
 
     __slots__ = ("_arguments", "_process", "_words")
 
@@ -417,8 +413,8 @@ class HeadWords:
         self._arguments = arguments
         self._words: dict[tuple[str, SpanKind], int] = {}
 
-    def of(self, name: object, kind: object) -> int:
-        """Return `tracer.record.lane.head_word` of a host span; what cannot be used is replaced."""
+    def find(self, name: object, kind: object) -> int:
+        """Return the head word of a host span; an invalid name or kind is replaced and counted."""
         if type(name) is str and type(kind) is SpanKind:
             known = self._words.get((name, kind))
             if known is not None:
@@ -432,13 +428,13 @@ class HeadWords:
             flags=int(SpanFlag.HOST_CLOCK),
             name_id=self._process.name_id(self._arguments.name(name)),
         )
-        # Names of the caller's choosing: without a bound this would grow for ever.
+        # The job chooses the names, so without a bound the cache would grow without end.
         is_bounded = len(self._words) < NAME_CAPACITY
         if type(name) is str and 0 < len(name) < NAME_BYTES and is_bounded:
             self._words[name, kind] = head
         return head
 
-    def has(self, kind: SpanKind) -> bool:
+    def has_kind(self, kind: SpanKind) -> bool:
         """Return whether a span of ``kind`` was ever begun."""
         return any(known is kind for _, known in self._words)
 

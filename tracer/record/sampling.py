@@ -1,4 +1,4 @@
-"""Which spans are recorded: by level, every Nth step, on or off while the job runs."""
+"""Sampling: the settings that decide which spans are recorded, and their control file."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALL_KINDS = (1 << len(KIND_CODES)) - 1
-"""Every kind's bit: nothing recorded but steps, micro-batches and events."""
+"""All kinds as a bit mask: only steps, micro-batches and events are recorded."""
 
 REMEMBERED_STEPS = 64
-"""Steps back that a span may reach which ends late (an asynchronous communication)."""
+"""Number of past steps whose settings are kept, for spans that end late (asynchronous ones)."""
 
 _STEP = struct.Struct("<i")
 
 
 _COMM = COMM_KINDS | {SpanKind.WAIT}
-_BY_HAND = frozenset({SpanKind.HOST, SpanKind.OTHER})
+_MANUAL = frozenset({SpanKind.HOST, SpanKind.OTHER})
 
 LEVELS: dict[str, int] = {
     "steps": ALL_KINDS,
     "comm": ALL_KINDS & ~pack_kinds(_COMM),
-    "compute": pack_kinds(_BY_HAND),
+    "compute": pack_kinds(_MANUAL),
     "all": 0,
 }
-"""The bits of the kinds that each level leaves out.
+"""Bit mask of the kinds that each level leaves out.
 
-``steps`` keeps no span; ``comm`` communication and waits; ``compute`` all but
+``steps`` records no span; ``comm`` communication and waits; ``compute`` all but
 `SpanKind.HOST` and `SpanKind.OTHER`; ``all`` everything.
 """
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used."""
+    """A setting has a value that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to record."""
+    """Settings of the recording."""
 
     recording: bool = True
-    """Off: no span at all; steps, micro-batches and events go on."""
+    """False: no spans; steps, micro-batches and events are still recorded."""
 
     level: str = "all"
     """One of `LEVELS`."""
 
     sample_every: int = 1
-    """Spans of steps whose number this divides are recorded; so all ranks choose the same."""
+    """Spans are recorded in steps whose number this divides, the same steps on all ranks."""
 
     def __post_init__(self) -> None:
         if type(self.recording) is not bool:
@@ -65,9 +65,9 @@ class Settings:
             raise SettingError("sample_every must be a whole number, 1 or more")
 
     def left_out(self, step: int) -> int:
-        """Return the bits (by `KIND_CODES`) of kinds not recorded in ``step``.
+        """Return the bit mask (`pack_kinds`) of the kinds not recorded in ``step``.
 
-        Work outside any step (`NONE`: start-up) counts as a sampled step.
+        `NONE`, work outside any step such as start-up, counts as a sampled step.
         """
         if not self.recording or (step != NONE and step % self.sample_every):
             return ALL_KINDS
@@ -75,7 +75,7 @@ class Settings:
 
 
 def update_settings(settings: Settings, document: Mapping[str, object]) -> Settings:
-    """Return ``settings`` with what ``document`` says; keys of others are passed over.
+    """Return ``settings`` with the values of ``document``; unknown keys are ignored.
 
     Raises:
         SettingError: A value cannot be used; the message names its key.
@@ -90,10 +90,10 @@ def update_settings(settings: Settings, document: Mapping[str, object]) -> Setti
 
 
 def read_first_step(document: Mapping[str, object]) -> int | None:
-    """Return the step from which ``document`` holds; None: from the next one that begins.
+    """Return the step from which ``document`` applies; None for the next step that begins.
 
     Raises:
-        SettingError: ``from_step`` is no step number.
+        SettingError: ``from_step`` is not a step number.
     """
     value = document.get("from_step")
     if value is None:
@@ -105,36 +105,36 @@ def read_first_step(document: Mapping[str, object]) -> int | None:
 
 
 class Sampling:
-    """The settings in force, and those of the last steps. Changes at step boundaries only."""
+    """The settings in force, and those of the last steps. They change at step boundaries only."""
 
     __slots__ = ("_by_step", "_next", "active", "left_out", "settings")
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.left_out = settings.left_out(NONE)
-        """Bits of the kinds not recorded now."""
+        """Bit mask of the kinds not recorded now."""
 
         self.active = bool(self.left_out)
-        """Whether anything was left out in the steps remembered."""
+        """Whether any kind was left out in one of the remembered steps."""
 
         self._by_step: dict[int, int] = {NONE: self.left_out}
         self._next: tuple[int | None, Settings] | None = None
 
     def schedule(self, settings: Settings, first_step: int | None) -> None:
-        """Let ``settings`` hold from step ``first_step`` on, or from the next that begins."""
+        """Apply ``settings`` from step ``first_step`` on, or from the next step if it is None."""
         self._next = (first_step, settings)
 
     def begin_step(self, step: int) -> bool:
-        """Settle what is left out of ``step``; return whether that differs from before.
+        """Apply the settings of ``step``; return whether other kinds are left out than before.
 
         Args:
-            step: The step that begins; `NONE`: no step has begun, and a change
-                that names no step holds at once.
+            step: The step that begins; `NONE` if no step has begun, when settings without a first
+                step apply at once.
         """
         scheduled = self._next
         if scheduled is not None and (scheduled[0] is None or NONE < scheduled[0] <= step):
             self.settings = scheduled[1]
-            if self._next is scheduled:  # the background thread may have put a newer one there
+            if self._next is scheduled:  # the background thread may have scheduled newer ones
                 self._next = None
         before, self.left_out = self.left_out, self.settings.left_out(step)
         self._by_step.pop(step, None)
@@ -146,7 +146,7 @@ class Sampling:
         return self.left_out != before
 
     def leaves_out(self, head: int, place: bytes) -> bool:
-        """Return whether a span is not to be recorded, by the step in which it began.
+        """Return whether a span is left out, by the settings of the step in which it began.
 
         Args:
             head: `tracer.record.lane.head_word`.
@@ -157,51 +157,51 @@ class Sampling:
 
 
 class SamplingControl:
-    """Follows the control files of a process."""
+    """The sampling of a process as its control files set it."""
 
     def __init__(
         self,
         process_folder: Path,
         first: Settings,
         *,
-        tell: Callable[[str, dict[str, object]], None],
-        on_bad: Callable[[], None],
+        report: Callable[[str, dict[str, object]], None],
+        on_invalid: Callable[[], None],
     ) -> None:
         self.sampling = Sampling(first)
-        self.on_kinds_changed: Callable[[], None] = _nothing
-        """Called when other kinds are kept than before."""
+        self.on_kinds_changed: Callable[[], None] = _ignore
+        """Called when other kinds are recorded than before."""
 
-        self.control = Control(process_folder, on_problem=self._tell_problem)
+        self.control = Control(process_folder, on_problem=self._report_problem)
         self._first = first
         self._step = NONE
-        self._tell = tell
-        self._on_bad = on_bad
-        self.control.subscribe(self._take)
+        self._report = report
+        self._on_invalid = on_invalid
+        self.control.subscribe(self._schedule)
 
     def begin_step(self, step: int) -> None:
-        """Let settings that were scheduled for ``step`` hold, and tell when they change."""
+        """Apply the settings of ``step``, and report a change."""
         self._step = step
         before = self.sampling.settings
         if self.sampling.begin_step(step):
             self.on_kinds_changed()
         now = self.sampling.settings
         if now is not before and now != before:
-            self._tell(f"settings changed at step {step}", {**asdict(now), "step": step})
+            self._report(f"settings changed at step {step}", {**asdict(now), "step": step})
 
-    def _take(self, document: Mapping[str, object]) -> None:
+    def _schedule(self, document: Mapping[str, object]) -> None:
         try:
             self.sampling.schedule(
                 update_settings(self._first, document), read_first_step(document)
             )
         except SettingError as problem:
-            self._tell_problem(str(problem))
-        if self._step == NONE:  # no step will begin soon, or ever
+            self._report_problem(str(problem))
+        if self._step == NONE:  # a step may begin much later, or never
             self.begin_step(NONE)
 
-    def _tell_problem(self, problem: str) -> None:
-        self._on_bad()
-        self._tell(problem, {})
+    def _report_problem(self, problem: str) -> None:
+        self._on_invalid()
+        self._report(problem, {})
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     pass

@@ -1,4 +1,4 @@
-"""One segment: a mapped file of fixed-size records, and the claim on its rows."""
+"""A segment: a mapped file of fixed-size records whose rows are claimed one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LANE_OFFSET = struct.calcsize("<8sIIIII")
-"""Where `IDENTITY` holds the lane, which is known only once a lane takes the segment."""
+"""Offset of the lane in `IDENTITY`; it is written when a lane takes the segment."""
 
 LANE = struct.Struct("<I")
 PAGE_BYTES = 4096
@@ -36,7 +36,7 @@ MIN_SEGMENT_BYTES = HEADER_BYTES + RECORD_BYTES
 
 
 class Segment:
-    """A mapped segment file that one lane writes."""
+    """A mapped segment file. One lane writes to it."""
 
     __slots__ = ("buffer", "capacity", "number", "open_slots", "path", "rows")
 
@@ -47,48 +47,48 @@ class Segment:
         self.capacity = identity.capacity
         self.buffer: mmap.mmap | bytearray = map_file(path, num_bytes)
         self.buffer[:HEADER_BYTES] = pack_header(identity, magic=SEGMENT_MAGIC)
-        # One C call takes a row, so neither another thread nor a signal handler can get it too.
+        # Taking a row is one C call, so no other thread or signal handler gets the same row.
         self.rows: Iterator[int] = numbers(HEADER_BYTES, num_bytes, RECORD_BYTES)
-        """Where the rows not yet claimed begin, in bytes; who takes one has claimed it."""
+        """Offsets of the rows not yet claimed, in bytes; taking one claims the row."""
 
         self.open_slots: deque[int] = deque(
             range(OPEN_TABLE_OFFSET, HEADER_BYTES, OPEN_ENTRY_BYTES)
         )
-        """Where the free lines of the open table begin, in bytes."""
+        """Offsets of the free entries of the open table, in bytes."""
 
     @property
     def num_pages(self) -> int:
-        """Whole pages, for `fault_in`."""
+        """Number of whole pages."""
         return len(self.buffer) // PAGE_BYTES
 
     def fault_in(self, page: int) -> None:
-        """Touch one page, so that the training thread does not pay for its first write."""
+        """Touch one page, so that no training thread takes the page fault."""
         self.buffer[page * PAGE_BYTES] = self.buffer[page * PAGE_BYTES]
 
     def assign_to(self, lane: int) -> None:
-        """Note which lane writes here."""
+        """Write the number of the lane into the header."""
         LANE.pack_into(self.buffer, LANE_OFFSET, lane)
 
     def num_claimed(self) -> int:
-        """Return how many rows were taken."""
+        """Return the number of claimed rows."""
         return self.capacity - length_hint(self.rows)
 
     def seal(self) -> None:
-        """Say that the lane has moved on; what is claimed and not committed never will be."""
+        """Mark the segment as finished: a row that is claimed but not committed is torn."""
         SEALED.pack_into(self.buffer, SEALED_OFFSET, 1 + self.num_claimed())
 
     def detach(self) -> None:
-        """Write to private memory from now on: after a fork the file is the parent's alone."""
+        """Write to private memory from now on: after a fork the file belongs to the parent."""
         self.buffer = private_memory(HEADER_BYTES + self.capacity * RECORD_BYTES)
 
 
 def segment_capacity(num_bytes: int) -> int:
-    """Return how many records a segment file of at most ``num_bytes`` holds, one at least."""
+    """Return the number of records in a segment file of at most ``num_bytes``, at least 1."""
     return max(1, (num_bytes - HEADER_BYTES) // RECORD_BYTES)
 
 
 class NoSegment(Segment):
-    """What a lane writes to before its first segment and after its last: nothing fits."""
+    """The segment of a lane before its first and after its last one: it has no rows."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Where lanes get their segments: allocated, mapped and touched before they are needed."""
+"""The pool of segments, which are allocated, mapped and faulted in before a lane needs them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
 DEFAULT_SEGMENT_BYTES = 8 << 20
 DEFAULT_SPOOL_BYTES = 256 << 20
 STARTER_BYTES = 16 << 10
-"""Of a segment for a lane's first records: 96 of them. It is made in a tenth of a millisecond,
-where a whole one takes some twenty; threads may begin at any moment, and several at once."""
+"""Size of a starter, the small segment for a lane's first 96 records.
+
+Making one takes 0.1 ms, a whole segment about 20 ms, and several threads may begin at any time.
+"""
 
 NUM_STARTERS = 4
-"""So many threads may begin at one and the same moment."""
+"""Number of threads that may begin at the same moment without losing a record."""
 
 MIN_BUDGET_IN_STARTERS = 64
-"""Where the spool may hold less than so many, lanes begin in whole segments."""
+"""If the spool limit is less than this many starters, lanes begin in whole segments."""
 
 RETRY_AFTER_NS = 2_000_000_000
-"""How long a disk is left alone that has just refused a segment: asking costs a third of a
-millisecond of the processor, which the training may want."""
+"""Backoff after the disk has refused a segment: an attempt takes 0.3 ms of CPU time."""
 
 PAGES_AT_ONCE = 32
-"""About 0.15 ms; after that the training thread, which may have waited, goes first."""
+"""Pages faulted in, about 0.15 ms, before a training thread that waits for the GIL goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolLimits:
-    """How much disk one process may take."""
+    """Limits of the disk space of one process."""
 
     segment_bytes: int = DEFAULT_SEGMENT_BYTES
     spool_bytes: int = DEFAULT_SPOOL_BYTES
-    """All segments of the process that still lie on disk."""
+    """Limit of all segments of the process that are on the disk."""
 
     def __post_init__(self) -> None:
         if self.segment_bytes < MIN_SEGMENT_BYTES:
@@ -60,7 +61,7 @@ class SpoolLimits:
 
 
 class SegmentPool:
-    """Hands out segments that are allocated, mapped and touched beforehand."""
+    """The segments of a process that no lane has taken yet."""
 
     def __init__(
         self,
@@ -90,51 +91,51 @@ class SegmentPool:
         self._retry_at_ns = 0
         self._on_full: Callable[[str], None] | None = on_full
         self.drops = process.drops[DropReason.NO_SEGMENT]
-        """Counts what is lost where `take` has nothing: not ready yet, or no room."""
+        """Counts the records dropped when `take` returns None: not ready in time, or disk full."""
 
     def take_starter(self) -> Segment:
-        """Return a small segment for a lane that begins, `NO_SEGMENT` where none is ready."""
+        """Return a starter for a new lane, `NO_SEGMENT` if none is ready."""
         try:
             return self._starters.popleft()
         except IndexError:
             return NO_SEGMENT
 
     def take(self) -> Segment | None:
-        """Return a ready segment; None where there is none (see `drops`). Does no I/O."""
+        """Return a ready segment, None if there is none (see `drops`). Does no I/O."""
         try:
             return self.spares.popleft()
         except IndexError:
             return None
 
     def retire(self, segment: Segment) -> None:
-        """Take a sealed segment; unmapping it costs more than a training thread should pay."""
+        """Keep a sealed segment for `unmap_retired`: a training thread must not unmap it."""
         self._retired.append(segment)
 
     def unmap_retired(self) -> None:
-        """Unmap what was retired. Never on a training thread."""
+        """Unmap the retired segments. Never call it on a training thread."""
         self._retired.clear()
 
     def needs_segments(self) -> bool:
-        """Return whether `replenish` has something to do."""
-        needs_segments = not self._closed and (not self.spares or self._needs_starter())
-        return needs_segments and not self._is_waiting_to_retry()
+        """Return whether `replenish` would make segments."""
+        is_missing = not self._closed and (not self.spares or self._needs_starter())
+        return is_missing and not self._is_waiting_to_retry()
 
     def replenish(self) -> None:
-        """Make what is missing, where there is room. File I/O: never on a training thread."""
+        """Make the missing segments. Does file I/O: never call it on a training thread."""
         self._prepare_starters()
         if not self.spares:
             self.prepare_spare()
 
     def prepare_spare(self) -> None:
-        """Make one more spare where there is room. File I/O: never on a training thread."""
+        """Make one more spare. Does file I/O: never call it on a training thread."""
         spare = self._make(self._limits.segment_bytes)
         if spare is None:
             return
         for page in range(spare.num_pages):
             spare.fault_in(page)
             if page % PAGES_AT_ONCE == 0:
-                time.sleep(0)  # lets go of the GIL: the training thread may want it
-                self._prepare_starters()  # threads may begin meanwhile
+                time.sleep(0)  # releases the GIL for the training thread
+                self._prepare_starters()  # threads may have begun since
         self.drops = self._process.drops[DropReason.NO_SEGMENT]
         self.spares.append(spare)
 
@@ -151,7 +152,7 @@ class SegmentPool:
         return monotonic_ns() < self._retry_at_ns
 
     def _make(self, num_bytes: int) -> Segment | None:
-        """Return a new segment of at most ``num_bytes``, None where there is no room."""
+        """Return a new segment of at most ``num_bytes``, None if the limit or the disk is full."""
         if self._is_waiting_to_retry():
             return None
         self._on_disk = [(path, size) for path, size in self._on_disk if path.exists()]
@@ -173,14 +174,14 @@ class SegmentPool:
         return segment
 
     def _report_full(self, why: str) -> None:
-        """Note that there is no room; the first time it is told too."""
+        """Count further drops as `SPOOL_FULL`; the first time, call ``on_full``."""
         self.drops = self._process.drops[DropReason.SPOOL_FULL]
         on_full, self._on_full = self._on_full, None
         if on_full is not None:
             on_full(why)
 
     def close(self) -> None:
-        """Hand out nothing more and remove the segments that nobody took."""
+        """Hand out no more segments and remove the files of those not taken."""
         self._closed = True
         for ready in (self._starters, self.spares):
             while ready:
@@ -188,7 +189,7 @@ class SegmentPool:
                     ready.popleft().path.unlink()
 
     def abandon(self) -> None:
-        """Hand out nothing more and leave the files alone: they are a parent's."""
+        """Hand out no more segments, and keep the files: they belong to the parent process."""
         self._closed = True
         self._starters.clear()
         self.spares.clear()

@@ -1,4 +1,4 @@
-"""The records of steps and of micro-batches."""
+"""Records of steps and micro-batches, and the span kinds that a step is missing."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ MICROBATCH_HEAD = head_word(
 COMPUTE_KINDS = (SpanKind.FORWARD, SpanKind.BACKWARD)
 OPTIMIZER_KINDS = (SpanKind.OPTIMIZER,)
 COMMUNICATION_KINDS = (*COMM_KINDS, SpanKind.OTHER, SpanKind.WAIT)
-"""What nobody records once the capture of that name has failed."""
+"""The span kinds that are missing once the capture of that name has failed."""
 
 TIMED_KINDS = (*COMPUTE_KINDS, *OPTIMIZER_KINDS, *COMMUNICATION_KINDS)
-"""What all of them record, and what is timed on a device where there is one."""
+"""The span kinds of these captures, which are timed on the device if there is one."""
 
 
 class StepRecords:
-    """Writes them to the lane of whoever tells; what cannot be used is unknown, and counted."""
+    """Writer of step and micro-batch records; unusable values become unknown and are counted."""
 
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
 
-    def end_step(  # noqa: PLR0913 - a record has this many fields
+    def write_step(  # noqa: PLR0913 - a record has this many fields
         self,
         lane: Lane,
         step: int,
@@ -48,30 +48,30 @@ class StepRecords:
         loss: object,
         left_out: int,
     ) -> None:
-        """Write that ``step`` is over.
+        """Write the record of a step that has ended.
 
         Args:
-            lane: The calling thread's.
-            step: Its number.
-            start_ns: Begin, monotonic.
+            lane: The lane of the calling thread.
+            step: Number of the step.
+            start_ns: Start, monotonic.
             end_ns: End, monotonic.
-            tokens: Of this rank's data position; None: unknown.
-            loss: A number, or a tensor on the CPU; None: unknown.
-            left_out: Bits of the kinds that were not recorded in it.
+            tokens: Number of tokens of this rank's data position; None if unknown.
+            loss: A number, or a tensor on the CPU; None if unknown.
+            left_out: Bit mask (`pack_kinds`) of the kinds that were not recorded in the step.
         """
         second = STEP.pack(
             self._arguments.count(tokens),
             self._arguments.loss(loss),
-            peak_memory_bytes(),
+            read_peak_memory_bytes(),
             left_out,
         )
         place = PLACE.pack(step, NONE, NONE, lane.track_id)
         lane.append(STEP_HEAD, start_ns, end_ns - start_ns, place, start_ns, 0, second)
 
-    def note_microbatch(
+    def write_microbatch(
         self, lane: Lane, step: int, *, index: object, tokens: object, sum_squared_lengths: object
     ) -> None:
-        """Write what micro-batch ``index`` of ``step`` holds, as far as it is known."""
+        """Write the record of micro-batch ``index`` of ``step``; None means unknown."""
         now_ns = monotonic_ns()
         second = MICROBATCH.pack(
             self._arguments.count(tokens), self._arguments.count(sum_squared_lengths)
@@ -81,28 +81,28 @@ class StepRecords:
 
 
 class MissingKinds:
-    """What is missing, by the bits of `pack_kinds`. Hooks of any thread may tell it."""
+    """Span kinds missing from a step because a capture failed. Any thread may add to them."""
 
     def __init__(self) -> None:
-        self._for_good = 0
+        self._permanent = 0
         self._in_step = 0
 
     def add_permanent(self, kinds: Iterable[SpanKind]) -> None:
-        """Note that nothing of ``kinds`` is recorded any more, beginning with this step."""
-        self._for_good |= pack_kinds(kinds)
+        """Add kinds that are missing from this step and all later ones."""
+        self._permanent |= pack_kinds(kinds)
 
     def add_in_step(self, kind: SpanKind) -> None:
-        """Note that this step lacks a span of ``kind``."""
+        """Add a kind that is missing from this step only."""
         self._in_step |= pack_kinds((kind,))
 
     def end_step(self) -> int:
-        """Return the bits of what the step that ends lacks, and begin the next."""
-        found, self._in_step = self._in_step | self._for_good, 0
+        """Return the bit mask (`pack_kinds`) of the step that ends, and begin the next step."""
+        found, self._in_step = self._in_step | self._permanent, 0
         return found
 
 
-def peak_memory_bytes() -> int:
-    """Return the device allocator's peak since the process began; `NONE` without a device."""
+def read_peak_memory_bytes() -> int:
+    """Return the peak of the device's allocator since the process began; `NONE` if no device."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return NONE

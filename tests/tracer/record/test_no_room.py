@@ -57,7 +57,8 @@ def test_a_file_system_without_room_costs_records_that_are_counted(tmp_path: Pat
 
     assert done.returncode == 0
     assert (
-        done.stderr == "rankscope: rank 0 drops spans, and counts them: [Errno 27] File too large\n"
+        done.stderr
+        == "rankscope: rank 0 drops new spans and counts them: [Errno 27] File too large\n"
     )
     folder = only_folder(tmp_path)
     assert len(read_spans(folder)) == NUM_IN_STARTER

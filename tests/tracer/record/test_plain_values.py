@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rankscope.tracer.record.exit_record import failed
+from rankscope.tracer.record.exit_record import failed_record
 from rankscope.tracer.record.plain_values import (
     MAX_ITEMS,
     MAX_TEXT,
@@ -54,7 +54,7 @@ def test_what_is_no_exception_makes_an_exit_record_all_the_same() -> None:
         def __getattr__(self, name: str) -> object:
             raise RuntimeError(name)
 
-    told = failed(Opaque(), 5)["exception"]  # type: ignore[arg-type]
+    told = failed_record(Opaque(), 5)["exception"]  # type: ignore[arg-type]
 
     assert isinstance(told, dict)
     assert told["traceback"] == ""
