@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.report.alert_rules import MFU_DROP, mfu_drops
+from rankscope.analysis.report.text import format_percent
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
     Delivery,
@@ -99,9 +100,9 @@ class Alerting:
 def alert_sentence(report: RunReport, drop: MfuDrop) -> str:
     """Return the alert in one sentence."""
     return (
-        f"MFU of {report.run} fell by {drop.depth_ratio * 100:.0f} %: {drop.mfu * 100:.1f} %"
-        f" from step {drop.first_step} on, {drop.median * 100:.1f} % before;"
-        f" top finding: {report.top_finding.evidence}"
+        f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
+        f" {drop.first_step}, from {format_percent(drop.median, digits=1)} to"
+        f" {format_percent(drop.mfu, digits=1)}; top finding: {report.top_finding.evidence}"
     )
 
 

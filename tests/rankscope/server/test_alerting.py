@@ -96,7 +96,9 @@ def test_the_webhook_gets_the_run_the_steps_the_finding_and_the_page(
     assert posted["finding"]["ranks"] == [5]
     assert (posted["mfu"], posted["median"]) == (0.40, 0.50)
     assert posted["url"] == "http://127.0.0.1:8050/run/job"
-    assert posted["text"].startswith("MFU of job fell by 20 %: 40.0 % from step 10 on, 50.0 %")
+    assert posted["text"].startswith(
+        "MFU of job dropped by 20 % in step 10, from 50.0 % to 40.0 %;"
+    )
     (alert,) = read_alerts(store)
     assert alert.delivery is Delivery.DELIVERED
 
