@@ -227,7 +227,7 @@ def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> No
     reading = read_traced(TWO_STAGES, both, steps)
 
     assert reading.items.self_ns.tolist() == [30, 30]
-    assert reading.warnings == ("1 steps ran again in a later epoch; their last run counts",)
+    assert reading.warnings == ("1 step repeated in a later epoch; the last epoch counts",)
 
 
 def test_a_member_may_leave_a_broadcast_before_another_enters() -> None:
