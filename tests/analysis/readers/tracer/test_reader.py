@@ -187,7 +187,7 @@ def test_a_step_that_ends_before_it_begins_holds_nothing_and_is_left_out() -> No
 
     (finding,) = report.findings
     assert finding.cause == "insufficient-evidence"
-    assert "its spans lie in other steps" in finding.evidence
+    assert "its spans are in other steps" in finding.evidence
 
 
 def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_empty() -> None:
