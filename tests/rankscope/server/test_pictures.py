@@ -93,7 +93,7 @@ def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[Pic
     kept = read_kept_picture(store, place_of(run_id))
     assert kept is not None
     assert kept.num_spans == len(timeline.spans)
-    key = StepRevision(place=place_of(run_id), revision=kept.revision)
+    key = StepRevision(step_id=place_of(run_id), revision=kept.revision)
     compared = []
     for by in GroupBy:
         ranks = row_order(timeline, by)
