@@ -11,7 +11,7 @@ from rankscope.collector.agent.link import Deadlines
 from rankscope.tracer.spool import DropReason
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
-from tests.support.collector.fake_collector import FakeCollector, refusal
+from tests.support.collector.fake_collector import FakeCollector, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
 
@@ -165,7 +165,7 @@ def test_rows_dropped_by_the_ranks_and_by_the_agent_are_both_counted(
     builder.drop(DropReason.SPOOL_FULL, 7)
     builder.end()
     with FakeCollector() as collector:
-        collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
+        collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
         rig = Rig(spool, collector.url)
         rig.turn_until((rig.state / "dead").exists)
         for _ in range(3):

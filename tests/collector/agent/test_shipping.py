@@ -10,7 +10,7 @@ import pytest
 from rankscope.collector.identity import segment_id
 from tests.faults.checker import Oracle, check
 from tests.support.collector.agent_rig import Rig, write_spans
-from tests.support.collector.fake_collector import FakeCollector, Reply, refusal
+from tests.support.collector.fake_collector import FakeCollector, Reply, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
 
@@ -194,7 +194,7 @@ def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arri
 
     def reject_one(path: str, body: bytes) -> Reply | None:
         if path == "/v1/spans" and any(cut.key.rank == 37 for cut in decode_cuts(body)):
-            return refusal(422, "row 1: no")
+            return rejection(422, "row 1: no")
         return None
 
     collector.misbehave = reject_one
@@ -224,7 +224,7 @@ def test_a_single_cut_is_rejected_three_times_before_it_is_a_dead_letter(
     builder = SpoolBuilder(spool, run_id="run")
     write_spans(builder, oracle, 2)
     builder.end()
-    collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
+    collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
     rig.turn_until((spool / ".agent" / "dead").exists)
@@ -241,7 +241,7 @@ def test_a_collector_that_rejects_everything_does_not_empty_the_spool(
         builder = SpoolBuilder(spool, run_id="run", rank=rank)
         write_spans(builder, oracle, 1)
         builder.end()
-    collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
+    collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
     for _ in range(5):
@@ -361,7 +361,7 @@ def test_one_rejected_description_becomes_a_dead_letter_and_the_others_arrive(
 
     def reject_rank(path: str, body: bytes) -> Reply | None:
         is_rejected = path == "/v1/rows/ranks" and b'"rank": 3' in body
-        return refusal(422, "row 3, host: no") if is_rejected else None
+        return rejection(422, "row 3, host: no") if is_rejected else None
 
     collector.misbehave = reject_rank
     rig = Rig(spool, collector.url)
