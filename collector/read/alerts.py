@@ -1,7 +1,6 @@
-"""Alerts, stored as events: an alert is stored before it is sent, so it fires once.
+"""Alerts as events of the store: an alert is written before it is sent, so it fires once.
 
-Its webhook's document is stored with it: if the server ends before it was sent, the next server
-sends it.
+What to send is written with it: a server that ends before it could leaves it to the next.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 ALERT_KIND = "alert"
 DELIVERY_KIND = "alert-delivery"
 WRITER = "rankscope"
-"""Prefix of the ``process`` column of events that rankscope itself writes."""
+"""The ``process`` column of events that no training process wrote."""
 
 SELECT_ALERTS = """
 SELECT run_id, epoch, at_ns, kind, text, data, line FROM events FINAL
@@ -31,17 +30,17 @@ ORDER BY at_ns DESC, run_id, line DESC
 
 
 class Delivery(StrEnum):
-    """State of an alert's webhook."""
+    """What became of an alert's webhook."""
 
     NONE = "none"
-    """No webhook is configured."""
+    """No webhook was asked for."""
 
     PENDING = "pending"
-    """Not yet sent, or the server ended before it knew: the next server sends it."""
+    """Not yet sent, or the server ended before it knew: the next one sends it."""
 
     DELIVERED = "delivered"
     UNDELIVERED = "undelivered"
-    """The last retry failed."""
+    """Given up after the last retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,35 +49,35 @@ class StoredAlert:
 
     run_id: str
     at_ns: int
-    """Time at which it was stored, Unix ns."""
+    """When it was written, Unix time."""
 
     rule: str
     first_step: int
     last_step: int
-    """Last step of the drop that was known when the alert fired."""
+    """Last step of the drop that was known as the alert fired."""
 
     text: str
     delivery: Delivery
     post: dict[str, Any] | None = None
-    """Document for the webhook; None if there is no webhook."""
+    """What the webhook is sent; None where there was none."""
 
 
 def write_alert(store: Store, alert: StoredAlert) -> None:
-    """Store an alert. Returns when it is on disk."""
+    """Write an alert; returns when it is on disk."""
     document = {key: value for key, value in asdict(alert).items() if key in _DOCUMENT_KEYS}
     store.insert_rows("events", [_event(alert, ALERT_KIND, alert.at_ns, document)])
 
 
 def write_delivery(store: Store, alert: StoredAlert, delivery: Delivery) -> None:
-    """Store the state of an alert's webhook."""
+    """Write what became of an alert's webhook."""
     document = {"rule": alert.rule, "first_step": alert.first_step, "delivery": str(delivery)}
     store.insert_rows("events", [_event(alert, DELIVERY_KIND, time.time_ns(), document)])
 
 
 def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
-    """Return all alerts, newest first."""
+    """Return every alert, the newest first."""
     rows = store.rows(SELECT_ALERTS, {"alert": ALERT_KIND, "delivery": DELIVERY_KIND})
-    # Newest first: the first delivery found of an alert is its last one.
+    # Newest first, so the last delivery told of an alert is the first one met.
     deliveries: dict[tuple[str, str, int], Delivery] = {}
     for row in rows:
         if row["kind"] == DELIVERY_KIND:

@@ -1,4 +1,4 @@
-"""Findings of runs, from onset to end, and the places of the ranks that they name."""
+"""Keep the findings of a run from their onset to their end, also across restarts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SELECT * FROM findings FINAL ORDER BY analysed_ns DESC, run_id, position DESC
 
 
 MAX_FINDING_RANKS = 512
-"""A finding of more ranks concerns the job, not single hosts or positions."""
+"""A finding of more ranks is the job's, not a place's."""
 
-SELECT_FINDING_PLACES = """
+SELECT_TOLD_PLACES = """
 SELECT DISTINCT run_id, epoch, rank, host, dp, pp, tp FROM ranks FINAL
 WHERE (run_id, epoch, rank) IN (
     SELECT run_id, epoch, arrayJoin(ranks) FROM findings FINAL
@@ -31,12 +31,12 @@ WHERE (run_id, epoch, rank) IN (
 ) AND dp >= 0 AND pp >= 0 AND tp >= 0
 """
 
-SELECT_FINDING_JOBS = """
+SELECT_TOLD_JOBS = """
 SELECT run_id, epoch, layout FROM runs FINAL
 WHERE (run_id, epoch) IN (SELECT run_id, epoch FROM findings FINAL)
 """
 
-COUNT_FINDING_HOSTS = """
+SELECT_TOLD_HOSTS = """
 SELECT run_id, epoch, uniqExact(host) AS num_hosts FROM ranks FINAL
 WHERE (run_id, epoch) IN (SELECT run_id, epoch FROM findings FINAL)
 GROUP BY run_id, epoch
@@ -50,43 +50,41 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND dp >= 0 AND pp >= 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFinding:
-    """A finding of a run."""
+    """One finding of one run."""
 
     run_id: str
     number: int
-    """Number among the run's findings, from 0 in the order in which they opened."""
+    """Of the run's findings, from 0 in the order in which they opened."""
 
     epoch: int
     cause: str
     ranks: tuple[int, ...]
     onset_step: int | None
-    """First step that showed it; None if no step does."""
+    """First step that ever showed it; None where no step does."""
 
     last_step: int | None
     checked_step: int
-    """Last step of the analysis."""
+    """Last step of that analysis."""
 
     slowdown: float | None
     recoverable_ratio: float | None
     confidence: float
     evidence: str
     opened_ns: int
-    """Unix ns, as all times here."""
+    """Unix time, as all times here."""
 
     updated_ns: int
     closed_ns: int | None
-    """None if it is open, or was open at the run's end."""
+    """None: it stands, or stood to the run's end."""
 
 
 def write_findings(store: Store, findings: Iterable[StoredFinding]) -> None:
-    """Store findings; a row replaces the earlier row of the same finding."""
+    """Store findings; a row replaces what was stored of the same finding."""
     store.insert_rows("findings", [_row(finding) for finding in findings])
 
 
 def read_findings(store: Store, run_id: str | None = None) -> tuple[StoredFinding, ...]:
-    """Return a run's findings in the order in which they opened; without a run, those of all runs,
-    newest first.
-    """
+    """Return a run's findings in the order in which they opened; of all runs, the newest first."""
     if run_id is None:
         return tuple(_finding(row) for row in store.rows(SELECT_ALL_FINDINGS))
     return tuple(_finding(row) for row in store.rows(SELECT_FINDINGS, {"run_id": run_id}))
@@ -134,13 +132,13 @@ def _finding(row: Row) -> StoredFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlace:
-    """Host and position of a rank in an epoch of a run."""
+    """Where one rank stood in one epoch of a run."""
 
     run_id: str
     epoch: int
     rank: int
     host: str
-    """"" if unknown."""
+    """"" where it is unknown."""
 
     dp: int
     pp: int
@@ -149,7 +147,7 @@ class StoredPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """An epoch of a run with findings."""
+    """One epoch of a run of which something was found."""
 
     run_id: str
     epoch: int
@@ -158,17 +156,14 @@ class StoredJob:
 
 
 def read_finding_places(store: Store) -> tuple[StoredPlace, ...]:
-    """Return the places of the ranks of all findings of up to `MAX_FINDING_RANKS` ranks.
-
-    Ranks with an unknown position are left out.
-    """
-    rows = store.rows(SELECT_FINDING_PLACES, {"most_ranks": MAX_FINDING_RANKS})
+    """Return the places of the ranks of all findings of up to `MAX_FINDING_RANKS` ranks."""
+    rows = store.rows(SELECT_TOLD_PLACES, {"most_ranks": MAX_FINDING_RANKS})
     return tuple(map(_place, rows))
 
 
 def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
-    """Return the epochs of all findings."""
-    counted = store.rows(COUNT_FINDING_HOSTS)
+    """Return the epochs that any stored finding is of."""
+    counted = store.rows(SELECT_TOLD_HOSTS)
     num_hosts = {(row["run_id"], row["epoch"]): row["num_hosts"] for row in counted}
     return tuple(
         StoredJob(
@@ -177,12 +172,12 @@ def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
             layout=dict(row["layout"]),
             num_hosts=num_hosts.get((row["run_id"], row["epoch"]), 0),
         )
-        for row in store.rows(SELECT_FINDING_JOBS)
+        for row in store.rows(SELECT_TOLD_JOBS)
     )
 
 
 def read_places(store: Store, run_id: str, epoch: int) -> tuple[StoredPlace, ...]:
-    """Return the places of an epoch's ranks. Ranks with an unknown position are left out."""
+    """Return where each rank of one epoch stood."""
     return tuple(map(_place, store.rows(SELECT_PLACES, {"run_id": run_id, "epoch": epoch})))
 
 

@@ -1,4 +1,4 @@
-"""Spans of a run, and of selected ranks and times of a step, which may exceed the memory."""
+"""Read one step a portion of its ranks at a time: it may have more spans than memory holds."""
 
 from __future__ import annotations
 
@@ -21,30 +21,9 @@ if TYPE_CHECKING:
 
     from ..store.store import Store
 
-NOT_COMM_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanKind.OTHER})
-"""Span kinds that are never communication. ``other`` may be: a kind that only a newer version knows
-is read as ``other``."""
-
-SPAN_COLUMNS = """
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-"""
-
-SELECT_SPANS = (
-    "SELECT"
-    + SPAN_COLUMNS
-    + """FROM spans
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, start_ns, segment, row
-"""
-)
-
-SELECT_SPANS_FINAL = SELECT_SPANS.replace("FROM spans", "FROM spans FINAL")
-
-COUNT_SPANS = """
-SELECT count() AS num_spans FROM spans
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-"""
+APART_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanKind.OTHER})
+"""Kinds of spans that are members of no communication instance; one that only a newer
+collector knows is read as ``other``, which may be."""
 
 SELECT_OUTLINE = """
 SELECT
@@ -54,21 +33,23 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 GROUP BY rank ORDER BY rank
 """
 
-SELECTION = """
+SELECT_SELECTED_SPANS = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
+    AND rank IN {ranks:Array(Int32)}
+    AND start_ns < {before_ns:Int64} AND start_ns + duration_ns > {after_ns:Int64}
+ORDER BY rank, start_ns, segment, row
+"""
+
+COUNT_SELECTED_SPANS = """
+SELECT count() AS num_spans FROM spans
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
     AND rank IN {ranks:Array(Int32)}
     AND start_ns < {before_ns:Int64} AND start_ns + duration_ns > {after_ns:Int64}
 """
-
-SELECT_SELECTED_SPANS = (
-    "SELECT"
-    + SPAN_COLUMNS
-    + "FROM spans FINAL"
-    + SELECTION
-    + "ORDER BY rank, start_ns, segment, row"
-)
-
-COUNT_SELECTED_SPANS = "SELECT count() AS num_spans FROM spans" + SELECTION  # noqa: S608  # constants
 
 SELECT_ARRIVALS = """
 SELECT
@@ -90,40 +71,63 @@ GROUP BY group_id, source_rank, target_rank, seq
 FIRST_NS, LAST_NS = -(1 << 62), 1 << 62
 
 
+SELECT_SPANS = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+
+SELECT_SPANS_ONCE = """
+SELECT
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+FROM spans FINAL
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+
+COUNT_SPANS = """
+SELECT count() AS num_spans FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutline:
-    """Ranks of a step in ascending order, with their numbers of spans; empty if there are none."""
+    """What a step holds, rank by rank, ascending; empty columns where there is nothing."""
 
     ranks: NDArray[np.int32]
     num_spans: NDArray[np.int64]
     begin_ns: int
-    """Start of the first span; 0 if there is none."""
+    """Start of the first span, end of the last one; 0 where there is none."""
 
     end_ns: int
-    """End of the last span; 0 if there is none."""
 
     @property
     def num_all(self) -> int:
-        """Number of spans of all ranks."""
+        """Spans of all ranks."""
         return int(self.num_spans.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSelection:
-    """Some ranks of a step, and a range of time."""
+    """Which of a step's spans are asked for."""
 
     run_id: str
     epoch: int
     step: int
     ranks: Sequence[int]
     after_ns: int = FIRST_NS
-    """Unix time after which a span must end."""
+    """Spans that end at or before this Unix time are left out."""
 
     before_ns: int = LAST_NS
-    """Unix time before which a span must start."""
+    """Spans that start at or after it are."""
 
     def bound(self) -> dict[str, Any]:
-        """Return the bound parameters of a statement."""
+        """Return the statement's parameters."""
         return {
             "run_id": self.run_id,
             "epoch": self.epoch,
@@ -134,33 +138,8 @@ class SpanSelection:
         }
 
 
-def read_spans(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> pa.Table:
-    """Return the spans of the steps from ``first`` to ``last``, each once.
-
-    Spans outside any step are left out. Order: epoch, step, rank, start_ns.
-    """
-    bound = step_range(run_id, first, last)
-    return read_deduplicated(
-        store,
-        run_id,
-        lambda sql: _read_spans(store, sql, bound),
-        plain=SELECT_SPANS,
-        final=SELECT_SPANS_FINAL,
-    )
-
-
-def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
-    """Return the same as `read_spans`, without duplicates that the ledger does not have yet.
-
-    While a cut is stored again, the store has its rows twice until the ledger says so.
-    """
-    return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last))
-
-
 def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOutline:
-    """Return the ranks of a step with their numbers of spans, each span counted once."""
+    """Return how many spans each rank has in a step, each counted once, and its bounds."""
     found = store.arrow(SELECT_OUTLINE, {"run_id": run_id, "epoch": epoch, "step": step})
     begin, end = to_numpy(found["begin_ns"]), to_numpy(found["end_ns"])
     return StepOutline(
@@ -171,38 +150,35 @@ def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOut
     )
 
 
-def read_selected_spans(store: Store, selection: SpanSelection) -> pa.Table:
-    """Return the selected spans, each once, by (rank, start_ns)."""
-    return store.arrow(SELECT_SELECTED_SPANS, selection.bound())
+def read_selected_spans(store: Store, portion: SpanSelection) -> pa.Table:
+    """Return the portion's spans, each once, by (rank, start_ns)."""
+    return store.arrow(SELECT_SELECTED_SPANS, portion.bound())
 
 
-def count_selected_spans(store: Store, selection: SpanSelection) -> int:
-    """Return the number of selected spans; duplicates count twice."""
-    return int(store.rows(COUNT_SELECTED_SPANS, selection.bound())[0]["num_spans"])
+def count_selected_spans(store: Store, portion: SpanSelection) -> int:
+    """Return how many spans the portion has; those that are there twice count so."""
+    return int(store.rows(COUNT_SELECTED_SPANS, portion.bound())[0]["num_spans"])
 
 
-def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa.Table:
-    """Return the arrivals of the communication instances in ``spans``, from all their members.
+def read_arrivals(store: Store, portion: SpanSelection, spans: pa.Table) -> pa.Table:
+    """Return what is known of all members of the communication instances in ``spans``.
 
-    Members count whatever their rank and time.
+    Columns: ``group_id, source_rank, target_rank`` (-1 for a collective)``, seq, num_spans,
+    num_ranks, latest_ns, last_rank``. Members count whichever rank and time they are of.
 
     Args:
         store: The store.
-        selection: A selection of the step.
-        spans: Result of `read_selected_spans`.
-
-    Returns:
-        Columns ``group_id, source_rank, target_rank`` (-1 for a collective)``, seq, num_spans,
-        num_ranks, latest_ns, last_rank``.
+        portion: Names the step.
+        spans: What `read_selected_spans` returned.
     """
     group, seq = to_numpy(spans["group_id"]), to_numpy(spans["seq"])
     joined = (group != 0) & (seq != NONE)
-    bound = {name: selection.bound()[name] for name in ("run_id", "epoch", "step")}
+    bound = {name: portion.bound()[name] for name in ("run_id", "epoch", "step")}
     return store.arrow(
         SELECT_ARRIVALS,
         {
             **bound,
-            "kinds": NOT_COMM_KINDS,
+            "kinds": APART_KINDS,
             "groups": np.unique(group[joined]).tolist(),
             "first_seq": int(seq[joined].min(initial=LAST_NS)),
             "last_seq": int(seq[joined].max(initial=FIRST_NS)),
@@ -213,27 +189,49 @@ def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa
 def group_blocks(
     blocks: Sequence[Sequence[int]], num_spans: dict[int, int], *, max_spans: int
 ) -> list[tuple[int, int]]:
-    """Group neighbouring blocks of ranks by their numbers of spans.
+    """Cut neighbouring blocks of ranks into portions; return first and end block of each.
 
     Args:
-        blocks: Ranks that must stay together.
-        num_spans: Number of spans by rank.
-        max_spans: Largest number of spans of a group, exceeded only by a single block.
-
-    Returns:
-        First and end block of each group.
+        blocks: Ranks that are not to be parted.
+        num_spans: By rank.
+        max_spans: Of a portion; a block that has more is one of its own.
     """
-    groups: list[tuple[int, int]] = []
-    begin = total = 0
+    cuts: list[tuple[int, int]] = []
+    begin = held = 0
     for place, block in enumerate(blocks):
         size = sum(num_spans[rank] for rank in block)
-        if place > begin and total + size > max_spans:
-            groups.append((begin, place))
-            begin, total = place, 0
-        total += size
+        if place > begin and held + size > max_spans:
+            cuts.append((begin, place))
+            begin, held = place, 0
+        held += size
     if len(blocks) > begin:
-        groups.append((begin, len(blocks)))
-    return groups
+        cuts.append((begin, len(blocks)))
+    return cuts
+
+
+def read_spans(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the spans of these steps, by (epoch, step, rank, start_ns).
+
+    Spans outside any step are left out.
+    """
+    bound = step_range(run_id, first, last)
+    return read_deduplicated(
+        store,
+        run_id,
+        lambda sql: _read_spans(store, sql, bound),
+        plain=SELECT_SPANS,
+        final=SELECT_SPANS_ONCE,
+    )
+
+
+def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
+    """Return what `read_spans` does, free of duplicates that the ledger does not tell of yet.
+
+    Between the second storing of a cut and the note about it, rows stand there twice.
+    """
+    return store.arrow(SELECT_SPANS_ONCE, step_range(run_id, first, last))
 
 
 def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""The command `rankscope`: runs one subcommand and turns failures into exit statuses."""
+"""Entry point of the command `rankscope`: run a subcommand, turn failures into exit statuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 BAD_ENVIRONMENT = 2
 INTERRUPTED = 130
 
-OF_THE_SERVER_EXTRA = frozenset(
+SERVER_EXTRA = frozenset(
     {
         "a2wsgi",
         "chdb",
@@ -21,32 +21,33 @@ OF_THE_SERVER_EXTRA = frozenset(
         "plotly",
         "prometheus_client",
         "pyarrow",
+        "rich",
         "typer",
         "urllib3",
         "uvicorn",
         "yaml",
     }
 )
-"""Top-level modules that the extra ``server`` brings; the base install has none of them."""
+"""Modules installed by the extra ``server``; the base install has none of them."""
 
 
 def main() -> int:
-    """Run the command line of this process; return its exit status."""
+    """Run the command line of this process and return its exit status."""
     try:
         return _run()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in OF_THE_SERVER_EXTRA:
+        if missing not in SERVER_EXTRA:
             raise
         return _fail(
-            f"{missing} is not installed: the command needs the server extra,"
+            f"{missing} is not installed, and the command needs it:"
             ' pip install "rankscope[server]"',
             BAD_ENVIRONMENT,
         )
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); the exit must not flush into it again.
+        # The reader of the output has exited (`| head`): flushing into it at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -64,7 +65,7 @@ def _run() -> int:
             print(error.format_message(), file=sys.stderr)
             return error.exit_code
         line = " ".join(error.format_message().split())
-        return _fail(f"{line.rstrip('.')}; `rankscope --help` lists the flags", error.exit_code)
+        return _fail(f"{line.rstrip('.')}. See `rankscope --help`", error.exit_code)
     except (ModuleNotFoundError, BrokenPipeError):
         raise
     except Exception as error:
@@ -73,7 +74,7 @@ def _run() -> int:
             raise
         return _fail(plain_line(error), code)
     sys.stdout.flush()
-    if status == INTERRUPTED:  # typer makes this of a KeyboardInterrupt
+    if status == INTERRUPTED:  # typer turns a KeyboardInterrupt into this status
         raise KeyboardInterrupt
     return status or 0
 

@@ -1,4 +1,4 @@
-"""What the command raises, and which exit status each failure has."""
+"""Errors of the command, and the exit status of each failure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rankscope.trainer.errors import ConfigError
 from .terminal.lines import printable
 
 FAILED = 1
-"""Exit status: what was asked for could not be done, or did not come out."""
+"""Exit status: the command could not do its work, or the demo did not find its fault."""
 
 BAD_INPUT = 2
-"""Exit status: the flags, the files or the environment must change first."""
+"""Exit status: a flag, a file or the environment must be corrected first."""
 
 
 class CommandError(Exception):
-    """Base of what the command raises; the text is one plain line that says what to do."""
+    """Base of the errors of the command. The text is one line that says what to do."""
 
     exit_code = FAILED
 
 
 class FailedError(CommandError):
-    """What was asked for failed."""
+    """The command could not do its work."""
 
 
 class BadInputError(CommandError):
-    """A flag, a file or the environment is not what the command needs."""
+    """A flag, a file or the environment must be corrected first."""
 
     exit_code = BAD_INPUT
 
@@ -42,18 +42,18 @@ EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
     (ConfigError, BAD_INPUT),
     (OSError, FAILED),
 )
-"""The first row that an error is an instance of says its exit status."""
+"""The exit status of an error is that of the first row whose type matches."""
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """Return the exit status of an expected failure; None for an error that is a defect."""
+    """Return the exit status of an expected failure; None for a defect of rankscope."""
     if isinstance(error, CommandError):
         return error.exit_code
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
 
 
 def plain_line(error: Exception) -> str:
-    """Return the error's text on one line; what can't be seen of it is escaped."""
+    """Return the error's text on one line, with invisible characters escaped."""
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename}" if error.filename else ""
         return printable(f"{error.strerror}{place}")

@@ -1,4 +1,4 @@
-"""How this process holds memory: what large columns gave back is kept for the next ones."""
+"""Memory of this process: keep what is freed for reuse, or give it back to the machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ LARGEST_INT = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the process, where the C library can be told to.
+    """Keep freed memory in the process for its next allocations, if the C library can.
 
-    A large array is else mapped anew and given back each time, and the kernel
-    clears each of its pages: a fifth of the time of a large analysis. All
-    threads take it from one pool, or what one has freed no other could use
-    (250 MB of a step of 1.9 million spans). For a process that ends soon; one
-    that lives on would hold its peak for ever.
+    By default each large array is mapped anew and unmapped again, and the kernel zeroes each of
+    its pages: a fifth of the time of a large analysis. All threads share one arena, so that any
+    thread can reuse what another has freed (250 MB for a step of 1.9 million spans). Only for a
+    process that ends soon: a long-lived one would keep its peak.
 
     Source:
         mallopt(3) of the GNU C library.
@@ -33,7 +32,7 @@ def keep_freed_memory() -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
-        return  # another C library: nothing is lost but time
+        return  # another C library: the analysis is only slower
     mallopt(M_MMAP_MAX, 0)
     mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
     mallopt(M_ARENA_MAX, 1)
@@ -41,10 +40,9 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Look for no reference cycles meanwhile, for work that makes many objects and keeps them.
+    """Turn Python's garbage collection off during work that makes many objects and keeps them.
 
-    Each round of that search goes through all objects there are: 0.4 s of an analysis of 12,288
-    ranks, which found nothing.
+    Each collection visits all objects: 0.4 s of an analysis of 12,288 ranks, without a find.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -59,10 +57,10 @@ PURGE = "SYSTEM JEMALLOC PURGE"
 
 
 def use_one_allocator() -> None:
-    """Let Arrow's columns come from the C library; before any is made.
+    """Allocate Arrow's columns from the C library. Call it before the first column is made.
 
-    Arrow's own allocator keeps what one thread freed for that thread. After twenty minutes of an
-    agent at 16,000 spans a second it held 80 MB, of which no more than 15 were ever in use.
+    Arrow's own allocator keeps what a thread has freed for that thread. After twenty minutes, the
+    one of an agent at 16,000 spans/s held 80 MB, of which at most 15 MB were ever in use.
     """
     import pyarrow as pa
 
@@ -70,16 +68,16 @@ def use_one_allocator() -> None:
 
 
 def release_memory(store: Store | None = None) -> None:
-    """Give back what the engine, Arrow and the C library hold and nobody uses.
+    """Return unused memory of the engine, of Arrow and of the C library to the machine.
 
-    Three allocators live in one process, and what one has freed no other can use: after a turn of
-    262,144 rows 36 % of what they held was free (118 of 397 MB: the engine 68, the C library 50).
+    The three allocators of a server cannot use what another one has freed: after a turn of
+    262,144 rows, 36 % of their memory was free (118 of 397 MB: the engine 68, the C library 50).
 
     Args:
-        store: Whose engine is asked too, where it is embedded.
+        store: The store; its engine releases memory too if it is embedded.
 
     Raises:
-        StoreError: The engine refuses.
+        StoreError: The engine refused the statement.
 
     Source:
         malloc_trim(3) of the GNU C library; ClickHouse, SYSTEM statements.
@@ -92,5 +90,5 @@ def release_memory(store: Store | None = None) -> None:
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
-        return  # another C library keeps less
+        return  # other C libraries keep less
     trim(0)

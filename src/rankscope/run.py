@@ -1,4 +1,4 @@
-"""One stored run, opened for a notebook or a script."""
+"""Stored runs in notebooks and scripts: `open_run` and the results of a run."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 def open_run(run_id: str, *, store: str | None = None) -> Run:
-    """Open a stored run for reading; close it, or leave its ``with`` block, to free the store.
+    """Open a stored run for reading. Close it, or use it in a ``with`` block, to free the store.
 
-    A store that a `rankscope serve` holds is read through that server.
+    If a `rankscope serve` holds the store, the run is read through that server.
 
     Args:
         run_id: Name of the run, as `rankscope runs` lists it.
-        store: URL of the store; None: ``RANKSCOPE_STORE``, else the one in the data folder.
+        store: URL of the store. None: ``RANKSCOPE_STORE``, or else the store in the data folder.
 
     Raises:
-        UnknownRunError: The store holds no run of that name.
+        UnknownRunError: The store holds no run of this name.
         StoreError: The store could not be opened.
     """
     opened = open_for_reading(store or default_store_url())
@@ -57,7 +57,7 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
 
 
 class Run:
-    """One run of an open store. Results are computed when first asked for."""
+    """One run of an open store. Each result is computed at its first use."""
 
     def __init__(self, store: Store, info: RunInfo) -> None:
         self._store = store
@@ -87,8 +87,8 @@ class Run:
         """Return one step, each span with its wait and transfer.
 
         Args:
-            step: Its number.
-            epoch: Of which incarnation; None: the last.
+            step: Number of the step.
+            epoch: Epoch of the step. None: the last one.
 
         Raises:
             EmptyRunError: The step holds no spans.
@@ -99,12 +99,12 @@ class Run:
 
     @cached_property
     def reading(self) -> Reading:
-        """All steps as operations; what the results below number their operations by."""
+        """All steps as operations. The operation numbers of the results below refer to these."""
         return read_operations(self.info, self.spans(), self.steps())
 
     @cached_property
     def waterfall(self) -> Waterfall:
-        """Where each rank's time went in each step; see `analysis.breakdown.waterfall.Part`."""
+        """The parts of each rank's step time; see `analysis.breakdown.waterfall.Part`."""
         from rankscope.analysis.breakdown.waterfall import build_waterfall
         from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
 
@@ -113,7 +113,7 @@ class Run:
         return build_waterfall(self.info, self.reading, spans, steps)
 
     def critical_path(self, step: int) -> CriticalPath:
-        """Return the chain of operations that decides a step's end.
+        """Return the chain of operations that determines when a step ends.
 
         Raises:
             EmptyRunError: The step takes no part in the replay.
@@ -123,7 +123,7 @@ class Run:
         return critical_path(self.reading.model, [step])
 
     def slack(self, step: int) -> Slack:
-        """Return how much later each operation may end without moving the step's end.
+        """Return how much later each operation could end without delaying the end of the step.
 
         Raises:
             EmptyRunError: The step takes no part in the replay.
@@ -133,7 +133,7 @@ class Run:
         return operation_slack(self.reading.model, [step])
 
     def ideal_timeline(self, step: int) -> IdealTimeline:
-        """Return a step's operations as they were and as they would be were nothing slow.
+        """Return the operations of a step, as recorded and as they would be without any slowness.
 
         Raises:
             EmptyRunError: The step takes no part in the replay.
@@ -143,10 +143,10 @@ class Run:
         return ideal_timeline(self.reading.model, step)
 
     def what_if(self, part: Part | NDArray[np.bool_]) -> PartPrice:
-        """Return what a set of operations costs: what if it were healthy.
+        """Return what would be saved if a set of operations were healthy.
 
         Args:
-            part: The set, as conditions (`analysis.price.selection.Part`) or as a mask over the
+            part: The set: conditions (`analysis.price.selection.Part`), or a mask over the
                 operations of ``reading``.
 
         Raises:
@@ -164,28 +164,28 @@ class Run:
 
     @cached_property
     def slowdown_by_tp(self) -> dict[int, float | None]:
-        """S of each tp position."""
+        """Slowdown (S) of each tp position."""
         from rankscope.analysis.price.operation_sets import slowdown_by_tp
 
         return slowdown_by_tp(self.info, self.replayer)
 
     @cached_property
     def slowdown_by_host(self) -> dict[str, float | None]:
-        """S of each host that has a name."""
+        """Slowdown (S) of each host whose name is known."""
         from rankscope.analysis.price.operation_sets import slowdown_by_host
 
         return slowdown_by_host(self.info, self.replayer)
 
     @cached_property
     def slowdown_by_rank(self) -> dict[int, float | None]:
-        """S of each rank."""
+        """Slowdown (S) of each rank."""
         from rankscope.analysis.price.operation_sets import slowdown_by_rank
 
         return slowdown_by_rank(self.info, self.replayer)
 
     @cached_property
     def replayer(self) -> Replayer:
-        """The replay of all steps, for the other questions of `analysis.price.operation_sets`."""
+        """The replay of all steps, as input of the functions of `analysis.price.operation_sets`."""
         from rankscope.analysis.replay.what_if import Replayer
 
         return Replayer(self.reading.model)
@@ -193,22 +193,24 @@ class Run:
     def graph(
         self, step: int | Collection[int], *, ranks: Collection[int] | None = None
     ) -> nx.DiGraph[int]:
-        """Return who waits for whom in some steps; see `replay.networkx_graph.dependency_graph`.
+        """Return the dependency graph of some steps.
+
+        See `analysis.replay.networkx_graph.dependency_graph`.
 
         Args:
-            step: Its number, or several.
-            ranks: Only these ranks; None: all.
+            step: Number of the step, or several numbers.
+            ranks: The ranks to include. None: all.
 
         Raises:
             EmptyRunError: A step takes no part in the replay.
-            GraphTooLargeError: It is too large for a graph of Python objects.
+            GraphTooLargeError: The steps have too many operations for a graph of Python objects.
         """
         from rankscope.analysis.replay.networkx_graph import dependency_graph
 
         return dependency_graph(self.reading.model, step, ranks=ranks)
 
     def close(self) -> None:
-        """Free the store. Safe to repeat; results that were computed stay."""
+        """Close the store. Computed results stay usable; closing twice is safe."""
         self._store.close()
 
     def __enter__(self) -> Self:

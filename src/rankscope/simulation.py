@@ -1,4 +1,4 @@
-"""Put a simulated run into the store, as the spool's tail puts a real one."""
+"""Simulated runs: the scenario of the command's flags, and storage in a store or in files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
 
+SCENARIO_SUFFIXES = (".toml", ".json")
 DESCRIPTION_ROWS = 5_000
+"""Rows of one insert of groups, manifests, clocks or ranks."""
+
+FILE_TABLES = ("spans", "steps", "microbatches", "samples", "events")
+ROW_GROUP_ROWS = 1_000_000
+"""Rows of one row group of a parquet file."""
 
 SELECT_PRESENCE = """
 SELECT
@@ -45,35 +51,117 @@ SELECT
 
 DELETE_LEFTOVERS = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
 
-TABLES = (
+RUN_TABLES = (
     "spans", "steps", "microbatches", "samples", "events", "ranks", "groups", "manifests", "ledger"
 )  # fmt: skip
-"""Tables that hold rows of a run before it appears in table ``runs``; the ledger last."""
+"""Tables that get rows before ``runs``. The ledger is last: its rows are the sign of leftovers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """What a simulation recorded."""
+class SimulateOptions:
+    """Flags of `rankscope simulate`. None: as the scenario says."""
+
+    scenario: str
+    """Name of a preset, or path of a TOML or JSON file."""
+
+    run_id: str
+    num_ranks: int | None = None
+    """dp is chosen to match it; the other sizes stay."""
+
+    seed: int | None = None
+    num_steps: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    tp: int | None = None
+    faults: tuple[str, ...] = ()
+    """Faults in addition to those of the scenario."""
+
+    out: Path | None = None
+    """Folder for parquet files. None: the run goes to the store."""
+
+    store_url: str | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationSize:
+    """Number of spans and steps of a simulation."""
 
     num_spans: int
     num_steps: int
 
 
-def store_simulation(
-    store: Store, simulation: Simulation, steps: Iterable[StepTables]
-) -> Simulated:
-    """Store a run; it appears whole or not at all, since its row in ``runs`` is written last.
-
-    Args:
-        store: Where to.
-        simulation: The run.
-        steps: Its tables, read once.
+def build_scenario(options: SimulateOptions) -> Scenario:
+    """Return the scenario of the flags: a preset or a file, with the given sizes and faults.
 
     Raises:
-        RunExistsError: The store holds a run of that name.
-        RunBegunError: A server holds the store, and an unfinished run of that name is in it.
-        RunDeletedError: A run of that name was deleted.
-        StoreError: It could not be written.
+        ConfigError: The scenario or a fault is invalid.
+        BadInputError: ``--ranks`` does not fit the layout, or contradicts ``--dp``.
+    """
+    from rankscope.trainer.simulator.fault import parse_simulated_faults
+    from rankscope.trainer.simulator.presets import preset_faults, preset_settings
+    from rankscope.trainer.simulator.scenario import Scenario
+    from rankscope.trainer.simulator.scenario_file import read_scenario_file
+
+    path = Path(options.scenario)
+    is_file = path.suffix in SCENARIO_SUFFIXES
+    given = _given_settings(options)
+    if is_file:
+        settings = read_scenario_file(path) | given
+    else:
+        settings = preset_settings(options.scenario, **given)
+    faults = settings.pop("faults", ())
+    # Faults are added last, because they are checked against the sizes that the flags give.
+    scenario = _with_num_ranks(Scenario(**settings), options)
+    if not is_file:
+        faults = preset_faults(options.scenario, scenario)
+    return replace(scenario, faults=(*faults, *parse_simulated_faults(options.faults)))
+
+
+def _given_settings(options: SimulateOptions) -> dict[str, Any]:
+    given = {
+        "seed": options.seed,
+        "num_steps": options.num_steps,
+        "dp": options.dp,
+        "pp": options.pp,
+        "tp": options.tp,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _with_num_ranks(scenario: Scenario, options: SimulateOptions) -> Scenario:
+    """Return the scenario with the dp that gives the number of ranks of ``--ranks``."""
+    if options.num_ranks is None:
+        return scenario
+    per_position = scenario.world_size // scenario.dp
+    dp, rest = divmod(options.num_ranks, per_position)
+    if rest or not dp:
+        raise BadInputError(
+            f"--ranks {options.num_ranks} must be a multiple of pp x tp x cp = {per_position}:"
+            " give another number, or other sizes"
+        )
+    if options.dp is not None and options.dp != dp:
+        raise BadInputError(
+            f"--ranks {options.num_ranks} needs --dp {dp}, got --dp {options.dp}: leave one out"
+        )
+    return replace(scenario, dp=dp)
+
+
+def store_simulation(
+    store: Store, simulation: Simulation, steps: Iterable[StepTables]
+) -> SimulationSize:
+    """Store a run. Its row in ``runs`` is written last, so the run appears whole or not at all.
+
+    Args:
+        store: The store.
+        simulation: The run.
+        steps: The tables of the run, which are read once.
+
+    Raises:
+        RunExistsError: The store holds a run of this name.
+        RunBegunError: A server holds the store, which has an unfinished run of this name.
+        RunDeletedError: A run of this name was deleted.
+        StoreError: The store could not be written.
     """
     run_id = simulation.run_id
     Deletions(store).check(run_id)
@@ -82,18 +170,20 @@ def store_simulation(
     if found["num_runs"]:
         raise RunExistsError(run_id, source_format=found["source_format"])
     if store.read_only:
-        # A server removes nothing for us. What the same simulation left is sent again, and is
-        # known by its keys.
+        # The server deletes nothing for us. Rows of the same simulation are sent again, and the
+        # server recognizes them by their keys.
         if found["num_others"]:
             raise RunBegunError(run_id)
     elif found["num_cuts"]:
-        for name in TABLES:  # what a simulation that was cut short left behind
+        for name in RUN_TABLES:  # rows of an interrupted simulation
             store.command(DELETE_LEFTOVERS, {"table": name, "run_id": run_id})
     with closing(run_writer(store)) as writer:
         return _store_all(writer, simulation, steps)
 
 
-def _store_all(writer: RunWriter, simulation: Simulation, steps: Iterable[StepTables]) -> Simulated:
+def _store_all(
+    writer: RunWriter, simulation: Simulation, steps: Iterable[StepTables]
+) -> SimulationSize:
     num_spans, num_steps = 0, 0
     for tables in steps:
         for cut in _cuts(simulation, tables, cut_rows=writer.cut_rows):
@@ -103,11 +193,11 @@ def _store_all(writer: RunWriter, simulation: Simulation, steps: Iterable[StepTa
         num_spans += tables.spans.num_rows
         num_steps += 1
     _describe(writer, simulation)
-    return Simulated(num_spans=num_spans, num_steps=num_steps)
+    return SimulationSize(num_spans=num_spans, num_steps=num_steps)
 
 
 def _cuts(simulation: Simulation, tables: StepTables, *, cut_rows: int) -> Iterator[Cut]:
-    """Cut a step into inserts; the last one holds the rows that are no spans."""
+    """Yield the cuts of a step. The last one also holds the rows of the other tables."""
     spans, steps, microbatches = tables.spans, tables.steps, tables.microbatches
     firsts = range(0, max(1, spans.num_rows), cut_rows)
     for first in firsts:
@@ -133,7 +223,7 @@ def _cuts(simulation: Simulation, tables: StepTables, *, cut_rows: int) -> Itera
 
 
 def _content_hash(rows: pa.Table) -> str:
-    """Hash the columns that tell one simulation's rows from another's."""
+    """Return a hash of the columns that differ between simulations."""
     digest = hashlib.sha256()
     for name in ("rank", "start_ns", "duration_ns"):
         for chunk in rows[name].chunks:
@@ -146,7 +236,7 @@ def _content_hash(rows: pa.Table) -> str:
 
 
 def _describe(writer: RunWriter, simulation: Simulation) -> None:
-    """Store what is known of the run besides its spans; the run itself last."""
+    """Store the description of a run: groups, manifests, clocks, ranks, and the run itself last."""
     run_id = simulation.run_id
     groups: list[Row] = [
         {
@@ -162,9 +252,9 @@ def _describe(writer: RunWriter, simulation: Simulation) -> None:
     manifests: dict[str, Row] = {}
     ranks: list[Row] = []
     for row in simulation.rank_rows():
-        told = manifest_row(run_id, simulation.manifest(row["rank"]))
-        manifests[told["manifest_hash"]] = told
-        ranks.append({**row, "manifest_hash": told["manifest_hash"]})
+        manifest = manifest_row(run_id, simulation.manifest(row["rank"]))
+        manifests[manifest["manifest_hash"]] = manifest
+        ranks.append({**row, "manifest_hash": manifest["manifest_hash"]})
     for table, rows in (
         ("groups", groups),
         ("manifests", list(manifests.values())),
@@ -176,28 +266,24 @@ def _describe(writer: RunWriter, simulation: Simulation) -> None:
     writer.upsert("runs", [simulation.run_row(created_ns=time.time_ns())])
 
 
-FILE_TABLES = ("spans", "steps", "microbatches", "samples", "events")
-
-
-GROUP_ROWS = 1_000_000
-
-
-def write_files(simulation: Simulation, steps: Iterable[StepTables], *, folder: Path) -> Simulated:
-    """Write one parquet file a table, and the run's description as JSON.
+def write_files(
+    simulation: Simulation, steps: Iterable[StepTables], *, folder: Path
+) -> SimulationSize:
+    """Write one parquet file for each table, and the description of the run as JSON lines.
 
     Args:
         simulation: The run.
-        steps: Its tables, read once.
-        folder: Where to; made where it is missing.
+        steps: The tables of the run, which are read once.
+        folder: Destination; created if it is missing.
 
     Raises:
-        BadInputError: The folder holds files, or is none.
-        OSError: It cannot be written.
+        BadInputError: The folder is not empty, or is not a folder.
+        OSError: A file could not be written.
     """
     import pyarrow.parquet as pq
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInputError(f"--out {folder} is not an empty folder: choose another")
+        raise BadInputError(f"--out {folder} is not an empty folder: give another")
     folder.mkdir(parents=True, exist_ok=True)
     num_spans, num_steps = 0, 0
     with ExitStack() as stack:
@@ -210,11 +296,11 @@ def write_files(simulation: Simulation, steps: Iterable[StepTables], *, folder: 
                     writers[name] = stack.enter_context(
                         pq.ParquetWriter(path, rows.schema, compression="zstd")
                     )
-                writers[name].write_table(rows, row_group_size=GROUP_ROWS)
+                writers[name].write_table(rows, row_group_size=ROW_GROUP_ROWS)
             num_spans += tables.spans.num_rows
             num_steps += 1
     _write_description(simulation, folder)
-    return Simulated(num_spans=num_spans, num_steps=num_steps)
+    return SimulationSize(num_spans=num_spans, num_steps=num_steps)
 
 
 def _write_description(simulation: Simulation, folder: Path) -> None:
@@ -228,88 +314,3 @@ def _write_description(simulation: Simulation, folder: Path) -> None:
     for name, rows in documents.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-
-
-SCENARIO_SUFFIXES = (".toml", ".json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
-    """What to simulate and where to; None: as the scenario says."""
-
-    scenario: str
-    """Name of a preset, or path of a TOML or JSON file."""
-
-    run_id: str
-    num_ranks: int | None = None
-    """Reached by dp, the other sizes staying."""
-
-    seed: int | None = None
-    num_steps: int | None = None
-    dp: int | None = None
-    pp: int | None = None
-    tp: int | None = None
-    faults: tuple[str, ...] = ()
-    """Added to the scenario's own."""
-
-    out: Path | None = None
-    """Folder for parquet files; None: into the store."""
-
-    store_url: str | None = None
-    as_json: bool = False
-
-
-def scenario_of(options: SimulateOptions) -> Scenario:
-    """Return the scenario that the options name, with what they replace.
-
-    Raises:
-        ConfigError: It cannot be simulated.
-        BadInputError: ``--ranks`` does not fit, or contradicts ``--dp``.
-    """
-    from rankscope.trainer.simulator.fault import parse_simulated_faults
-    from rankscope.trainer.simulator.presets import preset_faults, preset_settings
-    from rankscope.trainer.simulator.scenario import Scenario
-    from rankscope.trainer.simulator.scenario_file import read_scenario_file
-
-    path = Path(options.scenario)
-    is_file = path.suffix in SCENARIO_SUFFIXES
-    replaced = _replaced(options)
-    if is_file:
-        settings = read_scenario_file(path) | replaced
-    else:
-        settings = preset_settings(options.scenario, **replaced)
-    planted = settings.pop("faults", ())
-    # Faults are checked last: against the sizes that the flags made, not the scenario's own.
-    bare = _resized(Scenario(**settings), options)
-    if not is_file:
-        planted = preset_faults(options.scenario, bare)
-    return replace(bare, faults=(*planted, *parse_simulated_faults(options.faults)))
-
-
-def _replaced(options: SimulateOptions) -> dict[str, Any]:
-    given = {
-        "seed": options.seed,
-        "num_steps": options.num_steps,
-        "dp": options.dp,
-        "pp": options.pp,
-        "tp": options.tp,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _resized(scenario: Scenario, options: SimulateOptions) -> Scenario:
-    """Return the scenario with as many data-parallel positions as make the ranks asked for."""
-    if options.num_ranks is None:
-        return scenario
-    per_position = scenario.world_size // scenario.dp
-    dp, rest = divmod(options.num_ranks, per_position)
-    if rest or not dp:
-        raise BadInputError(
-            f"--ranks {options.num_ranks} must be a multiple of pp x tp x cp = {per_position}:"
-            " choose another number, or other sizes"
-        )
-    if options.dp is not None and options.dp != dp:
-        raise BadInputError(
-            f"--ranks {options.num_ranks} needs --dp {dp}, got --dp {options.dp}: leave one out"
-        )
-    return replace(scenario, dp=dp)

@@ -156,7 +156,7 @@ def test_a_second_agent_of_one_spool_is_refused(tmp_path: Path) -> None:
         )
 
     assert second.returncode == 2
-    assert "another agent runs" in second.stderr
+    assert "another agent uses" in second.stderr
 
 
 def test_what_would_send_the_token_in_plain_text_is_refused(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def command(
     ("arguments", "says"),
     [
         (["analyze", "nosuch"], "no run 'nosuch'"),
-        (["analyze", "x", "--steps", "5"], "must be A:B"),
+        (["analyze", "x", "--steps", "5"], "is not A:B"),
         (["analyze", "x", "--steps", "9:5"], "ends before it begins"),
         (["analyze"], "Missing argument"),
         (["runs", "--bogus"], "--bogus"),
@@ -69,7 +69,7 @@ def command(
         (["runs", "--store", "sqlite:///x"], "chdb:///absolute/path"),
         (["runs", "--store", "chdb://relative"], "absolute"),
         (["import", "x.parquet", "--format", "kineto", "--run", "x"], "imports bytedance"),
-        (["import", "a", "b", "--format", "bytedance", "--run", "x"], "one file a run"),
+        (["import", "a", "b", "--format", "bytedance", "--run", "x"], "one file for each run"),
         (["import", "x.parquet", "--format", "bytedance"], "--run"),
         (["serve", "--host", "0.0.0.0"], "TLS"),
         (["serve", "--port", "99999"], "--port"),
@@ -145,6 +145,6 @@ def test_without_the_server_extra_the_command_says_how_to_get_it(tmp_path: Path)
 
     assert done.returncode == 2
     assert done.stderr == (
-        "rankscope: typer is not installed: the command needs the server extra,"
+        "rankscope: typer is not installed, and the command needs it:"
         ' pip install "rankscope[server]"\n'
     )

@@ -54,7 +54,7 @@ def test_all_its_complete_spans_are_in_the_store(tmp_path: Path) -> None:
     ):
         tail = SpoolTail(spool, StoreWriter(store))
         while (step := training.next_step(PATIENCE_S)) is None or step.step < 2:
-            assert training.status is None, training.last_words()
+            assert training.status is None, training.last_error()
         tail.poll()  # so that the death falls between two looks
         victim = process_folder(spool, VICTIM)
         os.kill(json.loads((victim / MANIFEST_FILE).read_text())["pid"], signal.SIGKILL)

@@ -72,7 +72,7 @@ def test_a_run_that_is_there_is_not_imported_twice(store: Path) -> None:
     runs = json.loads(rankscope("runs", "--json", store=store).stdout)["runs"]
 
     assert again.returncode == 0
-    assert "already in the store" in again.stdout
+    assert "is already stored" in again.stdout
     assert [run["num_spans"] for run in runs if run["run"] == "AR"] == [117_216]
 
 

@@ -23,19 +23,19 @@ from rankscope.trainer.errors import FaultSpecError
         (SpoolVersionError(Path("/x"), 9), 2),
         (FaultSpecError("x", "y"), 2),
         (PermissionError(13, "Permission denied", "/x"), 1),
-        (ValueError("a defect of ours"), None),
+        (ValueError("a defect"), None),
     ],
 )
-def test_each_failure_has_its_exit_status(error: Exception, code: int | None) -> None:
+def test_each_failure_has_an_exit_status(error: Exception, code: int | None) -> None:
     assert exit_code_of(error) == code
 
 
-def test_a_failure_is_told_on_one_line() -> None:
+def test_the_text_of_a_failure_is_one_line() -> None:
     assert plain_line(FailedError("first\n  second")) == "first second"
     assert plain_line(PermissionError(13, "Permission denied", "/x")) == "Permission denied: /x"
 
 
-def test_a_name_neither_adds_a_line_nor_colours_a_terminal() -> None:
+def test_a_file_name_cannot_add_a_line_or_colour_the_terminal() -> None:
     name = "/x\r\n\x1b[31mrankscope: all is well"
 
     assert plain_line(BadInputError(name)) == r"/x \x1b[31mrankscope: all is well"

@@ -1,4 +1,4 @@
-"""What each package loads: the reading side never torch, the tracer neither numpy nor pyarrow."""
+"""Modules that importing each package loads, and modules that it must not load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULES = [
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """Return the top-level modules that a fresh process holds after importing ``modules``."""
+    """Return the top-level modules of a fresh process after importing ``modules``."""
     tops = "{name.partition('.')[0] for name in sys.modules}"
     program = f"import sys, {', '.join(modules)}; print(*{tops})"
     done = subprocess.run(
@@ -32,7 +32,7 @@ def loaded_by(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_reading_side_never_loads_torch() -> None:
+def test_the_collector_analysis_and_dashboard_never_load_torch() -> None:
     assert "torch" not in loaded_by(*MODULES)
 
 
@@ -41,7 +41,7 @@ def test_the_tracer_loads_neither_numpy_nor_pyarrow() -> None:
 
 
 @pytest.mark.parametrize("module", ["rankscope", "rankscope.commands.app"])
-def test_the_command_starts_without_what_is_heavy(module: str) -> None:
+def test_the_command_line_starts_without_heavy_modules(module: str) -> None:
     heavy = {"numpy", "pyarrow", "chdb", "clickhouse_connect", "dash", "plotly", "fastapi", "rich"}
 
     assert not heavy & loaded_by(module)

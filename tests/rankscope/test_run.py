@@ -38,7 +38,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def run(stored: str) -> Iterator[Run]:
-    """Two ranks that compute 60 and 100 ms and meet for 10 more, in each of two steps."""
+    """Two ranks that compute 60 and 100 ms and then all-reduce for 10 ms, in each of two steps."""
     with open_run("r", store=stored) as opened:
         yield opened
 
@@ -84,21 +84,21 @@ def write_ahead(spool_dir: Path) -> None:
     spool.end(at_ns=500 * MS)
 
 
-def test_the_critical_path_runs_over_the_slow_rank(run: Run) -> None:
+def test_the_critical_path_runs_through_the_slow_rank(run: Run) -> None:
     path = run.critical_path(1)
 
     assert (path.step.tolist(), path.rank[0], path.end_ns.tolist()) == ([1, 1], 1, [1e8, 1.1e8])
 
 
-def test_the_fast_rank_may_be_as_much_later_as_it_waits(run: Run) -> None:
+def test_the_slack_of_the_fast_rank_is_its_wait(run: Run) -> None:
     found = run.slack(0)
 
     forward = found.kinds.index("forward")
-    of_rank = {
+    by_rank = {
         rank: found.slack_ns[(found.rank == rank) & (found.kind == forward)].tolist()
         for rank in (0, 1)
     }
-    assert of_rank == {0: [40 * MS], 1: [0]}
+    assert by_rank == {0: [40 * MS], 1: [0]}
 
 
 def test_the_waterfall_is_that_of_the_report(run: Run) -> None:
@@ -107,29 +107,29 @@ def test_the_waterfall_is_that_of_the_report(run: Run) -> None:
     assert run.report.waterfall.mean_ratio["waiting"] == 80 / 440
 
 
-def test_the_waterfall_of_a_host_that_runs_ahead_fills_the_device_s_steps(
+def test_the_waterfall_of_a_host_that_runs_ahead_covers_the_steps_of_the_device(
     run: Run, stored: str
 ) -> None:
-    # GIVEN a host that is done with each step in 1 ms, and a device that takes 62 (`write_ahead`)
+    # GIVEN a host that issues each step in 1 ms, and a device that takes 62 (`write_ahead`)
     with open_run("ahead", store=stored) as opened:
         waterfall = opened.waterfall
 
-    # THEN each step is the device's, and all of it compute
+    # THEN each step has the time of the device, and all of it is compute
     assert waterfall.total_ns.tolist() == [[62 * MS, 62 * MS]]
     assert waterfall.of(TimePart.USEFUL_COMPUTE).tolist() == [[62 * MS, 62 * MS]]
 
 
-def test_a_healthy_rank_would_win_back_what_was_lost(run: Run) -> None:
+def test_fixing_the_slow_rank_recovers_all_lost_time(run: Run) -> None:
     picked = run.what_if(Part(rank=1))
     masked = run.what_if(run.reading.model.rank == 1)
 
-    # Its forward would take the mean, 80 ms.
+    # The ideal forward takes the mean of both ranks, 80 ms.
     assert picked.step_ns.tolist() == [90 * MS, 90 * MS]
     assert picked.recoverable_ratio == masked.recoverable_ratio == 1.0
     assert run.what_if(Part(group=GROUP)).recoverable_ratio == 0.0
 
 
-def test_the_ideal_step_stands_beside_the_real_one(run: Run) -> None:
+def test_the_ideal_timeline_has_recorded_and_ideal_times(run: Run) -> None:
     found = run.ideal_timeline(1)
 
     assert (found.actual_ns, found.ideal_ns) == (110 * MS, 90 * MS)
@@ -138,7 +138,7 @@ def test_the_ideal_step_stands_beside_the_real_one(run: Run) -> None:
     assert found.ideal_end_ns[forward].tolist() == [80 * MS, 80 * MS]
 
 
-def test_a_graph_is_of_the_steps_and_ranks_asked_for(run: Run) -> None:
+def test_a_graph_holds_the_requested_steps_and_ranks(run: Run) -> None:
     graph = run.graph([0, 1], ranks=[1])
 
     nodes = [node for _, node in graph.nodes(data=True)]
@@ -146,8 +146,8 @@ def test_a_graph_is_of_the_steps_and_ranks_asked_for(run: Run) -> None:
     assert np.unique([node["step"] for node in nodes]).tolist() == [0, 1]
 
 
-def test_the_slow_rank_has_the_largest_s(run: Run) -> None:
-    # Ideal 80 + 10 ms; with rank 1 as it was 100 + 10; rank 0 alone changes nothing.
+def test_the_slow_rank_has_the_largest_slowdown(run: Run) -> None:
+    # The ideal step takes 80 + 10 ms; with the recorded rank 1 it takes 100 + 10 ms.
     assert run.slowdown_by_rank == {0: 1.0, 1: 110 / 90}
     assert list(run.slowdown_by_tp) == [0]
     assert set(run.slowdown_by_host.values()) == {110 / 90}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Receiver:
@@ -37,7 +37,7 @@ class Receiver:
             def do_POST(self) -> None:
                 receiver.paths.put(self.path)
                 receiver.bodies.put(self.rfile.read(int(self.headers["content-length"])))
-                receiver.hold.wait(PATIENCE_S)
+                receiver.hold.wait(TIMEOUT_S)
                 self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
                 for name, value in receiver.headers.items():
                     self.send_header(name, value)

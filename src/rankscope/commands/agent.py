@@ -1,4 +1,4 @@
-"""`rankscope agent`: ship what the ranks of this host record to a collector."""
+"""`rankscope agent`: send the records of this host's ranks to a collector."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,47 +9,60 @@ import typer
 def agent(  # noqa: PLR0913  # one parameter a flag
     *,
     spool: Annotated[
-        Path, typer.Option("--spool", metavar="DIR", help="Folder that this host's ranks write to.")
+        Path,
+        typer.Option(
+            "--spool", metavar="DIR", help="Folder into which the ranks of this host write."
+        ),
     ],
     collector: Annotated[
         list[str],
         typer.Option(
             "--collector",
             metavar="URL",
-            help="https://HOST[:PORT]; may be repeated: when one fails the next is asked.",
+            help="https://HOST[:PORT]. May be repeated: if one fails, the next is tried.",
         ),
     ],
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="What was sent and not confirmed, and what was refused; default: DIR/.agent.",
+            help="Folder for the journal and for rejected rows. Default: .agent in the spool.",
             show_default=False,
         ),
     ] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Who may sign the collector's certificate."),
+        typer.Option(
+            metavar="FILE",
+            help="CA certificates that the collector's certificate is checked against.",
+        ),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The agent's own certificate.")
+        Path | None, typer.Option(metavar="FILE", help="Client certificate of the agent.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="And its key.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")
+    ] = None,
     samples: Annotated[
         bool,
-        typer.Option("--samples/--no-samples", help="Read this host and its devices too."),
+        typer.Option(
+            "--samples/--no-samples", help="Also read the counters of this host and its devices."
+        ),
     ] = True,
     max_spool_bytes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Most bytes of the spool while nothing can be shipped; default: what the ranks"
-            " allow themselves.",
+            help="Largest size of the spool while the collector cannot be reached. Default: the"
+            " quota of each rank.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Ship what this host's ranks record to a collector; RANKSCOPE_TOKEN_FILE names the token."""
+    """Send the records of this host to a collector.
+
+    The token is read from the file that the variable RANKSCOPE_TOKEN_FILE names.
+    """
     from ..server.agent import AgentOptions, run_agent
 
     run_agent(

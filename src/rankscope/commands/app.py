@@ -1,4 +1,4 @@
-"""The command `rankscope` and its subcommands. What is heavy loads inside each."""
+"""The command `rankscope` with its subcommands, each of which loads what it needs when it runs."""
 
 import typer
 
@@ -13,7 +13,7 @@ from .token import token
 
 app = typer.Typer(
     name="rankscope",
-    help="Which rank of a distributed training is truly slow, which only wait for it, and why.",
+    help="Find the slow rank of a distributed training, the ranks that wait for it, and the cause.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -1,4 +1,4 @@
-"""`rankscope demo`: train here with a slow rank, and find it."""
+"""`rankscope demo`: train on this host with a slow rank, and diagnose the run."""
 
 from typing import Annotated
 
@@ -9,16 +9,16 @@ from .flags import AsJson, Port, SpoolFolder, Store
 
 def demo(  # noqa: PLR0913  # one parameter a flag
     *,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
-    dp: Annotated[int, typer.Option(min=1, help="Data-parallel positions.")] = 2,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel positions.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 30,
+    pp: Annotated[int, typer.Option(min=1, help="Number of pipeline stages.")] = 2,
+    dp: Annotated[int, typer.Option(min=1, help="Data-parallel size.")] = 2,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps.")] = 30,
     fault: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="What to plant, or none; default: slow-compute on rank 5, 1.8 times, from a"
-            " third of the steps on.",
+            help="Fault of the training, or none. Default: slow-compute on rank 5, factor 1.8,"
+            " after a third of the steps.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +30,7 @@ def demo(  # noqa: PLR0913  # one parameter a flag
     spool: SpoolFolder = None,
     store: Store = None,
 ) -> None:
-    """Train a small GPT here with one slow rank, find that rank, and show it."""
+    """Train a small GPT with a slow rank, and find it."""
     from ..demo.demo import DemoOptions, run_demo
 
     status = run_demo(

@@ -1,9 +1,12 @@
-"""Flags that several subcommands have."""
+"""Flags of several subcommands."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rankscope.collector.store.store import Store as OpenStore
 
 Store = Annotated[
     str | None,
@@ -11,14 +14,18 @@ Store = Annotated[
         "--store",
         metavar="URL",
         envvar="RANKSCOPE_STORE",
-        help="chdb:///absolute/path or clickhouse://user:password@host:8123/database; "
-        "default: the embedded store in your data folder.",
+        help="chdb:///absolute/path or clickhouse://user:password@host:8123/database. "
+        "Default: the embedded store in your data folder.",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+RunName = Annotated[
+    str, typer.Option("--run", metavar="NAME", help="Name under which the run is stored.")
+]
 SpoolFolder = Annotated[
-    Path | None, typer.Option("--spool", metavar="DIR", help="Folder that the ranks write to.")
+    Path | None,
+    typer.Option("--spool", metavar="DIR", help="Folder into which the ranks of this host write."),
 ]
 Port = Annotated[
     int | None,
@@ -26,7 +33,15 @@ Port = Annotated[
         "--port",
         min=1,
         max=65535,
-        help="Default: 8050, or the next free one.",
+        help="Port to listen on. Default: 8050, or the next free one up to 8099.",
         show_default=False,
     ),
 ]
+
+
+def open_store(url: str | None) -> "OpenStore":
+    """Open the store of the flag ``--store``, through the server that holds it if there is one."""
+    from rankscope.collector.client.served_store import open_for_reading
+    from rankscope.collector.store.location import default_store_url
+
+    return open_for_reading(url or default_store_url())

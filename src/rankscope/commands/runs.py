@@ -1,4 +1,4 @@
-"""`rankscope runs`, `alerts` and `findings`: what the store holds, in a list."""
+"""`rankscope runs`, `alerts` and `findings`: lists of what the store holds."""
 
 import json
 from dataclasses import asdict
@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.analysis.report.text import EMPTY, MAX_NAMED, format_ranges
+from rankscope.analysis.report.text import EMPTY, MAX_NAMED, format_range, format_ranges
 
-from ..terminal.lines import aligned, format_time
-from .flags import AsJson, Store
+from ..terminal.lines import format_table, format_time
+from .flags import AsJson, Store, open_store
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Recurrence
     from rankscope.analysis.trace.tables import RunSummary
-    from rankscope.collector.read.alerts import StoredAlert
     from rankscope.collector.read.findings import StoredFinding
 
-NO_RUNS = "no runs yet: `rankscope demo` makes one, `rankscope import` stores a recorded one"
+NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
 NO_ALERTS = "no alerts"
-NO_FINDINGS = "no findings: `rankscope serve` notes them while runs train"
+NO_FINDINGS = "no findings: `rankscope serve` records them while a job trains"
 
 
 def runs(
@@ -29,14 +28,14 @@ def runs(
         typer.Option(
             "--delete",
             metavar="RUN",
-            help="Delete this run for good; its name is not given again.",
+            help="Delete this run for good. Its name cannot be used again.",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
-    """List the runs of the store, the newest first, or delete one."""
+    """List the stored runs, or delete one."""
     if delete is not None:
         typer.echo(delete_stored(delete, as_json=as_json, store_url=store))
         return
@@ -44,28 +43,28 @@ def runs(
 
 
 def alerts(*, as_json: AsJson = False, store: Store = None) -> None:
-    """List the alerts that have fired, the newest first."""
+    """List the alerts, the newest first."""
     typer.echo(list_alerts(as_json=as_json, store_url=store))
 
 
 def findings(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", show_default=False)] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Name of the run. Default: all.", show_default=False),
+    ] = None,
     *,
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
-    """List what was found in live runs, each from its onset to its end."""
+    """List the findings of live runs, the newest first."""
     typer.echo(list_findings(run, as_json=as_json, store_url=store))
 
 
 def list_runs(*, as_json: bool, store_url: str | None) -> str:
-    """Return the runs of the store, the newest first, ready to print."""
-    from rankscope.collector.client.served_store import open_for_reading
-    from rankscope.collector.store.location import default_store_url
-
+    """Return the stored runs, the newest first, as printable text."""
     from ..sources.store_source import StoreSource
 
-    with open_for_reading(store_url or default_store_url()) as store:
+    with open_store(store_url) as store:
         found = StoreSource(store).runs()
     if as_json:
         return json.dumps({"runs": [_run_document(run) for run in found]})
@@ -82,14 +81,14 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
         for run in found
     ]
     header = ("run", "format", "state", "ranks", "steps", "spans", "started (UTC)")
-    return "\n".join(aligned(header, rows, right="lllrrrl")) if rows else NO_RUNS
+    return "\n".join(format_table(header, rows, right="lllrrrl")) if rows else NO_RUNS
 
 
 def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
-    """Delete a run for good and return what to print.
+    """Delete a run for good and return a line with what was deleted.
 
     Raises:
-        UnknownRunError: The store holds no run of that name.
+        UnknownRunError: The store holds no run of this name.
         FailedError: The server that holds the store did not delete it.
     """
     from rankscope.collector.store.location import default_store_url
@@ -102,54 +101,56 @@ def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
     num_spans = done.num_rows.get("spans", 0)
     num_rows = sum(done.num_rows.values())
     return (
-        f"deleted run {run_id!r}: {num_spans:,} spans, {num_rows:,} rows in all;"
-        " its name takes in nothing any more"
+        f"deleted run {run_id!r}: {num_spans:,} spans, {num_rows:,} rows in all."
+        " Its name cannot be used again"
     )
 
 
 def list_alerts(*, as_json: bool, store_url: str | None) -> str:
-    """Return the alerts that have fired, the newest first, ready to print."""
-    from rankscope.collector.client.served_store import open_for_reading
+    """Return the alerts, the newest first, as printable text."""
     from rankscope.collector.read.alerts import read_alerts
-    from rankscope.collector.store.location import default_store_url
 
-    with open_for_reading(store_url or default_store_url()) as store:
+    with open_store(store_url) as store:
         found = read_alerts(store)
     if as_json:
-        told = [asdict(alert) for alert in found]
-        for document in told:
-            del document["post"]  # the same in other words
-        return json.dumps({"alerts": told})
+        documents = [asdict(alert) for alert in found]
+        for document in documents:
+            del document["post"]  # the body of the webhook repeats the other fields
+        return json.dumps({"alerts": documents})
     rows = [
-        (format_time(alert.at_ns), alert.run_id, _steps(alert), str(alert.delivery), alert.text)
+        (
+            format_time(alert.at_ns),
+            alert.run_id,
+            format_range((alert.first_step, alert.last_step)),
+            str(alert.delivery),
+            alert.text,
+        )
         for alert in found
     ]
     header = ("fired (UTC)", "run", "steps", "webhook", "alert")
-    return "\n".join(aligned(header, rows)) if rows else NO_ALERTS
+    return "\n".join(format_table(header, rows)) if rows else NO_ALERTS
 
 
 def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -> str:
-    """Return what was found in live runs, from onset to end, ready to print.
+    """Return the findings of live runs, the newest first, as printable text.
 
     Args:
-        run_id: The run; None: of all runs, the newest first.
-        as_json: Whether as one JSON document.
-        store_url: URL of the store; None: the default one.
+        run_id: The run. None: all runs.
+        as_json: Whether to return one JSON document.
+        store_url: URL of the store. None: the default store.
     """
-    from rankscope.collector.client.served_store import open_for_reading
     from rankscope.collector.read.findings import read_findings
-    from rankscope.collector.store.location import default_store_url
 
-    from ..sources.finding_history import History, follows_document
+    from ..sources.finding_history import FindingHistory, recurrence_document
 
-    with open_for_reading(store_url or default_store_url()) as store:
+    with open_store(store_url) as store:
         found = read_findings(store, run_id)
-        history = History(store)
-        followed = [history.of_stored(finding) for finding in found]
+        history = FindingHistory(store)
+        recurrences = [history.follow_stored(finding) for finding in found]
     if as_json:
         documents = [
-            {**asdict(finding), "follows": follows_document(one)}
-            for finding, one in zip(found, followed, strict=True)
+            {**asdict(finding), "follows": recurrence_document(one)}
+            for finding, one in zip(found, recurrences, strict=True)
         ]
         return json.dumps({"findings": documents})
     rows = [
@@ -157,16 +158,16 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
             finding.run_id,
             finding.cause,
             format_ranges(finding.ranks, max_ranges=MAX_NAMED),
-            _finding_steps(finding),
+            _format_steps(finding),
             format_time(finding.opened_ns),
-            "stands" if finding.closed_ns is None else format_time(finding.closed_ns),
+            "open" if finding.closed_ns is None else format_time(finding.closed_ns),
             f"{finding.confidence:.2f}",
-            _follows(one),
+            _format_recurrence(one),
         )
-        for finding, one in zip(found, followed, strict=True)
+        for finding, one in zip(found, recurrences, strict=True)
     ]
     header = ("run", "cause", "ranks", "steps", "opened (UTC)", "closed (UTC)", "confidence")
-    table = aligned((*header, "follows"), rows, right="llllllrl")
+    table = format_table((*header, "follows"), rows, right="llllllrl")
     return "\n".join(table) if rows else NO_FINDINGS
 
 
@@ -183,16 +184,12 @@ def _run_document(run: "RunSummary") -> dict[str, Any]:
     }
 
 
-def _steps(alert: "StoredAlert") -> str:
-    return f"{alert.first_step}-{alert.last_step}"
+def _format_steps(finding: "StoredFinding") -> str:
+    first, last = finding.onset_step, finding.last_step
+    return format_range(None if first is None or last is None else (first, last))
 
 
-def _follows(followed: "Recurrence | None") -> str:
-    if followed is None:
-        return "-"
-    return "cannot tell" if followed.what is None else f"the {followed.what}"
-
-
-def _finding_steps(finding: "StoredFinding") -> str:
-    known = finding.onset_step is not None and finding.last_step is not None
-    return f"{finding.onset_step}-{finding.last_step}" if known else EMPTY
+def _format_recurrence(recurrence: "Recurrence | None") -> str:
+    if recurrence is None:
+        return EMPTY
+    return "unknown" if recurrence.what is None else f"the {recurrence.what}"

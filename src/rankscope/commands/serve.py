@@ -1,4 +1,4 @@
-"""The subcommands that run until they are told to end: `serve` and `agent`."""
+"""`rankscope serve`: collect, analyse, alert and serve the dashboard."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,23 +13,30 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     store: Store = None,
     spool: SpoolFolder = None,
     host: Annotated[
-        str, typer.Option(help="Any but a loopback address needs TLS and a token.")
+        str,
+        typer.Option(
+            help="Address to listen on. Any but a loopback address needs TLS and a token."
+        ),
     ] = "127.0.0.1",
     port: Port = None,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
-            "--tls-cert", metavar="FILE", help="Certificate, then those up to the CA's; PEM."
+            "--tls-cert", metavar="FILE", help="Certificate chain, the server's first. PEM."
         ),
     ] = None,
     tls_key: Annotated[
         Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="Its key, without a password, mode 0600."),
+        typer.Option(
+            "--tls-key", metavar="FILE", help="Private key without a password, mode 0600."
+        ),
     ] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
-            "--tls-client-ca", metavar="FILE", help="CA whose certificates clients must show."
+            "--tls-client-ca",
+            metavar="FILE",
+            help="Require client certificates that are signed by this CA.",
         ),
     ] = None,
     server_name: Annotated[
@@ -37,7 +44,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         typer.Option(
             "--server-name",
             metavar="NAME",
-            help="Host name of this server, besides its certificate's; may be repeated.",
+            help="Host name of this server, besides those of the certificate. May be repeated.",
         ),
     ] = None,
     connections_per_address: Annotated[
@@ -45,13 +52,14 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         typer.Option(
             "--connections-per-address",
             min=1,
-            help="Behind a load balancer: as many as all its visitors need.",
+            help="Largest number of connections from one address. Behind a load balancer, all"
+            " clients have the same address.",
         ),
     ] = 512,
     log_json: Annotated[
         bool,
         typer.Option(
-            "--log-json", help="Say everything as JSON documents on stderr, and no token anywhere."
+            "--log-json", help="Log as JSON documents to stderr, and never print the token."
         ),
     ] = False,
     alert_webhook: Annotated[
@@ -60,7 +68,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--alert-webhook",
             metavar="URL",
             envvar="RANKSCOPE_ALERT_WEBHOOK",
-            help="Where to post alerts to, as JSON.",
+            help="Post alerts to this URL, as JSON.",
             show_default=False,
         ),
     ] = None,
@@ -69,14 +77,14 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         typer.Option(
             "--topology",
             metavar="FILE",
-            help="TOML or JSON that says which switch, rack and rail each host and device has.",
+            help="TOML or JSON file with the switch, rack and rails of each host.",
             show_default=False,
         ),
     ] = None,
     samples: Annotated[
         bool,
         typer.Option(
-            "--samples", help="With --spool: read this host and its devices once a second too."
+            "--samples", help="With --spool: also read the counters of this host and its devices."
         ),
     ] = False,
     only: Annotated[
@@ -84,24 +92,30 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         typer.Option(
             "--only",
             metavar="collector|dashboard",
-            help="One half of the server, on a store that others use too; default: both.",
+            help="Run only this half of the server, on a store shared with others. Default: both.",
             show_default=False,
         ),
     ] = None,
     keep_spans: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Spans of a run that has ended: 48h, 30d, forever, and so on."
+            metavar="TIME",
+            help="How long to keep spans after a run has ended: 48h, 30d, forever, ...",
         ),
     ] = "48h",
     keep_findings: Annotated[
-        str, typer.Option(metavar="TIME", help="Spans of the steps around its findings.")
+        str,
+        typer.Option(metavar="TIME", help="How long to keep spans of the steps around findings."),
     ] = "30d",
     keep_runs: Annotated[
-        str, typer.Option(metavar="TIME", help="All else of it; then it is gone.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="How long to keep everything else of a run; then the run is removed.",
+        ),
     ] = "365d",
 ) -> None:
-    """Collect from a spool, analyse while runs train, alert, and serve the dashboard."""
+    """Collect, analyse, alert and serve the dashboard."""
     from ..server.listen import ListenOptions
     from ..server.serve import ServeOptions, parse_part, serve_store
     from ..server.upkeep import parse_keep

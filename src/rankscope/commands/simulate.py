@@ -1,7 +1,6 @@
-"""`rankscope simulate`: run a synthetic cluster with planted faults, and keep what it recorded."""
+"""`rankscope simulate`: simulate a training run and store what it would have recorded."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,17 +11,17 @@ import typer
 from rankscope.tracer.span import NS_PER_MS
 
 from ..terminal.lines import Progress
-from .flags import AsJson, Store
+from .flags import AsJson, RunName, Store, open_store
 
 if TYPE_CHECKING:
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
     from rankscope.trainer.simulator.truth import Truth
 
-    from ..simulation import Simulated, SimulateOptions
+    from ..simulation import SimulateOptions, SimulationSize
 
 MAX_NAMED_RANKS = 8
-"""More are counted, not listed."""
+"""More ranks are counted instead of listed."""
 
 PROGRESS_EVERY = 10
 
@@ -37,27 +36,32 @@ def simulate(  # noqa: PLR0913  # one parameter a flag
         ),
     ],
     *,
-    run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")],
+    run: RunName,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Number of ranks, reached by --dp.")
+        int | None, typer.Option(min=1, help="Number of ranks; dp is chosen to match.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all randomness.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
-    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel positions.")] = None,
-    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel positions.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random numbers.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of optimizer steps.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel size.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Number of pipeline stages.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size.")] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPEC", help="A further fault, as in the demo; may be repeated."),
+        typer.Option(
+            metavar="SPEC",
+            help="Add a fault, such as slow-link:src=3,dst=7,factor=4. May be repeated.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write parquet files there and nothing to the store."),
+        typer.Option(
+            metavar="DIR", help="Write parquet files into this folder instead of the store."
+        ),
     ] = None,
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
-    """Make up a run of a cluster of any size, with faults that are told afterwards."""
+    """Simulate a training run of any size, with faults."""
     from ..simulation import SimulateOptions
 
     typer.echo(
@@ -81,47 +85,45 @@ def simulate(  # noqa: PLR0913  # one parameter a flag
 
 
 def simulate_run(options: "SimulateOptions") -> str:
-    """Simulate, store or write what was recorded, and return the planted truth, ready to print.
+    """Simulate a run, store it or write it to files, and return its labels as printable text.
 
     Raises:
-        ConfigError: The scenario or a fault is wrong, or they don't go together.
-        BadInputError: ``--ranks`` does not fit the layout, or ``--out`` holds files.
-        RunNameError: The name can't be stored.
-        RunExistsError: The store holds a run of that name.
+        ConfigError: The scenario or a fault is invalid, or the fault does not fit the scenario.
+        BadInputError: ``--ranks`` does not fit the layout, or the folder of ``--out`` has files.
+        RunNameError: The name is not a valid run name.
+        RunExistsError: The store holds another run of this name.
         StoreError: The store could not be opened or written.
     """
-    from rankscope.collector.client.served_store import open_for_reading
     from rankscope.collector.identity import check_run_name
-    from rankscope.collector.store.location import default_store_url
     from rankscope.trainer.simulator.simulation import simulate
 
-    from ..simulation import scenario_of, store_simulation, write_files
+    from ..simulation import build_scenario, store_simulation, write_files
 
     check_run_name(options.run_id)
-    simulation = simulate(scenario_of(options), run_id=options.run_id)
-    steps = _shown(simulation)
+    simulation = simulate(build_scenario(options), run_id=options.run_id)
+    steps = _with_progress(simulation)
     if options.out is not None:
         done = write_files(simulation, steps, folder=options.out)
-        following = f"wrote {options.out}"
+        last_line = f"written to {options.out}"
     else:
-        with open_for_reading(options.store_url or default_store_url()) as store:
+        with open_store(options.store_url) as store:
             done = store_simulation(store, simulation, steps)
-        following = f"next: rankscope analyze {options.run_id}"
+        last_line = f"Next: rankscope analyze {options.run_id}"
     if options.as_json:
-        return json.dumps(truth_document(simulation, done))
-    lines = [_counts_line(simulation, done), *map(truth_line, simulation.truth)]
+        return json.dumps(simulation_document(simulation, done))
+    lines = [_counts_line(simulation, done), *map(format_label, simulation.truth)]
     if not simulation.truth:
-        lines.append("planted: nothing")
-    return "\n".join([*lines, following])
+        lines.append("fault: none")
+    return "\n".join([*lines, last_line])
 
 
-def truth_line(truth: "Truth") -> str:
-    """Return one planted thing on one line."""
-    parts = [f"planted: {truth.cause}"]
+def format_label(truth: "Truth") -> str:
+    """Return one fault of the simulation on one line."""
+    parts = [f"fault: {truth.cause}"]
     if truth.ranks:
         parts.append(f"on {_ranks_text(truth.ranks)}")
     if truth.visible_ranks != truth.ranks:
-        parts.append(f"(in the trace like {_ranks_text(truth.visible_ranks)})")
+        parts.append(f"(the trace cannot distinguish {_ranks_text(truth.visible_ranks)})")
     parts.append("steps {} to {}".format(*truth.steps))
     if truth.factor is not None:
         parts.append(f"x {truth.factor:.3g}")
@@ -132,8 +134,8 @@ def truth_line(truth: "Truth") -> str:
     return ", ".join([" ".join(parts[:2]), *parts[2:]]) if truth.ranks else ", ".join(parts)
 
 
-def truth_document(simulation: "Simulation", done: "Simulated") -> dict[str, Any]:
-    """Return what was simulated and planted as one JSON document."""
+def simulation_document(simulation: "Simulation", done: "SimulationSize") -> dict[str, Any]:
+    """Return the size and the labels of a simulation as a JSON document."""
     return {
         "run": simulation.run_id,
         "world_size": simulation.scenario.world_size,
@@ -145,18 +147,17 @@ def truth_document(simulation: "Simulation", done: "Simulated") -> dict[str, Any
     }
 
 
-def _shown(simulation: "Simulation") -> Iterator["StepTables"]:
-    """Yield the steps, telling on stderr how far the simulation is."""
-    progress = Progress(sys.stderr, every=PROGRESS_EVERY)
-    for tables in simulation.tables():
-        progress.show(f"simulated step {tables.step + 1} of {simulation.scenario.num_steps}")
-        yield tables
-    progress.end()
+def _with_progress(simulation: "Simulation") -> Iterator["StepTables"]:
+    """Yield the tables of each step and show their number on stderr."""
+    with Progress(every=PROGRESS_EVERY) as progress:
+        for tables in simulation.tables():
+            progress.show(f"simulated step {tables.step + 1} of {simulation.scenario.num_steps}")
+            yield tables
 
 
-def _counts_line(simulation: "Simulation", done: "Simulated") -> str:
+def _counts_line(simulation: "Simulation", done: "SimulationSize") -> str:
     return (
-        f"simulated {simulation.run_id}: {done.num_spans:,} spans,"
+        f"simulated run {simulation.run_id}: {done.num_spans:,} spans,"
         f" {done.num_steps} steps, {simulation.scenario.world_size:,} ranks"
     )
 

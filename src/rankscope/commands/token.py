@@ -1,4 +1,4 @@
-"""`rankscope token`: make, list and revoke the tokens that the server lets in."""
+"""`rankscope token`: create, list and revoke the access tokens of the server."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import aligned, format_time
+from ..terminal.lines import format_table, format_time
 from .flags import AsJson
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 token = typer.Typer(
     name="token",
-    help="Make, list and revoke the tokens that let agents and people in.",
+    help="Create, list and revoke access tokens.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -28,19 +28,27 @@ def token_create(
     role: Annotated[str, typer.Option(metavar="ROLE", help="ingest, read or admin.")],
     run_prefix: Annotated[
         str,
-        typer.Option("--run-prefix", metavar="TEXT", help="Runs that begin so; default: all."),
+        typer.Option(
+            "--run-prefix",
+            metavar="TEXT",
+            help="Prefix of the names of the runs it is for. Default: all runs.",
+        ),
     ] = "",
-    days: Annotated[int, typer.Option(min=1, help="How long it lives.")] = 90,
+    days: Annotated[int, typer.Option(min=1, help="Days until it expires.")] = 90,
     holder: Annotated[
-        str, typer.Option(metavar="NAME", help="Who carries it; two live ones for each.")
+        str, typer.Option(metavar="NAME", help="Who uses it. A holder has at most two live tokens.")
     ] = "default",
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the token there, for its owner alone."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write the token to a new file that only its owner may read.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token; it is shown once and kept as a hash."""
+    """Create a token and show it once; the server keeps a hash."""
     typer.echo(
         create_token(
             role=role, run_prefix=run_prefix, holder=holder, days=days, out=out, as_json=as_json
@@ -50,21 +58,26 @@ def token_create(
 
 @token.command("list")
 def token_list(*, as_json: AsJson = False) -> None:
-    """List the tokens: whose, for what, until when; never the tokens themselves."""
+    """List the tokens with holder, role and expiry."""
     typer.echo(list_tokens(as_json=as_json))
 
 
 @token.command("revoke")
 def token_revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    token_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="As `rankscope token list` shows it.", show_default=False
+        ),
+    ],
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token worthless, from the next request on."""
+    """Revoke a token, from the next request on."""
     typer.echo(revoke_token(token_id, as_json=as_json))
 
 
-NO_TOKENS = "no tokens yet: `rankscope token create --role ingest --run-prefix NAME` makes one"
+NO_TOKENS = "no tokens yet: create one with `rankscope token create --role ingest`"
 
 
 def create_token(  # noqa: PLR0913  # one parameter a flag
@@ -77,21 +90,21 @@ def create_token(  # noqa: PLR0913  # one parameter a flag
     as_json: bool,
     tokens_path: Path | None = None,
 ) -> str:
-    """Make a token and return what to print: the token alone, once, or where it was written.
+    """Create a token and return printable text: the token, or the file that holds it.
 
     Args:
         role: ingest, read or admin.
-        run_prefix: Runs whose names begin so; "" for all.
-        holder: Who or what will carry it.
-        days: How long it lives.
-        out: New file for the token, readable by its owner alone; None: it is printed.
-        as_json: Whether as one JSON document.
-        tokens_path: The server's file; None: the default one.
+        run_prefix: Prefix of the names of the runs it is for; "" for all runs.
+        holder: Name of the person or program that uses it.
+        days: Days until it expires.
+        out: New file for the token, readable only by its owner. None: the token is printed.
+        as_json: Whether to return one JSON document.
+        tokens_path: The server's file of tokens. None: the default file.
 
     Raises:
         BadInputError: There is no such role, or ``out`` exists.
-        TokenRequestError: A field is not of its form, or the holder has two live tokens.
-        TokenFileError: The server's file can't be trusted.
+        TokenRequestError: A field is invalid, or the holder has two live tokens.
+        TokenFileError: The server's file is invalid, or its permissions are too open.
     """
     from rankscope.collector.http.token_file import (
         default_tokens_path,
@@ -102,7 +115,7 @@ def create_token(  # noqa: PLR0913  # one parameter a flag
 
     known = _role(role)
     if out is not None and out.exists():
-        raise BadInputError(f"--out {out} exists: name a new file")
+        raise BadInputError(f"--out {out} exists: give the name of a new file")
     with held_tokens(tokens_path or default_tokens_path()) as records:
         token, record = make_token(
             records,
@@ -118,14 +131,14 @@ def create_token(  # noqa: PLR0913  # one parameter a flag
     if as_json:
         shown = {"token": token} if out is None else {"out": str(out)}
         return json.dumps({**_document(record), **shown})
-    return token if out is None else f"token {record.token_id} is in {out}"
+    return token if out is None else f"wrote token {record.token_id} to {out}"
 
 
 def list_tokens(*, as_json: bool, tokens_path: Path | None = None) -> str:
-    """Return the tokens that there are, without their hashes, ready to print.
+    """Return the tokens, without their hashes, as printable text.
 
     Raises:
-        TokenFileError: The server's file can't be trusted.
+        TokenFileError: The server's file is invalid, or its permissions are too open.
     """
     from rankscope.collector.http.token_file import default_tokens_path, read_tokens
 
@@ -146,15 +159,15 @@ def list_tokens(*, as_json: bool, tokens_path: Path | None = None) -> str:
         for record in records
     ]
     header = ("id", "role", "runs", "holder", "created (UTC)", "expires (UTC)", "state")
-    return "\n".join(aligned(header, rows)) if rows else NO_TOKENS
+    return "\n".join(format_table(header, rows)) if rows else NO_TOKENS
 
 
 def revoke_token(token_id: str, *, as_json: bool, tokens_path: Path | None = None) -> str:
-    """Revoke a token, from the server's next request on; return what to print.
+    """Revoke a token, from the server's next request on, and return a line that says so.
 
     Raises:
         TokenRequestError: No token has this id.
-        TokenFileError: The server's file can't be trusted.
+        TokenFileError: The server's file is invalid, or its permissions are too open.
     """
     from rankscope.collector.http.token_file import default_tokens_path, held_tokens
     from rankscope.collector.http.tokens import revoked
@@ -162,7 +175,7 @@ def revoke_token(token_id: str, *, as_json: bool, tokens_path: Path | None = Non
     with held_tokens(tokens_path or default_tokens_path()) as records:
         records[:] = revoked(records, token_id, now_ns=time.time_ns())
         record = next(record for record in records if record.token_id == token_id)
-    return json.dumps(_document(record)) if as_json else f"token {token_id} is revoked"
+    return json.dumps(_document(record)) if as_json else f"revoked token {token_id}"
 
 
 def _role(text: str) -> "Role":
@@ -172,7 +185,7 @@ def _role(text: str) -> "Role":
         return Role(text)
     except ValueError:
         raise BadInputError(
-            f"--role {text}: there are {', '.join(str(role) for role in Role)}"
+            f"unknown --role {text}: give {', '.join(str(role) for role in Role)}"
         ) from None
 
 

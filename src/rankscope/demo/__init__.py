@@ -1,1 +1,1 @@
-"""The demo: train here with a planted fault, then diagnose it."""
+"""The demo: train on this host with a fault, and diagnose the run."""

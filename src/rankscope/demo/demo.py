@@ -1,4 +1,4 @@
-"""`rankscope demo`: train here with one slow rank, collect, diagnose, show."""
+"""The demo from end to end: train with a fault, collect, diagnose, serve."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rankscope.collector.store.store import open_store
 from rankscope.tracer.topology import Layout
 
 from ..errors import FailedError
-from ..server.listen import ListenOptions, listening
-from ..server.logs import Log, logged_to
+from ..server.listen import ListenOptions, open_endpoint
+from ..server.logs import Log, log_lines
 from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import Progress, say, terminal_width
 from .plan import DemoPlan, is_found, outcome_line, plan_demo
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
 
-    from ..server.listen import Listening
+    from ..server.listen import Endpoint
 
-PROGRESS_S = 0.5
+STEP_TIMEOUT_S = 0.5
 POLL_S = 2.0
-"""Between two looks at the spool: the ranks need the cores more than the store does."""
+"""Between two polls of the spool: the ranks need the cores more than the store does."""
 
 PROGRESS_EVERY = 5
 MAX_LAST_POLLS = 20
@@ -59,15 +59,17 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Train, diagnose and print; then serve until Ctrl-C if that was asked for.
+    """Train, diagnose and print the diagnosis; then serve until Ctrl-C unless ``--no-serve``.
+
+    All errors but `FailedError` are raised before the training starts.
 
     Returns:
-        0 if the planted fault was found (or nothing was planted and nothing found), else 1.
+        0 if the fault was found, or if there was none and the run is healthy; otherwise 1.
 
     Raises:
-        ConfigError: The fault or the layout cannot be trained; nothing was started.
-        BadInputError: torch is missing, or the port is taken; nothing was started.
-        StoreError: The store could not be opened; nothing was started.
+        ConfigError: The fault or the layout is invalid.
+        BadInputError: torch is not installed, or the port is taken.
+        StoreError: The store could not be opened.
         FailedError: The training failed.
     """
     layout = Layout(pp=options.pp, dp=options.dp, tp=options.tp)
@@ -76,46 +78,48 @@ def run_demo(options: DemoOptions) -> int:
     run_id = f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
-        where = ListenOptions(port=options.port)
-        doors = stack.enter_context(listening(where)) if options.serve else None
+        listen = ListenOptions(port=options.port)
+        endpoint = stack.enter_context(open_endpoint(listen)) if options.serve else None
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         collect_training(store, plan, run_id=run_id, spool=options.spool)
         report = _diagnose(store, run_id)
         _print_result(report, plan, as_json=options.as_json)
-        if doors is not None:
-            _serve(store, doors)
+        if endpoint is not None:
+            _serve(store, endpoint)
     return 0 if is_found(report, plan) else 1
 
 
 def collect_training(store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None) -> None:
-    """Train ``plan`` as run ``run_id`` and store all its spans.
+    """Train as run ``run_id`` and store all spans of the run.
 
     Args:
-        store: Where to.
-        plan: What to train.
+        store: The store.
+        plan: The training.
         run_id: Name of the run.
-        spool: Folder that the ranks write to; None: one of its own, removed afterwards.
+        spool: Folder into which the ranks write. None: a temporary folder.
 
     Raises:
-        FailedError: The training failed; its output is kept, and the message says where.
+        FailedError: The training failed. Its output is kept, and the message names the file.
     """
     folder = Path(tempfile.mkdtemp(prefix="rankscope-demo-"))
-    say(_opening(plan))
+    say(_describe(plan))
     try:
-        status, words = _train_and_store(store, plan, run_id=run_id, spool=spool, folder=folder)
+        status, reason = _train_and_store(store, plan, run_id=run_id, spool=spool, folder=folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if status != 0:
         log = folder / TRAINING_LOG
-        raise FailedError(f"the training ended with status {status}: {words} (all of it: {log})")
+        raise FailedError(
+            f"the training failed with exit status {status}: {reason} (whole output: {log})"
+        )
     shutil.rmtree(folder)
 
 
 def _train_and_store(
     store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None, folder: Path
 ) -> tuple[int | None, str]:
-    """Train, storing as it goes; return the training's exit status and its last words."""
+    """Train and store; return the exit status of the training and its last error line."""
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.writer import StoreWriter
 
@@ -127,46 +131,45 @@ def _train_and_store(
         Training(command, run_id=run_id, log=folder / TRAINING_LOG) as training,
     ):
         _watch(training, tail, plan)
-        status, words = training.status, training.last_words()
+        status, reason = training.status, training.last_error()
         _drain(tail)
-    return status, words
+    return status, reason
 
 
-def _opening(plan: DemoPlan) -> str:
+def _describe(plan: DemoPlan) -> str:
     layout = plan.layout
     return (
         f"training a small GPT on {layout.world_size} local processes"
-        f" (pp {layout.pp} x dp {layout.dp} x tp {layout.tp}), {plan.num_steps} steps, paced:"
-        " compute is padded to set times, so that few cores can play many devices;"
-        f" planted: {plan.spec}"
+        f" (pp {layout.pp} x dp {layout.dp} x tp {layout.tp}), {plan.num_steps} steps; paced:"
+        " compute is padded to set times, so that a few cores can stand for many devices;"
+        f" fault: {plan.spec}"
     )
 
 
 def _watch(training: Training, tail: SpoolTail, plan: DemoPlan) -> None:
     """Store spans and show progress until the training ends."""
-    progress = Progress(sys.stderr, every=PROGRESS_EVERY)
-    progress.show(f"starting {plan.layout.world_size} processes")
-    next_poll_s = 0.0
-    while training.status is None:
-        step = training.next_step(PROGRESS_S)
-        if step is not None:
-            progress.show(_progress_text(step, plan.num_steps))
-        if time.monotonic() >= next_poll_s:
-            tail.poll()
-            next_poll_s = time.monotonic() + POLL_S
-    progress.end()
+    with Progress(every=PROGRESS_EVERY) as progress:
+        progress.show(f"starting {plan.layout.world_size} processes")
+        next_poll_s = 0.0
+        while training.status is None:
+            step = training.next_step(STEP_TIMEOUT_S)
+            if step is not None:
+                progress.show(_format_progress(step, plan.num_steps))
+            if time.monotonic() >= next_poll_s:
+                tail.poll()
+                next_poll_s = time.monotonic() + POLL_S
 
 
-def _progress_text(done: StepDone, num_steps: int) -> str:
+def _format_progress(done: StepDone, num_steps: int) -> str:
     left = num_steps - done.step - 1
     return (
         f"step {done.step + 1} of {num_steps}, loss {done.loss:.3f},"
-        f" {done.seconds:.2f} s a step, about {left * done.seconds:.0f} s left"
+        f" {done.seconds:.2f} s per step, about {left * done.seconds:.0f} s left"
     )
 
 
 def _drain(tail: SpoolTail) -> None:
-    """Store what the last look left: the processes have ended, so the spool is at rest."""
+    """Store the remaining rows. The processes have ended, so the spool no longer changes."""
     for _ in range(MAX_LAST_POLLS):
         progress = tail.poll()
         for problem in progress.problems:
@@ -199,7 +202,7 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _serve(store: Store, doors: Listening) -> None:
+def _serve(store: Store, endpoint: Endpoint) -> None:
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.retention.retention import Keep
 
@@ -209,15 +212,15 @@ def _serve(store: Store, doors: Listening) -> None:
 
     before = StoreSource(store).runs()
     deletions = Deletions(store)
-    besides = [open_upkeep(store, deletions, Keep())]
-    with logged_to(Log()) as log:
+    loops = [open_upkeep(store, deletions, Keep())]
+    with log_lines(Log()) as log:
         serve_opened(
             store,
-            doors,
+            endpoint,
             deletions,
             tail=None,
             webhook=None,
             before=before,
-            besides=besides,
+            loops=loops,
             log=log,
         )

@@ -1,4 +1,4 @@
-"""What the demo plants, and whether a diagnosis found it."""
+"""Plan of a demo: its training and fault, and the check that a diagnosis finds the fault."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ DEFAULT_RANK = 5
 DEFAULT_FACTOR = 1.8
 HEALTHY = "healthy"
 QUIET = frozenset({HEALTHY, *(cause.name for cause in CAUSES.values() if not cause.is_alarm)})
-"""Causes of findings that are no alarm."""
+"""Causes of findings that raise no alarm."""
 
 OTHER_NAMES = {FaultCause.CLOCK_THROTTLE: FaultCause.SLOW_COMPUTE}
-"""What a planted cause is called where nothing samples the devices' clocks."""
+"""Causes that are found instead if the clocks of the devices are not sampled."""
 
 ANY_OF_ITS_RANKS = frozenset({*OF_ALL_RANKS, FaultCause.LAUNCH_SKEW})
-"""Causes that strike their ranks in turn: which of them is told does not matter."""
+"""Causes that affect their ranks in turn: a finding may name any of them."""
 
 MIN_LAYERS = 2
-"""Few layers make few and long segments: in lock-step, all ranks of a core compute one after the
-other, and together they must stay within one segment's pace."""
+"""A few layers make a few long pieces of compute. The ranks that share a core compute one after the
+other, and together they must finish within the set time of one piece."""
 
 PACE_FACTOR = 1.3
-"""How much slower than the trainer's own choice: the collector and the ranks share the cores here,
-and a rank that gets its core late by a tenth of its target has overrun it."""
+"""Factor on the trainer's own set times: the collector shares the cores with the ranks, and a rank
+that gets its core late by a tenth of the set time overruns it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """A demo's training, checked before anything starts."""
+    """The training of a demo, checked before any process starts."""
 
     layout: Layout
     num_steps: int
     num_layers: int
-    """A multiple of the stages, so that no stage is slow by nature."""
+    """A multiple of the number of stages, so that all stages are equal."""
 
     pace_ms: float
-    """Paced forward time of one local segment."""
+    """Set time of the forward of one piece of compute."""
 
     fault: Fault | None
 
     @property
     def spec(self) -> str:
-        """The planted fault as the trainer reads it."""
+        """The fault as the trainer reads it."""
         return "none" if self.fault is None else str(self.fault)
 
 
@@ -62,13 +62,13 @@ def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
 
     Args:
         layout: Sizes of the parallel axes.
-        num_steps: Optimizer steps.
-        fault: What to plant; None: rank 5 (or the last one) 1.8 times as slow, from a third of
-            the steps on.
+        num_steps: Number of optimizer steps.
+        fault: The fault. None: rank 5 (or the last rank) computes 1.8 times as long after a third
+            of the steps.
 
     Raises:
-        ConfigError: The fault's text is wrong or names a rank that does not exist, or the
-            trainer cannot train this layout.
+        ConfigError: The fault is invalid or names a rank that does not exist, or the trainer
+            cannot train this layout.
     """
     spec = default_fault(layout, num_steps) if fault is None else fault
     model = ModelConfig(num_layers=layout.pp * -(-MIN_LAYERS // layout.pp))
@@ -83,9 +83,9 @@ def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
     )
     if plan.fault is not None and plan.fault.cause in ENDINGS:
         raise FaultSpecError(
-            spec, "ends the training: plant it in a training of your own, under rankscope serve"
+            spec, "ends the training: use it in a training of your own, beside rankscope serve"
         )
-    # The trainer's own check, made here so that it fails before processes start.
+    # The check of the trainer, made here so that it fails before processes start.
     TrainerConfig(
         layout=layout,
         world_size=layout.world_size,
@@ -99,32 +99,31 @@ def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
 
 
 def default_fault(layout: Layout, num_steps: int) -> str:
-    """Return the spec of the fault that is planted where none was asked for."""
+    """Return the fault of a demo without ``--fault``."""
     rank = min(DEFAULT_RANK, layout.world_size - 1)
     steps = f"{num_steps // 3}-{num_steps - 1}"
     return f"slow-compute:rank={rank},factor={DEFAULT_FACTOR},steps={steps}"
 
 
 def is_found(report: RunReport, plan: DemoPlan) -> bool:
-    """Tell whether the diagnosis puts the planted fault first; see `names_fault`."""
+    """Return whether the diagnosis puts the fault first; see `names_fault`."""
     return names_fault(report.findings, plan.fault, plan.layout)
 
 
 def names_fault(findings: Iterable[Finding], fault: Fault | None, layout: Layout) -> bool:
-    """Tell whether findings put a planted fault first.
+    """Return whether findings put a fault first.
 
-    One finding may name all planted ranks, or the first few of the same cause
-    together; no other rank may come before they are all named. What else was
-    slow on a busy machine may follow. Of a cause that strikes ranks in turn any of
-    them will do; a checkpoint is told beside healthy. With nothing planted, only
-    ``healthy`` is right.
+    One finding names all ranks of the fault, or the first few findings of the cause do so
+    together. No other rank may come before them; others may follow, because a busy machine has
+    slow ranks of its own. If a cause affects its ranks in turn, any of them is right. A checkpoint
+    is found beside ``healthy``. Without a fault, only ``healthy`` is right.
     """
-    told = list(findings)
-    alarms = [finding for finding in told if finding.cause not in QUIET]
+    known = list(findings)
+    alarms = [finding for finding in known if finding.cause not in QUIET]
     if fault is None:
-        return told[0].cause == HEALTHY
+        return known[0].cause == HEALTHY
     if fault.cause is FaultCause.CHECKPOINT:
-        return not alarms and any(finding.cause == fault.cause for finding in told)
+        return not alarms and any(finding.cause == fault.cause for finding in known)
     causes = {str(fault.cause), str(OTHER_NAMES.get(fault.cause, fault.cause))}
     culprits = set(fault.culprits(layout))
     named: set[int] = set()
@@ -132,12 +131,12 @@ def names_fault(findings: Iterable[Finding], fault: Fault | None, layout: Layout
         if finding.cause not in causes or not set(finding.ranks) <= culprits:
             return False
         named.update(finding.ranks)
-        if named == culprits or (fault.cause in ANY_OF_ITS_RANKS):
+        if named == culprits or fault.cause in ANY_OF_ITS_RANKS:
             return True
     return False
 
 
 def outcome_line(report: RunReport, plan: DemoPlan) -> str:
-    """Return what was planted and whether it was found, on one line."""
+    """Return the fault and whether it was found, on one line."""
     found = "yes" if is_found(report, plan) else "no"
-    return f"planted: {plan.spec}   found: {found}"
+    return f"fault: {plan.spec}   found: {found}"

@@ -1,4 +1,4 @@
-"""Runs the demo's training in processes of its own, and tells how far it is."""
+"""The training of a demo, in processes of its own, and the steps that it reports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 STEP_LINE = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) time_s (?P<seconds>\S+)")
 GRACE_S = 15.0
-"""The launcher ends its ranks when it is ended; they stand in sessions of their own."""
+"""Time for the launcher to end the ranks, which are in sessions of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """What the trainer printed of one step."""
+    """A step as the trainer prints it."""
 
     step: int
     loss: float
@@ -44,13 +44,12 @@ def require_torch() -> None:
     """
     if importlib.util.find_spec("torch") is None:
         raise BadInputError(
-            "torch is not installed, and the demo trains with it:"
-            ' pip install "rankscope[server,trainer]"'
+            'torch is not installed, and the demo needs it: pip install "rankscope[server,trainer]"'
         )
 
 
 def training_command(plan: DemoPlan, *, spool: Path) -> list[str]:
-    """Return the command line that trains ``plan`` on this host."""
+    """Return the command line of a training on this host."""
     layout = plan.layout
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -63,13 +62,13 @@ def training_command(plan: DemoPlan, *, spool: Path) -> list[str]:
 
 
 class Training:
-    """A training under way in a process group of its own; leaving the context ends it.
+    """A training in a process group of its own, which ends when the context is left.
 
     Args:
-        command: What to run.
-        run_id: Name of the run, handed over in the environment: torchrun takes ``--run`` for an
-            abbreviation of a flag of its own.
-        log: File that its stderr goes to.
+        command: Command line.
+        run_id: Name of the run. It is passed in the environment, because torchrun takes ``--run``
+            for an abbreviation of a flag of its own.
+        log: File for stderr.
     """
 
     def __init__(self, command: list[str], *, run_id: str, log: Path) -> None:
@@ -81,7 +80,7 @@ class Training:
     def __enter__(self) -> Self:
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "RANKSCOPE_RUN": self._run_id}
         with self._log.open("wb") as log:
-            # A group of its own: the terminal's Ctrl-C is for us, who then end all of it.
+            # A process group of its own: Ctrl-C reaches only this process, which ends the group.
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -115,20 +114,20 @@ class Training:
         return self._process.poll()
 
     def next_step(self, timeout_s: float) -> StepDone | None:
-        """Return the next step that was printed; None if none is within ``timeout_s``."""
+        """Return the next step that is printed; None if there is none within ``timeout_s``."""
         try:
             line = self._lines.get(timeout=timeout_s)
         except Empty:
             return None
         return read_step(line)
 
-    def last_words(self) -> str:
-        """Return the line of stderr that most likely says why it failed; "" where there is none."""
+    def last_error(self) -> str:
+        """Return the line of stderr that most likely says why it failed; "" if there is none."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        spoken = [line.strip() for line in lines if line.strip()]
-        ours = [line for line in spoken if line.startswith("trainer:")]
-        errors = [line for line in spoken if re.search(r"\b\w*(Error|Exception): ", line)]
-        return next(iter([*ours, *errors, *spoken[-1:]]), "")[:300]
+        lines = [line.strip() for line in lines if line.strip()]
+        ours = [line for line in lines if line.startswith("trainer:")]
+        errors = [line for line in lines if re.search(r"\b\w*(Error|Exception): ", line)]
+        return next(iter([*ours, *errors, *lines[-1:]]), "")[:300]
 
     def _read(self) -> None:
         if self._process.stdout is None:
@@ -145,7 +144,7 @@ class Training:
 
 
 def read_step(line: str) -> StepDone | None:
-    """Return the step that a line of the trainer's output tells of; None for any other line."""
+    """Return the step of a line of the trainer's output; None for any other line."""
     found = STEP_LINE.match(line)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""`rankscope agent`: ship what the ranks of this host write to a collector elsewhere."""
+"""Agent process: send the records of this host's ranks to a collector."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 STATE_FOLDER = ".agent"
 BURST_FILE = "burst.json"
-BURST_LOOK_S = 0.2
+BURST_PAUSE_S = 0.2
 MAX_BURST_ROWS = 200_000
-"""Of a burst that waits to be shipped; its oldest readings make room."""
+"""Samples of a burst that may wait to be sent. Beyond that, the oldest are dropped."""
 
 DRAIN_S = 3.0
-"""How long what is under way may take once the agent is told to stop."""
+"""Time for the current requests after a stop signal."""
 
-LET_GO_S = 2.0
-SIGNAL_LOOK_S = 0.5
+CLOSE_S = 2.0
+"""Time for the agent's thread to end after its connection was closed."""
+
+SIGNAL_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +56,13 @@ class AgentOptions:
 
 
 def run_agent(options: AgentOptions) -> None:
-    """Ship until SIGINT or SIGTERM, then end within seconds; the next start goes on there.
+    """Send records until SIGINT or SIGTERM, then end within seconds.
 
     Raises:
-        BadInputError: The state folder can't be used, or another agent does.
-        AgentConfigError: An address or a certificate can't be used.
-        TokenFileError: The token can't be read.
-        JournalError: The journal can't be opened.
+        BadInputError: The state folder cannot be used, or another agent uses it.
+        AgentConfigError: An address or a certificate is invalid.
+        TokenFileError: The token cannot be read.
+        JournalError: The journal cannot be opened.
     """
     from rankscope.collector.agent.link import Link, TlsFiles
     from rankscope.collector.http.token_file import read_own_token
@@ -70,19 +72,19 @@ def run_agent(options: AgentOptions) -> None:
 
     use_one_allocator()
     if read_own_token() is None:
-        say("no token: set RANKSCOPE_TOKEN_FILE, or the collector will refuse everything")
+        say("no token: the collector will refuse all requests. Set RANKSCOPE_TOKEN_FILE")
     tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
     name = f"{socket.gethostname()}/{_version()}"
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_event())
         state = _state_folder(options)
-        stack.enter_context(_held(state))
+        stack.enter_context(_locked(state))
         link = Link(options.collectors, agent=name, tls=tls)
         probe_link = Link(options.collectors, agent=name, tls=tls)
         stack.callback(link.close)
         stack.callback(probe_link.close)
         journal = _open_journal(state, stack)
-        clocks, probes = _tie_clock(probe_link, journal)
+        clocks, probes = _open_clocks(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
         sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
         loops = [memory_loop(), *sample_loops]
@@ -91,12 +93,12 @@ def run_agent(options: AgentOptions) -> None:
         for loop in loops:
             loop.start()
             stack.callback(loop.stop)
-        say(f"shipping {options.spool} to {options.collectors[0]}")
+        say(f"sending {options.spool} to {options.collectors[0]}")
         _run_until(stopping, agent, link)
 
 
 def _run_until(stopping: threading.Event, agent: NodeAgent, link: Link) -> None:
-    """Run the agent in a thread, so that a signal reaches us whatever it waits for."""
+    """Run the agent in a thread, so that a signal ends it whatever it waits for."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -108,16 +110,16 @@ def _run_until(stopping: threading.Event, agent: NodeAgent, link: Link) -> None:
 
     thread = threading.Thread(target=run, name="agent", daemon=True)
     thread.start()
-    # The kernel may give a signal to another thread. Python's handler runs in this one alone,
-    # and not as long as this one sleeps: it would sleep for ever.
-    while not stopping.wait(SIGNAL_LOOK_S):
+    # The kernel may deliver a signal to another thread. Python runs the handler in this thread
+    # only, and only when it is awake: without a timeout it would sleep forever.
+    while not stopping.wait(SIGNAL_POLL_S):
         pass
     thread.join(DRAIN_S)
     link.close()
-    thread.join(LET_GO_S)
+    thread.join(CLOSE_S)
     if failure:
         raise failure[0]
-    say("stopped; what was not confirmed is sent again at the next start")
+    say("stopped. The next start sends again what the collector has not acknowledged")
 
 
 def _assemble(
@@ -135,14 +137,14 @@ def _assemble(
         delivery=Delivery(),
         dead_letters=dead_letters,
         say=say,
-        find_ranks=lambda run_id: ranks_in(options.spool, run_id),
+        ranks_of=lambda run_id: ranks_in(options.spool, run_id),
     )
     limit = options.max_spool_bytes
-    quota = None if limit is None else SpoolQuota(options.spool, limit, journal)
-    return NodeAgent(options.spool, outbox, clocks, say=say, quota=quota)
+    room = None if limit is None else SpoolQuota(options.spool, limit, journal)
+    return NodeAgent(options.spool, outbox, clocks, say=say, room=room)
 
 
-def _tie_clock(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
+def _open_clocks(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:
     from time import monotonic_ns
 
     from rankscope.collector.agent.clock import AgentClocks, ProbeThread, exchange_over
@@ -195,7 +197,7 @@ def _sample_loops(
     agent.send_rows("samples", buffer)
     agent.send_rows("samples", burst_buffer)
     agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
-    return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_LOOK_S)]
+    return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_PAUSE_S)]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:
@@ -207,7 +209,8 @@ def _open_journal(state: Path, stack: ExitStack) -> Journal:
         say(f"{state / 'journal'}: skipped {journal.num_damaged} damaged lines")
     if journal.damaged is not None:
         say(
-            f"{journal.path} was damaged and is now {journal.damaged}: asking the collector instead"
+            f"{journal.path} was damaged and was moved to {journal.damaged}:"
+            " the collector is asked which rows it has"
         )
     return journal
 
@@ -217,26 +220,26 @@ def _state_folder(options: AgentOptions) -> Path:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInputError(f"--state {state} can't be made ({error.strerror})") from error
+        raise BadInputError(f"--state {state} cannot be created ({error.strerror})") from error
     return state
 
 
 @contextmanager
-def _held(state: Path) -> Iterator[None]:
-    """Keep other agents out of the state folder: two would send the same rows in other cuts.
+def _locked(state: Path) -> Iterator[None]:
+    """Lock the state folder: two agents would send the same rows in different cuts.
 
     Raises:
-        BadInputError: One is there, or the folder can't be written.
+        BadInputError: Another agent holds the lock, or the folder cannot be written.
     """
     try:
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise BadInputError(f"--state {state} can't be written ({error.strerror})") from error
+        raise BadInputError(f"--state {state} cannot be written ({error.strerror})") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInputError(f"another agent runs with --state {state}: stop it first") from None
+            raise BadInputError(f"another agent uses --state {state}: stop it first") from None
         yield
     finally:
         os.close(descriptor)

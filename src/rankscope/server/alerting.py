@@ -1,4 +1,4 @@
-"""Fires an alert once for each drop of a run's MFU, also across restarts of the server."""
+"""Alerts: one for each drop of a run's MFU, also across restarts of the server."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 RESEND_NS = 24 * 3_600_000_000_000
-"""For how long an alert that a server could not send before it ended is worth sending."""
+"""Oldest alert that is still sent if an earlier server ended before it could send it."""
 
 
 class Alerting:
-    """Evaluates the alert rules on finished diagnoses.
+    """Alerts of the runs of a store.
 
     Args:
-        store: Where alerts are written before they are sent.
-        webhook: Where they are sent, those first that an earlier server left unsent; None: they
-            are only written.
-        page_url: Returns the address of a run's page.
+        store: The store. Alerts are stored before they are sent.
+        webhook: Receiver of alerts. It first gets those that an earlier server has not sent. None:
+            alerts are only stored.
+        page_url: Returns the URL of a run's page.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Alerting:
         self._webhook = webhook
         self._page_url = page_url
         known = [alert for alert in read_alerts(store) if alert.rule == MFU_DROP]
-        self._fired = {(alert.run_id, alert.first_step) for alert in known}
+        self._raised = {(alert.run_id, alert.first_step) for alert in known}
         self.num_undelivered = 0
-        """Alerts whose webhook was given up since the start."""
+        """Alerts since the start that the webhook could not deliver."""
 
         after_ns = time.time_ns() - RESEND_NS
         for alert in reversed(known):
@@ -57,18 +57,18 @@ class Alerting:
                 self._post(alert)
 
     def evaluate(self, report: RunReport) -> tuple[StoredAlert, ...]:
-        """Fire what is due in ``report`` and has not fired; return it.
+        """Raise and return the alerts of a diagnosis that have not been raised before.
 
-        A drop keeps its first step for good (`analysis.report.alert_rules.mfu_drops`),
-        so (run, first step) tells whether it is the same one.
+        A drop is identified by run and first step, which never changes
+        (`analysis.report.alert_rules.mfu_drops`).
         """
         if report.mfu is None:
             return ()
         drops = mfu_drops(report.mfu, warmup_steps=report.warmup_steps)
-        due = [drop for drop in drops if (report.run, drop.first_step) not in self._fired]
-        return tuple(self._fire(report, drop) for drop in due)
+        due = [drop for drop in drops if (report.run, drop.first_step) not in self._raised]
+        return tuple(self._raise_alert(report, drop) for drop in due)
 
-    def _fire(self, report: RunReport, drop: MfuDrop) -> StoredAlert:
+    def _raise_alert(self, report: RunReport, drop: MfuDrop) -> StoredAlert:
         document = alert_document(report, drop, url=self._page_url(report.run))
         alert = StoredAlert(
             run_id=report.run,
@@ -76,12 +76,12 @@ class Alerting:
             rule=MFU_DROP,
             first_step=drop.first_step,
             last_step=drop.last_step,
-            text=alert_sentence(report, drop),
+            text=format_alert(report, drop),
             delivery=Delivery.NONE if self._webhook is None else Delivery.PENDING,
             post=None if self._webhook is None else document,
         )
         write_alert(self._store, alert)
-        self._fired.add((report.run, drop.first_step))
+        self._raised.add((report.run, drop.first_step))
         self._post(alert)
         return alert
 
@@ -93,11 +93,11 @@ class Alerting:
         self.num_undelivered += outcome is Delivery.UNDELIVERED
         try:
             write_delivery(self._store, alert, outcome)
-        except StoreError as error:  # the next alert must go out whatever the store does
-            say(f"what became of the alert of {alert.run_id} can't be noted: {error}")
+        except StoreError as error:  # a failing store must not stop further alerts
+            say(f"the delivery of an alert of run {alert.run_id} could not be stored: {error}")
 
 
-def alert_sentence(report: RunReport, drop: MfuDrop) -> str:
+def format_alert(report: RunReport, drop: MfuDrop) -> str:
     """Return the alert in one sentence."""
     return (
         f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
@@ -107,7 +107,7 @@ def alert_sentence(report: RunReport, drop: MfuDrop) -> str:
 
 
 def alert_document(report: RunReport, drop: MfuDrop, *, url: str) -> dict[str, Any]:
-    """Return what the webhook receives."""
+    """Return the JSON document for the webhook."""
     top = report.top_finding
     return {
         "rule": MFU_DROP,
@@ -122,6 +122,6 @@ def alert_document(report: RunReport, drop: MfuDrop, *, url: str) -> dict[str, A
         },
         "mfu": drop.mfu,
         "median": drop.median,
-        "text": alert_sentence(report, drop),
+        "text": format_alert(report, drop),
         "url": url,
     }

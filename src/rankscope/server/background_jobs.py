@@ -1,4 +1,4 @@
-"""Results that take long are made aside, each once however many visitors ask for it."""
+"""Background jobs: slow results, computed once however many clients request them."""
 
 from __future__ import annotations
 
@@ -11,97 +11,96 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-NUM_AT_ONCE = 2
-"""Results that are made at a time: an analysis holds millions of spans."""
+MAX_CONCURRENT = 2
+"""Jobs that run at the same time: an analysis holds millions of spans in memory."""
 
 RETRY_NS = 30_000_000_000
-"""A failure stands for so long before the next visitor has it tried again."""
+"""Time for which a failure is returned before the next request starts the job again."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Job:
     future: Future[Any]
-    asked_ns: int
+    requested_ns: int
 
 
-class Aside:
-    """Makes results in threads of its own.
+class BackgroundJobs:
+    """Jobs in threads of their own, each with a key.
 
-    What is finished is handed to those who wait and forgotten: keeping it is the maker's. A
-    failure is kept for `RETRY_NS`.
+    A finished result is given to the waiting callers and then forgotten: the job itself may keep
+    it. A failure is kept for `RETRY_NS`.
 
     Args:
-        num_at_once: Results that are made at a time; others wait for their turn.
-        monotonic_ns: Clock of how long ago something was asked for.
+        max_concurrent: Number of jobs that run at the same time; others are queued.
+        monotonic_ns: Clock for the age of a job.
     """
 
     def __init__(
         self,
         *,
-        num_at_once: int = NUM_AT_ONCE,
+        max_concurrent: int = MAX_CONCURRENT,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._turn = threading.Semaphore(num_at_once)
+        self._slots = threading.Semaphore(max_concurrent)
         self._monotonic_ns = monotonic_ns
         self._lock = threading.Lock()
-        self._asked: dict[Hashable, _Asked] = {}
+        self._jobs: dict[Hashable, _Job] = {}
 
-    def ask(
-        self, key: Hashable, make: Callable[[], Any], *, patience_s: float
+    def result(
+        self, key: Hashable, compute: Callable[[], Any], *, timeout_s: float
     ) -> Future[Any] | None:
-        """Have ``make`` called, unless that is under way; return what is finished in time.
+        """Return the result of a job, which is started unless it runs already.
 
         Args:
-            key: The same for the same result.
-            make: Makes the result; it may be called in any thread.
-            patience_s: How long to wait for it.
+            key: Key of the job: jobs with the same key have the same result.
+            compute: Computes the result, in any thread.
+            timeout_s: Longest time to wait for the result.
 
         Returns:
-            The finished result, or the failure; None while it is being made.
+            The finished result or failure; None if the job is not done in time.
         """
-        future = self._future(key, make)
-        wait([future], timeout=patience_s)
+        future = self._future(key, compute)
+        wait([future], timeout=timeout_s)
         return future if future.done() else None
 
-    def has_begun(self, key: Hashable) -> bool:
-        """Tell whether its turn has come."""
+    def is_running(self, key: Hashable) -> bool:
+        """Return whether the job has left the queue."""
         with self._lock:
-            asked = self._asked.get(key)
-        return asked is not None and asked.future.running()
+            job = self._jobs.get(key)
+        return job is not None and job.future.running()
 
     def age_ns(self, key: Hashable) -> int:
-        """Return how long ago it was asked for; 0 where it is not under way."""
+        """Return the time since the job was requested; 0 if there is no such job."""
         with self._lock:
-            asked = self._asked.get(key)
-        return 0 if asked is None else self._monotonic_ns() - asked.asked_ns
+            job = self._jobs.get(key)
+        return 0 if job is None else self._monotonic_ns() - job.requested_ns
 
-    def _future(self, key: Hashable, make: Callable[[], Any]) -> Future[Any]:
+    def _future(self, key: Hashable, compute: Callable[[], Any]) -> Future[Any]:
         now_ns = self._monotonic_ns()
         with self._lock:
-            asked = self._asked.get(key)
-            stands = asked is not None and not (
-                asked.future.done() and now_ns - asked.asked_ns >= RETRY_NS
-            )
-            if asked is not None and stands:
-                return asked.future
+            job = self._jobs.get(key)
+            if job is not None and not (
+                job.future.done() and now_ns - job.requested_ns >= RETRY_NS
+            ):
+                return job.future
             future: Future[Any] = Future()
-            self._asked[key] = _Asked(future, now_ns)
-        # Daemons: a server that is told to end does not wait for an analysis.
+            self._jobs[key] = _Job(future, now_ns)
+        # Daemon threads: a server that is stopped does not wait for an analysis.
         threading.Thread(
-            target=self._make, args=(key, make, future), name="aside", daemon=True
+            target=self._run, args=(key, compute, future), name="background job", daemon=True
         ).start()
         return future
 
-    def _make(self, key: Hashable, make: Callable[[], Any], future: Future[Any]) -> None:
-        with self._turn:
+    def _run(self, key: Hashable, compute: Callable[[], Any], future: Future[Any]) -> None:
+        with self._slots:
             future.set_running_or_notify_cancel()
             try:
-                made = make()
-            except Exception as error:  # noqa: BLE001  # it is raised where the result is asked for
+                result = compute()
+            except Exception as error:  # noqa: BLE001  # raised again by Future.result
                 with self._lock:
-                    self._asked[key] = _Asked(future, self._monotonic_ns())
+                    self._jobs[key] = _Job(future, self._monotonic_ns())
                 future.set_exception(error)
                 return
         with self._lock:
-            del self._asked[key]
-        future.set_result(made)
+            del self._jobs[key]
+        future.set_result(result)

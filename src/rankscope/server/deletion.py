@@ -1,4 +1,4 @@
-"""`rankscope runs --delete RUN`: here, or by the server that holds the store."""
+"""Deletion of a run, in this process or by the server that holds the store."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ..errors import FailedError
 if TYPE_CHECKING:
     from rankscope.collector.store.location import ServerFile
 
-PATIENCE_S = 900
-"""The server waits for the engine for ten minutes at most."""
+TIMEOUT_S = 900
+"""Longer than the ten minutes for which the server waits for the engine."""
 
 MAX_ANSWER_BYTES = 65_536
 
 
 def delete_run(store_url: str, run_id: str) -> Deletion:
-    """Delete a run for good, here or by the server that holds the store.
+    """Delete a run for good. Deleting it again is no error.
 
     Args:
         store_url: URL of the store.
-        run_id: The run; one that was deleted before is no error.
+        run_id: The run.
 
     Raises:
-        UnknownRunError: The store holds no run of that name.
-        RunNameError: No run can have this name.
-        FailedError: The server that holds the store did not do it.
+        UnknownRunError: The store holds no run of this name.
+        RunNameError: The name is not a valid run name.
+        FailedError: The server that holds the store did not answer, or refused.
         StoreError: The store could not be opened or written.
     """
     try:
@@ -44,7 +44,7 @@ def delete_run(store_url: str, run_id: str) -> Deletion:
         server = read_server_file(held.path)
         if server is None or server.token is None:
             raise
-        return _ask_server(run_id, server)
+        return _request_deletion(run_id, server)
 
 
 def _delete_here(store_url: str, run_id: str) -> Deletion:
@@ -55,10 +55,10 @@ def _delete_here(store_url: str, run_id: str) -> Deletion:
         return deletions.delete(run_id)
 
 
-def _ask_server(run_id: str, server: ServerFile) -> Deletion:
+def _request_deletion(run_id: str, server: ServerFile) -> Deletion:
     parts = urlsplit(server.url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = connect(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+    connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
     headers = {"Authorization": f"Bearer {server.token}", "Accept": "application/json"}
     try:
         connection.request("DELETE", f"/v1/runs?{urlencode({'run_id': run_id})}", headers=headers)
@@ -67,15 +67,17 @@ def _ask_server(run_id: str, server: ServerFile) -> Deletion:
         document = json.loads(body) if status != 401 else {}  # noqa: PLR2004  # HTTP's own number
     except (OSError, HTTPException, ValueError) as error:
         raise FailedError(
-            f"the server {server.url} that holds the store gave no answer ({error}):"
+            f"the server {server.url}, which holds the store, did not answer ({error}):"
             " stop it and try again"
         ) from error
     finally:
         connection.close()
-    return _checked(status, document, run_id=run_id, server=server)
+    return _deletion(status, document, run_id=run_id, server=server)
 
 
-def _checked(status: int, document: dict[str, Any], *, run_id: str, server: ServerFile) -> Deletion:
+def _deletion(
+    status: int, document: dict[str, Any], *, run_id: str, server: ServerFile
+) -> Deletion:
     if status == 200:  # noqa: PLR2004
         return Deletion(
             run_id=document["run"], at_ns=document["at_ns"], num_rows=document["num_rows"]
@@ -83,6 +85,6 @@ def _checked(status: int, document: dict[str, Any], *, run_id: str, server: Serv
     if status == 404:  # noqa: PLR2004
         raise UnknownRunError(run_id, ())
     raise FailedError(
-        f"the server {server.url} that holds the store refused:"
+        f"the server {server.url}, which holds the store, refused:"
         f" {document.get('detail', f'status {status}')}"
     )

@@ -1,4 +1,4 @@
-"""Follows the findings of live runs: keeps them in the store, tells when one opens or closes."""
+"""Tracked findings of live runs: stored, and logged when one opens or closes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.analysis.report.text import format_count, format_ranks
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker, TrackedFinding
 from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
 
-from ..sources.finding_history import History, follows_text
+from ..sources.finding_history import FindingHistory, format_recurrence
 from ..terminal import lines as terminal
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from .reports import TurnCost
 
 
-class Tracking:
-    """The findings of the runs of one store.
+class LiveFindings:
+    """Tracked findings of the live runs of a store.
 
     Args:
-        store: Where findings are kept; those of a run are read back when it is first seen.
-        say: Tells a line to the person at the terminal.
-        unix_ns: Clock for when findings open and close.
+        store: The store. The findings of a run are read from it at the run's first update.
+        say: Logs a line. None: `terminal.lines.say`.
+        unix_ns: Clock for the times at which findings open and close.
     """
 
     def __init__(
@@ -42,49 +42,49 @@ class Tracking:
         self._say = say or terminal.say
         self._unix_ns = unix_ns
         self._trackers: dict[str, FindingTracker] = {}
-        self._unwritten: dict[tuple[str, int], TrackedFinding] = {}
+        self._pending: dict[tuple[str, int], TrackedFinding] = {}
 
     def update(self, report: RunReport, *, is_over: bool, cost: TurnCost | None) -> None:
-        """Take in an analysis: store what changed of the run's findings, tell what began or ended.
+        """Update the findings of a run: store changes, log those that opened or closed.
 
         Args:
-            report: The analysis.
+            report: The new diagnosis.
             is_over: Whether the run has ended.
-            cost: What the analysis took.
+            cost: Cost of the analysis.
 
         Raises:
-            StoreError: They could not be stored; the next call writes them with its own.
+            StoreError: The changes could not be stored. The next call stores them too.
         """
         tracker = self._tracker(report.run)
         changes = tracker.update(report, at_ns=self._unix_ns(), is_over=is_over)
         for change, tracked in changes:
-            self._unwritten[tracked.run_id, tracked.number] = tracked
+            self._pending[tracked.run_id, tracked.number] = tracked
             if change is not Change.UPDATED:
-                self._say(_line(tracked, cost))
-        if self._unwritten:
-            write_findings(self._store, map(stored_finding, self._unwritten.values()))
-            self._unwritten.clear()
+                self._say(_format_change(tracked, cost))
+        if self._pending:
+            write_findings(self._store, map(to_stored, self._pending.values()))
+            self._pending.clear()
         opened = [tracked for change, tracked in changes if change is Change.OPENED]
         if opened:
-            self._tell_following(opened)
+            self._log_recurrences(opened)
 
-    def _tell_following(self, opened: Iterable[TrackedFinding]) -> None:
-        """Tell of new findings that follow their host or their position."""
-        history = History(self._store)
+    def _log_recurrences(self, opened: Iterable[TrackedFinding]) -> None:
+        """Log which of the new findings follow their host or their position."""
+        history = FindingHistory(self._store)
         for tracked in opened:
-            followed = history.of_stored(stored_finding(tracked))
-            if followed is not None and followed.what is not None:
-                self._say(f"{_line(tracked, None)}: {follows_text(followed)}")
+            recurrence = history.follow_stored(to_stored(tracked))
+            if recurrence is not None and recurrence.what is not None:
+                self._say(f"{_format_change(tracked, None)}: {format_recurrence(recurrence)}")
 
     def _tracker(self, run_id: str) -> FindingTracker:
         if run_id not in self._trackers:
-            known = map(tracked_finding, read_findings(self._store, run_id))
+            known = map(to_tracked, read_findings(self._store, run_id))
             self._trackers[run_id] = FindingTracker(run_id, known)
         return self._trackers[run_id]
 
 
-def stored_finding(tracked: TrackedFinding) -> StoredFinding:
-    """Return a tracked finding in the form that the store keeps."""
+def to_stored(tracked: TrackedFinding) -> StoredFinding:
+    """Return a tracked finding as the store holds it."""
     finding = tracked.finding
     return StoredFinding(
         run_id=tracked.run_id,
@@ -105,8 +105,8 @@ def stored_finding(tracked: TrackedFinding) -> StoredFinding:
     )
 
 
-def tracked_finding(stored: StoredFinding) -> TrackedFinding:
-    """Return a stored finding in the form that the tracker goes on with."""
+def to_tracked(stored: StoredFinding) -> TrackedFinding:
+    """Return a stored finding as the tracker continues it."""
     first, last = stored.onset_step, stored.last_step
     return TrackedFinding(
         run_id=stored.run_id,
@@ -130,14 +130,12 @@ def tracked_finding(stored: StoredFinding) -> TrackedFinding:
     )
 
 
-def _line(tracked: TrackedFinding, cost: TurnCost | None) -> str:
+def _format_change(tracked: TrackedFinding, cost: TurnCost | None) -> str:
     finding = tracked.finding
-    who = f" on {format_ranks(finding.ranks)}" if finding.ranks else ""
-    text = f"{tracked.run_id}: {finding.cause}{who}"
+    ranks = f" on {format_ranks(finding.ranks)}" if finding.ranks else ""
+    text = f"{tracked.run_id}: {finding.cause}{ranks}"
     if tracked.closed_ns is not None:
-        text += (
-            f" ended with step {tracked.last_step}" if tracked.last_step is not None else " ended"
-        )
+        text += " ended" if tracked.last_step is None else f" ended after step {tracked.last_step}"
     elif tracked.onset_step is not None:
         text += f" since step {tracked.onset_step}"
     if cost is not None:

@@ -1,4 +1,4 @@
-"""What a server answers with: its routes, its pages, its figures, and the doors before them."""
+"""HTTP server: routes, pages and metrics behind the listeners."""
 
 from __future__ import annotations
 
@@ -27,16 +27,24 @@ if TYPE_CHECKING:
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.store.store import Store
 
-    from .listen import Listening
+    from .listen import Endpoint
     from .loops import Loop
     from .provider import StoreProvider
 
     Reader = Callable[[], Iterable[Reading]]
 
+STORE_PAUSE_NS = 15 * NS_PER_S
+"""Between two reads of the store's size, however often the metrics are scraped."""
+
+SIZES = """
+SELECT table, sum(rows) AS num_rows, sum(bytes_on_disk) AS num_bytes, count() AS num_parts
+FROM system.parts WHERE active AND database = currentDatabase() GROUP BY table ORDER BY table
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guards:
-    """What watches over all that is asked of the server."""
+class Monitoring:
+    """Counters of a server: refused requests, and the metrics of `/metrics`."""
 
     refusals: Refusals
     metrics: Metrics
@@ -48,10 +56,10 @@ def open_routers(
     """Return the routes besides the pages.
 
     Args:
-        store: An embedded one can be read by statements here; a server has its own address.
-        deletions: The store's tombstones.
-        ingest: Takes in what agents send; None: nothing is sent here.
-        stack: Closes what the routes need.
+        store: The store. If it is embedded, the gateway for its queries is one of the routes.
+        deletions: Tombstones of the store.
+        ingest: Service for agents. None: agents are not served.
+        stack: Closes what the routes opened.
     """
     routers = [deletion_router(store, deletions)]
     if store.path is not None:
@@ -69,7 +77,7 @@ def open_routers(
 
 
 def open_metrics(store: Store, loops: Sequence[Loop], ingest: IngestService | None) -> Metrics:
-    """Return what `/metrics` tells; `run_server` adds the doors."""
+    """Return the metrics of the loops, the store and the ingest; `run_server` adds the rest."""
     readers = [read_loops(loops), read_store(store)]
     return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])
 
@@ -81,17 +89,17 @@ def open_application(
     *,
     routers: Sequence[APIRouter],
     names: frozenset[str],
-    guards: Guards,
+    monitoring: Monitoring,
 ) -> AsgiApp:
-    """Return the whole application.
+    """Return the application.
 
     Args:
-        access: Who may come in.
-        provider: Results for the pages; None: there are no pages.
-        checks: Each says why the server cannot do its work just now; None when it can.
+        access: Access control.
+        provider: Data of the pages. None: there are no pages.
+        checks: Each returns why the server is not ready, or None if it is.
         routers: Routes besides the pages.
-        names: Host names by which the server may be asked.
-        guards: What watches over it.
+        names: Host names that requests may name.
+        monitoring: Counters.
     """
 
     def not_ready() -> str | None:
@@ -111,93 +119,83 @@ def open_application(
         policy=policy,
         routers=routers,
         names=names,
-        refusals=guards.refusals,
-        metrics=guards.metrics,
+        refusals=monitoring.refusals,
+        metrics=monitoring.metrics,
     )
 
 
 def run_server(
-    app: AsgiApp, doors: Listening, guards: Guards, *, on_start: Callable[[], None]
+    app: AsgiApp, endpoint: Endpoint, monitoring: Monitoring, *, on_start: Callable[[], None]
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        app: The whole application.
-        doors: Where to listen; the caller closes them.
-        guards: What watches over it.
-        on_start: Called when visitors can come in.
+        app: The application.
+        endpoint: The listeners; the caller closes them.
+        monitoring: Counters.
+        on_start: Called when the server accepts connections.
 
     Raises:
-        OSError: A socket broke.
+        OSError: A socket failed.
     """
     limits = EdgeLimits(
         max_connections=fit_connections(),
-        max_connections_per_address=doors.connections_per_address,
+        max_connections_per_address=endpoint.connections_per_address,
     )
-    server = EdgeServer(app, doors.doors, limits=limits, refusals=guards.refusals)
-    guards.metrics.add(read_edge(server, doors, guards.refusals))
+    server = EdgeServer(app, endpoint.listeners, limits=limits, refusals=monitoring.refusals)
+    monitoring.metrics.add(read_edge(server, endpoint, monitoring.refusals))
     server.serve_until_told(on_start=on_start)
 
 
 def _no_pages(environ: dict[str, object], start_response: Callable[..., object]) -> list[bytes]:
-    """Answer for a collector without a dashboard."""
+    """Answer a page request to a collector without a dashboard."""
     start_response("404 Not Found", [("Content-Type", "text/plain")])
-    return [b"404: this collector has no pages; a dashboard on the same store shows its runs\n"]
-
-
-STORE_PAUSE_NS = 15 * NS_PER_S
-"""Between two looks at the store, however often it is scraped."""
-
-
-SIZES = """
-SELECT table, sum(rows) AS num_rows, sum(bytes_on_disk) AS num_bytes, count() AS num_parts
-FROM system.parts WHERE active AND database = currentDatabase() GROUP BY table ORDER BY table
-"""
+    return [b"404: this collector serves no pages. Open a dashboard on the same store.\n"]
 
 
 def read_loops(loops: Sequence[Loop]) -> Reader:
-    """Return the reader of the server's threads: the tail, the analysis, the upkeep."""
+    """Return the metrics of the server's loops: tail, analysis, upkeep and others."""
 
     def read() -> Iterable[Reading]:
         yield Reading(
             name="loop_up",
-            text="1 where a thread of the server does its work, 0 where it fails or has ended.",
+            text="1 if a background loop works, 0 if it fails or has ended.",
             label="loop",
             values={loop.name: float(loop.why_stopped() is None) for loop in loops},
         )
         yield Reading(
             name="loop_turns_total",
-            text="Turns of a thread of the server.",
+            text="Turns of a background loop.",
             label="loop",
             values={loop.name: loop.num_turns for loop in loops},
         )
         yield Reading(
             name="loop_failures_total",
-            text="Turns that failed and are tried again.",
+            text="Turns of a background loop that failed and are retried.",
             label="loop",
             values={loop.name: loop.num_failures for loop in loops},
         )
         yield Reading(
             name="loop_busy_seconds_total",
-            text="Time in turns of a thread of the server.",
+            text="Time that a background loop has spent in its turns.",
             label="loop",
             values={loop.name: loop.busy_ns / NS_PER_S for loop in loops},
         )
-        brought = [loop.counts for loop in loops if loop.counts]
-        if brought:
+        counted = [loop.counts for loop in loops if loop.counts]
+        if counted:
             yield Reading(
                 name="spool_rows_total",
-                text="Rows that the tail took from the spool, by what became of them;"
-                " refused_files: files that it can't read, and left.",
+                text="Rows that the tail read from the spool, by kind. refused_files counts files"
+                " that could not be read and were left in place.",
                 label="kind",
-                values={name: count for counts in brought for name, count in counts.items()},
+                values={name: count for counts in counted for name, count in counts.items()},
             )
 
     return read
 
 
 def read_ingest(service: IngestService) -> Reader:
-    """Return the reader of what agents send."""
+    """Return the metrics of agents' requests."""
 
     def read() -> Iterable[Reading]:
         counts = service.counts
@@ -207,31 +205,35 @@ def read_ingest(service: IngestService) -> Reader:
             values={"": counts.num_requests},
         )
         yield Reading(
-            name="ingest_bytes_total", text="Bytes of their bodies.", values={"": counts.num_bytes}
+            name="ingest_bytes_total",
+            text="Bytes in bodies of agents' requests.",
+            values={"": counts.num_bytes},
         )
         yield Reading(
-            name="ingest_spans_total", text="Spans in them.", values={"": counts.num_spans}
+            name="ingest_spans_total",
+            text="Spans in agents' requests.",
+            values={"": counts.num_spans},
         )
         yield Reading(
             name="ingest_bad_rows_total",
-            text="Rows set aside with their reason.",
+            text="Invalid rows, stored with the reason in table bad_rows.",
             values={"": counts.num_bad_rows},
         )
         yield Reading(
             name="ingest_cuts_total",
-            text="Cuts, by what became of them.",
+            text="Cuts, by their state after ingest.",
             label="state",
             values=dict(counts.cuts),
         )
         yield Reading(
             name="ingest_refusals_total",
-            text="Requests of agents that were refused, by status.",
+            text="Refused requests of agents, by HTTP status.",
             label="status",
             values={str(status): count for status, count in counts.refusals.items()},
         )
         yield Reading(
             name="ingest_under_way_bytes",
-            text="Bytes of agents' requests under way, as sent and as inflated.",
+            text="Bytes of agents' requests in progress, as sent and as inflated.",
             label="form",
             values={
                 "wire": service.wire_budget.taken_bytes,
@@ -243,41 +245,41 @@ def read_ingest(service: IngestService) -> Reader:
 
 
 def read_store(store: Store, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> Reader:
-    """Return the reader of the store's size; it looks every `STORE_PAUSE_NS` at most.
+    """Return the metrics of the store's size, read every `STORE_PAUSE_NS` at most.
 
     Args:
         store: An open store.
         monotonic_ns: Clock of the pause.
     """
-    known: list[Reading] = []
-    looked_ns: int | None = None
+    readings: list[Reading] = []
+    read_ns: int | None = None
 
     def read() -> Iterable[Reading]:
-        nonlocal known, looked_ns
+        nonlocal readings, read_ns
         now_ns = monotonic_ns()
-        if looked_ns is None or now_ns - looked_ns >= STORE_PAUSE_NS:
-            known, looked_ns = _sizes(store), now_ns
-        return known
+        if read_ns is None or now_ns - read_ns >= STORE_PAUSE_NS:
+            readings, read_ns = _read_sizes(store), now_ns
+        return readings
 
     return read
 
 
-def _sizes(store: Store) -> list[Reading]:
+def _read_sizes(store: Store) -> list[Reading]:
     try:
         found = store.rows(SIZES)
     except StoreError:
         found = None
     up = Reading(
         name="store_up",
-        text="1 where the store answers.",
+        text="1 if the store answers queries.",
         values={"": float(found is not None)},
     )
     if found is None:
         return [up]
     texts = {
-        "num_rows": ("store_rows", "Rows by table, repeated ones counted."),
+        "num_rows": ("store_rows", "Rows by table, duplicates included."),
         "num_bytes": ("store_bytes", "Bytes on disk by table."),
-        "num_parts": ("store_parts", "Parts by table; many of them make reading slow."),
+        "num_parts": ("store_parts", "Parts by table. Many parts make reads slow."),
     }
     return [
         up,
@@ -293,26 +295,26 @@ def _sizes(store: Store) -> list[Reading]:
     ]
 
 
-def read_edge(server: EdgeServer, doors: Listening, refusals: Refusals) -> Reader:
-    """Return the reader of connections, refusals and the certificate's end."""
+def read_edge(server: EdgeServer, endpoint: Endpoint, refusals: Refusals) -> Reader:
+    """Return the metrics of connections, refused requests and the certificate."""
 
     def read() -> Iterable[Reading]:
         yield Reading(
             name="connections",
-            text="Connections that are open.",
+            text="Open connections.",
             values={"": server.num_connections},
         )
         yield Reading(
             name="refused_total",
-            text="Who was turned away or cut off, by why.",
+            text="Refused requests and closed connections, by reason.",
             label="reason",
             values={str(reason): count for reason, count in refusals.counts.items()},
         )
-        if doors.renewal is not None:
+        if endpoint.renewal is not None:
             yield Reading(
                 name="certificate_expires_seconds",
-                text="Unix time at which the server's certificate ends.",
-                values={"": doors.renewal.served.expires_s},
+                text="Unix time at which the server's certificate expires.",
+                values={"": endpoint.renewal.served.expires_s},
             )
 
     return read

@@ -1,4 +1,4 @@
-"""Where the server listens, and what must be set before others than this host may reach it."""
+"""Listeners of a server, and the checks before other hosts may reach it."""
 
 from __future__ import annotations
 
@@ -31,72 +31,72 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8050
 LAST_PORT = 8099
 BACKLOG = 1024
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenOptions:
-    """Flags of `rankscope serve` that say who can reach it."""
+    """Flags of `rankscope serve` about who can reach it."""
 
-    host: str = HERE
+    host: str = LOOPBACK
     port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     server_names: tuple[str, ...] = ()
-    """Host names of this server, besides those of its certificate."""
+    """Host names of this server besides those of its certificate."""
 
     connections_per_address: int = MOST_FROM_ONE_ADDRESS
-    """At one time; behind a load balancer every visitor has the balancer's address."""
+    """Largest number at one time. Behind a load balancer, all clients have its address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Open doors, and by which names they are asked for."""
+class Endpoint:
+    """Open listeners of a server, and the addresses and names for it."""
 
-    doors: tuple[Door, ...]
+    listeners: tuple[Door, ...]
     url: str
-    """For people and agents; without a slash at its end."""
+    """For users and agents; without a trailing slash."""
 
     local_url: str
-    """For commands on this host, which trust no certificate of ours; plain, on loopback."""
+    """For commands on this host: without TLS, because they do not know the CA; on loopback."""
 
     port: int
     names: frozenset[str]
     renewal: Renewal | None
-    """Of the server's certificate; None without TLS."""
+    """Renewal of the server's certificate; None without TLS."""
 
     connections_per_address: int
 
 
 @contextmanager
-def listening(options: ListenOptions) -> Iterator[Listening]:
-    """Listen as asked for as long as the block runs.
+def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
+    """Listen on the address of the flags until the block ends.
 
     Raises:
-        BadInputError: The address is none, others could reach it and TLS, a token or a name is
-            missing, or no port is free.
-        TlsError: The certificate can't be served.
-        TokenFileError: The file of tokens can't be trusted.
+        BadInputError: The address is invalid; no port is free; or other hosts could reach the
+            address, and TLS, a token or a host name is missing.
+        TlsError: The certificate or its key cannot be used.
+        TokenFileError: The file of tokens is invalid, or its permissions are too open.
     """
     address = _address(options.host)
     tls = _load_tls(options)
     if not address.is_loopback:
-        _check_guarded(options, tls)
+        _check_protected(options, tls)
     names = _names(options, address, tls)
     with ExitStack() as stack:
         bound = stack.enter_context(listen(str(address), options.port))
         renewal = None if tls is None else Renewal(_tls_files(options), tls, tell=say)
         context = None if tls is None else tls.context
-        doors = [Door(bound=bound, tls=context, renewal=renewal)]
+        listeners = [Door(bound=bound, tls=context, renewal=renewal)]
         if tls is not None or not address.is_loopback:
-            inner = stack.enter_context(socket.create_server((HERE, 0), backlog=BACKLOG))
-            doors.append(Door(bound=inner))
+            inner = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=BACKLOG))
+            listeners.append(Door(bound=inner))
         port = bound.getsockname()[1]
-        yield Listening(
-            doors=tuple(doors),
+        yield Endpoint(
+            listeners=tuple(listeners),
             url=_url(_shown_name(options, address, tls), port, is_secure=tls is not None),
-            local_url=_url(*doors[-1].bound.getsockname()[:2], is_secure=False),
+            local_url=_url(*listeners[-1].bound.getsockname()[:2], is_secure=False),
             port=port,
             names=names,
             renewal=renewal,
@@ -105,38 +105,38 @@ def listening(options: ListenOptions) -> Iterator[Listening]:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a bound socket on ``host``.
+    """Return a listening socket.
 
     Args:
         host: An address of this machine.
-        port: The port asked for; None: `DEFAULT_PORT`, or the next free one, and says so.
+        port: The port. None: `DEFAULT_PORT`, or the next free one, which is logged.
 
     Raises:
-        BadInputError: The address is not this machine's, or no port is free.
+        BadInputError: The address does not belong to this machine, or no port is free.
     """
     if port is not None:
         found = _bind(host, port)
         if found is None:
             raise BadInputError(
-                f"port {port} on {host} is taken: give another --port, or leave it out"
+                f"port {port} on {host} is in use: give another --port, or leave it out"
             )
         return found
     for candidate in range(DEFAULT_PORT, LAST_PORT + 1):
         found = _bind(host, candidate)
         if found is not None:
             if candidate != DEFAULT_PORT:
-                say(f"port {DEFAULT_PORT} is taken, serving on {candidate}")
+                say(f"port {DEFAULT_PORT} is in use: listening on {candidate}")
             return found
-    raise BadInputError(f"ports {DEFAULT_PORT} to {LAST_PORT} on {host} are taken: give --port")
+    raise BadInputError(f"ports {DEFAULT_PORT} to {LAST_PORT} on {host} are in use: give --port")
 
 
 def _address(host: str) -> IPv4Address | IPv6Address:
     try:
-        return ip_address(HERE if host == "localhost" else host)
+        return ip_address(LOOPBACK if host == "localhost" else host)
     except ValueError:
         raise BadInputError(
-            f"--host {host!r} is no address: give one of this machine's (0.0.0.0 for all of them),"
-            " and the name that it is called by as --server-name"
+            f"--host {host!r} is not an IP address: give one of this machine (0.0.0.0 for all),"
+            " and give host names with --server-name"
         ) from None
 
 
@@ -144,10 +144,10 @@ def _load_tls(options: ListenOptions) -> ServerTls | None:
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
         if options.tls_client_ca is not None:
-            raise BadInputError("--tls-client-ca needs --tls-cert and --tls-key too")
+            raise BadInputError("--tls-client-ca needs --tls-cert and --tls-key")
         return None
     if cert is None or key is None:
-        raise BadInputError("--tls-cert and --tls-key belong together: give both")
+        raise BadInputError("--tls-cert and --tls-key must be given together")
     return load_tls(_tls_files(options))
 
 
@@ -155,23 +155,23 @@ def _tls_files(options: ListenOptions) -> TlsFiles:
     """Return the files of a server with TLS."""
     cert, key = options.tls_cert, options.tls_key
     if cert is None or key is None:
-        raise BadInputError("--tls-cert and --tls-key belong together: give both")
+        raise BadInputError("--tls-cert and --tls-key must be given together")
     return TlsFiles(cert=cert, key=key, client_ca=options.tls_client_ca)
 
 
-def _check_guarded(options: ListenOptions, tls: ServerTls | None) -> None:
-    """Refuse to open the runs to a network without TLS, and without a token that is kept."""
-    what = f"--host {options.host} would open every run to the network"
+def _check_protected(options: ListenOptions, tls: ServerTls | None) -> None:
+    """Raise if other hosts could reach the server without TLS or without a token."""
+    problem = f"--host {options.host} would expose all runs to the network"
     if tls is None:
         raise BadInputError(
-            f"{what} without TLS: give --tls-cert and --tls-key, and make tokens with"
-            " `rankscope token create`; or leave --host out and reach it through"
-            f" `ssh -L {DEFAULT_PORT}:{HERE}:{DEFAULT_PORT}`"
+            f"{problem} without TLS: give --tls-cert and --tls-key, and create tokens with"
+            " `rankscope token create`; or leave out --host and connect through"
+            f" `ssh -L {DEFAULT_PORT}:{LOOPBACK}:{DEFAULT_PORT}`"
         )
     path, now_ns = default_tokens_path(), time.time_ns()
     if not any(record.state(now_ns) is TokenState.LIVE for record in read_tokens(path)):
         raise BadInputError(
-            f"{what}, and {path} holds no live token: make one with"
+            f"{problem}, and {path} has no valid token: create one with"
             " `rankscope token create --role ingest` (or read, or admin)"
         )
 
@@ -182,12 +182,11 @@ def _names(
     of_certificate = frozenset() if tls is None else tls.names
     given = frozenset(name.lower() for name in options.server_names)
     if any(not name or "/" in name or name.startswith("*") for name in given):
-        raise BadInputError("--server-name takes a plain host name, such as scope.example.org")
+        raise BadInputError("--server-name must be a host name, such as scope.example.org")
     own = frozenset() if address.is_unspecified else frozenset({str(address)})
     if not address.is_loopback and not (of_certificate | given):
         raise BadInputError(
-            "the certificate says no name that this server could be asked by:"
-            " give --server-name as well"
+            "the certificate contains no host name: give the name of this server with --server-name"
         )
     return LOOPBACK_NAMES | of_certificate | given | own
 
@@ -195,7 +194,7 @@ def _names(
 def _shown_name(
     options: ListenOptions, address: IPv4Address | IPv6Address, tls: ServerTls | None
 ) -> str:
-    """Return the name by which a browser would find its certificate in order."""
+    """Return the host name for which a browser accepts the certificate."""
     if options.server_names:
         return options.server_names[0]
     if tls is None or str(address) in tls.names or not tls.names:
@@ -214,7 +213,7 @@ def _is_address(name: str) -> bool:
 def _bind(address: str, port: int) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
-    # A server that was just stopped leaves connections in TIME_WAIT on its port.
+    # A server that has just stopped leaves connections in TIME_WAIT on its port.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((address, port))
@@ -224,7 +223,7 @@ def _bind(address: str, port: int) -> socket.socket | None:
         if error.errno in {errno.EADDRINUSE, errno.EACCES}:
             return None
         if error.errno == errno.EADDRNOTAVAIL:
-            raise BadInputError(f"--host {address} is no address of this machine") from None
+            raise BadInputError(f"--host {address} is not an address of this machine") from None
         raise
     return bound
 

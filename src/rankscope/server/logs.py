@@ -1,7 +1,7 @@
-"""What the server says while it runs: one line an event, for a person or for a program.
+"""Log of a server: one line for each event, as text or as JSON.
 
-Nothing that came from outside can break a line, colour a terminal or show a secret: what is
-not printable is written as its escape, and what looks like a token is masked.
+Text from outside cannot break a line, colour a terminal or expose a secret: invisible characters
+are escaped, and tokens and passwords are masked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SECRETS = (
     (re.compile(r"(?i)((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"), r"\1***"),
-    # A token of the file: its id is no secret and says which one to revoke.
+    # The id of a token is not secret, and shows which token to revoke.
     (re.compile(r"(rst_[0-9a-f]{12})_[A-Za-z0-9_-]+"), r"\1_***"),
     (re.compile(r"(?i)([?&](?:token|password)=)[^&\s\"']+"), r"\1***"),
     (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), r"\1***@"),
@@ -32,22 +32,22 @@ SECRETS = (
 MESSAGE = "message"
 LOGGED = "logged"
 UNREACHABLE = "store-unreachable"
-UNREACHABLE_EVERY_S = 60.0
+UNREACHABLE_PAUSE_S = 60.0
 DRIVER = "clickhouse_connect."
 CONNECTIONS = "urllib3."
 DRIVER_FAILED = "Unexpected Http Driver Exception"
-"""What the store's driver logs, without more, before it raises; the one that asked tells why."""
+"""Message that the driver of the store logs before it raises an error, which the caller logs."""
 
 RETRYING = "Retrying"
 
 
 class Log:
-    """Writes events.
+    """A log of events.
 
     Args:
-        stream: Where to; None: stderr as it is at each line.
-        as_json: Whether as JSON documents, one a line; else as text.
-        secrets: Texts that are never written, whatever they stand in.
+        stream: Destination. None: the current stderr at each line.
+        as_json: Whether each line is a JSON document instead of text.
+        secrets: Texts that are masked wherever they occur.
     """
 
     def __init__(
@@ -55,27 +55,27 @@ class Log:
     ) -> None:
         self._stream = stream
         self.as_json = as_json
-        """Whether a program reads it."""
+        """Whether each line is a JSON document."""
         self._secrets = tuple(secret for secret in secrets if secret)
 
     def hide(self, secret: str) -> None:
-        """Never write a text from now on."""
+        """Mask a text from now on."""
         self._secrets = (*self._secrets, secret)
 
-    def tell(self, event: str, fields: Mapping[str, object]) -> None:
-        """Write an event with its fields; those that are None are left out."""
+    def write_event(self, event: str, fields: Mapping[str, object]) -> None:
+        """Write an event with those of its fields that are not None."""
         known = {name: self._safe(value) for name, value in fields.items() if value is not None}
         if self.as_json:
             at = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._write(json.dumps({"at": at, "event": event, **known}))
         else:
-            words = [f"{name}={_word(value)}" for name, value in known.items()]
+            words = [f"{name}={_quoted(value)}" for name, value in known.items()]
             self._write(f"rankscope: {' '.join([event, *words])}")
 
-    def say(self, line: str) -> None:
-        """Write a plain line for a person."""
+    def write_line(self, line: str) -> None:
+        """Write a line of text."""
         if self.as_json:
-            self.tell(MESSAGE, {"text": line})
+            self.write_event(MESSAGE, {"text": line})
         else:
             self._write(f"rankscope: {self._safe(line)}")
 
@@ -98,13 +98,13 @@ class Log:
 
 
 class LogHandler(logging.Handler):
-    """Brings what libraries log, tracebacks too, into the one log.
+    """Handler that passes the log records of libraries, tracebacks included, to the log.
 
-    While the store's server is away, its driver logs two lines for each try, one of them with the
-    whole address; one event a minute says how many tries failed instead.
+    If the store's server cannot be reached, its driver logs two lines for each attempt, one of
+    them with the whole address. One event per minute with the number of attempts replaces them.
 
     Args:
-        log: Takes it.
+        log: The log.
         monotonic_s: Clock for that minute.
     """
 
@@ -116,7 +116,7 @@ class LogHandler(logging.Handler):
         self._next_s: float | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell a record as one event."""
+        """Write a record as one event."""
         try:
             if record.name.startswith(CONNECTIONS) and str(record.msg).startswith(RETRYING):
                 return
@@ -129,40 +129,40 @@ class LogHandler(logging.Handler):
                 "text": record.getMessage(),
             }
             if record.exc_info and record.exc_info[1] is not None:
-                # Where it failed and as what; an error's text may hold whatever was sent.
+                # Type and place only: the text of an error may contain data from a request.
                 fields["error"] = type(record.exc_info[1]).__name__
                 frames = traceback.extract_tb(record.exc_info[2])
                 fields["where"] = " < ".join(
                     f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:])
                 )
-            self._log.tell(LOGGED, fields)
-        except Exception:  # noqa: BLE001  # a log that fails must not end what it tells of
+            self._log.write_event(LOGGED, fields)
+        except Exception:  # noqa: BLE001  # a failing log must not end the program
             self.handleError(record)
 
     def _count_failure(self) -> None:
-        # A handler's lock is held while it emits, so no other thread counts meanwhile.
+        # The handler holds its lock while it emits, so no other thread counts at the same time.
         self._num_failed += 1
         now_s = self._monotonic_s()
         if self._next_s is None or now_s >= self._next_s:
-            self._log.tell(UNREACHABLE, {"failed_tries": self._num_failed})
-            self._num_failed, self._next_s = 0, now_s + UNREACHABLE_EVERY_S
+            self._log.write_event(UNREACHABLE, {"failed_tries": self._num_failed})
+            self._num_failed, self._next_s = 0, now_s + UNREACHABLE_PAUSE_S
 
 
 @contextmanager
-def logged_to(log: Log) -> Iterator[Log]:
-    """Send everything that is said in this process to ``log`` while the block runs."""
+def log_lines(log: Log) -> Iterator[Log]:
+    """Send the lines of `say` and the records of libraries to the log until the block ends."""
     handler = LogHandler(log)
     root = logging.getLogger()
     root.addHandler(handler)
-    before = terminal.said_by(log.say)
+    before = terminal.redirect_lines(log.write_line)
     try:
         yield log
     finally:
-        terminal.said_by(before)
+        terminal.redirect_lines(before)
         root.removeHandler(handler)
 
 
-def _word(value: object) -> str:
+def _quoted(value: object) -> str:
     text = str(value)
     is_plain = text and not any(letter in ' "=' for letter in text)
     return text if is_plain else json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The two threads of a live server: one stores what ranks write, one analyses what was stored."""
+"""Background threads of a server: tail, analysis, sampler, heartbeats, memory."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
     from .alerting import Alerting
-    from .finding_tracker import Tracking
+    from .finding_tracker import LiveFindings
     from .reports import Reports
 
 TAIL_PAUSE_S = 1.0
-"""Many small inserts cost the engine more than few large ones: fsyncs now, merges later."""
+"""Many small inserts cost the engine more than a few large ones: fsyncs now, merges later."""
 
 ANALYSIS_PAUSE_S = 1.0
 SAMPLER_PAUSE_S = 1.0
 HEARTBEAT_PAUSE_S = 1.0
 HEARTBEAT_ROWS = 10_000
 MEMORY_PAUSE_S = 2.0
-"""Shorter than the five seconds that the engine keeps pages of its own accord, which it counts
-only while it allocates."""
+"""Shorter than the five seconds for which the engine keeps freed pages, and which it counts only
+while it allocates."""
 
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
-"""Between two looks at one run that trains; the longer one is reached while it stands still."""
+"""Pauses between two looks at a running job. The pause doubles while a job makes no progress."""
 
 JOIN_S = 10.0
 
 
 class Loop:
-    """Calls ``turn`` again and again in a thread, until stopped.
+    """A thread that calls ``turn`` repeatedly until it is stopped.
 
-    A turn that fails in an expected way is told once on stderr and tried again;
-    while it fails, `trouble` says why.
+    An expected failure of a turn is logged once, and the turn is retried. While it fails,
+    `trouble` holds the reason. Any other error ends the thread.
 
     Args:
-        name: Of the thread.
-        turn: The work; its own exceptions must be those that `exit_code_of` knows.
-        pause_s: Between two turns.
-        say: Tells a line to the person at the terminal.
+        name: Name of the thread.
+        turn: The work. Expected failures are those with an exit status (`find_exit_code`).
+        pause_s: Pause between two turns.
+        say: Logs a line. None: `terminal.lines.say`.
     """
 
     def __init__(
@@ -78,28 +78,28 @@ class Loop:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.name = name
-        """Of the thread."""
+        """Name of the thread."""
         self.num_turns = 0
         self.num_failures = 0
         self.busy_ns = 0
-        """In turns, since the start."""
+        """Time spent in turns since the start."""
         self.counts: Counter[str] = Counter()
-        """What the turns brought, where they count it."""
+        """Counts of the rows that the turns handled, if they count any."""
         self.trouble: str | None = None
-        """Why the last turn failed; None when it did not."""
+        """Why the last turn failed; None if it did not."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the turn under way finish, and end the thread."""
+        """End the thread after its current turn."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
 
     def why_stopped(self) -> str | None:
-        """Return why this loop does no work just now; None when it does."""
+        """Return why the loop does no work at the moment; None if it works."""
         if not self._thread.is_alive():
             return f"the {self.name} thread has ended"
         return self.trouble
@@ -113,13 +113,13 @@ class Loop:
                 if exit_code_of(error) is None:
                     raise
                 self.num_failures += 1
-                self._tell(f"{self.name}: {plain_line(error)}")
+                self._log_once(f"{self.name}: {plain_line(error)}")
             else:
                 self.trouble = None
             self.num_turns += 1
             self.busy_ns += time.monotonic_ns() - begun_ns
 
-    def _tell(self, line: str) -> None:
+    def _log_once(self, line: str) -> None:
         if line != self.trouble:
             self._say(line)
         self.trouble = line
@@ -127,28 +127,27 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """The last look at a run that trains."""
+    """The last look at a running job."""
 
     ended_ns: int
     took_ns: int
     pause_ns: int
-    """Until the next one, unless a step comes."""
+    """Pause before the next look, unless a new step is stored."""
 
 
 class LiveAnalysis:
-    """One turn of analysis: runs that grew since the last turn are analysed and alerted on.
+    """Analysis of the runs that have grown, with their alerts.
 
-    Runs that stand still are left to the pages, which analyse them when
-    somebody looks; their old drops raise no alert. A run that trains is looked
-    at every `MIN_PAUSE_NS` at most and never for more than half of the time; less and
-    less often while nothing new comes of it.
+    A run that does not grow is analysed when a page needs it, and raises no alert for old drops of
+    its MFU. A running job is looked at every `MIN_PAUSE_NS` at most, never for more than half of
+    the time, and less and less often while it makes no progress.
 
     Args:
-        source: The store's runs.
-        reports: Where the pages find the results.
-        alerting: Evaluates each result.
-        tracking: Follows the findings of each result.
-        before: The runs as the store had them when the server started.
+        source: Runs of the store.
+        reports: Diagnoses, which the pages show.
+        alerting: Alert rules.
+        findings: Tracked findings.
+        before: The runs of the store when the server started.
         monotonic_ns: Clock for the pauses.
     """
 
@@ -157,7 +156,7 @@ class LiveAnalysis:
         source: SpanSource,
         reports: Reports,
         alerting: Alerting,
-        tracking: Tracking,
+        findings: LiveFindings,
         *,
         before: Iterable[RunSummary],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -166,20 +165,20 @@ class LiveAnalysis:
         self._troubles: dict[str, str] = {}
         self._reports = reports
         self._alerting = alerting
-        self._tracking = tracking
+        self._findings = findings
         self._monotonic_ns = monotonic_ns
         self._seen = {run.run_id: _size(run) for run in before}
         self._looks: dict[str, _Look] = {}
 
     def turn(self) -> None:
-        """Analyse what grew; forget what was deleted."""
+        """Analyse the runs that have grown; forget those that were deleted."""
         runs = self._source.runs()
         self._reports.keep_only({run.run_id for run in runs})
         for run in runs:
             size = _size(run)
             has_grown = self._seen.get(run.run_id) != size
             if self._is_due(run, has_grown=has_grown):
-                self._look_apart(run, has_grown=has_grown)
+                self._look_safely(run, has_grown=has_grown)
                 self._seen[run.run_id] = size
 
     def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
@@ -187,21 +186,21 @@ class LiveAnalysis:
         if look is None or (run.state != RUNNING and not has_grown):
             return has_grown
         if run.state != self._seen[run.run_id][0]:
-            return True  # its end is news
-        # A rank may end or stall without a step, so one that stands still is looked at too.
+            return True  # the run has ended
+        # A rank may end or stall without a new step, so a run without one is looked at too.
         pause_ns = MIN_PAUSE_NS if has_grown else look.pause_ns
         return self._monotonic_ns() - look.ended_ns >= max(pause_ns, look.took_ns)
 
-    def _look_apart(self, run: RunSummary, *, has_grown: bool) -> None:
-        """Look at a run; what its own rows make fail costs no other run its look."""
+    def _look_safely(self, run: RunSummary, *, has_grown: bool) -> None:
+        """Look at a run. An error in its data is logged and does not stop the others."""
         begun_ns = self._monotonic_ns()
         is_new = False
         try:
             is_new = self._look(run, has_grown=has_grown)
         except Exception as error:
             if not isinstance(error, AnalysisError) and exit_code_of(error) is not None:
-                raise  # the store, which all runs share
-            self._tell(run.run_id, error)
+                raise  # a failure of the store concerns all runs
+            self._log_failure(run.run_id, error)
         else:
             self._troubles.pop(run.run_id, None)
         last = self._looks.get(run.run_id)
@@ -214,23 +213,23 @@ class LiveAnalysis:
         )
 
     def _look(self, run: RunSummary, *, has_grown: bool) -> bool:
-        """Look at a run; return whether something new came of it."""
+        """Look at a run; return whether its diagnosis is new."""
         revision = self._reports.revision(run.run_id)
         report = self._reports.refresh(run)
         is_new = self._reports.revision(run.run_id) != revision
         if report is not None and is_new:
             cost = self._reports.cost(run.run_id)
-            self._tracking.update(report, is_over=run.state != RUNNING, cost=cost)
+            self._findings.update(report, is_over=run.state != RUNNING, cost=cost)
         if report is not None and has_grown:
             self._alerting.evaluate(report)
         return is_new
 
-    def _tell(self, run_id: str, error: Exception) -> None:
-        """Say why a run is not analysed, once while it stays so."""
+    def _log_failure(self, run_id: str, error: Exception) -> None:
+        """Log why a run cannot be analysed, once for each reason."""
         if isinstance(error, AnalysisError):
             line = f"{run_id}: not analysed: {plain_line(error)}"
         else:
-            # Its text may hold what was sent; the type and the place are what a report needs.
+            # Type and place only: the text of the error may contain data of the job.
             (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
             place = f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
             line = f"{run_id}: not analysed: {type(error).__name__} at {place}: please report it"
@@ -240,16 +239,16 @@ class LiveAnalysis:
 
 
 def _size(run: RunSummary) -> tuple[str, int, int]:
-    """Return what changes where a run is to be looked at.
+    """Return the state and size of a run; it is looked at again when they change.
 
-    A run that trains is looked at by step. One that has ended may still lack the last rows of a
-    host that is behind, of steps that others told of: they count one by one.
+    A running job is looked at once for each step. An ended one may still receive the last rows of
+    a slow host for steps that other hosts have reported, so its rows count.
     """
     return run.state, run.num_steps, 0 if run.state == RUNNING else run.num_rows
 
 
 def tail_loop(tail: SpoolTail) -> Loop:
-    """Return the loop that stores what ranks write."""
+    """Return the loop that stores the records of the spool."""
 
     def turn() -> None:
         progress = tail.poll()
@@ -268,27 +267,27 @@ def tail_loop(tail: SpoolTail) -> Loop:
 
 
 def analysis_loop(analysis: LiveAnalysis) -> Loop:
-    """Return the loop that analyses what was stored."""
+    """Return the loop that analyses runs."""
     return Loop("analysis", analysis.turn, pause_s=ANALYSIS_PAUSE_S)
 
 
 def sampler_loop(sampler: Sampler) -> Loop:
-    """Return the loop that reads this host once a second; its turns never raise."""
+    """Return the loop that reads the counters of this host. Its turns never raise."""
     return Loop("sampler", sampler.turn, pause_s=SAMPLER_PAUSE_S)
 
 
 def memory_loop(store: Store | None = None) -> Loop:
-    """Return the loop that does so again and again."""
+    """Return the loop that returns unused memory to the machine."""
     return Loop("spare-memory", partial(release_memory, store), pause_s=MEMORY_PAUSE_S)
 
 
 def heartbeat_loop(store: Store, buffer: RowBuffer, deletions: Deletions) -> Loop:
-    """Return the loop that stores what a buffer holds; where the store fails it still waits there.
+    """Return the loop that stores heartbeats. If the store fails, they stay in the buffer.
 
     Args:
-        store: The open store.
+        store: The store.
         buffer: Rows of table ``heartbeats``.
-        deletions: A deleted run that still trains is kept out.
+        deletions: Tombstones: heartbeats of deleted runs are not stored.
     """
 
     def write(rows: Sequence[Row]) -> None:
@@ -298,6 +297,6 @@ def heartbeat_loop(store: Store, buffer: RowBuffer, deletions: Deletions) -> Loo
 
     return Loop(
         "heartbeats",
-        lambda: buffer.send(write, rows_per_call=HEARTBEAT_ROWS),
+        lambda: buffer.ship(write, num_at_once=HEARTBEAT_ROWS),
         pause_s=HEARTBEAT_PAUSE_S,
     )

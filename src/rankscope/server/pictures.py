@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
 
-    from .background_jobs import Aside
+    from .background_jobs import BackgroundJobs
 
 PORTION_SPANS = 1_048_576
 """Spans held at once while a step is drawn in portions. A step of 4.5 million spans took 0.7 GB
@@ -133,7 +133,7 @@ def read_picture(
     whole = Window(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
     shown = whole if window is None else window.clip(length_ns, kept.num_ranks)
     key, ordering = (
-        StepRevision(step_id=place, revision=kept.revision),
+        StepRevision(place=place, revision=kept.revision),
         kept.orderings[group_by.value],
     )
     for level in levels_for_window(
@@ -203,23 +203,23 @@ class LargeSteps:
     Args:
         store: The store.
         source: The store's runs.
-        aside: Draws them.
+        jobs: Background jobs for the drawing.
     """
 
-    def __init__(self, store: Store, source: SpanSource, aside: Aside) -> None:
+    def __init__(self, store: Store, source: SpanSource, jobs: BackgroundJobs) -> None:
         self._store = store
         self._source = source
-        self._aside = aside
+        self._jobs = jobs
         self._lock = threading.Lock()
         self._pictures: OrderedDict[tuple[StepId, GroupBy], StepPicture] = OrderedDict()
 
-    def ask(self, place: StepId, *, group_by: GroupBy, patience_s: float) -> StepPicture | None:
+    def picture(self, place: StepId, *, group_by: GroupBy, timeout_s: float) -> StepPicture | None:
         """Return the step's picture; None while it is being drawn.
 
         Args:
             place: The step, of a run whose format records groups.
             group_by: What the rows are grouped by.
-            patience_s: How long to wait for it.
+            timeout_s: Longest time to wait for it.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
@@ -230,7 +230,7 @@ class LargeSteps:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
                 return self._pictures[key]
-        done = self._aside.ask(key, lambda: self._draw(place, group_by), patience_s=patience_s)
+        done = self._jobs.result(key, lambda: self._draw(place, group_by), timeout_s=timeout_s)
         drawn: StepPicture | None = None if done is None else done.result()
         return drawn
 

@@ -1,4 +1,4 @@
-"""Gives the dashboard what it draws, from the diagnoses of one store."""
+"""Data of the dashboard's pages, from the runs and diagnoses of a store."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from rankscope.collector.read.steps import read_step_times
 from rankscope.tracer.span import NS_PER_S
 
 from ..errors import exit_code_of, plain_line
-from .background_jobs import Aside
-from .finding_tracker import tracked_finding
+from .background_jobs import BackgroundJobs
+from .finding_tracker import to_tracked
 from .pictures import LargeSteps, read_part, read_picture
+from .reports import find_run
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Window
@@ -51,29 +52,38 @@ if TYPE_CHECKING:
     from .reports import Reports
 
 MAX_TIMELINES = 8
-"""Steps kept drawn up; a page asks for the same one at each zoom."""
+"""Timelines kept in memory: a page requests the same step at each zoom."""
 
-HEARD_FOR_NS = 2_000_000_000
+MAX_STEPS = 2_000
+"""Steps whose times are read before the analysis is done, the newest."""
+
+MAX_MFU_ROWS = 250_000
+"""Rows of table ``steps`` read for the MFU: the newest 20 steps of 12,288 ranks."""
+
+LIVENESS_AGE_NS = 2_000_000_000
+LIVENESS_AGE_FACTOR = 10
+"""All clients share a liveness for `LIVENESS_AGE_NS`, and for this many times the time that reading
+it took."""
 
 SMALL_SPANS = 500_000
-"""Of a run whose analysis takes seconds."""
+"""Largest run whose analysis takes only seconds."""
 
 LARGE_STEP_SPANS = 5_000_000
-"""Of a step that is read in portions to be drawn: it takes 250 bytes a span as a whole."""
+"""Larger steps are drawn in portions, because a whole step takes 250 bytes per span."""
 
-PATIENCE_S = 0.4
-"""How long a page waits for what is made aside before it is shown without: the analysis of a small
-run, and the drawing of its steps, are done by then."""
+TIMEOUT_S = 0.4
+"""Time that a page waits for a background job. The analysis of a small run is done by then, and so
+is the timeline of one of its steps."""
 
 
 class StoreProvider:
-    """`dashboard.provider.ReportProvider` over one store.
+    """`dashboard.provider.ReportProvider` of one store.
 
     Args:
         source: The runs.
-        reports: Their diagnoses.
-        store: Where pictures of closed steps are kept; None: each is drawn from its spans.
-        patience_s: How long a page waits for what takes long.
+        reports: The diagnoses.
+        store: The store with the pictures of closed steps. None: all steps are drawn from spans.
+        timeout_s: Time that a page waits for a background job.
     """
 
     def __init__(
@@ -82,19 +92,20 @@ class StoreProvider:
         reports: Reports,
         *,
         store: Store | None = None,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._patience_s = patience_s
-        self._large_aside, self._small_aside = Aside(), Aside()
-        self._looks_aside = Aside()
-        self._large_steps = None if store is None else LargeSteps(store, source, self._large_aside)
-        self._seen: dict[str, MarkedSteps] = {}
+        self._timeout_s = timeout_s
+        # Separate queues: a small run never waits for large ones, nor the steps for an analysis.
+        self._large_jobs, self._small_jobs = BackgroundJobs(), BackgroundJobs()
+        self._step_jobs = BackgroundJobs()
+        self._large_steps = None if store is None else LargeSteps(store, source, self._large_jobs)
+        self._steps: dict[str, MarkedSteps] = {}
         self._store = store
         self._source = source
         self._reports = reports
         self._lock = threading.Lock()
-        self._heard_lock = threading.Lock()
-        self._heard: dict[str, tuple[int, RankLiveness | None]] = {}
+        self._liveness_lock = threading.Lock()
+        self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._last_coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
 
@@ -103,147 +114,141 @@ class StoreProvider:
         return self._source.runs()
 
     def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:
-        """Return the diagnosis; None while the run is known and has no step to analyse yet.
+        """Return the diagnosis; None if the run has no step to analyse yet.
 
-        The first one is made aside; until it is there, and where it can't be made, what is known
-        without it.
+        The first diagnosis of a run is a background job. While it runs, and if it fails, the result
+        is what is known without it.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
+            UnknownRunError: The store holds no run of this name.
         """
-        if self._reports.is_made(run_id):
-            self._seen.pop(run_id, None)
+        if self._reports.has_report(run_id):
+            self._steps.pop(run_id, None)
             return self._reports.get(run_id)
-        run = self._summary(run_id)
-        self._look_aside(run_id)
+        run = find_run(self._source, run_id)
+        self._start_reading_steps(run_id)
         key = ("report", run_id)
-        aside = self._aside_of(run)
-        done = aside.ask(key, lambda: self._reports.get(run_id), patience_s=self._patience_s)
+        jobs = self._jobs_for(run)
+        done = jobs.result(key, lambda: self._reports.get(run_id), timeout_s=self._timeout_s)
         if done is None:
-            return self._under_way(run, key)
+            return self._in_progress(run, key)
         error = done.exception()
         if isinstance(error, UnknownRunError):
             raise error
         if isinstance(error, Exception):
-            return AnalysisFailed(run=run, reason=_why(error), steps=self._seen.get(run_id))
-        made: RunReport | None = done.result()
-        return made
+            return AnalysisFailed(
+                run=run, reason=_format_failure(error), steps=self._steps.get(run_id)
+            )
+        report: RunReport | None = done.result()
+        return report
 
-    def _aside_of(self, run: RunSummary) -> Aside:
-        """Return where the run is analysed: a small one never waits for two large ones."""
-        return self._small_aside if run.num_spans <= SMALL_SPANS else self._large_aside
+    def _jobs_for(self, run: RunSummary) -> BackgroundJobs:
+        return self._small_jobs if run.num_spans <= SMALL_SPANS else self._large_jobs
 
-    def _under_way(self, run: RunSummary, key: tuple[str, str]) -> AnalysisInProgress:
-        aside = self._aside_of(run)
-        begun = Activity.READING if aside.has_begun(key) else Activity.WAITING
+    def _in_progress(self, run: RunSummary, key: tuple[str, str]) -> AnalysisInProgress:
+        jobs, store = self._jobs_for(run), self._store
+        activity = Activity.READING if jobs.is_running(key) else Activity.WAITING
         return AnalysisInProgress(
             run=run,
-            progress=self._reports.progress(run.run_id) or Progress(activity=begun),
-            elapsed_s=aside.age_ns(key) / NS_PER_S,
-            steps=self._seen.get(run.run_id),
-            earlier_findings=() if self._store is None else read_told(self._store, run.run_id),
+            progress=self._reports.progress(run.run_id) or Progress(activity=activity),
+            elapsed_s=jobs.age_ns(key) / NS_PER_S,
+            steps=self._steps.get(run.run_id),
+            earlier_findings=() if store is None else read_open_findings(store, run.run_id),
         )
 
-    def _look_aside(self, run_id: str) -> None:
-        """Have the steps' times read while the analysis is made, once."""
+    def _start_reading_steps(self, run_id: str) -> None:
+        """Read the times of the steps in the background, once, while the analysis runs."""
         store = self._store
-        if store is None or run_id in self._seen:
+        if store is None or run_id in self._steps:
             return
 
-        def look() -> None:
-            self._seen[run_id] = read_seen(store, self._source, run_id)
+        def read() -> None:
+            self._steps[run_id] = read_marked_steps(store, self._source, run_id)
 
-        self._looks_aside.ask(("seen", run_id), look, patience_s=0)
-
-    def _summary(self, run_id: str) -> RunSummary:
-        found = self._source.runs()
-        for run in found:
-            if run.run_id == run_id:
-                return run
-        self._source.run_info(run_id)  # knows whether it was deleted
-        raise UnknownRunError(run_id, tuple(run.run_id for run in found))
+        self._step_jobs.result(("steps", run_id), read, timeout_s=0)
 
     def verdict(self, report: RunReport) -> str:
         """Return the diagnosis in one sentence."""
         return verdict_sentence(report)
 
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
-        """Return one step; None while it is being drawn.
+        """Return one step with all its spans; None while a background job reads it.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
+            UnknownRunError: The store holds no run of this name.
             EmptyRunError: The step holds no spans.
         """
         if self._large_steps is not None and self._has_large_steps(run_id):
-            return None  # `picture` draws it
+            return None  # `picture` draws large steps
         key = (run_id, self._reports.revision(run_id), epoch, step)
         with self._lock:
             if key in self._timelines:
                 self._timelines.move_to_end(key)
                 return self._timelines[key]
-        # With the analyses: a large step weighs as much as one.
-        done = self._aside_of(self._summary(run_id)).ask(
+        # In the queue of the analyses: a large step takes as much memory as one.
+        done = self._jobs_for(find_run(self._source, run_id)).result(
             key,
-            lambda: self._drawn(key, run_id, epoch=epoch, step=step),
-            patience_s=self._patience_s,
+            lambda: self._read_timeline(key, run_id, epoch=epoch, step=step),
+            timeout_s=self._timeout_s,
         )
-        drawn: StepTimeline | None = None if done is None else done.result()
-        return drawn
+        timeline: StepTimeline | None = None if done is None else done.result()
+        return timeline
 
-    def _drawn(
+    def _read_timeline(
         self, key: tuple[str, int, int, int], run_id: str, *, epoch: int, step: int
     ) -> StepTimeline:
-        drawn = read_timeline(self._source, run_id, epoch=epoch, step=step)
+        timeline = read_timeline(self._source, run_id, epoch=epoch, step=step)
         with self._lock:
-            self._timelines[key] = drawn
+            self._timelines[key] = timeline
             while len(self._timelines) > MAX_TIMELINES:
                 self._timelines.popitem(last=False)
-        return drawn
+        return timeline
 
     def picture(
         self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
     ) -> StepPicture | None:
-        """Return one step's pixels where these are kept; None: draw them from `timeline`.
+        """Return the picture of a step; None if it must be drawn from `timeline`, or is not ready.
 
-        A window for which no fine enough level is kept is drawn from its spans, where these are
-        few enough and still there. A large step whose pixels are not kept yet is drawn aside, as a
-        whole whatever the window.
+        The picture comes from stored tiles. If none are fine enough for the window, it is drawn
+        from spans, if these are few and not expired. A large step without tiles is drawn whole, by
+        a background job.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
-            EmptyRunError: The step is large, and holds no spans.
+            UnknownRunError: The store holds no run of this name.
+            EmptyRunError: The step is large and holds no spans.
         """
         if self._store is None or self._large_steps is None:
             return None
         place = StepId(run_id=run_id, epoch=epoch, step=step)
-        kept = read_picture(
+        picture = read_picture(
             self._store,
             place,
             group_by=group_by,
             read_coords=lambda num_described: self._coords(run_id, epoch, num_described),
             window=window,
         )
-        if kept is not None:
-            return self._sharpened(kept)
+        if picture is not None:
+            return self._redrawn(picture)
         if not self._has_large_steps(run_id):
             return None
-        return self._large_steps.ask(place, group_by=group_by, patience_s=self._patience_s)
+        return self._large_steps.picture(place, group_by=group_by, timeout_s=self._timeout_s)
 
     def _has_large_steps(self, run_id: str) -> bool:
-        run = self._summary(run_id)
+        run = find_run(self._source, run_id)
         return records_groups(run) and run.num_spans > LARGE_STEP_SPANS * max(run.num_steps, 1)
 
-    def _sharpened(self, kept: StepPicture) -> StepPicture:
-        if not needs_spans(kept):
-            return kept
-        part = self.window_spans(kept, max_spans=MAX_REDRAWN_SPANS)
-        return kept if part is None else redraw_window(kept, part)
+    def _redrawn(self, picture: StepPicture) -> StepPicture:
+        """Return the picture, drawn from spans if its tiles are too coarse for the window."""
+        if not needs_spans(picture):
+            return picture
+        part = self.window_spans(picture, max_spans=MAX_REDRAWN_SPANS)
+        return picture if part is None else redraw_window(picture, part)
 
     def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
         """Return the spans of a picture's window; None if there are none or too many.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
+            UnknownRunError: The store holds no run of this name.
         """
         if self._store is None or picture.window is None:
             return None
@@ -272,57 +277,53 @@ class StoreProvider:
         return 0 if kept is None else kept.revision
 
     def _coords(self, run_id: str, epoch: int, num_described: int) -> dict[int, Coords]:
-        """Return where the ranks stand; kept for the run that was asked for last.
+        """Return the coordinates of the ranks. Those of the last requested run are cached.
 
-        Spans come all the time while a run trains, descriptions at its start: reading those of
-        12,288 ranks takes longer than the picture.
+        Reading the descriptions of 12,288 ranks takes longer than the picture, and they change only
+        at the start of a run.
         """
         key = (run_id, num_described, epoch)
         with self._lock:
             if self._last_coords[0] == key:
                 return self._last_coords[1]
-        incarnation = [
-            found for found in self._source.run_info(run_id).epochs if found.epoch == epoch
-        ]
-        coords = {rank.rank: rank.coords for found in incarnation for rank in found.ranks}
+        epochs = [info for info in self._source.run_info(run_id).epochs if info.epoch == epoch]
+        coords = {rank.rank: rank.coords for info in epochs for rank in info.ranks}
         with self._lock:
             self._last_coords = (key, coords)
         return coords
 
     def liveness(self, run_id: str) -> RankLiveness | None:
-        """Return how many ranks of a live run are heard of; None where nobody tells of any.
-
-        Viewers of one run share an answer for `HEARD_FOR_NS`, and for ten times as long as it took.
-        """
+        """Return the liveness of a live run's ranks; None if it has no heartbeats."""
         if self._store is None:
             return None
         now_ns = time.time_ns()
-        with self._heard_lock:
-            until_ns, found = self._heard.get(run_id, (0, None))
+        with self._liveness_lock:
+            until_ns, found = self._liveness.get(run_id, (0, None))
             if now_ns >= until_ns:
-                found = read_heard(self._store, run_id, now_ns=now_ns)
+                found = read_liveness(self._store, run_id, now_ns=now_ns)
                 took_ns = time.time_ns() - now_ns
-                self._heard = {run_id: (now_ns + max(HEARD_FOR_NS, 10 * took_ns), found)}
+                age_ns = max(LIVENESS_AGE_NS, LIVENESS_AGE_FACTOR * took_ns)
+                self._liveness = {run_id: (now_ns + age_ns, found)}
         return found
 
     def revision(self, run_id: str) -> int:
-        """Return a number that changes whenever new data of the run came."""
+        """Return a number that changes whenever the run has a new diagnosis."""
         return self._reports.revision(run_id)
 
 
-def _why(error: Exception) -> str:
-    """Return a failure in one line; a defect is named by its kind too."""
+def _format_failure(error: Exception) -> str:
+    """Return an error in one line; for a defect of rankscope, with its type."""
     line = plain_line(error)
     return line if exit_code_of(error) is not None else f"{type(error).__name__}: {line}"
 
 
-def read_heard(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:
-    """Return how many ranks of a run are heard of; None where nobody tells of any.
+def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:
+    """Return the liveness of a run's ranks; None if the store has no heartbeats of them.
 
     Args:
         store: The store.
         run_id: The run.
-        now_ns: Unix time by the collector's clock.
+        now_ns: Current Unix time by the collector's clock.
     """
     rows = read_oldest_heartbeats(
         store,
@@ -351,18 +352,11 @@ def read_heard(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None
     )
 
 
-MAX_STEPS = 2_000
-
-
-MAX_MFU_ROWS = 250_000
-"""Rows of steps, one a rank, that are read for the MFU: the newest 20 steps of 12,288 ranks."""
-
-
-def read_seen(store: Store, source: SpanSource, run_id: str) -> MarkedSteps:
-    """Return what the newest `MAX_STEPS` steps of a run tell of themselves.
+def read_marked_steps(store: Store, source: SpanSource, run_id: str) -> MarkedSteps:
+    """Return times and MFU of a run's newest steps as the ranks marked them, without spans.
 
     Raises:
-        UnknownRunError: The store holds no run of that name.
+        UnknownRunError: The store holds no run of this name.
     """
     rows = read_step_times(store, run_id, most=MAX_STEPS)
     seconds = {row["step"]: (row["last_ns"] - row["first_ns"]) / NS_PER_S for row in rows}
@@ -379,10 +373,10 @@ def read_seen(store: Store, source: SpanSource, run_id: str) -> MarkedSteps:
     )
 
 
-def read_told(store: Store, run_id: str) -> tuple[Finding, ...]:
-    """Return the findings of a run that stood when it was last analysed."""
+def read_open_findings(store: Store, run_id: str) -> tuple[Finding, ...]:
+    """Return the findings of a run that were open when it was last analysed."""
     return tuple(
-        tracked_finding(stored).finding
+        to_tracked(stored).finding
         for stored in read_findings(store, run_id)
         if stored.closed_ns is None
     )

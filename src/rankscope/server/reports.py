@@ -1,7 +1,7 @@
-"""Finished diagnoses of a store's runs, each kept until new data of its run comes.
+"""Diagnoses of the runs of a store, kept in memory until a run has new data.
 
-A run that trains is followed by a window of its newest steps (`analysis.window`), each read
-once; a run that has ended is analysed as a whole, as far as `MAX_SPANS` goes.
+Of a running job, a window of the newest steps is analysed (`analysis.window`), and each step is
+read once. An ended run is analysed as a whole, up to `MAX_SPANS`.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ if TYPE_CHECKING:
     )
 
 MAX_SPANS = 4_000_000
-"""Bounds the time and the memory of one analysis; a window of the last steps beyond."""
+"""Limit on the time and memory of one analysis. Of larger runs, the last steps are analysed."""
 
 TURN_BUDGET_S = 5.0
-"""What one analysis of a run that trains may take; its window keeps as many steps as that allows,
-at least `analysis.window.MIN_STEPS`."""
+"""Longest time for one analysis of a running job. Its window has as many steps as that allows, at
+least `analysis.window.MIN_STEPS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCost:
-    """What the last analysis of a run took, reading included."""
+    """Cost of the last analysis of a run, reading included."""
 
     num_new_steps: int
-    """Steps that it told of first; for a rank that ended without a new step, 1."""
+    """Steps that had not been analysed before; 1 if a rank ended without a new step."""
 
     num_steps: int
-    """Steps that it analysed: the window."""
+    """Steps in the window."""
 
     num_spans: int
     seconds: float
 
     @property
     def s_per_new_step(self) -> float:
-        """Seconds that each new step cost: what must stay below the run's step time."""
+        """Seconds per new step, which must stay below the step time of the run."""
         return self.seconds / max(self.num_new_steps, 1)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one run; its lock lets one thread analyse it at a time."""
+    """The diagnosis of one run. One thread at a time analyses it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     size: tuple[int, int, int, str] | None = None
@@ -73,18 +73,19 @@ class _Entry:
     report: RunReport | None = None
     revision: int = 0
     window: RunWindow | None = None
-    """While the run trains."""
+    """Newest steps of a running job; None if the run has ended."""
 
     cost: TurnCost | None = None
 
 
 class Reports:
-    """Diagnoses by run, made when first asked for and again when the run has grown.
+    """Diagnoses by run, made at the first request and again after the run has grown.
 
     Args:
         source: The runs.
-        max_spans: Spans that one analysis reads at most; of a longer run, its last steps.
-        monotonic_ns: Clock for what an analysis takes.
+        max_spans: Largest number of spans of one analysis. Of larger runs, the last steps are
+            analysed.
+        monotonic_ns: Clock for the duration of an analysis.
     """
 
     def __init__(
@@ -94,33 +95,33 @@ class Reports:
         max_spans: int = MAX_SPANS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._source = WatchedSource(source)
+        self._source = ObservedSource(source)
         self._max_spans = max_spans
         self._monotonic_ns = monotonic_ns
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
 
     def get(self, run_id: str) -> RunReport | None:
-        """Return the latest diagnosis; None while the run has no step to analyse.
+        """Return the latest diagnosis; None if the run has no step to analyse.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
+            UnknownRunError: The store holds no run of this name.
         """
         entry = self._entry(run_id)
         if entry is None or entry.size is None:
-            return self.refresh(self._summary(run_id))
+            return self.refresh(find_run(self._source, run_id))
         return entry.report
 
     def refresh(self, summary: RunSummary) -> RunReport | None:
-        """Analyse the run again if it has grown since; return the latest diagnosis.
+        """Analyse the run again if it has grown, and return the latest diagnosis.
 
         Args:
-            summary: The run as the store sees it now.
+            summary: The run as the store holds it now.
         """
         size = (summary.num_spans, summary.num_steps, summary.num_rows, summary.state)
         with self._lock:
             entry = self._entries.setdefault(summary.run_id, _Entry())
-        with entry.lock, self._source.watched(summary.run_id):
+        with entry.lock, self._source.observe(summary.run_id):
             begun_ns = self._monotonic_ns()
             if summary.state == RUNNING:
                 num_new = self._follow(entry, summary.run_id)
@@ -138,29 +139,29 @@ class Reports:
                     entry.window.fit(entry.cost.seconds, TURN_BUDGET_S)
             return entry.report
 
-    def is_made(self, run_id: str) -> bool:
-        """Tell whether `get` returns at once."""
+    def has_report(self, run_id: str) -> bool:
+        """Return whether `get` returns without an analysis."""
         entry = self._entry(run_id)
         return entry is not None and entry.size is not None
 
     def progress(self, run_id: str) -> Progress | None:
-        """Return how far the analysis of a run is; None where none is under way."""
+        """Return the progress of the run's analysis; None if none is running."""
         return self._source.progress(run_id)
 
     def keep_only(self, run_ids: Collection[str]) -> None:
-        """Forget every other run: it is not in the store any more."""
+        """Forget all other runs, because they are no longer in the store."""
         with self._lock:
             self._entries = {
                 run_id: entry for run_id, entry in self._entries.items() if run_id in run_ids
             }
 
     def cost(self, run_id: str) -> TurnCost | None:
-        """Return what the run's last analysis took; None before the first."""
+        """Return the cost of the run's last analysis; None before the first one."""
         entry = self._entry(run_id)
         return entry.cost if entry is not None else None
 
     def revision(self, run_id: str) -> int:
-        """Return how often the run was analysed since the start."""
+        """Return how many times the run was analysed since the start."""
         entry = self._entry(run_id)
         return entry.revision if entry is not None else 0
 
@@ -168,22 +169,14 @@ class Reports:
         with self._lock:
             return self._entries.get(run_id)
 
-    def _summary(self, run_id: str) -> RunSummary:
-        found = self._source.runs()
-        for summary in found:
-            if summary.run_id == run_id:
-                return summary
-        self._source.run_info(run_id)  # knows whether it was deleted
-        raise UnknownRunError(run_id, tuple(summary.run_id for summary in found))
-
     def _follow(self, entry: _Entry, run_id: str) -> int:
-        """Analyse the window if it moved; return how many steps are new."""
+        """Analyse the window if it has new steps; return their number."""
         if entry.window is None:
             entry.window = RunWindow(self._source, run_id, max_spans=self._max_spans)
         num_new = entry.window.advance()
         if num_new:
             report = analyze_run(entry.window, run_id)
-            # The window bounds the replay; an alert needs the MFU of the run's whole past.
+            # The window limits the replay only: alerts need the MFU of all steps of the run.
             entry.report = replace(
                 report, mfu=entry.window.mfu, num_earlier_steps=entry.window.num_earlier_steps
             )
@@ -191,7 +184,7 @@ class Reports:
         return num_new
 
     def _finish(self, entry: _Entry, summary: RunSummary) -> int:
-        """Analyse a run that trains no more as a whole; return how many steps it had."""
+        """Analyse an ended run as a whole; return the number of steps analysed."""
         entry.window = None
         entry.report = self._analyze(summary)
         entry.revision += 1
@@ -199,7 +192,7 @@ class Reports:
 
     def _analyze(self, summary: RunSummary) -> RunReport | None:
         steps = self._source.steps(summary.run_id)
-        first = _first_within(self._max_spans, summary, steps) if len(steps) else None
+        first = _first_step(self._max_spans, summary, steps) if len(steps) else None
         try:
             report = analyze_run(self._source, summary.run_id, first=first)
         except EmptyRunError:
@@ -213,8 +206,8 @@ class Reports:
         )
 
 
-def _first_within(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:
-    """Return the first step of the window that ``max_spans`` allows; None for the whole run."""
+def _first_step(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:
+    """Return the first of the last steps that ``max_spans`` allows; None for the whole run."""
     if summary.num_spans <= max_spans:
         return None
     numbers = np.unique(steps.step)
@@ -222,8 +215,23 @@ def _first_within(max_spans: int, summary: RunSummary, steps: StepTable) -> int 
     return int(numbers[-kept])
 
 
-class WatchedSource:
-    """`analysis.trace.tables.SpanSource` over another one, with what is done with it.
+def find_run(source: SpanSource, run_id: str) -> RunSummary:
+    """Return the summary of a run.
+
+    Raises:
+        UnknownRunError: The store holds no run of this name.
+        DeletedRunError: The run was deleted.
+    """
+    runs = source.runs()
+    for run in runs:
+        if run.run_id == run_id:
+            return run
+    source.run_info(run_id)  # raises DeletedRunError for a deleted run
+    raise UnknownRunError(run_id, tuple(run.run_id for run in runs))
+
+
+class ObservedSource:
+    """A `analysis.trace.tables.SpanSource` that reports the progress of analyses.
 
     Args:
         source: The runs.
@@ -240,8 +248,8 @@ class WatchedSource:
             return self._progress.get(run_id)
 
     @contextmanager
-    def watched(self, run_id: str) -> Iterator[None]:
-        """Note what an analysis of the run does until the block ends."""
+    def observe(self, run_id: str) -> Iterator[None]:
+        """Record the progress of an analysis of the run until the block ends."""
         with self._lock:
             self._progress[run_id] = Progress(activity=Activity.READING)
         try:
@@ -255,7 +263,7 @@ class WatchedSource:
         return self._source.runs()
 
     def run_info(self, run_id: str) -> RunInfo:
-        """Return what is known of a run besides its spans."""
+        """Return the description of a run."""
         return self._source.run_info(run_id)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
@@ -264,18 +272,18 @@ class WatchedSource:
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of these steps."""
-        self._note(run_id, Activity.READING, num_spans=0)
+        self._record(run_id, Activity.READING, num_spans=0)
         found = self._source.spans(run_id, first=first, last=last)
-        self._note(run_id, Activity.COMPARING, num_spans=len(found))
+        self._record(run_id, Activity.COMPARING, num_spans=len(found))
         return found
 
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
     ) -> RunContext:
-        """Return what is known around the spans of these steps."""
+        """Return the context of these steps: what is known besides spans."""
         return self._source.context(run_id, first=first, last=last)
 
-    def _note(self, run_id: str, activity: Activity, *, num_spans: int) -> None:
+    def _record(self, run_id: str, activity: Activity, *, num_spans: int) -> None:
         with self._lock:
             before = self._progress.get(run_id)
             if before is not None:

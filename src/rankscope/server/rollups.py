@@ -1,4 +1,4 @@
-"""Roll up the steps of runs as they close, and again when late rows of them come."""
+"""Rollups and pictures of closed steps, computed again when late rows arrive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rankscope.collector.read.spans import (
     SpanSelection,
     group_blocks,
     read_outline,
-    read_spans_final,
+    read_spans_once,
 )
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import KINDS
@@ -51,61 +51,61 @@ if TYPE_CHECKING:
 
 
 BATCH_SPANS = 131_072
-"""Read at once; a step that has more is read in portions of so many. After
-an outage a million of them wait, and a turn of many takes 170 to 220 MB."""
+"""Spans read at once. Larger steps are read in portions of this size. After an outage a million
+spans wait, and a turn takes 170 to 220 MB."""
 
 MAX_WHOLE_SPANS = 8_000_000
-"""Of a step that must be read whole, at some 200 bytes a span while it is split: one of a format
-that does not tell who communicates with whom. Others are read in portions."""
+"""Largest step of a format that does not record groups. Such a step must be read whole, which takes
+some 200 bytes per span; steps of other formats are read in portions."""
 
 TURN_NS = 2_000_000_000
-"""After which a turn begins no second batch: upkeep shares the engine with whoever looks."""
+"""Time after which a turn starts no further batch: upkeep shares the engine with all clients."""
 
-WHOLE_LOOK_NS = 60_000_000_000
-"""How often all steps of a run that goes on are looked at, for rows that come very late: it counts
-every span of the run. In between the steps are looked at that were open or new lately."""
+FULL_SCAN_PAUSE_NS = 60_000_000_000
+"""Between two scans of all steps of a running job for very late rows, which count every span of the
+run. The scans in between cover recent steps only."""
 
-LATELY_NS = 15_000_000_000
-"""Rows of hosts that are a few seconds behind reopen steps of so long ago at the next look."""
+RECENT_STEP_NS = 15_000_000_000
+"""Age up to which a closed step is recent: hosts that are a few seconds behind may reopen it."""
 
 KIND_NAMES = [kind.value for kind in KINDS]
 
 
 @dataclass(slots=True)
-class _Looked:
-    """How far a run that goes on was looked at. All times are monotonic."""
+class _Scan:
+    """State of the scans of a running job's steps. All times are monotonic."""
 
-    whole_ns: int
-    """When all of its steps were."""
+    full_ns: int
+    """Time of the last scan of all steps."""
 
     since: EpochStep = FIRST_STEP
-    """Where looks begin: all before was closed `LATELY_NS` ago and more."""
+    """First step of a scan: all steps before it were closed more than `RECENT_STEP_NS` ago."""
 
     next_since: EpochStep = FIRST_STEP
     next_ns: int = 0
-    """Since when ``next_since`` waits to take the place of ``since``."""
+    """Time since which ``next_since`` waits to replace ``since``."""
 
-    is_whole: bool = True
-    """Whether the last look was at all steps."""
+    is_full: bool = True
+    """Whether the last scan covered all steps."""
 
     def closed_before(self, place: EpochStep, now_ns: int) -> None:
-        """Note that a look found all closed before a place."""
-        if now_ns - self.next_ns >= LATELY_NS:
+        """Record that a scan found all steps before a place closed."""
+        if now_ns - self.next_ns >= RECENT_STEP_NS:
             self.since, self.next_since = min(self.next_since, place), place
             self.next_ns = now_ns
 
 
-class Rolling:
-    """Keeps the rollups of a store's runs current.
+class Rollups:
+    """The rollups of the runs of a store, kept up to date.
 
     Args:
         store: The store.
-        max_whole_spans: Steps with more spans that can't be read in portions are left out, and
-            that is said once a run.
-        batch_spans: Spans that are held at once; those of one rank may be more.
-        say: Tells a line to the person at the terminal.
-        unix_ns: Clock for when a step was rolled up.
-        monotonic_ns: Clock for how long a turn takes.
+        max_whole_spans: Steps with more spans that cannot be read in portions are skipped, which
+            is logged once for each run.
+        batch_spans: Spans held in memory at once. A single rank may have more.
+        say: Logs a line.
+        unix_ns: Clock for the time of a rollup.
+        monotonic_ns: Clock for the duration of a turn.
     """
 
     def __init__(
@@ -122,31 +122,31 @@ class Rolling:
         self._max_whole_spans = max_whole_spans
         self._batch_spans = batch_spans
         self._say = say
-        self._told: set[str] = set()
+        self._skipped_runs: set[str] = set()
         self._source = StoreSource(store)
         self._unix_ns = unix_ns
         self._monotonic_ns = monotonic_ns
         self._done: dict[str, tuple[int, str]] | None = None
-        self._looked: dict[str, _Looked] = {}
-        self._has_begun = False
+        self._scans: dict[str, _Scan] = {}
+        self._has_started = False
 
     def turn(self) -> bool:
-        """Roll up what is open; return whether all of it is done.
+        """Roll up the open steps; return whether all are done.
 
         Raises:
-            StoreError: The store failed; what is open stays so.
+            StoreError: The store failed. The remaining steps stay open.
         """
         if self._done is None:
             rolled = read_rolled_up_runs(self._store)
             self._done = {run_id: (num_spans, "") for run_id, num_spans in rolled.items()}
-        give_up_ns = self._monotonic_ns() + TURN_NS
-        self._has_begun = False
+        deadline_ns = self._monotonic_ns() + TURN_NS
+        self._has_started = False
         for run in self._source.runs():
             if self._is_done(run):
                 continue
-            if not self._roll_up(run, give_up_ns):
+            if not self._roll_up(run, deadline_ns):
                 return False
-            self._note(run)
+            self._set_done(run)
         return True
 
     def _is_done(self, run: RunSummary) -> bool:
@@ -155,10 +155,10 @@ class Rolling:
             return False
         return state == run.state or (not state and run.state != RUNNING)
 
-    def _note(self, run: RunSummary) -> None:
-        looked = self._looked.get(run.run_id)
-        if looked is not None and not looked.is_whole:
-            return  # rows of older steps are still to be looked for
+    def _set_done(self, run: RunSummary) -> None:
+        scan = self._scans.get(run.run_id)
+        if scan is not None and not scan.is_full:
+            return  # older steps may have late rows
         if run.state != RUNNING:
             mark_run_rolled_up(
                 self._store, run.run_id, num_spans=run.num_spans, at_ns=self._unix_ns()
@@ -166,18 +166,19 @@ class Rolling:
         if self._done is not None:
             self._done[run.run_id] = (run.num_spans, run.state)
 
-    def _roll_up(self, run: RunSummary, give_up_ns: int) -> bool:
-        """Roll up the open steps of a run; return whether the time sufficed."""
-        found = self._open_steps(run)
-        if not found:
+    def _roll_up(self, run: RunSummary, deadline_ns: int) -> bool:
+        """Roll up the open steps of a run; return whether all were done before the deadline."""
+        steps = self._open_steps(run)
+        if not steps:
             return True
         info = self._source.run_info(run.run_id)
-        steps = found if records_groups(info) else self._small_enough(run.run_id, found)
+        if not records_groups(info):
+            steps = self._readable_whole(run.run_id, steps)
         for batch in batch_steps(steps, max_spans=self._batch_spans):
-            # One batch a turn at least: on a busy machine the looking alone may take the time.
-            if self._has_begun and self._monotonic_ns() >= give_up_ns:
+            # At least one batch per turn: on a busy machine the scan alone may take all the time.
+            if self._has_started and self._monotonic_ns() >= deadline_ns:
                 return False
-            self._has_begun = True
+            self._has_started = True
             if records_groups(info) and batch[0].num_spans > self._batch_spans:
                 self._roll_up_portions(info, batch[0])
             else:
@@ -185,35 +186,35 @@ class Rolling:
         return True
 
     def _open_steps(self, run: RunSummary) -> tuple[OpenStep, ...]:
-        """Return what is open; of a run that goes on, mostly among its newest steps alone."""
+        """Return the open steps of a run; of a running job, mostly among its recent steps."""
         if run.state != RUNNING:
-            self._looked.pop(run.run_id, None)
+            self._scans.pop(run.run_id, None)
             return read_open_steps(self._store, run.run_id, state=run.state)
         now_ns = self._monotonic_ns()
-        looked = self._looked.setdefault(run.run_id, _Looked(whole_ns=now_ns, next_ns=now_ns))
-        looked.is_whole = looked.since == FIRST_STEP or now_ns - looked.whole_ns >= WHOLE_LOOK_NS
-        if looked.is_whole:
-            looked.whole_ns = now_ns
-        since = FIRST_STEP if looked.is_whole else looked.since
+        scan = self._scans.setdefault(run.run_id, _Scan(full_ns=now_ns, next_ns=now_ns))
+        scan.is_full = scan.since == FIRST_STEP or now_ns - scan.full_ns >= FULL_SCAN_PAUSE_NS
+        if scan.is_full:
+            scan.full_ns = now_ns
+        since = FIRST_STEP if scan.is_full else scan.since
         found = read_open_steps(self._store, run.run_id, state=run.state, since=since)
         first = (found[0].epoch, found[0].step) if found else None
-        looked.closed_before(first or read_newest_closed(self._store, run.run_id), now_ns)
+        scan.closed_before(first or read_newest_closed(self._store, run.run_id), now_ns)
         return found
 
-    def _small_enough(self, run_id: str, steps: tuple[OpenStep, ...]) -> tuple[OpenStep, ...]:
+    def _readable_whole(self, run_id: str, steps: tuple[OpenStep, ...]) -> tuple[OpenStep, ...]:
         kept = tuple(step for step in steps if step.num_spans <= self._max_whole_spans)
-        if len(kept) < len(steps) and run_id not in self._told:
-            self._told.add(run_id)
+        if len(kept) < len(steps) and run_id not in self._skipped_runs:
+            self._skipped_runs.add(run_id)
             limit = f"{self._max_whole_spans:,}"
             self._say(
-                f"{run_id}: steps of more than {limit} spans are not rolled up, as their format"
-                " tells no groups"
+                f"{run_id}: steps of more than {limit} spans are not rolled up, because their"
+                " format does not record groups"
             )
         return kept
 
     def _roll_up_batch(self, info: RunInfo, batch: tuple[OpenStep, ...]) -> None:
         first, last = batch[0].step, batch[-1].step
-        spans = span_table(read_spans_final(self._store, info.run_id, first=first, last=last))
+        spans = span_table(read_spans_once(self._store, info.run_id, first=first, last=last))
         tables, pictures, closed = [], [], []
         epoch_begin, epoch_end = np.searchsorted(spans.epoch, (batch[0].epoch, batch[0].epoch + 1))
         spans = select_rows(spans, slice(int(epoch_begin), int(epoch_end)))
@@ -221,7 +222,7 @@ class Rolling:
             begin, end = np.searchsorted(spans.step, (step.step, step.step + 1))
             own = select_rows(spans, slice(int(begin), int(end)))
             if not len(own):
-                continue  # deleted meanwhile
+                continue  # deleted in the meantime
             timeline = make_timeline(info, own, epoch=step.epoch, step=step.step)
             ranks = np.unique(own.rank).tolist()
             plan = plan_tiles(ranks, timeline.coords, num_spans=len(own))
@@ -236,10 +237,10 @@ class Rolling:
             write_rollups(self._store, pa.concat_tables(tables).unify_dictionaries(), closed)
 
     def _roll_up_portions(self, info: RunInfo, step: OpenStep) -> None:
-        """Do the same for one step, a portion of its ranks after the other."""
+        """Roll up one step, one portion of its ranks after the other."""
         outline = read_outline(self._store, info.run_id, epoch=step.epoch, step=step.step)
         if not outline.num_all:
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         ranks = outline.ranks.tolist()
         num_spans = dict(zip(ranks, outline.num_spans.tolist(), strict=True))
         coords = {
@@ -251,8 +252,8 @@ class Rolling:
         done = self._closed(info, step, (outline.begin_ns, outline.end_ns), plan, counts=counts)
         tables: list[pa.Table] = []
         num_seen = 0
-        walks = {ordering: plan.blocks(ordering) for ordering in plan.orders}
-        for ordering, blocks in (walks or {"": split_ranks(ranks, 1)}).items():
+        blocks_by_ordering = {ordering: plan.blocks(ordering) for ordering in plan.orders}
+        for ordering, blocks in (blocks_by_ordering or {"": split_ranks(ranks, 1)}).items():
             is_first = not tables
             for lines in group_blocks(blocks, num_spans, max_spans=self._batch_spans):
                 own = [rank for block in blocks[lines[0] : lines[1]] for rank in block]
@@ -261,13 +262,13 @@ class Rolling:
                 )
                 bounds = (outline.begin_ns, outline.end_ns)
                 part = read_part(self._store, info, portion, bounds_ns=bounds)
-                if walks:
+                if blocks_by_ordering:
                     tiles = make_tiles(part, plan, _key(done), ordering=ordering, lines=lines)
                     write_pixels(self._store, tiles)
                 if is_first:
                     tables.append(rollup_rows(info.run_id, done, sum_kind_times(part)))
                     num_seen += len(part.spans)
-        # A row that came meanwhile was seen by some portions only: the step stays open.
+        # If rows arrived in the meantime, some portions lack them: the step stays open.
         if num_seen == outline.num_all:
             rows = pa.concat_tables(tables).unify_dictionaries()
             write_rollups(self._store, rows, [done])
@@ -281,7 +282,7 @@ class Rolling:
         *,
         counts: tuple[int, int],
     ) -> ClosedStep:
-        """Return what a step is closed as; ``counts`` are its spans and ranks."""
+        """Return the row of a closed step. ``counts`` are its numbers of spans and ranks."""
         return ClosedStep(
             run_id=info.run_id,
             epoch=step.epoch,
@@ -303,11 +304,11 @@ def _bounds(timeline: StepTimeline) -> tuple[int, int]:
 
 def _key(closed: ClosedStep) -> StepRevision:
     place = StepId(run_id=closed.run_id, epoch=closed.epoch, step=closed.step)
-    return StepRevision(step_id=place, revision=closed.revision)
+    return StepRevision(place=place, revision=closed.revision)
 
 
 def rollup_rows(run_id: str, closed: ClosedStep, times: KindTimes) -> pa.Table:
-    """Return rows of table ``rollups``."""
+    """Return the rows of table ``rollups`` for a step."""
     size = len(times)
     columns = {
         "run_id": repeated_string(run_id, size),

@@ -1,4 +1,4 @@
-"""`rankscope serve`: one process that collects, analyses, alerts and shows."""
+"""Server process: collect, analyse, alert, and serve the dashboard."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rankscope.collector.store.store import open_store
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
 from ..terminal.lines import say
-from .listen import ListenOptions, listening
-from .logs import Log, logged_to
+from .listen import ListenOptions, open_endpoint
+from .logs import Log, log_lines
 from .loops import LiveAnalysis, analysis_loop, heartbeat_loop, memory_loop, sampler_loop, tail_loop
 from .signals import sigterm_as_interrupt
 from .topology import PlacedSink, Topology, place_ranks, read_topology
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from rankscope.collector.store.writer import StoreWriter
 
     from .alerting import Alerting
-    from .listen import Listening
+    from .listen import Endpoint
     from .loops import Loop
 
 
 class Part(StrEnum):
-    """A half of the server that can run without the other, where the store is a server."""
+    """A half of the server. It can run alone if the store is a ClickHouse server."""
 
     COLLECTOR = "collector"
-    """Takes in; any number of them may write to one store."""
+    """Receives and stores. Several collectors may write to one store."""
 
     DASHBOARD = "dashboard"
-    """Analyses, alerts and shows; one is enough."""
+    """Analyses, alerts and serves the pages. One for each store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +65,20 @@ class ServeOptions:
     alert_webhook: str | None = None
     topology: Path | None = None
     samples: bool = False
-    """Whether this host is read once a second, beside the spool."""
+    """Whether to read the counters of this host once a second, beside the spool."""
 
     keep: Keep = field(default_factory=Keep)
-    """How long what is kept."""
+    """Retention times."""
 
     only: Part | None = None
-    """One half of the server; None: both."""
+    """The half of the server to run. None: both."""
 
     log_json: bool = False
-    """Whether it says what it says as JSON documents, and no token on stdout."""
+    """Whether to log JSON documents, and to print no token."""
 
 
 def parse_part(text: str | None) -> Part | None:
-    """Return the half of the server that a flag names.
+    """Return the half of the server that ``--only`` names; None if the flag is not given.
 
     Raises:
         BadInputError: There is no such half.
@@ -88,35 +88,34 @@ def parse_part(text: str | None) -> Part | None:
     try:
         return Part(text)
     except ValueError as error:
-        raise BadInputError(f"--only {text}: give collector or dashboard") from error
+        raise BadInputError(f"unknown --only {text}: give collector or dashboard") from error
 
 
 def serve_store(options: ServeOptions) -> None:
-    """Serve until SIGINT or SIGTERM, then end cleanly.
+    """Open a store and serve it until SIGINT or SIGTERM.
 
     Raises:
-        BadInputError: Others could reach the host and something is missing for that, the port
-            is taken, nothing of the spool can be read, the topology file is not of its form, or a
-            dashboard alone was given a spool.
-        TlsError: The certificate can't be served.
-        WebhookUrlError: The webhook's address cannot be posted to.
+        BadInputError: The address cannot be served (`open_endpoint`), the spool cannot be read,
+            the topology file is invalid, or a dashboard alone was given a spool.
+        TlsError: The certificate or its key cannot be used.
+        WebhookUrlError: The URL of the webhook is not allowed.
         StoreError: The store could not be opened.
     """
     from rankscope.collector.store.writer import StoreWriter
 
     if options.only is Part.DASHBOARD and options.spool is not None:
-        raise BadInputError("a dashboard alone follows no spool: leave out --spool, or --only")
+        raise BadInputError("--only dashboard does not read a spool: leave out --spool or --only")
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
-        log = stack.enter_context(logged_to(Log(as_json=options.log_json)))
+        log = stack.enter_context(log_lines(Log(as_json=options.log_json)))
         topology = _read_topology(options.topology)
         webhook = _open_webhook(options.alert_webhook, stack)
-        doors = stack.enter_context(listening(options.listen))
+        endpoint = stack.enter_context(open_endpoint(options.listen))
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
-        stack.push(_leave_what_is_stuck)
-        _tell_damage(store)
+        stack.push(_exit_if_stuck)
+        _log_damage(store)
         place_ranks(store, topology)
-        # Noted before the first look at the spool: what it brings is news to alert on.
+        # Listed before the first poll of the spool: runs that the spool adds raise alerts.
         before = StoreSource(store).runs()
         deletions, writer = Deletions(store), StoreWriter(store)
         tail = (
@@ -124,115 +123,117 @@ def serve_store(options: ServeOptions) -> None:
             if options.spool is None
             else _open_spool(options.spool, writer, deletions, topology, stack)
         )
-        besides = [
+        loops = [
             open_upkeep(store, deletions, options.keep),
             memory_loop(store),
             *_sampler_loops(options, store, deletions, stack),
         ]
-        takes_in = options.only is not Part.DASHBOARD
+        has_ingest = options.only is not Part.DASHBOARD
         serve_opened(
             store,
-            doors,
+            endpoint,
             deletions,
             tail=tail,
             webhook=webhook,
             before=before if options.only is not Part.COLLECTOR else None,
-            besides=besides,
-            ingest=_open_ingest(store, writer, deletions, topology, stack) if takes_in else None,
+            loops=loops,
+            ingest=_open_ingest(store, writer, deletions, topology, stack) if has_ingest else None,
             log=log,
         )
 
 
-def serve_opened(  # noqa: PLR0913  # what a server is made of
+def serve_opened(  # noqa: PLR0913  # the parts of a server
     store: Store,
-    doors: Listening,
+    endpoint: Endpoint,
     deletions: Deletions,
     *,
     tail: SpoolTail | None,
     webhook: Webhook | None,
     before: Iterable[RunSummary] | None,
-    besides: Iterable[Loop] = (),
+    loops: Iterable[Loop] = (),
     ingest: IngestService | None = None,
     log: Log | None = None,
 ) -> None:
-    """Serve an open store at open doors until SIGINT or SIGTERM.
+    """Serve an open store until SIGINT or SIGTERM. The caller closes what it passes.
 
     Args:
-        store: The store; the caller closes it.
-        doors: Where to listen; the caller closes them.
-        deletions: The store's tombstones.
-        tail: Follows the spool that ranks write to; None: only what the store holds is shown.
-        webhook: Receiver of alerts; the caller closes it.
-        before: The runs as the store had them at the start: no alert tells of these again;
-            None: nothing is analysed here, and there are no pages.
-        besides: Further loops.
-        ingest: Takes in what agents send; None: nothing is sent here.
-        log: Takes what there is to tell; None: stderr, as text.
+        store: The store.
+        endpoint: The listeners.
+        deletions: Tombstones of the store.
+        tail: Reader of the spool of this host's ranks. None: no spool is read.
+        webhook: Receiver of alerts. None: alerts are only stored.
+        before: The runs at the start, which raise no alerts. None: no run is analysed here, and
+            there are no pages.
+        loops: Further loops.
+        ingest: Service for agents. None: agents are not served.
+        log: The log. None: text on stderr.
     """
     from rankscope.collector.http.gate import Access
     from rankscope.collector.http.refusals import Refusals
 
-    from .finding_tracker import Tracking
-    from .http_server import Guards, open_application, open_metrics, open_routers, run_server
+    from .finding_tracker import LiveFindings
+    from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
     from .reports import Reports
 
-    access = Access(port=doors.port, tokens=_open_tokens())
+    access = Access(port=endpoint.port, tokens=_open_tokens())
     log = log or Log()
     log.hide(access.token)
     source = StoreSource(store)
     reports = Reports(source)
-    loops = [] if tail is None else [tail_loop(tail)]
+    all_loops = [] if tail is None else [tail_loop(tail)]
     if before is not None:
-        alerting = _alerting(store, webhook=webhook, url=doors.url)
-        tracking = Tracking(store)
-        loops.append(
-            analysis_loop(LiveAnalysis(source, reports, alerting, tracking, before=before))
+        alerting = _alerting(store, webhook=webhook, url=endpoint.url)
+        findings = LiveFindings(store)
+        all_loops.append(
+            analysis_loop(LiveAnalysis(source, reports, alerting, findings, before=before))
         )
-    loops += besides
+    all_loops += loops
     with ExitStack() as stack:
-        checks = [loop.why_stopped for loop in loops]
+        checks = [loop.why_stopped for loop in all_loops]
         if ingest is not None:
             checks.append(ingest.why_not_ready)
-        guards = Guards(refusals=Refusals(log.tell), metrics=open_metrics(store, loops, ingest))
+        monitoring = Monitoring(
+            refusals=Refusals(log.write_event), metrics=open_metrics(store, all_loops, ingest)
+        )
         app = open_application(
             access,
             None if before is None else StoreProvider(source, reports, store=store),
             checks,
             routers=open_routers(store, deletions, ingest, stack),
-            names=doors.names,
-            guards=guards,
+            names=endpoint.names,
+            monitoring=monitoring,
         )
         if store.path is not None:
-            write_server_file(store.path, url=doors.local_url, token=access.token)
+            write_server_file(store.path, url=endpoint.local_url, token=access.token)
             stack.callback(remove_server_file, store.path)
-        for loop in loops:
+        for loop in all_loops:
             stack.callback(loop.stop)
             loop.start()
         part = Part.COLLECTOR if before is None else Part.DASHBOARD
         try:
             run_server(
                 app,
-                doors,
-                guards,
-                on_start=lambda: _announce(log, doors.url, access.token, part=part),
+                endpoint,
+                monitoring,
+                on_start=lambda: _announce(log, endpoint.url, access.token, part=part),
             )
         except KeyboardInterrupt:
             say("stopping")
 
 
-def _leave_what_is_stuck(error: type[BaseException] | None, *_: object) -> None:
-    """End the process at once where a reader's statement can't be ended: all rows are on disk."""
+def _exit_if_stuck(error: type[BaseException] | None, *_: object) -> None:
+    """Exit at once if a client's statement cannot be cancelled. All rows are on disk."""
     from rankscope.collector.gateway.workers import left_behind
 
     if error is None and left_behind():
-        say("a statement that can't be ended is left")
+        say("exiting although a statement still runs: it could not be cancelled")
         sys.stdout.flush()
         os._exit(0)
 
 
-def _tell_damage(store: Store) -> None:
-    """Say what an embedded store lacks; a server of its own has its own log."""
+def _log_damage(store: Store) -> None:
+    """Log the damaged parts of an embedded store. A ClickHouse server has its own log."""
     if store.path is None:
         return
     from rankscope.collector.store.store import read_damage
@@ -246,7 +247,7 @@ def _open_tokens() -> TokenBook:
 
     book = TokenBook(default_tokens_path())
     if book.problem is not None:
-        say(f"{book.problem}; until then no token of it opens anything")
+        say(f"{book.problem}; until then no token of this file is accepted")
     return book
 
 
@@ -267,16 +268,16 @@ def _read_topology(path: Path | None) -> Topology:
 def _open_spool(
     folder: Path, writer: StoreWriter, deletions: Deletions, topology: Topology, stack: ExitStack
 ) -> SpoolTail:
-    """Return a tail that has looked once, so that a spool that can't be read fails at once.
+    """Return a tail that has polled the spool once, so that an unreadable spool fails the start.
 
     Raises:
-        BadInputError: Something is there, and none of it can be read.
+        BadInputError: The spool is not empty, and nothing of it can be read.
     """
     from rankscope.collector.retention.deletion import UndeletedSink
     from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 
-    # A rank whose share of the spool is full would drop what comes next.
     sink = PlacedSink(UndeletedSink(writer, deletions), topology)
+    # Deleted while the job runs: a rank that has used up its quota of the spool drops records.
     tail = SpoolTail(folder, sink, segment_policy=SegmentPolicy.DELETE_WHILE_RUNNING)
     stack.callback(tail.close)
     progress = tail.poll()
@@ -342,8 +343,8 @@ def _open_ingest(
 
 
 def _announce(log: Log, url: str, token: str, *, part: Part) -> None:
-    if log.as_json:  # then stdout goes to a journal, where a token has no place
-        log.tell("serving", {"url": url})
+    if log.as_json:  # stdout is likely kept in a journal then, which must not hold a token
+        log.write_event("serving", {"url": url})
         return
-    sys.stdout.write(f"{part}: {url}/?token={token}\n(Ctrl-C ends it)\n")
+    sys.stdout.write(f"{part}: {url}/?token={token}\n(stop it with Ctrl-C)\n")
     sys.stdout.flush()

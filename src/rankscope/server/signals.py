@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does, so that it tidies up."""
+"""Signals that end a server: SIGTERM and SIGINT."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM until the block ends; main thread only.
+    """Raise KeyboardInterrupt on SIGTERM until the block ends. Main thread only.
 
-    Uvicorn, for one, ends by raising the signal that stopped it again: the
-    default action of SIGTERM would end us before our own clean-up.
+    Uvicorn ends by raising the signal that stopped it once more. The default action of SIGTERM
+    would then end the process before its own cleanup.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -27,7 +27,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def stop_event() -> Iterator[threading.Event]:
-    """Lend what SIGTERM and SIGINT set; main thread only."""
+    """Set an event on SIGTERM or SIGINT until the block ends. Main thread only."""
     stopping = threading.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: stopping.set()) for number in signals]

@@ -1,4 +1,4 @@
-"""Reads which switch, rack and rail each rank hangs on, and writes it beside the ranks."""
+"""Network topology from a file: switch, rack and rail of each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 16 << 20
 """A hundred times what 1,536 hosts take."""
 
 MAX_DIGITS = 9
-"""Of a local rank: Python reads no number of more than 4,300."""
+"""Digits of a local rank. Python refuses to parse numbers of more than 4,300 digits."""
 
 HOST_KEYS = ("switch", "rack", "rails")
 
@@ -33,7 +33,7 @@ SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE host != '' ORDER BY run_id, epoc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one rank hangs; "" where nothing is said of it."""
+    """Switch, rack and rail of a rank; "" if unknown."""
 
     switch: str = ""
     rack: str = ""
@@ -42,68 +42,72 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlace:
-    """What the file says of the hosts of one name or pattern."""
+    """Topology of the hosts of one name or pattern."""
 
     pattern: str
     switch: str = ""
     rack: str = ""
     rails: Mapping[int, str] = field(default_factory=dict)
-    """By local rank; one that is missing has the rail that holds for every host."""
+    """By local rank. A missing one has the rail of `Topology.rails`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A cluster's network, as a file tells it."""
+    """Network topology of a cluster."""
 
     hosts: tuple[HostPlace, ...] = ()
-    """In the file's order; the first that matches a host counts, an exact name before a pattern."""
+    """In the order of the file. An exact name is preferred, then the first matching pattern."""
 
     rails: Mapping[int, str] = field(default_factory=dict)
-    """By local rank, for every host."""
+    """By local rank, for all hosts."""
 
-    def place_of(self, host: str, local_rank: int) -> Place:
-        """Return where a rank hangs.
+    def find_place(self, host: str, local_rank: int) -> Place:
+        """Return switch, rack and rail of a rank.
 
         Args:
-            host: Name of its host.
-            local_rank: Its position among the host's ranks, -1 where unknown.
+            host: Name of the rank's host.
+            local_rank: Position among the ranks of the host; -1 if unknown.
         """
         exact = (known for known in self.hosts if known.pattern == host)
-        alike = (known for known in self.hosts if fnmatchcase(host, known.pattern))
-        found = next(exact, None) or next(alike, None)
+        matching = (known for known in self.hosts if fnmatchcase(host, known.pattern))
+        found = next(exact, None) or next(matching, None)
         if found is None:
             return Place(rail=self.rails.get(local_rank, ""))
         rail = found.rails.get(local_rank, self.rails.get(local_rank, ""))
         return Place(switch=found.switch, rack=found.rack, rail=rail)
 
     def placed(self, row: Row) -> Row:
-        """Return a row of table ``ranks`` with switch, rack and rail; what is unknown stays."""
-        place = self.place_of(row.get("host", ""), row.get("local_rank", -1))
-        told = {"switch": place.switch, "rack": place.rack, "rail": place.rail}
-        return {**row, **{name: text for name, text in told.items() if text}}
+        """Return a row of table ``ranks`` with those of switch, rack and rail that are known."""
+        place = self.find_place(row.get("host", ""), row.get("local_rank", -1))
+        columns = {"switch": place.switch, "rack": place.rack, "rail": place.rail}
+        return {**row, **{name: text for name, text in columns.items() if text}}
 
 
 def read_topology(path: Path) -> Topology:
-    """Read a topology file, TOML or (by its name's ending) JSON; docs/operations.md has the form.
+    """Read a topology file: JSON if its name ends in ``.json``, else TOML.
+
+    docs/operations.md describes the format.
 
     Raises:
-        BadInputError: It cannot be read, or says something else than the form does.
+        BadInputError: The file cannot be read, or has another format.
     """
     document = _document(path)
     unknown = document.keys() - {"hosts", "rails"}
     if unknown:
-        raise _bad(path, f"has {min(unknown)!r}, and only 'hosts' and 'rails' are known")
+        raise _bad(
+            path, f"has the unknown key {min(unknown)!r}: only 'hosts' and 'rails' are known"
+        )
     hosts = document.get("hosts", {})
     if not isinstance(hosts, dict):
-        raise _bad(path, "has 'hosts' that is no table of host names")
+        raise _bad(path, "has 'hosts' that is not a table of host names")
     return Topology(
-        hosts=tuple(_host(path, pattern, told) for pattern, told in hosts.items()),
+        hosts=tuple(_host(path, pattern, value) for pattern, value in hosts.items()),
         rails=_rails(path, "rails", document.get("rails", {})),
     )
 
 
 def place_ranks(store: Store, topology: Topology) -> int:
-    """Write switch, rack and rail beside the ranks that a store holds; return how many changed."""
+    """Write switch, rack and rail of the ranks in a store; return the number of changed rows."""
     if topology == Topology():
         return 0
     revision = time.time_ns()
@@ -118,27 +122,27 @@ def place_ranks(store: Store, topology: Topology) -> int:
 
 
 class PlacedSink:
-    """A sink that adds switch, rack and rail to the ranks that go through it."""
+    """A sink that adds switch, rack and rail to the rows of table ``ranks``."""
 
     def __init__(self, sink: Sink, topology: Topology) -> None:
         self._sink = sink
         self._topology = topology
 
     def resume(self, run_id: str) -> Resume:
-        """Return what the sink behind holds of a run."""
+        """Return what the inner sink holds of a run."""
         return self._sink.resume(run_id)
 
     def clocks(self) -> list[Row]:
-        """Return the host clocks that the sink behind knows."""
+        """Return the host clocks that the inner sink knows."""
         return self._sink.clocks()
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store descriptions, those of ranks with their place."""
+        """Store descriptions, with the topology of ranks."""
         placed = [self._topology.placed(row) for row in rows] if table == "ranks" else rows
         self._sink.upsert(table, placed)
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Store the rows of these cuts."""
+        """Store the rows of cuts."""
         self._sink.ingest(cuts)
 
 
@@ -148,41 +152,43 @@ def _document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
-        raise _bad(path, "is no UTF-8 text") from error
+        raise _bad(path, "is not UTF-8 text") from error
     try:
         found = parse_document(text, suffix=path.suffix)
     except ValueError as error:
         raise _bad(path, f"cannot be parsed ({error})") from error
     if not isinstance(found, dict):
-        raise _bad(path, "holds no table")
+        raise _bad(path, "is not a table")
     return found
 
 
-def _host(path: Path, pattern: str, told: object) -> HostPlace:
-    if not isinstance(told, dict):
-        raise _bad(path, f"has hosts.{pattern} that is no table")
-    unknown = told.keys() - set(HOST_KEYS)
+def _host(path: Path, pattern: str, value: object) -> HostPlace:
+    if not isinstance(value, dict):
+        raise _bad(path, f"has hosts.{pattern} that is not a table")
+    unknown = value.keys() - set(HOST_KEYS)
     if unknown:
         known = ", ".join(HOST_KEYS)
-        raise _bad(path, f"has hosts.{pattern}.{min(unknown)}, and only {known} are known")
+        raise _bad(
+            path, f"has the unknown key hosts.{pattern}.{min(unknown)}: only {known} are known"
+        )
     return HostPlace(
         pattern=pattern,
-        switch=_text(path, f"hosts.{pattern}.switch", told.get("switch", "")),
-        rack=_text(path, f"hosts.{pattern}.rack", told.get("rack", "")),
-        rails=_rails(path, f"hosts.{pattern}.rails", told.get("rails", {})),
+        switch=_text(path, f"hosts.{pattern}.switch", value.get("switch", "")),
+        rack=_text(path, f"hosts.{pattern}.rack", value.get("rack", "")),
+        rails=_rails(path, f"hosts.{pattern}.rails", value.get("rails", {})),
     )
 
 
-def _rails(path: Path, name: str, told: object) -> dict[int, str]:
-    """Return rails by local rank, from a table of them or a list in their order."""
-    if isinstance(told, list):
-        told = {str(place): rail for place, rail in enumerate(told)}
-    if not isinstance(told, dict):
+def _rails(path: Path, name: str, value: object) -> dict[int, str]:
+    """Return rails by local rank, from a table or from a list in the order of local ranks."""
+    if isinstance(value, list):
+        value = {str(local_rank): rail for local_rank, rail in enumerate(value)}
+    if not isinstance(value, dict):
         raise _bad(path, f"has {name} that is neither a list nor a table by local rank")
-    wrong = [key for key in told if not _is_local_rank(key)]
+    wrong = [key for key in value if not _is_local_rank(key)]
     if wrong:
-        raise _bad(path, f"has {name}.{wrong[0][:40]}, which is no local rank (0, 1, ...)")
-    return {int(key): _text(path, f"{name}.{key}", rail) for key, rail in told.items()}
+        raise _bad(path, f"has {name}.{wrong[0][:40]}, which is not a local rank (0, 1, ...)")
+    return {int(key): _text(path, f"{name}.{key}", rail) for key, rail in value.items()}
 
 
 def _is_local_rank(key: str) -> bool:
@@ -191,7 +197,7 @@ def _is_local_rank(key: str) -> bool:
 
 def _text(path: Path, name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise _bad(path, f"has {name} = {value!r}, which must be a text in quotes")
+        raise _bad(path, f"has {name} = {value!r}, which must be a string in quotes")
     return value
 
 

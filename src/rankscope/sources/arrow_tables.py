@@ -1,4 +1,4 @@
-"""Turn the store's Arrow tables into the analysis's columns."""
+"""Conversion of the store's Arrow tables to the columns of the analysis."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def step_table(table: pa.Table) -> StepTable:
 
 
 def _left_out(table: pa.Table) -> NDArray[np.uint32]:
-    """Return what each step left out: nothing where the rows are of a program that leaves none."""
+    """Return the kinds that each step left out: none if the column is missing."""
     if "left_out" in table.column_names:
         return to_numpy(table["left_out"])
     return np.zeros(table.num_rows, dtype=np.uint32)
@@ -112,9 +112,9 @@ def sample_table(table: pa.Table) -> SampleTable:
 
 
 def _kind_codes(codes: NDArray[np.int32], kinds: tuple[str, ...]) -> NDArray[np.int8]:
-    """Renumber kinds from the order of the result to that of `tracer.span.KINDS`.
+    """Convert kind codes from the order of ``kinds`` to that of `tracer.span.KINDS`.
 
-    A kind that a newer collector stored and this code does not know is ``other``.
+    A kind that only a newer collector knows becomes ``other``.
     """
     known = set(SpanKind)
     lookup = [KIND_CODES[SpanKind(kind)] if kind in known else OTHER_CODE for kind in kinds]

@@ -1,4 +1,4 @@
-"""Read a trace in the ByteDance format straight into the analysis, past the store."""
+"""Trace files in the ByteDance format, analysed without a store."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
-    """Return S, S_X, exact S_w, M_W and M_S of a trace file: `what_if_trace` of what it holds.
+    """Return S, S_X, exact S_w, M_W and M_S of a trace file; see `what_if_trace`.
 
     Args:
         path: The parquet file.
-        meta: YAML with the job's sizes.
+        meta: YAML file with the sizes of the job.
 
     Raises:
-        MetaError: ``meta`` is unreadable, incomplete, or contradicts the trace.
-        TraceError: The file is no such trace.
+        MetaError: ``meta`` cannot be read, is incomplete, or contradicts the trace.
+        TraceError: The file is not a trace in this format.
     """
     return what_if_trace(*read_trace_file(path, meta))
 
@@ -38,11 +38,11 @@ def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:
 
     Args:
         path: The parquet file.
-        meta: YAML with the job's sizes.
+        meta: YAML file with the sizes of the job.
 
     Raises:
-        MetaError: ``meta`` is unreadable, incomplete, or contradicts the trace.
-        TraceError: The file is no such trace.
+        MetaError: ``meta`` cannot be read, is incomplete, or contradicts the trace.
+        TraceError: The file is not a trace in this format.
     """
     sizes = read_meta(meta, trace=path)
     rows = read_trace(path, meta=sizes)

@@ -1,4 +1,4 @@
-"""What findings have in common with those of other epochs and runs in the store."""
+"""Recurrence of findings over the epochs and runs of a store."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
-class History:
-    """All findings of a store, with the places that they name, read once.
+class FindingHistory:
+    """The findings of a store with the places of their ranks, read once.
 
     Args:
         store: The store.
@@ -36,14 +36,14 @@ class History:
         stored = sorted(read_findings(store), key=lambda finding: finding.opened_ns)
         self._jobs = {(job.run_id, job.epoch): job for job in read_finding_jobs(store)}
         self._places: dict[tuple[str, int], dict[int, Placement]] = {}
-        for told in read_finding_places(store):
-            ranks = self._places.setdefault((told.run_id, told.epoch), {})
-            ranks.setdefault(told.rank, _place(told))
+        for stored_place in read_finding_places(store):
+            ranks = self._places.setdefault((stored_place.run_id, stored_place.epoch), {})
+            ranks.setdefault(stored_place.rank, _place(stored_place))
         found = {(one.run_id, one.number): self._sighting(one) for one in stored}
         self._sightings = {one: sighting for one, sighting in found.items() if sighting is not None}
 
-    def of_stored(self, finding: StoredFinding) -> Recurrence | None:
-        """Return what is known of a finding of this store; None where nothing is."""
+    def follow_stored(self, finding: StoredFinding) -> Recurrence | None:
+        """Return the recurrence of a finding of this store; None if unknown."""
         now = self._sightings.get((finding.run_id, finding.number))
         if now is None:
             return None
@@ -53,12 +53,12 @@ class History:
             now, all_, others=also, placements=lambda: self._placement(*now.incarnation)
         )
 
-    def of_report(self, report: RunReport, run: RunInfo) -> tuple[Recurrence | None, ...]:
-        """Return what is known of each finding of an analysis, in its order.
+    def follow_report(self, report: RunReport, run: RunInfo) -> tuple[Recurrence | None, ...]:
+        """Return the recurrence of each finding of a diagnosis, in its order; None if unknown.
 
         Args:
-            report: The analysis; its findings are taken to be of its newest epoch.
-            run: Where its ranks stood.
+            report: The diagnosis. Its findings are assigned to its newest epoch.
+            run: Description of the run, with the places of its ranks.
         """
         epoch = max(report.epochs, default=-1)
         places = {
@@ -100,18 +100,18 @@ class History:
         return map(_place, read_places(self._store, run_id, epoch))
 
 
-def follows_document(followed: Recurrence | None) -> dict[str, Any] | None:
-    """Return the key ``follows`` of a finding's JSON document; None where nothing is known."""
-    return None if followed is None else asdict(followed)
+def recurrence_document(recurrence: Recurrence | None) -> dict[str, Any] | None:
+    """Return the value of the JSON key ``follows`` of a finding."""
+    return None if recurrence is None else asdict(recurrence)
 
 
-def follows_text(followed: Recurrence | None) -> str:
-    """Return it as a sentence for a person, "" where nothing is known."""
-    if followed is None:
+def format_recurrence(recurrence: Recurrence | None) -> str:
+    """Return a recurrence as a sentence; "" if unknown."""
+    if recurrence is None:
         return ""
-    if followed.what is None:
-        return f"host or position: {followed.evidence}"
-    return f"it follows the {followed.what}: {followed.evidence}"
+    if recurrence.what is None:
+        return f"host or position: {recurrence.evidence}"
+    return f"it follows the {recurrence.what}: {recurrence.evidence}"
 
 
 def _reported(

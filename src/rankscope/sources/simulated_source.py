@@ -1,4 +1,4 @@
-"""A simulated run as the analysis reads it, without a store between."""
+"""A simulated run as the analysis reads it, without a store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.collector.spool.descriptions import manifest_settings
 from rankscope.trainer.simulator.simulation import Simulation
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table
-from .store_source import event_of, exit_of, run_info_of
+from .store_source import build_run_info, event_of, exit_of
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable
@@ -25,17 +25,17 @@ MAX_STEP = (1 << 31) - 1
 
 
 class SimulatedSource:
-    """A `SpanSource` of one simulated run, all of it in memory.
+    """A `SpanSource` of one simulated run in memory.
 
     Args:
-        scenario: What to simulate.
+        scenario: The scenario.
         run_id: Name of the run.
     """
 
     def __init__(self, scenario: Scenario, *, run_id: str = "simulated") -> None:
         simulation = Simulation(scenario, run_id=run_id)
         self.truth: tuple[Truth, ...] = simulation.truth
-        """What was planted."""
+        """The labels of the run."""
 
         self._run_id = run_id
         self._tables: tuple[StepTables, ...] = tuple(simulation.tables())
@@ -62,24 +62,24 @@ class SimulatedSource:
             pace=[],
             clocks=list(simulation.clock_rows()),
         )
-        self._info = run_info_of(run_id, rows)
+        self._info = build_run_info(run_id, rows)
 
     def runs(self) -> tuple[RunSummary, ...]:
-        """Return nothing: there is no list of runs without a store."""
+        """Return no runs: only a store lists its runs."""
         return ()
 
     def run_info(self, run_id: str) -> RunInfo:
-        """Return what is known of the run besides its spans.
+        """Return the description of the run.
 
         Raises:
-            UnknownRunError: It has another name.
+            UnknownRunError: The run has another name.
         """
         if run_id != self._run_id:
             raise UnknownRunError(run_id, (self._run_id,))
         return self._info
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
-        """Return the step rows with ``first <= step <= last`` (either end open when None)."""
+        """Return the step rows with ``first <= step <= last`` (None: no limit)."""
         return step_table(self._joined("steps", first, last))
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
@@ -89,9 +89,9 @@ class SimulatedSource:
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
     ) -> RunContext:
-        """Return what is known around the spans of these steps."""
+        """Return the context of these steps."""
         events: list[dict[str, Any]] = self._joined("events", None, None).to_pylist()
-        told = {row["rank"]: row["data"] for row in events if row["kind"] == "exit"}
+        exits = {row["rank"]: row["data"] for row in events if row["kind"] == "exit"}
         return RunContext(
             microbatches=microbatch_table(self._joined("microbatches", first, last)),
             samples=sample_table(self._joined("samples", first, last)),
@@ -101,7 +101,7 @@ class SimulatedSource:
                 for rank, settings in enumerate(self._settings)
             ),
             exits=tuple(
-                exit_of(row | {"data": told.get(row["rank"], "")}, None) for row in self._rank_rows
+                exit_of(row | {"data": exits.get(row["rank"], "")}, None) for row in self._rank_rows
             ),
         )
 

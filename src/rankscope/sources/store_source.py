@@ -1,4 +1,4 @@
-"""Hand the store's columns to the analysis."""
+"""Runs of a store as the analysis reads them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASON
 
 
 class StoreSource:
-    """The runs of one store, as `analysis.trace.tables.SpanSource` wants them."""
+    """The runs of a store, as a `analysis.trace.tables.SpanSource`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -62,22 +62,22 @@ class StoreSource:
         return tuple(_summary(row) for row in list_runs(self._store))
 
     def run_info(self, run_id: str) -> RunInfo:
-        """Return what is known of a run besides its spans.
+        """Return the description of a run.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
-            DeletedRunError: It does so no more.
+            UnknownRunError: The store holds no run of this name.
+            DeletedRunError: The run was deleted.
         """
         rows = read_run(self._store, run_id)
         if not rows.epochs:
             raise self._unknown(run_id)
-        return run_info_of(run_id, rows)
+        return build_run_info(run_id, rows)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
-        """Return the step rows with ``first <= step <= last`` (either end open when None).
+        """Return the step rows with ``first <= step <= last`` (None: no limit).
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
+            UnknownRunError: The store holds no run of this name.
         """
         table = read_steps(self._store, run_id, first=first, last=last)
         if not table.num_rows:
@@ -85,10 +85,10 @@ class StoreSource:
         return step_table(table)
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
-        """Return the spans of these steps; spans outside any step are left out.
+        """Return the spans of these steps, without spans outside any step.
 
         Raises:
-            UnknownRunError: The store holds no run of that name.
+            UnknownRunError: The store holds no run of this name.
         """
         table = read_spans(self._store, run_id, first=first, last=last)
         if not table.num_rows:
@@ -98,7 +98,7 @@ class StoreSource:
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
     ) -> RunContext:
-        """Return what is known around the spans of these steps; empty for an unknown run."""
+        """Return the context of these steps; empty for an unknown run."""
         return read_context(self._store, run_id, first=first, last=last)
 
     def _check_known(self, run_id: str) -> None:
@@ -124,17 +124,17 @@ def _summary(row: Row) -> RunSummary:
     )
 
 
-def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
-    """Return what rows of the small tables tell of a run."""
+def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
+    """Return the description of a run from its rows of the small tables."""
     newest = rows.epochs[-1]
-    places = _places(rows)
+    coords = _find_coords(rows)
     flops_per_token = newest["flops_per_token"]
     return RunInfo(
         run_id=run_id,
         source_format=newest["source_format"],
-        layout=Layout() if places is None else Layout(**newest["layout"]),
+        layout=Layout() if coords is None else Layout(**newest["layout"]),
         world_size=newest["world_size"],
-        epochs=tuple(_epoch_info(row["epoch"], rows, places) for row in rows.epochs),
+        epochs=tuple(_epoch_info(row["epoch"], rows, coords) for row in rows.epochs),
         model=json.loads(newest["model"] or "{}").get("name", ""),
         flops_per_token=flops_per_token,
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
@@ -148,63 +148,61 @@ def run_info_of(run_id: str, rows: RunRows) -> RunInfo:
         ),
         num_torn=sum(row["num_torn"] for row in rows.account),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows),
-        warnings=_warnings(rows, is_placed=places is not None),
+        warnings=_warnings(rows, has_coords=coords is not None),
     )
 
 
-def _warnings(rows: RunRows, *, is_placed: bool) -> tuple[str, ...]:
-    found = [f"{row['num_rows']} records were set aside: {row['reason']}" for row in rows.bad]
-    found += [_expired_words(row) for row in rows.expired]
-    found += _gap_words(rows.gaps)
-    if not is_placed:
-        untold = (
-            "told its parallel layout but not where its ranks stand in it (coords)"
-            if rows.epochs[-1]["layout"]
-            else "did not tell its parallel layout"
+def _warnings(rows: RunRows, *, has_coords: bool) -> tuple[str, ...]:
+    warnings = [
+        f"{row['num_rows']} invalid records were stored in table bad_rows: {row['reason']}"
+        for row in rows.bad
+    ]
+    warnings += [_format_expired(row) for row in rows.expired]
+    warnings += _format_gaps(rows.gaps)
+    if not has_coords:
+        missing = "coordinates of its ranks" if rows.epochs[-1]["layout"] else "parallel layout"
+        warnings.append(
+            f"the job declared no {missing}: each rank is treated as its own worker (dp = rank),"
+            " and MFU is unknown"
         )
-        found.append(
-            f"the job {untold}: each rank is taken for a worker of its own,"
-            " whose number stands as its dp, and there is no MFU"
-        )
-    return tuple(found)
+    return tuple(warnings)
 
 
-def _expired_words(row: Row) -> str:
+def _format_expired(row: Row) -> str:
     kept = zip(row["kept_first"], row["kept_last"], strict=True)
-    but = " and ".join(f"{first}-{last}" for first, last in kept)
-    return f"the spans of epoch {row['epoch']} up to step {row['last_step']} are kept no longer" + (
-        f", but those of the steps around findings: {but}" if but else ""
-    )
+    steps = " and ".join(f"{first}-{last}" for first, last in kept)
+    text = f"the spans of epoch {row['epoch']} up to step {row['last_step']} have expired"
+    return f"{text}, except those of steps {steps} around findings" if steps else text
 
 
-def _gap_words(gaps: list[Row]) -> list[str]:
-    told = [
-        f"missing rows {row['gap_first']}..{row['gap_last']} of segment {row['segment']:016x}"
-        f" of rank {row['rank']} (epoch {row['epoch']}): later ones came"
+def _format_gaps(gaps: list[Row]) -> list[str]:
+    texts = [
+        f"rows {row['gap_first']}..{row['gap_last']} of segment {row['segment']:016x}"
+        f" of rank {row['rank']} (epoch {row['epoch']}) are missing, but later rows arrived"
         for row in gaps
     ]
     num_more = gaps[0]["num_gaps"] - len(gaps) if gaps else 0
-    return [*told, f"{num_more} more ranges of rows are missing"] if num_more else told
+    return [*texts, f"{num_more} more ranges of rows are missing"] if num_more else texts
 
 
-def _places(rows: RunRows) -> Mapping[tuple[int, int], Coords] | None:
-    """Return where each (epoch, rank) stands; None where one is unknown: the layout is then no use.
+def _find_coords(rows: RunRows) -> Mapping[tuple[int, int], Coords] | None:
+    """Return the coordinates by (epoch, rank); None if any are unknown, as the layout is useless.
 
-    An epoch that ended before its tracer had found the layout has the newest one's places, if it
-    was as large: the analysis takes those for all epochs.
+    An epoch that ended before its tracer had found the layout gets the coordinates of the newest
+    epoch, if it had as many ranks: the analysis uses those for all epochs.
     """
     newest = rows.epochs[-1]
     if newest["world_size"] > 1 and not newest["layout"]:
         return None
     size = {row["epoch"]: row["world_size"] for row in rows.epochs}
-    told = {_key(row): _coords(row) for row in rows.ranks}
+    declared = {_key(row): _coords(row) for row in rows.ranks}
     found = {}
-    for (epoch, rank), coords in told.items():
-        is_alike = size.get(epoch) == newest["world_size"]
-        place = told.get((newest["epoch"], rank)) if coords is None and is_alike else coords
-        if place is None:
+    for (epoch, rank), coords in declared.items():
+        if coords is None and size.get(epoch) == newest["world_size"]:
+            coords = declared.get((newest["epoch"], rank))  # noqa: PLW2901
+        if coords is None:
             return None
-        found[epoch, rank] = place
+        found[epoch, rank] = coords
     return found
 
 
@@ -213,13 +211,13 @@ def _key(row: Row) -> tuple[int, int]:
 
 
 def _epoch_info(
-    epoch: int, rows: RunRows, places: Mapping[tuple[int, int], Coords] | None
+    epoch: int, rows: RunRows, coords: Mapping[tuple[int, int], Coords] | None
 ) -> EpochInfo:
     latest = {row["rank"]: row for row in rows.ranks if row["epoch"] == epoch}
     return EpochInfo(
         epoch=epoch,
         ranks=tuple(
-            _rank_info(row, Coords(dp=row["rank"]) if places is None else places[_key(row)])
+            _rank_info(row, Coords(dp=row["rank"]) if coords is None else coords[_key(row)])
             for row in latest.values()
         ),
         groups=tuple(
@@ -258,18 +256,18 @@ def _rank_info(row: Row, coords: Coords) -> RankInfo:
 
 
 def _overrun_ratio(pace: list[Row]) -> float | None:
-    """Return the worst rank's share of overrun segments; None where nobody told."""
-    told = [json.loads(row["data"] or "{}") for row in pace]
+    """Return the largest ratio of overrun pieces of any rank; None if no rank reported any."""
+    reports = [json.loads(row["data"] or "{}") for row in pace]
     ratios = [
-        data["num_overruns"] / data["num_segments"] for data in told if data.get("num_segments")
+        data["num_overruns"] / data["num_segments"] for data in reports if data.get("num_segments")
     ]
     return max(ratios, default=None)
 
 
 def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
-    """Return the largest error between two ranks' clocks: the two largest bounds together.
+    """Return the largest error between the clocks of two ranks: the sum of the two largest bounds.
 
-    0 where all ranks share one host's clock; None where nobody measured one of them.
+    0 if all ranks share the clock of one host; None if the bound of any clock is unknown.
     """
     clocks = {(row["host"], row["boot_id"]) for row in rows.ranks}
     if source_format == "rankscope" and len(clocks) == 1:
@@ -280,7 +278,7 @@ def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
 
 
 def read_context(store: Store, run_id: str, *, first: int | None, last: int | None) -> RunContext:
-    """Return what is known around the spans of steps ``first`` to ``last`` of a run."""
+    """Return the context of steps ``first`` to ``last`` of a run."""
     previous = read_previous_run(store, run_id)
     return RunContext(
         microbatches=_microbatches(store, run_id, first=first, last=last),
@@ -308,7 +306,7 @@ def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) 
 
 
 def event_of(row: Row) -> EventRecord:
-    """Return a row of ``events``."""
+    """Return the event of a row of table ``events``."""
     return EventRecord(
         epoch=row["epoch"],
         rank=row["rank"],
@@ -335,7 +333,12 @@ def _exits(store: Store, run_id: str) -> tuple[RankExit, ...]:
 
 
 def exit_of(row: Row, last_step: int | None) -> RankExit:
-    """Return how a process ended: its row of ``ranks``, with its exit event's data."""
+    """Return the end of a process from its row of table ``ranks`` and the data of its exit event.
+
+    Args:
+        row: The row.
+        last_step: The last step of the rank; used if the event has no step.
+    """
     data = _document(row["data"])
     exception = data.get("exception") or {}
     step = data.get("step", last_step) if row["exit_state"] in DIED else None
@@ -358,7 +361,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 MAX_EPOCHS = 16
-"""Newest epochs with a crash whose last steps are looked up: each costs a query."""
+"""Newest crashed epochs whose last steps are read: each takes a query."""
 
 
 DIED = frozenset({"failed", "lost"})

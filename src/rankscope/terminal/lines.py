@@ -1,11 +1,11 @@
-"""The person at the terminal: its width, lines on stderr, and one line of progress."""
+"""Lines, tables and progress on a terminal."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.report.text import UNKNOWN
 from rankscope.tracer.span import NS_PER_S
@@ -13,20 +13,26 @@ from rankscope.tracer.span import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rich.status import Status
+
 GAP = "  "
 MAX_WIDTH = 120
-WIDTH_OF_NONE = 100
+DEFAULT_WIDTH = 100
+"""Columns if the output is not a terminal."""
+
+REFRESHES_PER_S = 4
+"""The demo's ranks need the cores more than a spinner does."""
 
 
 def terminal_width() -> int:
-    """Return how many columns to fill: the terminal's, at most `MAX_WIDTH`."""
-    return min(MAX_WIDTH, shutil.get_terminal_size((WIDTH_OF_NONE, 24)).columns)
+    """Return the number of columns to fill: the terminal's, at most `MAX_WIDTH`."""
+    return min(MAX_WIDTH, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
 
 
 def printable(text: str) -> str:
-    """Return the text with everything that is no visible letter as its escape.
+    """Return the text with each invisible character as its escape sequence.
 
-    Line ends, escape sequences, zero-width and right-to-left marks, lone surrogates.
+    These are line ends, terminal escapes, zero-width and right-to-left marks, and lone surrogates.
     """
     if text.isprintable():
         return text
@@ -36,72 +42,80 @@ def printable(text: str) -> str:
     )
 
 
-def _say_on_stderr(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stderr.write(f"rankscope: {printable(line)}\n")
     sys.stderr.flush()
 
 
-_SAYING: list[Callable[[str], None]] = [_say_on_stderr]
-"""One place, so that a server's log can take over whoever speaks."""
+_WRITERS: list[Callable[[str], None]] = [_write_line]
+"""The function that `say` calls; a server replaces it by its log."""
 
 
 def say(line: str) -> None:
-    """Tell a line on stderr, which leaves stdout to the result."""
-    _SAYING[0](line)
+    """Write a line to stderr, or to the log of a server. Only results go to stdout."""
+    _WRITERS[0](line)
 
 
-def said_by(speaker: Callable[[str], None]) -> Callable[[str], None]:
-    """Let ``speaker`` tell the lines of `say` from now on; return who told them before."""
-    before, _SAYING[0] = _SAYING[0], speaker
+def redirect_lines(write: Callable[[str], None]) -> Callable[[str], None]:
+    """Let ``write`` take the lines of `say` from now on; return the function that did so before."""
+    before, _WRITERS[0] = _WRITERS[0], write
     return before
 
 
 class Progress:
-    """One line that tells how far the work is: rewritten on a terminal, sparse elsewhere.
+    """Progress of long work on stderr: one changing line on a terminal, few lines elsewhere.
 
     Args:
-        stream: Where to.
-        every: Off a terminal, one line for each this many calls.
+        every: Elsewhere, the number of calls of `show` for one written line; 0 for none.
     """
 
-    def __init__(self, stream: TextIO, *, every: int) -> None:
-        self._stream = stream
+    def __init__(self, *, every: int = 0) -> None:
         self._every = every
-        self._is_terminal = stream.isatty()
         self._num_calls = 0
-        self._width = 0
+        self._status: Status | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.status import Status
+
+            console = Console(stderr=True)
+            self._status = Status("", console=console, refresh_per_second=REFRESHES_PER_S)
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
 
     def show(self, text: str) -> None:
-        """Show ``text`` in place of what stood there."""
-        if self._is_terminal:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
-        elif self._num_calls % self._every == 0:
-            self._stream.write(text + "\n")
+        """Show the text in place of the one before."""
+        if self._status is not None:
+            from rich.text import Text
+
+            self._status.update(Text(printable(text)))
+        elif self._every and self._num_calls % self._every == 0:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
         self._num_calls += 1
-        self._stream.flush()
-
-    def end(self) -> None:
-        """Leave the line standing; what follows begins on a new one."""
-        if self._is_terminal and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-        self._width = 0
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
-    """Return one line for the header and one a row, all columns as wide as their widest cell.
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
+) -> list[str]:
+    """Return a table as lines, the header first, each column as wide as its widest cell.
 
     Args:
-        header: The columns' names.
-        rows: The cells, as many a row as the header has.
-        right: One character a column: ``r`` for right-aligned; left where it is missing.
+        header: Names of the columns.
+        rows: Cells; each row is as long as the header.
+        right: One character for each column: ``r`` aligns it to the right. Others, and columns
+            beyond the text's end, are aligned to the left.
     """
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return [_line(row, widths, right) for row in (header, *rows)]
+    return [_table_line(row, widths, right) for row in (header, *rows)]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], right: str) -> str:
+def _table_line(cells: Sequence[str], widths: Sequence[int], right: str) -> str:
     padded = [
         cell.rjust(width) if right[column : column + 1] == "r" else cell.ljust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))

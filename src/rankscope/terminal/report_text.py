@@ -1,4 +1,4 @@
-"""The diagnosis for a person at a terminal: the verdict first, then what it rests on."""
+"""Text of a diagnosis for a terminal: the verdict first, then the numbers behind it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from rankscope.analysis.report.text import (
     format_ranges,
 )
 
-from .lines import aligned
+from .lines import format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rankscope.analysis.report.report import (
         Bandwidth,
         Finding,
@@ -27,45 +25,48 @@ if TYPE_CHECKING:
     )
 
 INDENT = "  "
+LABEL_WIDTH = 13
 MAX_STARVED = 10
 MAX_BANDWIDTHS = 8
-LEAST_BULK_BYTES = 100_000
-"""Smaller transfers are all latency: their bandwidth says nothing."""
+MIN_BANDWIDTH_BYTES = 100_000
+"""The time of smaller transfers is mostly latency, so their bandwidth means nothing."""
 
 MAX_WAITS_ON = 3
-LEAST_SHARE = 0.0005
-"""A part of the waterfall that would print as 0.0 % is left out."""
+MIN_RATIO = 0.0005
+"""Smaller parts of the waterfall would be printed as 0.0 %."""
 
 
 def report_text(
     report: RunReport, *, verdict: str, width: int, follows: tuple[str, ...] = ()
 ) -> str:
-    """Return the diagnosis as lines of at most ``width`` columns, tables excepted.
+    """Return a diagnosis as lines of at most ``width`` columns; tables may be wider.
 
     Args:
-        report: The finished diagnosis.
-        verdict: It in one sentence.
+        report: The diagnosis.
+        verdict: The diagnosis in one sentence.
         width: Columns of the terminal.
-        follows: For each finding, whether it follows its host or its position, "" where nothing is
-            known of it; empty: of none.
+        follows: A sentence for each finding about whether it follows its host or its position; ""
+            if unknown. Empty if all are unknown.
     """
     blocks = [
         wrap(verdict, width),
-        wrap(_what_was_seen(report), width),
-        _times(report, width),
-        _findings(report.findings, follows or ("",) * len(report.findings), width),
-        _starved(report.starved),
-        _waterfall(report.waterfall, width),
-        _bandwidth(report.bandwidth),
-        _quality(report, width),
+        wrap(_format_run(report), width),
+        _format_times(report, width),
+        _format_findings(report.findings, follows or ("",) * len(report.findings), width),
+        _format_starved(report.starved),
+        _format_waterfall(report.waterfall, width),
+        _format_bandwidth(report.bandwidth),
+        _format_quality(report, width),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _what_was_seen(report: RunReport) -> str:
+def _format_run(report: RunReport) -> str:
     sizes = report.layout.to_dict().items()
     axes = [f"{axis} {size}" for axis, size in sizes if size > 1]
-    layout = f" ({' x '.join(axes)})" if axes else "" if report.has_layout else " (layout not told)"
+    layout = f" ({' x '.join(axes)})" if axes else ""
+    if not axes and not report.has_layout:
+        layout = " (parallel layout unknown)"
     steps = f"{len(report.steps)} steps"
     if report.steps:
         steps += f" ({report.steps[0]} to {report.steps[-1]})"
@@ -74,73 +75,87 @@ def _what_was_seen(report: RunReport) -> str:
     if len(report.epochs) > 1:
         parts.append(f"{len(report.epochs)} epochs")
     if report.paced:
-        parts.append("paced: the trainer padded its compute to set times")
+        parts.append("paced: compute padded to set times")
     if report.warmup_steps:
-        parts.append(f"warm-up left out: {_steps(report.warmup_steps)}")
+        parts.append(f"without warm-up steps {format_ranges(sorted(report.warmup_steps))}")
     return "; ".join(parts)
 
 
-def _times(report: RunReport, width: int) -> list[str]:
-    times = report.step_time_s
-    rows = [
-        (
-            "step time",
-            f"actual {_seconds(times.actual)}",
-            f"replayed {_seconds(times.replayed)}",
-            f"ideal {_seconds(times.ideal)}",
+def _format_times(report: RunReport, width: int) -> list[str]:
+    times, mfu = report.step_time_s, report.mfu
+    rows = {
+        "step time": (
+            f"recorded {_format_s(times.actual)}, replayed {_format_s(times.replayed)},"
+            f" ideal {_format_s(times.ideal)} (as if every rank ran like the median)"
         ),
-        (
-            "slowdown",
-            f"S {_number(report.slowdown)}",
-            f"waste {_percent(report.waste_ratio)}",
-            f"M_W {_number(report.m_w)}, M_S {_number(report.m_s)}",
+        "slowdown": _format_slowdown(report),
+        "host delays": (
+            f"{_format_factor(report.launch_slowdown)}; replay error"
+            f" {_format_percent(report.replay_error_ratio)}"
         ),
-        (
-            "replay",
-            f"launch {_number(report.launch_slowdown)}",
-            f"error {_percent(report.replay_error_ratio)}",
-            "",
-        ),
-    ]
-    lines = aligned(rows[0], rows[1:])
-    lines += wrap(_culprits(report), width, subsequent_indent=" " * 11)
-    mfu = report.mfu
-    told = UNKNOWN if mfu is None else f"mean {_percent(mfu.mean)} ({mfu.convention})"
-    return [*lines, *wrap(f"MFU        {told}", width, subsequent_indent=" " * 11)]
+        "worst worker": _format_culprits(report),
+        "MFU": UNKNOWN if mfu is None else f"{_format_percent(mfu.mean)} ({mfu.convention})",
+    }
+    lines = []
+    for label, text in rows.items():
+        lines += wrap(
+            text,
+            width,
+            initial_indent=label.ljust(LABEL_WIDTH),
+            subsequent_indent=" " * LABEL_WIDTH,
+        )
+    return lines
 
 
-def _culprits(report: RunReport) -> str:
-    """Say how often the paper's shortcut for S_w and the exact value blame different workers."""
+def _format_slowdown(report: RunReport) -> str:
+    """Return S and the shares of the lost time that the paper's M_W and M_S stand for."""
+    text = f"{_format_factor(report.slowdown)}: {_format_percent(report.waste_ratio)} of the"
+    text += " step time is lost"
+    if report.m_w is None and report.m_s is None:
+        return text
+    return (
+        f"{text}; fixing the worst 3 % of the workers recovers {_format_percent(report.m_w)} of"
+        f" that (M_W), fixing the last stage {_format_percent(report.m_s)} (M_S)"
+    )
+
+
+def _format_culprits(report: RunReport) -> str:
+    """Return how often the paper's estimate of a worker's slowdown names another worker."""
     found = report.culprits
     if found is None:
         return ""
-    told = (
-        f"worst S_w  shortcut and exact value name different workers in {found.num_different:,} of"
-        f" {found.num_steps:,} steps; over all steps "
+    estimate, exact = (
+        _format_worker(report, found.by_shortcut),
+        _format_worker(report, found.by_exact),
     )
-    shortcut, exact = _worker(report, found.by_shortcut), _worker(report, found.by_exact)
-    return f"{told}both {exact}" if shortcut == exact else f"{told}{shortcut} and {exact}"
+    both = exact if estimate == exact else f"{exact}, by the estimate {estimate}"
+    return (
+        f"{both}; in {found.num_different:,} of {found.num_steps:,} steps, estimate and exact"
+        " replay differ"
+    )
 
 
-def _worker(report: RunReport, worker: tuple[int, int]) -> str:
+def _format_worker(report: RunReport, worker: tuple[int, int]) -> str:
     dp, stage = worker
     return f"dp {dp}, stage {stage}" if report.has_layout else f"rank {dp}"
 
 
-def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: int) -> list[str]:
+def _format_findings(
+    findings: tuple[Finding, ...], follows: tuple[str, ...], width: int
+) -> list[str]:
     header = ("finding", "ranks", "steps", "slowdown", "recoverable", "confidence")
     rows = [
         (
             finding.cause,
             format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             format_range(finding.steps),
-            _number(finding.slowdown),
-            _percent(finding.recoverable_ratio),
+            _format_number(finding.slowdown),
+            _format_percent(finding.recoverable_ratio),
             f"{finding.confidence:.2f}",
         )
         for finding in findings
     ]
-    head, *lines = aligned(header, rows, right="lllrrr")
+    head, *lines = format_table(header, rows, right="lllrrr")
     body = [head]
     for line, finding, followed in zip(lines, findings, follows, strict=True):
         body.append(line)
@@ -149,29 +164,30 @@ def _findings(findings: tuple[Finding, ...], follows: tuple[str, ...], width: in
     return body
 
 
-def _starved(starved: tuple[Starved, ...]) -> list[str]:
+def _format_starved(starved: tuple[Starved, ...]) -> list[str]:
     if not starved:
         return []
     rows = [
         (
             str(rank.rank),
-            _percent(rank.wait_ratio),
+            _format_percent(rank.wait_ratio),
             ", ".join(
-                f"rank {root.rank} {_percent(root.ratio)}" for root in rank.waits_on[:MAX_WAITS_ON]
+                f"rank {root.rank} {_format_percent(root.ratio)}"
+                for root in rank.waits_on[:MAX_WAITS_ON]
             )
             or UNKNOWN,
         )
         for rank in starved[:MAX_STARVED]
     ]
-    lines = aligned(("waiting rank", "of the step", "on"), rows, right="rrl")
+    lines = format_table(("waiting rank", "share of step", "waits for"), rows, right="rrl")
     if len(starved) > MAX_STARVED:
         lines.append(f"{INDENT}and {len(starved) - MAX_STARVED:,} more")
     return lines
 
 
-def _bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
-    bulky = (one for one in found if one.num_bytes >= LEAST_BULK_BYTES)
-    largest = sorted(bulky, key=lambda one: -one.num_bytes * one.num_instances)[:MAX_BANDWIDTHS]
+def _format_bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
+    large = (one for one in found if one.num_bytes >= MIN_BANDWIDTH_BYTES)
+    largest = sorted(large, key=lambda one: -one.num_bytes * one.num_instances)[:MAX_BANDWIDTHS]
     if not largest:
         return []
     rows = [
@@ -187,49 +203,49 @@ def _bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
         for one in largest
     ]
     header = ("transfer", "ranks", "hosts", "MB", "median ms", "GB/s", "bus GB/s")
-    return aligned(header, rows, right="lrlrrrr")
+    return format_table(header, rows, right="lrlrrrr")
 
 
-def _waterfall(waterfall: WaterfallSummary | None, width: int) -> list[str]:
+def _format_waterfall(waterfall: WaterfallSummary | None, width: int) -> list[str]:
     if waterfall is None:
         return []
     rows = [
-        (_part_name(part), _percent(ratio), _about_part(part, waterfall))
+        (_format_part(part), _format_percent(ratio), _format_waits(part, waterfall))
         for part, ratio in waterfall.mean_ratio.items()
-        if ratio is None or ratio >= LEAST_SHARE
+        if ratio is None or ratio >= MIN_RATIO
     ]
-    lines = aligned(("where the time goes", "of it", ""), rows, right="lr")
+    lines = format_table(("part of the step time", "share", ""), rows, right="lr")
     bubble = waterfall.bubble
     if bubble is None:
         return lines
-    told = (
-        f"bubble: {_percent(bubble.measured_ratio)} of the useful compute;"
-        f" (p - 1) / (v m) is {_percent(bubble.formula_ratio)} for p = {bubble.num_stages} stages,"
-        f" v = {bubble.num_chunks}, m = {bubble.num_microbatches}"
+    text = (
+        f"bubble: {_format_percent(bubble.measured_ratio)} of the useful compute; expected"
+        f" (p - 1) / (v m) = {_format_percent(bubble.formula_ratio)} for p = {bubble.num_stages}"
+        f" stages, v = {bubble.num_chunks} chunks, m = {bubble.num_microbatches} micro-batches"
     )
-    return [*lines, *_paragraph(told, width)]
+    return [*lines, *_paragraph(text, width)]
 
 
-def _part_name(part: str) -> str:
+def _format_part(part: str) -> str:
     if part.startswith("bubble_"):
         return f"bubble, {part.removeprefix('bubble_').replace('_', '-')}"
     return part.replace("_", " ")
 
 
-def _about_part(part: str, waterfall: WaterfallSummary) -> str:
+def _format_waits(part: str, waterfall: WaterfallSummary) -> str:
     if part != "waiting":
         return ""
-    shown = [entry for entry in waterfall.waiting_on if entry.ratio >= LEAST_SHARE][:MAX_WAITS_ON]
-    return ", ".join(f"on rank {entry.rank} {_percent(entry.ratio)}" for entry in shown)
+    shown = [entry for entry in waterfall.waiting_on if entry.ratio >= MIN_RATIO][:MAX_WAITS_ON]
+    return ", ".join(f"for rank {entry.rank} {_format_percent(entry.ratio)}" for entry in shown)
 
 
-def _quality(report: RunReport, width: int) -> list[str]:
+def _format_quality(report: RunReport, width: int) -> list[str]:
     quality = report.quality
     error_ns = quality.clock_error_ns
     clock = UNKNOWN if error_ns is None else f"{error_ns / 1e3:.3g} us"
     summary = (
-        f"quality: coverage {_percent(quality.coverage_ratio)},"
-        f" dropped spans {quality.dropped_spans:,}, clock error {clock}"
+        f"data quality: coverage {_format_percent(quality.coverage_ratio)},"
+        f" {quality.dropped_spans:,} spans dropped, clock error {clock}"
     )
     lines = wrap(summary, width)
     for warning in quality.warnings:
@@ -239,20 +255,26 @@ def _quality(report: RunReport, width: int) -> list[str]:
 
 def _paragraph(text: str, width: int, *, mark: str = "") -> list[str]:
     first = INDENT + mark
-    return wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
+    return wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_on_hyphens=False,
+    )
 
 
-def _steps(steps: Iterable[int]) -> str:
-    return f"steps {format_ranges(sorted(steps))}"
-
-
-def _seconds(seconds: float | None) -> str:
+def _format_s(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else f"{seconds:.4g} s"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}"
 
 
-def _percent(ratio: float | None) -> str:
+def _format_factor(factor: float | None) -> str:
+    return UNKNOWN if factor is None else f"{factor:.3f}x"
+
+
+def _format_percent(ratio: float | None) -> str:
     return format_percent(ratio, digits=1)

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.notify.alertmanager import alertmanager_alerts, is_alertmanager
 from rankscope.collector.notify.webhook import Webhook
-from tests.support.receiver import PATIENCE_S, Receiver
+from tests.support.receiver import TIMEOUT_S, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,9 +85,9 @@ def test_an_alertmanager_is_known_by_its_path(url: str, *, expected: bool) -> No
 def test_a_webhook_posts_in_the_form_that_its_receiver_takes(
     receiver: Receiver, path: str, expected: object
 ) -> None:
-    webhook = Webhook(f"{receiver.url}{path}", timeout_s=PATIENCE_S)
+    webhook = Webhook(f"{receiver.url}{path}", timeout_s=TIMEOUT_S)
 
     webhook.post(DOCUMENT, on_done=lambda _delivery: None)
 
-    assert json.loads(receiver.bodies.get(timeout=PATIENCE_S)) == expected
+    assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) == expected
     webhook.close()

@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.notify.webhook import CAPACITY, Webhook, WebhookUrlError
 from rankscope.collector.read.alerts import Delivery
 from tests.support.collector.authority import Authority
-from tests.support.receiver import PATIENCE_S, Receiver
+from tests.support.receiver import TIMEOUT_S, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,9 @@ def receiver() -> Iterator[Receiver]:
 def deliver(url: str, *, retries: int = 0) -> Delivery:
     """Post one document and return what became of it."""
     outcomes: Queue[Delivery] = Queue()
-    webhook = Webhook(url, timeout_s=PATIENCE_S, retry_delays_s=(0.0,) * retries)
+    webhook = Webhook(url, timeout_s=TIMEOUT_S, retry_delays_s=(0.0,) * retries)
     webhook.post({"run": "AR"}, on_done=outcomes.put)
-    outcome = outcomes.get(timeout=PATIENCE_S)
+    outcome = outcomes.get(timeout=TIMEOUT_S)
     webhook.close()
     return outcome
 
@@ -83,9 +83,9 @@ def test_nobody_there_is_an_outcome_and_no_exception(receiver: Receiver) -> None
 def test_posting_never_waits_and_what_is_too_much_is_given_up(receiver: Receiver) -> None:
     receiver.hold.clear()
     outcomes: Queue[Delivery] = Queue()
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=())
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=())
     webhook.post({}, on_done=outcomes.put)
-    receiver.bodies.get(timeout=PATIENCE_S)  # the first is under way and held
+    receiver.bodies.get(timeout=TIMEOUT_S)  # the first is under way and held
 
     for _ in range(CAPACITY + 3):
         webhook.post({}, on_done=outcomes.put)
@@ -93,7 +93,7 @@ def test_posting_never_waits_and_what_is_too_much_is_given_up(receiver: Receiver
     assert [outcomes.get_nowait() for _ in range(3)] == [Delivery.UNDELIVERED] * 3
     assert outcomes.empty()
     receiver.hold.set()
-    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    assert outcomes.get(timeout=TIMEOUT_S) is Delivery.DELIVERED
     webhook.close()
 
 
@@ -101,11 +101,11 @@ def test_closing_does_not_sit_out_the_pauses_between_tries(receiver: Receiver) -
     receiver.statuses = [503]
     outcomes: Queue[Delivery] = Queue()
     before = set(threading.enumerate())
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=(3600.0,))
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=(3600.0,))
     webhook.post({}, on_done=outcomes.put)
-    receiver.bodies.get(timeout=PATIENCE_S)
+    receiver.bodies.get(timeout=TIMEOUT_S)
 
-    webhook.close(timeout_s=PATIENCE_S)
+    webhook.close(timeout_s=TIMEOUT_S)
 
     after = set(threading.enumerate()) - before
     assert not any(thread.name == "webhook" for thread in after)
@@ -189,7 +189,7 @@ def test_a_name_that_leads_inside_later_is_not_followed(receiver: Receiver) -> N
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
 
-    assert outcomes.get(timeout=PATIENCE_S) is Delivery.UNDELIVERED
+    assert outcomes.get(timeout=TIMEOUT_S) is Delivery.UNDELIVERED
     assert receiver.bodies.empty()
     webhook.close()
 
@@ -201,11 +201,11 @@ def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
     port = int(receiver.url.rpartition(":")[2])
     answers = told_to([["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]])
     outcomes: Queue[Delivery] = Queue()
-    webhook = Webhook(f"http://alertmanager:{port}/", timeout_s=PATIENCE_S, resolve=answers)
+    webhook = Webhook(f"http://alertmanager:{port}/", timeout_s=TIMEOUT_S, resolve=answers)
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
 
-    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    assert outcomes.get(timeout=TIMEOUT_S) is Delivery.DELIVERED
     webhook.close()
 
 
@@ -219,11 +219,11 @@ def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) ->
     url = f"http://alerts.corp.example:{port}/"
     outcomes: Queue[Delivery] = Queue()
     addresses = told_to([["127.0.0.1"]])
-    webhook = Webhook(url, is_inside=True, timeout_s=PATIENCE_S, resolve=addresses)
+    webhook = Webhook(url, is_inside=True, timeout_s=TIMEOUT_S, resolve=addresses)
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
 
-    assert outcomes.get(timeout=PATIENCE_S) is Delivery.DELIVERED
+    assert outcomes.get(timeout=TIMEOUT_S) is Delivery.DELIVERED
     webhook.close()
 
 

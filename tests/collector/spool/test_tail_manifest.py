@@ -56,7 +56,7 @@ def test_a_rank_without_coordinates_in_a_known_layout_has_an_unknown_position(
     assert (info.layout, info.world_size) == (Layout(), 2)
     assert [rank.coords for rank in info.epochs[0].ranks] == [Coords(), Coords(dp=1)]
     (warning,) = info.warnings
-    assert "not where its ranks stand in it (coords)" in warning
+    assert "declared no coordinates of its ranks" in warning
     assert [place.rank for place in read_places(store, run_id, 0)] == [0]
 
 
@@ -127,7 +127,9 @@ def test_a_derived_layout_counts_once_all_ranks_have_it(
         assert [known.coords for known in info.epochs[0].ranks] == [
             Coords(dp=at) for at in range(4)
         ]
-        assert layout_warnings(info.warnings) == ["did not tell" if number == 0 else "not where"]
+        assert layout_warnings(info.warnings) == [
+            "no parallel layout" if number == 0 else "no coordinates"
+        ]
         rank.write_json("manifest.json", derived_manifest(number))
     tail.poll()
 
@@ -140,7 +142,10 @@ def test_a_derived_layout_counts_once_all_ranks_have_it(
 
 def layout_warnings(warnings: tuple[str, ...]) -> list[str]:
     return [
-        words for warning in warnings for words in ("did not tell", "not where") if words in warning
+        words
+        for warning in warnings
+        for words in ("no parallel layout", "no coordinates")
+        if words in warning
     ]
 
 
@@ -210,7 +215,7 @@ def test_a_manifest_with_wrong_types_is_unknown_and_no_error(
     info = StoreSource(store).run_info(run_id)
     assert (info.model, info.flops_per_token, info.paced) == ("", None, False)
     (warning,) = info.warnings
-    assert warning.startswith("the job did not tell its parallel layout: each rank is taken for")
+    assert warning.startswith("the job declared no parallel layout: each rank is treated as")
 
 
 def test_numbers_that_fit_no_column_do_not_stop_the_tail(

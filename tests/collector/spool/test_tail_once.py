@@ -193,4 +193,6 @@ def test_produced_is_stored_plus_torn_plus_dropped(
     info = StoreSource(store).run_info(run_id)
     # A bad argument loses no record: it is stored under a replacement name.
     assert (info.num_dropped, info.num_torn) == (3, 1)
-    assert info.warnings == ("1 records were set aside: ends before it begins",)
+    assert info.warnings == (
+        "1 invalid records were stored in table bad_rows: ends before it begins",
+    )

@@ -17,7 +17,7 @@ HEADER = (
 )
 
 
-def test_findings_are_listed_with_onset_and_end(tmp_path: Path) -> None:
+def test_findings_are_listed_with_their_first_and_last_step(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path}"
     assert list_findings(None, as_json=False, store_url=url).startswith("no findings:")
     with open_store(url) as store:
@@ -29,7 +29,7 @@ def test_findings_are_listed_with_onset_and_end(tmp_path: Path) -> None:
     assert lines == [
         HEADER,
         "r    slow-compute  5, 7   10-29  1970-01-01 00:00:00  2023-11-14 22:13:20        0.95  -",
-        "r    crash         5, 7   -      1970-01-01 00:00:00  stands                     0.95  -",
+        "r    crash         5, 7   -      1970-01-01 00:00:00  open                       0.95  -",
     ]
 
 

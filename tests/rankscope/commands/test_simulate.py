@@ -1,4 +1,4 @@
-"""`rankscope simulate`, from the flags to what the store and the files hold."""
+"""`rankscope simulate`, from the flags to the rows in the store and the files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.read.steps import read_microbatches, read_steps
 from rankscope.collector.store.store import Store, open_store
-from rankscope.commands.simulate import truth_line
+from rankscope.commands.simulate import format_label
 from rankscope.errors import BadInputError
-from rankscope.simulation import SimulateOptions, scenario_of, store_simulation, write_files
+from rankscope.simulation import SimulateOptions, build_scenario, store_simulation, write_files
 from rankscope.trainer.simulator.errors import ScenarioError
 from rankscope.trainer.simulator.presets import preset_scenario
 from rankscope.trainer.simulator.simulation import simulate
@@ -43,7 +43,7 @@ def small(run_id: str, name: str = "slow-compute") -> Simulation:
     return simulate(preset_scenario(name, num_steps=3, num_microbatches=4), run_id=run_id)
 
 
-def test_a_stored_run_holds_all_that_was_recorded(store: Store) -> None:
+def test_a_stored_run_holds_all_rows_of_the_simulation(store: Store) -> None:
     simulation = small("whole")
 
     done = store_simulation(store, simulation, simulation.tables())
@@ -78,7 +78,7 @@ def test_a_stored_run_is_described_like_a_traced_one(store: Store) -> None:
     assert [rank for rank in range(16) if hashes[rank] != hashes[0]] == [9]
 
 
-def test_how_a_run_ended_is_stored(store: Store) -> None:
+def test_the_end_of_a_run_is_stored(store: Store) -> None:
     simulation = simulate(preset_scenario("crash", num_steps=4), run_id="crashed")
     store_simulation(store, simulation, simulation.tables())
 
@@ -91,7 +91,7 @@ def test_how_a_run_ended_is_stored(store: Store) -> None:
     assert json.loads(events[0]["data"])["exception"]["type"] == "torch.OutOfMemoryError"
 
 
-def test_a_name_that_is_taken_is_refused(store: Store) -> None:
+def test_a_name_that_is_in_use_is_refused(store: Store) -> None:
     simulation = small("taken")
     store_simulation(store, simulation, simulation.tables())
 
@@ -99,7 +99,7 @@ def test_a_name_that_is_taken_is_refused(store: Store) -> None:
         store_simulation(store, small("taken", "healthy"), ())
 
 
-def test_a_run_that_was_cut_short_is_not_seen_and_is_written_anew(store: Store) -> None:
+def test_an_interrupted_run_is_not_listed_and_can_be_stored_again(store: Store) -> None:
     simulation = small("short")
 
     def interrupted() -> Iterator[StepTables]:
@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_short_is_not_seen_and_is_written_anew(store: Store) 
     assert read_spans(store, "short").num_rows == done.num_spans
 
 
-def test_files_hold_the_stores_columns_and_the_truth(tmp_path: Path) -> None:
+def test_the_files_hold_the_columns_of_the_store_and_the_labels(tmp_path: Path) -> None:
     simulation = small("filed")
 
     done = write_files(simulation, simulation.tables(), folder=tmp_path / "out")
@@ -134,8 +134,8 @@ def test_files_hold_the_stores_columns_and_the_truth(tmp_path: Path) -> None:
         write_files(simulation, (), folder=tmp_path / "out")
 
 
-def test_flags_replace_what_the_scenario_says_and_add_faults() -> None:
-    scenario = scenario_of(
+def test_flags_replace_settings_of_the_scenario_and_add_faults() -> None:
+    scenario = build_scenario(
         SimulateOptions(
             scenario="slow-compute",
             run_id="r",
@@ -155,15 +155,15 @@ def test_flags_replace_what_the_scenario_says_and_add_faults() -> None:
     ]
 
 
-def test_the_faults_of_a_file_are_placed_in_the_size_that_the_flags_make(tmp_path: Path) -> None:
+def test_the_faults_of_a_file_are_checked_against_the_sizes_of_the_flags(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text('dp = 2\npp = 1\nfaults = ["slow-compute:rank=5,factor=2"]\n')
 
-    grown = scenario_of(SimulateOptions(scenario=str(path), run_id="r", num_ranks=8))
+    grown = build_scenario(SimulateOptions(scenario=str(path), run_id="r", num_ranks=8))
 
     assert (grown.dp, str(grown.faults[0])) == (8, "slow-compute:factor=2,rank=5")
     with pytest.raises(ScenarioError, match="rank 5 does not exist"):
-        scenario_of(SimulateOptions(scenario=str(path), run_id="r"))
+        build_scenario(SimulateOptions(scenario=str(path), run_id="r"))
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_bad_input_is_one_line_and_exit_2(
 
     status = main()
 
-    said = capsys.readouterr()
-    assert (status, said.out) == (2, "")
-    assert line in said.err
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert (status, output.out) == (2, "")
+    assert line in output.err
+    assert output.err.count("\n") == 1
 
 
-def test_the_command_prints_the_truth_and_keeps_stdout_for_json(
+def test_the_command_prints_the_labels_as_text_or_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["rankscope", "simulate", "slow-link", "--run", "r", "--steps", "3"]
@@ -203,7 +203,7 @@ def test_the_command_prints_the_truth_and_keeps_stdout_for_json(
     assert main() == 0
     document = json.loads(capsys.readouterr().out)
 
-    assert text.out.splitlines()[1] == "planted: slow-link on ranks 2 and 4, steps 1 to 2, x 10"
+    assert text.out.splitlines()[1] == "fault: slow-link on ranks 2 and 4, steps 1 to 2, x 10"
     assert "simulated step 1 of 3" in text.err
     assert (document["world_size"], document["num_steps"]) == (16, 3)
     assert document["truth"][0]["cause"] == "slow-link"
@@ -213,12 +213,12 @@ def test_the_command_prints_the_truth_and_keeps_stdout_for_json(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("gc-pause", "planted: gc-pause, steps 0 to 23, + 250 ms, as spans"),
-        ("stage-imbalance", "planted: stage-imbalance on ranks 4 to 7, steps 0 to 23, x 1.4"),
-        ("hang", "planted: hang on rank 5, steps 12 to 12"),
+        ("gc-pause", "fault: gc-pause, steps 0 to 23, + 250 ms, as spans"),
+        ("stage-imbalance", "fault: stage-imbalance on ranks 4 to 7, steps 0 to 23, x 1.4"),
+        ("hang", "fault: hang on rank 5, steps 12 to 12"),
     ],
 )
-def test_what_is_planted_is_told_on_one_line(name: str, line: str) -> None:
+def test_a_label_is_one_line(name: str, line: str) -> None:
     (truth,) = simulate(preset_scenario(name, dp=2)).truth
 
-    assert truth_line(truth) == line
+    assert format_label(truth) == line

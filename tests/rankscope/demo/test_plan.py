@@ -17,33 +17,32 @@ LAYOUT = Layout(pp=2, dp=2, tp=2)
 
 
 def with_findings(*causes: tuple[str, tuple[int, ...]]) -> RunReport:
-    made = report()
-    template = made.findings[0]
+    template = report().findings[0]
     findings = tuple(replace(template, cause=cause, ranks=ranks) for cause, ranks in causes)
-    return replace(made, findings=findings)
+    return replace(report(), findings=findings)
 
 
-def test_the_standing_fault_is_rank_5_from_a_third_of_the_steps_on() -> None:
+def test_the_default_fault_is_a_slow_rank_5_after_a_third_of_the_steps() -> None:
     assert plan_demo(layout=LAYOUT, num_steps=30, fault=None).spec == (
         "slow-compute:rank=5,factor=1.8,steps=10-29"
     )
 
 
-def test_in_a_smaller_world_the_last_rank_is_slow() -> None:
+def test_with_fewer_ranks_the_last_rank_is_slow() -> None:
     plan = plan_demo(layout=Layout(dp=2, tp=2), num_steps=12, fault=None)
 
     assert plan.spec == "slow-compute:rank=3,factor=1.8,steps=4-11"
 
 
 @pytest.mark.parametrize(("pp", "num_layers"), [(1, 2), (2, 2), (3, 3), (4, 4), (8, 8)])
-def test_all_stages_get_as_many_layers(pp: int, num_layers: int) -> None:
+def test_all_stages_have_the_same_number_of_layers(pp: int, num_layers: int) -> None:
     plan = plan_demo(layout=Layout(pp=pp), num_steps=3, fault="none")
 
     assert plan.num_layers == num_layers
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         ("slow-compute:rank=8,factor=1.6", "ranks 0 to 7"),
         ("slow-compute:rank=5", "'factor' is missing"),
@@ -53,12 +52,12 @@ def test_all_stages_get_as_many_layers(pp: int, num_layers: int) -> None:
         ("hang:rank=5,step=4", "ends the training"),
     ],
 )
-def test_a_fault_that_cannot_be_planted_is_refused(fault: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_fault_that_the_demo_cannot_use_is_refused(fault: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         plan_demo(layout=LAYOUT, num_steps=30, fault=fault)
 
 
-def test_a_layout_that_the_model_does_not_divide_by_is_refused() -> None:
+def test_a_layout_that_does_not_divide_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="tp 3"):
         plan_demo(layout=Layout(tp=3), num_steps=30, fault="none")
 
@@ -68,8 +67,8 @@ def test_a_layout_that_the_model_does_not_divide_by_is_refused() -> None:
     [
         ([("slow-compute", (5,))], True),
         ([("slow-compute", (5,)), ("stage-imbalance", (4, 5, 6, 7))], True),
-        ([("slow-compute", (4, 5))], False),  # a neighbour is accused too
-        ([("slow-compute", (5,)), ("slow-compute", (4,))], True),  # the host was busy, too
+        ([("slow-compute", (4, 5))], False),  # names another rank too
+        ([("slow-compute", (5,)), ("slow-compute", (4,))], True),  # another rank was slow as well
         ([("slow-compute", (4,)), ("slow-compute", (5,))], False),
         ([("slow-compute", (4,))], False),
         ([("stage-imbalance", (4, 5, 6, 7)), ("slow-compute", (5,))], False),  # not first
@@ -77,7 +76,7 @@ def test_a_layout_that_the_model_does_not_divide_by_is_refused() -> None:
         ([("insufficient-evidence", ())], False),
     ],
 )
-def test_found_is_the_planted_rank_before_any_other(
+def test_the_fault_is_found_if_its_rank_comes_before_any_other(
     findings: list[tuple[str, tuple[int, ...]]],
     found: bool,  # noqa: FBT001  # the expectation
 ) -> None:
@@ -86,7 +85,7 @@ def test_found_is_the_planted_rank_before_any_other(
     assert is_found(with_findings(*findings), plan) is found
 
 
-def test_two_planted_ranks_may_be_named_by_one_finding_or_by_two() -> None:
+def test_two_faulty_ranks_may_be_named_by_one_finding_or_by_two() -> None:
     plan = plan_demo(layout=LAYOUT, num_steps=30, fault="slow-compute:rank=1+6,factor=1.8")
 
     assert is_found(with_findings(("slow-compute", (1, 6))), plan)
@@ -94,24 +93,24 @@ def test_two_planted_ranks_may_be_named_by_one_finding_or_by_two() -> None:
     assert not is_found(with_findings(("slow-compute", (6,))), plan)
 
 
-def test_a_slow_stage_is_found_by_all_its_ranks() -> None:
+def test_a_slow_stage_is_found_if_all_its_ranks_are_named() -> None:
     plan = plan_demo(layout=LAYOUT, num_steps=30, fault="stage-imbalance:stage=1,factor=1.5")
 
     assert is_found(with_findings(("stage-imbalance", (4, 5, 6, 7))), plan)
     assert not is_found(with_findings(("slow-compute", (4, 5, 6, 7))), plan)
 
 
-def test_with_nothing_planted_only_healthy_is_right() -> None:
+def test_without_a_fault_only_healthy_is_right() -> None:
     plan = plan_demo(layout=LAYOUT, num_steps=30, fault="none")
 
     assert is_found(with_findings(("healthy", ())), plan)
     assert not is_found(with_findings(("insufficient-evidence", ())), plan)
     assert not is_found(with_findings(("slow-compute", (5,))), plan)
-    assert outcome_line(with_findings(("healthy", ())), plan) == "planted: none   found: yes"
+    assert outcome_line(with_findings(("healthy", ())), plan) == "fault: none   found: yes"
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "found"),
+    ("fault", "findings", "found"),
     [
         ("gc-pause", [("gc-pause", (1, 6))], True),
         ("gc-pause", [("host-stall", (1,)), ("gc-pause", (1, 6))], False),
@@ -125,9 +124,9 @@ def test_with_nothing_planted_only_healthy_is_right() -> None:
         ("slow-link:src=5,dst=4,factor=40", [("slow-link", (4, 5))], True),
     ],
 )
-def test_other_faults_are_found_where_they_are_told_first(
-    fault: str, told: list[tuple[str, tuple[int, ...]]], *, found: bool
+def test_other_faults_are_found_if_they_come_first(
+    fault: str, findings: list[tuple[str, tuple[int, ...]]], *, found: bool
 ) -> None:
     plan = plan_demo(layout=LAYOUT, num_steps=30, fault=fault)
 
-    assert is_found(with_findings(*told), plan) is found
+    assert is_found(with_findings(*findings), plan) is found

@@ -13,7 +13,7 @@ from rankscope.collector.read.alerts import Delivery, read_alerts
 from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
 from tests.support.dashboard.builders import report
-from tests.support.receiver import PATIENCE_S, Receiver
+from tests.support.receiver import TIMEOUT_S, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +26,13 @@ DROPS_AT_10 = [0.50] * 10 + [0.40] * 5
 DROPS_TWICE = [*DROPS_AT_10, *[0.50] * 4, *[0.30] * 4]
 
 
-def trained(mfu: list[float] | None) -> RunReport:
-    """Return the report of a run whose MFU went so."""
-    made = report(run="job", slow_rank=5)
+def report_with(mfu: list[float] | None) -> RunReport:
+    """Return the report of a run with this MFU by step."""
+    base = report(run="job", slow_rank=5)
     if mfu is None:
-        return replace(made, mfu=None)
+        return replace(base, mfu=None)
     by_step = dict(enumerate(mfu))
-    return replace(made, mfu=Mfu(convention="", mean=0.4, by_step=by_step), warmup_steps=())
+    return replace(base, mfu=Mfu(convention="", mean=0.4, by_step=by_step), warmup_steps=())
 
 
 def page_url(run_id: str) -> str:
@@ -56,39 +56,37 @@ def first_steps(store: Store) -> list[int]:
     return [alert.first_step for alert in read_alerts(store)]
 
 
-def test_a_drop_fires_once_while_it_goes_on_and_the_next_one_fires_again(store: Store) -> None:
+def test_each_drop_raises_one_alert(store: Store) -> None:
     alerting = Alerting(store, webhook=None, page_url=page_url)
 
     for seen in range(1, len(DROPS_TWICE) + 1):
-        alerting.evaluate(trained(DROPS_TWICE[:seen]))
+        alerting.evaluate(report_with(DROPS_TWICE[:seen]))
 
     assert first_steps(store) == [19, 10]  # the newest first
 
 
-def test_what_has_fired_does_not_fire_again_after_a_restart(store: Store) -> None:
-    Alerting(store, webhook=None, page_url=page_url).evaluate(trained(DROPS_AT_10))
+def test_an_alert_is_not_raised_again_after_a_restart(store: Store) -> None:
+    Alerting(store, webhook=None, page_url=page_url).evaluate(report_with(DROPS_AT_10))
 
-    again = Alerting(store, webhook=None, page_url=page_url).evaluate(trained(DROPS_AT_10))
+    again = Alerting(store, webhook=None, page_url=page_url).evaluate(report_with(DROPS_AT_10))
 
     assert again == ()
     assert first_steps(store) == [10]
 
 
-def test_no_mfu_and_a_steady_one_raise_nothing(store: Store) -> None:
+def test_without_a_drop_of_the_mfu_there_is_no_alert(store: Store) -> None:
     alerting = Alerting(store, webhook=None, page_url=page_url)
 
-    assert alerting.evaluate(trained(None)) == ()
-    assert alerting.evaluate(trained([0.5] * 30)) == ()
+    assert alerting.evaluate(report_with(None)) == ()
+    assert alerting.evaluate(report_with([0.5] * 30)) == ()
     assert first_steps(store) == []
 
 
-def test_the_webhook_gets_the_run_the_steps_the_finding_and_the_page(
-    store: Store, receiver: Receiver
-) -> None:
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
-    posted = json.loads(receiver.bodies.get(timeout=PATIENCE_S))
-    webhook.close(timeout_s=PATIENCE_S)
+def test_the_webhook_gets_run_steps_finding_and_page(store: Store, receiver: Receiver) -> None:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    posted = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    webhook.close(timeout_s=TIMEOUT_S)
 
     assert posted["run"] == "job"
     assert posted["steps"] == [10, 14]
@@ -103,60 +101,58 @@ def test_the_webhook_gets_the_run_the_steps_the_finding_and_the_page(
     assert alert.delivery is Delivery.DELIVERED
 
 
-def test_an_alert_that_cannot_be_delivered_is_kept_and_counted(
-    store: Store, receiver: Receiver
-) -> None:
+def test_an_undelivered_alert_is_stored_and_counted(store: Store, receiver: Receiver) -> None:
     receiver.statuses = [404]
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
     alerting = Alerting(store, webhook=webhook, page_url=page_url)
 
-    alerting.evaluate(trained(DROPS_AT_10))
-    receiver.bodies.get(timeout=PATIENCE_S)
-    webhook.close(timeout_s=PATIENCE_S)
+    alerting.evaluate(report_with(DROPS_AT_10))
+    receiver.bodies.get(timeout=TIMEOUT_S)
+    webhook.close(timeout_s=TIMEOUT_S)
 
     (alert,) = read_alerts(store)
     assert alert.delivery is Delivery.UNDELIVERED
     assert alerting.num_undelivered == 1
 
 
-def test_the_alert_is_on_disk_before_anything_is_sent(store: Store, receiver: Receiver) -> None:
+def test_an_alert_is_stored_before_it_is_sent(store: Store, receiver: Receiver) -> None:
     receiver.hold.clear()
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
     seen: Queue[Delivery] = Queue()
 
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
-    receiver.bodies.get(timeout=PATIENCE_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    receiver.bodies.get(timeout=TIMEOUT_S)
     (alert,) = read_alerts(store)
     seen.put(alert.delivery)
     receiver.hold.set()
-    webhook.close(timeout_s=PATIENCE_S)
+    webhook.close(timeout_s=TIMEOUT_S)
 
     assert seen.get_nowait() is Delivery.PENDING
 
 
-def test_an_alert_that_a_server_could_not_send_before_it_ended_is_sent_by_the_next(
+def test_an_alert_that_one_server_could_not_send_is_sent_by_the_next(
     store: Store, receiver: Receiver
 ) -> None:
-    # GIVEN a receiver that is away, and a server that ends before the next try
+    # GIVEN an unavailable receiver, and a server that ends before the next attempt
     receiver.statuses = [503]
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S, retry_delays_s=[PATIENCE_S])
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
-    first = receiver.bodies.get(timeout=PATIENCE_S)
-    webhook.close(timeout_s=PATIENCE_S)
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=[TIMEOUT_S])
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    first = receiver.bodies.get(timeout=TIMEOUT_S)
+    webhook.close(timeout_s=TIMEOUT_S)
     (left,) = read_alerts(store)
 
-    # WHEN it is started again, and once more
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
-    second = receiver.bodies.get(timeout=PATIENCE_S)
-    webhook.close(timeout_s=PATIENCE_S)
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
+    # WHEN the server is started twice more
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    second = receiver.bodies.get(timeout=TIMEOUT_S)
+    webhook.close(timeout_s=TIMEOUT_S)
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
     webhook.post({"rule": "last"}, on_done=lambda _outcome: None)
-    last = receiver.bodies.get(timeout=PATIENCE_S)
-    webhook.close(timeout_s=PATIENCE_S)
+    last = receiver.bodies.get(timeout=TIMEOUT_S)
+    webhook.close(timeout_s=TIMEOUT_S)
 
-    # THEN the alert was sent once more, and is one
+    # THEN the alert was sent once more, and is stored once
     assert left.delivery is Delivery.PENDING
     assert second == first
     assert json.loads(last) == {"rule": "last"}
@@ -164,21 +160,19 @@ def test_an_alert_that_a_server_could_not_send_before_it_ended_is_sent_by_the_ne
     assert alert.delivery is Delivery.DELIVERED
 
 
-def test_a_store_that_fails_as_an_alert_is_sent_keeps_no_later_alert_back(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    # GIVEN a store that is away by the time that the receiver answers
+def test_a_failing_store_does_not_stop_further_alerts(tmp_path: Path, receiver: Receiver) -> None:
+    # GIVEN a store that is closed before the receiver answers
     store = open_store(f"chdb://{tmp_path}/away")
     receiver.hold.clear()
-    webhook = Webhook(receiver.url, timeout_s=PATIENCE_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(trained(DROPS_AT_10))
-    receiver.bodies.get(timeout=PATIENCE_S)
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    receiver.bodies.get(timeout=TIMEOUT_S)
     store.close()
     receiver.hold.set()
 
     # WHEN there is another alert to send
     webhook.post({"rule": "next"}, on_done=lambda _outcome: None)
 
-    # THEN it goes out
-    assert json.loads(receiver.bodies.get(timeout=PATIENCE_S)) == {"rule": "next"}
-    webhook.close(timeout_s=PATIENCE_S)
+    # THEN it is sent
+    assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) == {"rule": "next"}
+    webhook.close(timeout_s=TIMEOUT_S)

@@ -3,89 +3,91 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from rankscope.server.background_jobs import RETRY_NS, Aside
-from tests.support.receiver import PATIENCE_S
+from rankscope.server.background_jobs import RETRY_NS, BackgroundJobs
+from tests.support.receiver import TIMEOUT_S
 
 
-class Maker:
-    """Makes a result once it may, and counts how often it was told to."""
+class Computation:
+    """A computation that waits until it is released, and counts its calls."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.may = threading.Event()
-        self.begun = threading.Semaphore(0)
+        self.is_released = threading.Event()
+        self.started = threading.Semaphore(0)
         self.num_calls = 0
         self.fails = fails
 
     def __call__(self) -> str:
         self.num_calls += 1
-        self.begun.release()
-        assert self.may.wait(PATIENCE_S)
+        self.started.release()
+        assert self.is_released.wait(TIMEOUT_S)
         if self.fails:
             raise ValueError("no such step")
-        return "made"
+        return "done"
 
 
-def test_what_two_visitors_ask_for_at_once_is_made_once() -> None:
+def test_two_clients_that_request_one_result_share_one_job() -> None:
     # GIVEN a result that takes long
-    aside, make = Aside(), Maker()
+    jobs, compute = BackgroundJobs(), Computation()
 
-    # WHEN two visitors wait for it
-    with ThreadPoolExecutor(2) as visitors:
-        waiting = [visitors.submit(aside.ask, "run", make, patience_s=PATIENCE_S) for _ in range(2)]
-        assert make.begun.acquire(timeout=PATIENCE_S)
-        make.may.set()
-        found = [one.result(PATIENCE_S) for one in waiting]
+    # WHEN two clients wait for it
+    with ThreadPoolExecutor(2) as clients:
+        waiting = [
+            clients.submit(jobs.result, "run", compute, timeout_s=TIMEOUT_S) for _ in range(2)
+        ]
+        assert compute.started.acquire(timeout=TIMEOUT_S)
+        compute.is_released.set()
+        results = [one.result(TIMEOUT_S) for one in waiting]
 
-    # THEN both have it, from one call
-    assert [one.result() for one in found if one is not None] == ["made", "made"]
-    assert make.num_calls == 1
+    # THEN both get it, from one call
+    assert [one.result() for one in results if one is not None] == ["done", "done"]
+    assert compute.num_calls == 1
 
 
-def test_who_has_no_patience_is_told_that_it_is_under_way() -> None:
+def test_without_a_timeout_the_result_of_a_running_job_is_none() -> None:
     now = [5_000]
-    aside, make = Aside(monotonic_ns=lambda: now[0]), Maker()
+    jobs, compute = BackgroundJobs(monotonic_ns=lambda: now[0]), Computation()
 
-    assert aside.ask("run", make, patience_s=0) is None
-    assert make.begun.acquire(timeout=PATIENCE_S)
+    assert jobs.result("run", compute, timeout_s=0) is None
+    assert compute.started.acquire(timeout=TIMEOUT_S)
     now[0] += 700
 
-    assert aside.has_begun("run")
-    assert aside.age_ns("run") == 700
-    make.may.set()
-    done = aside.ask("run", make, patience_s=PATIENCE_S)
+    assert jobs.is_running("run")
+    assert jobs.age_ns("run") == 700
+    compute.is_released.set()
+    done = jobs.result("run", compute, timeout_s=TIMEOUT_S)
     assert done is not None
-    assert done.result() == "made"
+    assert done.result() == "done"
 
 
-def test_beyond_the_limit_a_result_waits_for_its_turn() -> None:
-    aside, first, second = Aside(num_at_once=1), Maker(), Maker()
+def test_jobs_beyond_the_limit_are_queued() -> None:
+    jobs, first, second = BackgroundJobs(max_concurrent=1), Computation(), Computation()
 
-    assert aside.ask("first", first, patience_s=0) is None
-    assert first.begun.acquire(timeout=PATIENCE_S)
-    assert aside.ask("second", second, patience_s=0) is None
-    assert not aside.has_begun("second")
+    assert jobs.result("first", first, timeout_s=0) is None
+    assert first.started.acquire(timeout=TIMEOUT_S)
+    assert jobs.result("second", second, timeout_s=0) is None
+    assert not jobs.is_running("second")
 
-    first.may.set()
-    second.may.set()
-    done = aside.ask("second", second, patience_s=PATIENCE_S)
+    first.is_released.set()
+    second.is_released.set()
+    done = jobs.result("second", second, timeout_s=TIMEOUT_S)
     assert done is not None
-    assert done.result() == "made"
+    assert done.result() == "done"
 
 
-def test_a_failure_stands_for_half_a_minute_and_is_tried_again_then() -> None:
-    # GIVEN a result that can't be made
+def test_a_failed_job_is_retried_after_half_a_minute() -> None:
+    # GIVEN a job that fails
     now = [0]
-    aside, make = Aside(monotonic_ns=lambda: now[0]), Maker(fails=True)
-    make.may.set()
+    jobs, compute = BackgroundJobs(monotonic_ns=lambda: now[0]), Computation(fails=True)
+    compute.is_released.set()
 
-    # WHEN it is asked for, at once again, and later
+    # WHEN its result is requested three times
     for at_ns in (0, RETRY_NS - 1, RETRY_NS):
         now[0] = at_ns
-        done = aside.ask("run", make, patience_s=PATIENCE_S)
+        done = jobs.result("run", compute, timeout_s=TIMEOUT_S)
 
-        # THEN each asker hears of the failure
+        # THEN each request gets the failure
         assert done is not None
         assert str(done.exception()) == "no such step"
 
-    # THEN it was tried twice
-    assert make.num_calls == 2
+    # THEN the job ran twice
+    assert compute.num_calls == 2

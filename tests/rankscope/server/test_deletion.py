@@ -22,7 +22,7 @@ from rankscope.simulation import SimulateOptions
 from rankscope.sources.store_source import StoreSource
 from tests.integration.test_serve import Job
 from tests.support.dashboard.page_text import words
-from tests.support.receiver import PATIENCE_S
+from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,14 +36,14 @@ def stored(store: Store, folder: Path, run_id: str = "job") -> None:
     SpoolTail(folder, StoreWriter(store), grace_ns=0).poll()
 
 
-def test_the_command_deletes_and_says_what_went(tmp_path: Path) -> None:
+def test_the_command_deletes_a_run_and_counts_its_rows(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
         stored(store, tmp_path / "spool")
 
-    said = delete_stored("job", as_json=False, store_url=url)
+    line = delete_stored("job", as_json=False, store_url=url)
 
-    assert said.startswith("deleted run 'job': 16 spans, ")
+    assert line.startswith("deleted run 'job': 16 spans, ")
     with open_store(url) as store:
         assert StoreSource(store).runs() == ()
         with pytest.raises(DeletedRunError, match="was deleted"):
@@ -52,7 +52,7 @@ def test_the_command_deletes_and_says_what_went(tmp_path: Path) -> None:
     assert (again["run"], again["num_rows"]) == ("job", {})
 
 
-def test_a_run_of_which_only_spans_came_is_deleted_too(tmp_path: Path) -> None:
+def test_a_run_with_only_spans_can_be_deleted(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
         store.insert_rows("spans", [{"run_id": "job", "row": 0}])
@@ -62,7 +62,7 @@ def test_a_run_of_which_only_spans_came_is_deleted_too(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_that_nobody_knows_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_run_names_the_known_runs(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
         stored(store, tmp_path / "spool")
@@ -73,34 +73,34 @@ def test_a_run_that_nobody_knows_is_told_with_those_that_are(tmp_path: Path) -> 
         delete_stored("a b", as_json=False, store_url=url)
 
 
-def test_a_name_is_not_given_again(tmp_path: Path) -> None:
+def test_the_name_of_a_deleted_run_cannot_be_used_again(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
         stored(store, tmp_path / "spool")
         Deletions(store).delete("job")
 
     options = SimulateOptions(scenario="healthy", run_id="job", num_steps=1, store_url=url)
-    with pytest.raises(RunDeletedError, match="choose another one"):
+    with pytest.raises(RunDeletedError, match="choose another name"):
         simulate_run(options)
 
 
-def test_a_run_deleted_while_it_is_viewed_is_named_and_asked_for_no_more(tmp_path: Path) -> None:
+def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path / 'store'}") as store:
         # GIVEN pages of a run
         stored(store, tmp_path / "spool")
         source = StoreSource(store)
         reports = Reports(source)
-        provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
+        provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
         view = View(page=TIMELINE, run="job", epoch=0, step=1)
         assert "deleted" not in words(overview_page(provider, View(run="job"), base_path="/"))
         assert "deleted" not in words(timeline_page(provider, view, base_path="/"))
         seen = provider.revision("job")
 
-        # WHEN it is deleted and the analysis has looked again
+        # WHEN it is deleted and the next analysis has run
         Deletions(store).delete("job")
         reports.keep_only({run.run_id for run in source.runs()})
 
-        # THEN each page notices, says so, and from then on nothing changes any more
+        # THEN each page says so, and does not change any more
         gone = provider.revision("job")
         assert gone != seen
         for page in (

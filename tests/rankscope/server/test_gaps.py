@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.read.runs import GAP_TIMEOUT_NS, read_run
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
-from rankscope.sources.store_source import StoreSource, run_info_of
+from rankscope.sources.store_source import StoreSource, build_run_info
 from tests.support.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def store_run(store: Store, run_id: str, *, state: str = "ended") -> None:
     store.insert_rows("runs", [row])
 
 
-def warnings_of(store: Store, run_id: str) -> tuple[str, ...]:
+def read_warnings(store: Store, run_id: str) -> tuple[str, ...]:
     return StoreSource(store).run_info(run_id).warnings
 
 
-def test_rows_that_did_not_come_are_told_until_they_do(store: Store) -> None:
-    # GIVEN cuts that come in another order, one of them held back
+def test_missing_rows_are_a_warning_until_they_arrive(store: Store) -> None:
+    # GIVEN cuts in another order, one of them missing
     store_run(store, "held-back")
     writer = StoreWriter(store)
     for first, end in ((30, 40), (0, 10), (20, 30)):
@@ -41,23 +41,32 @@ def test_rows_that_did_not_come_are_told_until_they_do(store: Store) -> None:
     writer.ingest([span_cut("held-back", 5, 9, rank=3, segment=0xCD)])
     assert store.rows("SELECT count() AS n FROM spans WHERE run_id = 'held-back'") == [{"n": 34}]
 
-    # THEN what is there is stored, and what is not is told
-    assert warnings_of(store, "held-back") == (
-        "missing rows 10..19 of segment 00000000000000ab of rank 0 (epoch 0): later ones came",
-        "missing rows 0..4 of segment 00000000000000cd of rank 3 (epoch 0): later ones came",
+    # THEN the rows are stored, and the missing ones are warnings
+    assert read_warnings(store, "held-back") == (
+        (
+            "rows 10..19 of segment 00000000000000ab of rank 0 (epoch 0)"
+            " are missing, but later rows arrived"
+        ),
+        (
+            "rows 0..4 of segment 00000000000000cd of rank 3 (epoch 0)"
+            " are missing, but later rows arrived"
+        ),
     )
 
-    # WHEN a part of it comes, and then the rest
+    # WHEN some of them arrive, and then the rest
     writer.ingest([span_cut("held-back", 0, 5, rank=3, segment=0xCD)])
     writer.ingest([span_cut("held-back", 10, 15, segment=0xAB)])
-    assert warnings_of(store, "held-back") == (
-        "missing rows 15..19 of segment 00000000000000ab of rank 0 (epoch 0): later ones came",
+    assert read_warnings(store, "held-back") == (
+        (
+            "rows 15..19 of segment 00000000000000ab of rank 0 (epoch 0)"
+            " are missing, but later rows arrived"
+        ),
     )
     writer.ingest([span_cut("held-back", 15, 20, segment=0xAB)])
-    assert warnings_of(store, "held-back") == ()
+    assert read_warnings(store, "held-back") == ()
 
 
-def test_a_run_that_trains_has_a_minute_to_bring_them(store: Store) -> None:
+def test_in_a_running_job_missing_rows_are_a_warning_after_a_minute(store: Store) -> None:
     store_run(store, "trains", state="running")
     before_ns = time.time_ns()
     StoreWriter(store).ingest([span_cut("trains", 10, 20)])
@@ -65,7 +74,7 @@ def test_a_run_that_trains_has_a_minute_to_bring_them(store: Store) -> None:
 
     def num_warnings(now_ns: int) -> int:
         rows = read_run(store, "trains", unix_ns=lambda: now_ns)
-        return len(run_info_of("trains", rows).warnings)
+        return len(build_run_info("trains", rows).warnings)
 
     assert num_warnings(before_ns + GAP_TIMEOUT_NS) == 0
     assert num_warnings(after_ns + GAP_TIMEOUT_NS + 1) == 1
@@ -79,21 +88,21 @@ def test_many_gaps_are_counted_and_eight_are_named(store: Store) -> None:
         [{**line, "first_row": 10 * i, "end_row": 10 * i + 9} for i in range(21)],
     )
 
-    warnings = warnings_of(store, "holes")
+    warnings = read_warnings(store, "holes")
 
     assert [line.split(" of ")[0] for line in warnings[:2]] == [
-        "missing rows 9..9",
-        "missing rows 19..19",
+        "rows 9..9",
+        "rows 19..19",
     ]
     assert len(warnings) == 9
     assert warnings[-1] == "12 more ranges of rows are missing"
 
 
-def test_a_note_that_rows_may_be_there_twice_is_no_gap(store: Store) -> None:
+def test_a_ledger_row_about_duplicates_is_not_a_gap(store: Store) -> None:
     store_run(store, "doubted")
     end = (1 << 32) - 1
     line = {"run_id": "doubted", "segment": 7, "revision": 3, "state": "repeated"}
     store.insert_rows("ledger", [{**line, "first_row": end, "end_row": end}])
     store.insert_rows("ledger", [{**line, "first_row": 0, "end_row": 9}])
 
-    assert warnings_of(store, "doubted") == ()
+    assert read_warnings(store, "doubted") == ()

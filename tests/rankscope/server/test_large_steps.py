@@ -15,7 +15,7 @@ from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server import provider as provider_module
-from rankscope.server.background_jobs import Aside
+from rankscope.server.background_jobs import BackgroundJobs
 from rankscope.server.pictures import LargeSteps, draw_in_portions
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
@@ -24,7 +24,7 @@ from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.support.dashboard.page_text import words
-from tests.support.receiver import PATIENCE_S
+from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,20 +79,20 @@ def test_a_page_of_a_large_step_fills_without_holding_its_spans(
     reports = Reports(source)
     reports.get(RUN)
     source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
-    provider = StoreProvider(source, reports, store=store, patience_s=0)
+    provider = StoreProvider(source, reports, store=store, timeout_s=0)
     view = View(page=TIMELINE, run=RUN, step=0)
 
     # WHEN a page asks for it, THEN it says what it waits for, and shows it in time
     assert "Drawing step 0 of run 'wide'" in words(timeline_page(provider, view, base_path="/"))
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + TIMEOUT_S
     while "density picture" not in (shown := words(timeline_page(provider, view, base_path="/"))):
         assert time.monotonic() < give_up_s, "it was never drawn"
     assert "spans of 1,025 ranks, epoch 0" in shown
 
 
 def test_a_large_step_without_spans_says_so(store: Store) -> None:
-    steps = LargeSteps(store, StoreSource(store), Aside())
+    steps = LargeSteps(store, StoreSource(store), BackgroundJobs())
     nowhere = StepId(run_id=RUN, epoch=0, step=7)
 
     with pytest.raises(EmptyRunError, match="no spans of step 7 in epoch 0"):
-        steps.ask(nowhere, group_by=GroupBy.PP, patience_s=PATIENCE_S)
+        steps.picture(nowhere, group_by=GroupBy.PP, timeout_s=TIMEOUT_S)

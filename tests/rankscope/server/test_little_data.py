@@ -25,7 +25,7 @@ from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import Source, gpt_cluster, source_of
 from tests.support.dashboard.page_text import words
-from tests.support.receiver import PATIENCE_S
+from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,7 +159,7 @@ VIEWS = {
 def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
     make, overview, timeline = DATASETS[request.param]
     source = make()
-    return StoreProvider(source, Reports(source), patience_s=PATIENCE_S), overview, timeline
+    return StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S), overview, timeline
 
 
 def page_of(provider: StoreProvider, view: View) -> Component:

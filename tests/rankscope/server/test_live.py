@@ -14,7 +14,7 @@ from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
-from rankscope.server.finding_tracker import Tracking
+from rankscope.server.finding_tracker import LiveFindings
 from rankscope.server.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Coords, Layout
@@ -36,7 +36,7 @@ ONSET = 6
 
 @dataclass
 class Job(Training):
-    """The job "tiny", of which the store has seen the steps up to ``newest``."""
+    """The job "tiny", of which the store has the steps up to ``newest``."""
 
     state: str = "running"
 
@@ -56,10 +56,10 @@ class Job(Training):
 
 
 @dataclass
-class BrokenBeside(Job):
-    """The same store with a run before it whose rows bring out a failure."""
+class WithBrokenRun(Job):
+    """The same store with another run before it, whose data make the analysis fail."""
 
-    failure: Exception = field(default_factory=lambda: KeyError("what was sent"))
+    failure: Exception = field(default_factory=lambda: KeyError("data of the job"))
 
     def runs(self) -> tuple[RunSummary, ...]:  # type: ignore[override]
         (tiny,) = super().runs()
@@ -72,30 +72,32 @@ class BrokenBeside(Job):
 
 
 @dataclass
-class HostBehind(Job):
-    """The same store, to which rank 3's rows of the last step come after all others'."""
+class WithSlowHost(Job):
+    """The same store, in which the rows of rank 3 for the last step arrive last."""
 
-    has_come: bool = False
+    has_arrived: bool = False
 
     def runs(self) -> tuple[RunSummary, ...]:  # type: ignore[override]
         (tiny,) = super().runs()
-        return (replace(tiny, num_rows=2 if self.has_come else 1),)
+        return (replace(tiny, num_rows=2 if self.has_arrived else 1),)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         table = super().steps(run_id, first=first, last=last)
-        return select_rows(table, self._there(table))
+        return select_rows(table, self._arrived(table))
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         table = super().spans(run_id, first=first, last=last)
-        return select_rows(table, self._there(table))
+        return select_rows(table, self._arrived(table))
 
-    def _there(self, table: StepTable | SpanTable) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = (table.rank != 3) | (table.step < self.newest) | self.has_come
-        return there
+    def _arrived(self, table: StepTable | SpanTable) -> NDArray[np.bool_]:
+        arrived: NDArray[np.bool_] = (
+            (table.rank != 3) | (table.step < self.newest) | self.has_arrived
+        )
+        return arrived
 
 
 class Clock:
-    """Stands still but for what a test adds."""
+    """A clock that only a test advances."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -123,13 +125,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @dataclass
 class Server:
-    """The live analysis of one store, with what it said."""
+    """The live analysis of one store, with the logged lines."""
 
     job: Job
     reports: Reports
     analysis: LiveAnalysis
     clock: Clock
-    said: list[str]
+    lines: list[str]
 
     def train(self, newest: int) -> None:
         self.job.newest = newest
@@ -138,12 +140,12 @@ class Server:
 
 
 def serve(store: Store, job: Job, *, before: tuple[RunSummary, ...] = ()) -> Server:
-    clock, said = Clock(), list[str]()
+    clock, lines = Clock(), list[str]()
     reports = Reports(job, monotonic_ns=clock)
     alerting = Alerting(store, webhook=None, page_url=lambda run: run)
-    tracking = Tracking(store, say=said.append, unix_ns=lambda: 1_000 + job.newest)
-    analysis = LiveAnalysis(job, reports, alerting, tracking, before=before, monotonic_ns=clock)
-    return Server(job, reports, analysis, clock, said)
+    findings = LiveFindings(store, say=lines.append, unix_ns=lambda: 1_000 + job.newest)
+    analysis = LiveAnalysis(job, reports, alerting, findings, before=before, monotonic_ns=clock)
+    return Server(job, reports, analysis, clock, lines)
 
 
 def slow_rank_3(store: Store) -> list[tuple[int | None, int | None, int, int | None]]:
@@ -154,28 +156,26 @@ def slow_rank_3(store: Store) -> list[tuple[int | None, int | None, int, int | N
     ]
 
 
-def test_what_a_host_that_is_behind_brings_of_a_run_that_has_ended_is_analysed(
-    store: Store, whole: Source
-) -> None:
-    # GIVEN a run that has ended, and rank 3's last step not there yet
-    job = HostBehind(whole, newest=17, state="ended")
+def test_late_rows_of_an_ended_run_are_analysed(store: Store, whole: Source) -> None:
+    # GIVEN an ended run that lacks the last step of rank 3
+    job = WithSlowHost(whole, newest=17, state="ended")
     server = serve(store, job)
     server.analysis.turn()
     first = server.reports.get("tiny")
 
-    # WHEN it comes, soon after
-    job.has_come = True
+    # WHEN it arrives
+    job.has_arrived = True
     server.clock.now_ns += MIN_PAUSE_NS
     server.analysis.turn()
     second = server.reports.get("tiny")
 
-    # THEN what pages show has it
+    # THEN the diagnosis includes it
     assert first is not None
     assert second is not None
     assert (first.steps[-1], second.steps[-1]) == (16, 17)
 
 
-def test_a_finding_is_stored_with_its_onset_and_closed_when_it_has_gone(
+def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
     store: Store, whole: Source
 ) -> None:
     server = serve(store, Job(whole))
@@ -186,15 +186,13 @@ def test_a_finding_is_stored_with_its_onset_and_closed_when_it_has_gone(
     assert (onset, last) == (ONSET, 11)
     assert 1_000 + ONSET <= opened_ns <= 1_000 + ONSET + 3
     assert closed_ns is not None
-    told = [line for line in server.said if "slow-compute on rank 3" in line]
-    assert len(told) == 2
-    assert told[0].startswith(f"tiny: slow-compute on rank 3 since step {ONSET} (1 new step,")
-    assert told[1].startswith("tiny: slow-compute on rank 3 ended with step 11 (1 new step,")
+    lines = [line for line in server.lines if "slow-compute on rank 3" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith(f"tiny: slow-compute on rank 3 since step {ONSET} (1 new step,")
+    assert lines[1].startswith("tiny: slow-compute on rank 3 ended after step 11 (1 new step,")
 
 
-def test_after_a_restart_of_the_server_the_same_finding_goes_on(
-    store: Store, whole: Source
-) -> None:
+def test_a_finding_continues_after_a_restart_of_the_server(store: Store, whole: Source) -> None:
     job = Job(whole)
     first = serve(store, job)
     for newest in range(9):
@@ -205,10 +203,10 @@ def test_after_a_restart_of_the_server_the_same_finding_goes_on(
     second.train(10)
 
     assert slow_rank_3(store) == [(onset, 10, opened_ns, None)]
-    assert not [line for line in second.said if "rank 3" in line]
+    assert not [line for line in second.lines if "rank 3" in line]
 
 
-def test_a_run_is_looked_at_every_few_seconds_and_less_while_it_stands_still(
+def test_a_run_is_looked_at_every_few_seconds_and_less_often_without_progress(
     store: Store, whole: Source
 ) -> None:
     server = serve(store, Job(whole))
@@ -231,39 +229,37 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_while_it_stands_still(
 
 
 @pytest.mark.parametrize(
-    "failure", [KeyError("what was sent"), EmptyRunError("broken has no step")]
+    "failure", [KeyError("data of the job"), EmptyRunError("broken has no step")]
 )
-def test_a_run_that_cannot_be_analysed_costs_no_other_run_its_look(
+def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
     store: Store, whole: Source, failure: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN a run whose rows make the analysis fail, before one that is well
-    server = serve(store, BrokenBeside(whole, failure=failure))
+    # GIVEN a run whose data make the analysis fail, before another run
+    server = serve(store, WithBrokenRun(whole, failure=failure))
 
     # WHEN both train
     for newest in range(9):
         server.train(newest)
 
-    # THEN the other is analysed, and the failure is told once, without what was sent
+    # THEN the other is analysed, and the failure is logged once, without data of the job
     assert len(slow_rank_3(store)) == 1
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if "not analysed" in line]
-    assert told.startswith("rankscope: broken: not analysed: ")
-    assert "what was sent" not in told
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not analysed" in line]
+    assert line.startswith("rankscope: broken: not analysed: ")
+    assert "data of the job" not in line
 
-    # and a store that is away is nobody's own failure
-    assert isinstance(server.job, BrokenBeside)
-    server.job.failure = StoreQueryError("the store is away")
+    # AND a failure of the store is not a failure of one run
+    assert isinstance(server.job, WithBrokenRun)
+    server.job.failure = StoreQueryError("the store is unavailable")
     with pytest.raises(StoreQueryError):
         server.train(9)
 
 
-def test_a_rank_that_falls_silent_is_told_although_no_step_comes(
-    store: Store, whole: Source
-) -> None:
+def test_a_hang_is_found_without_a_new_step(store: Store, whole: Source) -> None:
     server = serve(store, Job(whole))
     server.train(3)
     group = dp_group(Layout(dp=4), Coords())
     entry = {"name": "all_reduce", "kind": "dp-comm", "step": 4, "group_id": f"{group:016x}"}
-    standing = tuple(
+    stalled = tuple(
         EventRecord(
             epoch=0,
             rank=rank,
@@ -275,7 +271,7 @@ def test_a_rank_that_falls_silent_is_told_although_no_step_comes(
         for rank in (0, 1, 3)
     )
 
-    server.job.whole = replace(whole, around=RunContext(events=standing))
+    server.job.whole = replace(whole, around=RunContext(events=stalled))
     for _ in range(3):
         server.train(3)
 
@@ -283,12 +279,12 @@ def test_a_rank_that_falls_silent_is_told_although_no_step_comes(
     assert [(found.ranks, found.onset_step, found.closed_ns) for found in hangs] == [
         ((2,), 4, None)
     ]
-    assert [line for line in server.said if "hang on rank 2" in line] == [
+    assert [line for line in server.lines if "hang on rank 2" in line] == [
         "tiny: hang on rank 2 since step 4 (1 new step, window of 4, analysed in 0.00 s)"
     ]
 
 
-def test_an_old_run_that_stands_still_is_left_to_the_pages(store: Store, whole: Source) -> None:
+def test_a_run_that_does_not_grow_is_not_analysed(store: Store, whole: Source) -> None:
     job = Job(whole, newest=10)
     server = serve(store, job, before=job.runs())
 

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank
 from rankscope.collector.store.store import open_store
-from rankscope.server.provider import read_heard
+from rankscope.server.provider import read_liveness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-def beat(run_id: str, rank: int, *, age_s: float, **changes: Any) -> Row:  # noqa: ANN401
+def heartbeat(run_id: str, rank: int, *, age_s: float, **changes: Any) -> Row:  # noqa: ANN401
     row = {
         "run_id": run_id, "rank": rank, "host": f"node-{rank // 8}", "pid": 7, "step": 40,
         "at_ns": NOW_NS - int(age_s * S), "state": "training", "epoch": 0,
@@ -32,15 +32,17 @@ def beat(run_id: str, rank: int, *, age_s: float, **changes: Any) -> Row:  # noq
     return row | changes
 
 
-def test_nobody_who_tells_of_ranks_is_no_answer(store: Store) -> None:
-    assert read_heard(store, "unheard of", now_ns=NOW_NS) is None
+def test_without_heartbeats_the_liveness_is_unknown(store: Store) -> None:
+    assert read_liveness(store, "unknown", now_ns=NOW_NS) is None
 
 
-def test_ages_are_told_apart_at_5_and_15_seconds(store: Store) -> None:
+def test_ranks_are_recent_up_to_5_s_and_silent_after_15_s(store: Store) -> None:
     ages_s = (0, 5, 5.1, 15, 15.1, 400)
-    store.insert_rows("heartbeats", [beat("ages", r, age_s=age) for r, age in enumerate(ages_s)])
+    store.insert_rows(
+        "heartbeats", [heartbeat("ages", r, age_s=age) for r, age in enumerate(ages_s)]
+    )
 
-    found = read_heard(store, "ages", now_ns=NOW_NS)
+    found = read_liveness(store, "ages", now_ns=NOW_NS)
 
     assert found is not None
     assert (found.num_ranks, found.num_recent, found.num_silent) == (6, 2, 2)
@@ -50,20 +52,20 @@ def test_ages_are_told_apart_at_5_and_15_seconds(store: Store) -> None:
     ]
 
 
-def test_a_rank_is_as_its_newest_heartbeat_of_the_newest_epoch_says(store: Store) -> None:
+def test_only_the_newest_heartbeat_of_the_newest_epoch_counts(store: Store) -> None:
     store.insert_rows(
         "heartbeats",
         [
-            beat("moved", 0, age_s=900, host="old", epoch=0),
-            beat("moved", 7, age_s=900, host="gone", epoch=0),
-            beat("moved", 0, age_s=60, host="a", step=41, epoch=1),
-            beat("moved", 0, age_s=50, host="b", step=-1, state="starting", epoch=1),
-            beat("moved", 1, age_s=1, epoch=1),
-            beat("moved", 2, age_s=80, state="ended", epoch=1),
+            heartbeat("moved", 0, age_s=900, host="old", epoch=0),
+            heartbeat("moved", 7, age_s=900, host="gone", epoch=0),
+            heartbeat("moved", 0, age_s=60, host="a", step=41, epoch=1),
+            heartbeat("moved", 0, age_s=50, host="b", step=-1, state="starting", epoch=1),
+            heartbeat("moved", 1, age_s=1, epoch=1),
+            heartbeat("moved", 2, age_s=80, state="ended", epoch=1),
         ],
     )
 
-    assert read_heard(store, "moved", now_ns=NOW_NS) == RankLiveness(
+    assert read_liveness(store, "moved", now_ns=NOW_NS) == RankLiveness(
         num_ranks=2,
         num_recent=1,
         num_silent=1,
@@ -72,10 +74,10 @@ def test_a_rank_is_as_its_newest_heartbeat_of_the_newest_epoch_says(store: Store
 
 
 def test_of_12288_ranks_the_ten_longest_silences_are_returned(store: Store) -> None:
-    rows = [beat("large", rank, age_s=1 if rank % 3 else 20 + rank) for rank in range(12_288)]
+    rows = [heartbeat("large", rank, age_s=1 if rank % 3 else 20 + rank) for rank in range(12_288)]
     store.insert_rows("heartbeats", rows)
 
-    found = read_heard(store, "large", now_ns=NOW_NS)
+    found = read_liveness(store, "large", now_ns=NOW_NS)
 
     assert found is not None
     assert (found.num_ranks, found.num_recent, found.num_silent) == (12_288, 8_192, 4_096)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import Store
-from rankscope.server.logs import Log, LogHandler, logged_to
+from rankscope.server.logs import Log, LogHandler, log_lines
 from rankscope.terminal import lines as terminal
 from rankscope.terminal.lines import printable
 from tests.support.ports import fixed_port
@@ -19,19 +19,19 @@ TOKEN = "rst_0123456789ab_" + "A" * 43
 OWN = "correct-horse-battery-staple"
 
 
-def lines_of(*, as_json: bool, **fields: object) -> list[str]:
+def write_event(*, as_json: bool, **fields: object) -> list[str]:
     stream = io.StringIO()
-    Log(stream, as_json=as_json, secrets=[OWN]).tell("refused", fields)
+    Log(stream, as_json=as_json, secrets=[OWN]).write_event("refused", fields)
     return stream.getvalue().splitlines()
 
 
-def test_an_event_is_a_line_for_a_person_or_a_document_for_a_program() -> None:
+def test_an_event_is_a_line_of_text_or_a_json_document() -> None:
     fields = {"reason": "no-token", "path": "/a b", "status": 401, "token_id": None}
 
-    assert lines_of(as_json=False, **fields) == [
+    assert write_event(as_json=False, **fields) == [
         'rankscope: refused reason=no-token path="/a b" status=401'
     ]
-    (line,) = lines_of(as_json=True, **fields)
+    (line,) = write_event(as_json=True, **fields)
     document = json.loads(line)
     assert document.pop("at").endswith("+00:00")
     assert document == {"event": "refused", "reason": "no-token", "path": "/a b", "status": 401}
@@ -39,16 +39,16 @@ def test_an_event_is_a_line_for_a_person_or_a_document_for_a_program() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(), as_json=st.booleans())
-def test_no_text_from_outside_makes_a_second_line_or_colours_a_terminal(
+def test_text_from_outside_cannot_add_a_line_or_colour_a_terminal(
     text: str, *, as_json: bool
 ) -> None:
     hostile = f"{text}\r\n\x1b[31mrankscope: all is well\x1b[0m\u2028\u202e{text}"
-    (line,) = lines_of(as_json=as_json, path=hostile)
+    (line,) = write_event(as_json=as_json, path=hostile)
 
     assert line.isprintable()
 
 
-def test_what_can_be_seen_is_left_as_it_is() -> None:
+def test_only_invisible_characters_are_escaped() -> None:
     assert printable("größe 7 → 8, 😀") == "größe 7 → 8, 😀"
     assert printable("a\r\nb\x1b[0m\u202ec\ud800") == r"a\r\nb\x1b[0m\u202ec\ud800"
 
@@ -65,18 +65,18 @@ def test_what_can_be_seen_is_left_as_it_is() -> None:
         ("http://127.0.0.1:8050/run/a", "http://127.0.0.1:8050/run/a"),
     ],
 )
-def test_what_looks_like_a_secret_is_masked(text: str, shown: str) -> None:
+def test_secrets_are_masked(text: str, shown: str) -> None:
     stream = io.StringIO()
-    Log(stream, secrets=[OWN]).say(text)
+    Log(stream, secrets=[OWN]).write_line(text)
 
     assert stream.getvalue() == f"rankscope: {shown}\n"
 
 
-def test_what_libraries_log_is_one_event_with_where_it_failed() -> None:
+def test_a_record_of_a_library_is_one_event_with_the_place_of_the_error() -> None:
     stream = io.StringIO()
-    before = terminal.said_by(print)
-    terminal.said_by(before)
-    with logged_to(Log(stream, as_json=True, secrets=[OWN])):
+    before = terminal.redirect_lines(print)
+    terminal.redirect_lines(before)
+    with log_lines(Log(stream, as_json=True, secrets=[OWN])):
         try:
             int(OWN)
         except ValueError:
@@ -84,19 +84,19 @@ def test_what_libraries_log_is_one_event_with_where_it_failed() -> None:
         logging.getLogger("anything").info("not of interest")
         terminal.say("the tail\nfails")
     logging.getLogger("anything").debug("after the end")
-    assert terminal.said_by(before) is before
+    assert terminal.redirect_lines(before) is before
 
-    logged, said = map(json.loads, stream.getvalue().splitlines())
+    logged, line = map(json.loads, stream.getvalue().splitlines())
     assert logged["level"] == "error"
     assert logged["text"] == r"Exception in\nASGI application"
-    assert logged["error"] == "ValueError"  # whose text holds what was sent
+    assert logged["error"] == "ValueError"  # its text may contain data from a request
     assert OWN not in stream.getvalue()
     assert "test_logs.py:" in logged["where"]
-    assert said["text"] == r"the tail\nfails"
+    assert line["text"] == r"the tail\nfails"
 
 
-def test_a_store_that_is_away_is_one_line_a_minute_without_its_address() -> None:
-    # GIVEN a log, and nobody where the store's server should be
+def test_an_unreachable_store_is_one_line_per_minute_without_its_address() -> None:
+    # GIVEN a log, and no server at the address of the store
     now_s = [100.0]
     stream = io.StringIO()
     handler = LogHandler(Log(stream), monotonic_s=lambda: now_s[0])
@@ -104,7 +104,7 @@ def test_a_store_that_is_away_is_one_line_a_minute_without_its_address() -> None
     root.addHandler(handler)
     url = f"clickhouse://ann:{OWN}@127.0.0.1:{fixed_port()}/default"
     try:
-        # WHEN it is asked five times in a minute, and once more
+        # WHEN it is opened five times in a minute, and once more
         for _ in range(5):
             with pytest.raises(StoreError):
                 Store(url)
@@ -114,7 +114,7 @@ def test_a_store_that_is_away_is_one_line_a_minute_without_its_address() -> None
     finally:
         root.removeHandler(handler)
 
-    # THEN the first is told at once, and the others together
+    # THEN the first failure is logged at once, and the others together
     assert stream.getvalue().splitlines() == [
         "rankscope: store-unreachable failed_tries=1",
         "rankscope: store-unreachable failed_tries=5",
@@ -122,7 +122,7 @@ def test_a_store_that_is_away_is_one_line_a_minute_without_its_address() -> None
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_there_are_as_many_lines_as_events_whatever_their_names(*, as_json: bool) -> None:
+def test_each_event_is_one_line_whatever_its_fields_contain(*, as_json: bool) -> None:
     hostile = [
         "a\r\nrankscope: fine",
         "\x1b[2J\x1b]0;x\x07",
@@ -132,10 +132,10 @@ def test_there_are_as_many_lines_as_events_whatever_their_names(*, as_json: bool
     ]
     stream = io.StringIO()
     log = Log(stream, as_json=as_json)
-    with logged_to(log):
+    with log_lines(log):
         for name in hostile:
-            log.tell("refused", {"run": name, "host": name})
-            log.say(name)
+            log.write_event("refused", {"run": name, "host": name})
+            log.write_line(name)
             terminal.say(name)
             logging.getLogger(name).warning(name)
 
@@ -146,7 +146,7 @@ def test_there_are_as_many_lines_as_events_whatever_their_names(*, as_json: bool
         assert all(json.loads(line)["at"] for line in lines[:-1])
 
 
-def test_what_a_command_says_before_any_log_is_one_line_too(
+def test_a_line_of_a_command_without_a_log_is_escaped_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     terminal.say("rank\r\n\x1b[31m0")

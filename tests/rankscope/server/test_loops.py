@@ -17,11 +17,11 @@ from rankscope.server.loops import Loop, heartbeat_loop, sampler_loop
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Turns:
-    """Work whose turns fail as they are told to, one after the other."""
+    """Work whose turns fail with the given errors, one after the other."""
 
     def __init__(self, *failures: Exception | None) -> None:
         self._failures = list(failures)
@@ -35,10 +35,10 @@ class Turns:
 
     def wait(self, number: int) -> None:
         for _ in range(number):
-            self.done.get(timeout=PATIENCE_S)
+            self.done.get(timeout=TIMEOUT_S)
 
 
-def test_it_works_until_it_is_stopped() -> None:
+def test_a_loop_works_until_it_is_stopped() -> None:
     turns = Turns()
     loop = Loop("work", turns, pause_s=0.001)
     assert loop.why_stopped() == "the work thread has ended"
@@ -51,34 +51,36 @@ def test_it_works_until_it_is_stopped() -> None:
     assert loop.why_stopped() == "the work thread has ended"
 
 
-def test_a_failure_is_told_once_and_tried_again() -> None:
-    said: Queue[str] = Queue()
-    broken = FailedError("the store is away")
+def test_a_failure_is_logged_once_and_retried() -> None:
+    lines: Queue[str] = Queue()
+    broken = FailedError("the store is unavailable")
     turns = Turns(broken, broken, None, broken)
-    loop = Loop("work", turns, pause_s=0.001, say=said.put)
+    loop = Loop("work", turns, pause_s=0.001, say=lines.put)
 
     loop.start()
     turns.wait(6)
     loop.stop()
 
-    # Told as it begins, and again after it had gone in between.
-    assert [said.get_nowait() for _ in range(said.qsize())] == ["work: the store is away"] * 2
+    # Logged at its first failure, and again after a success in between.
+    assert [lines.get_nowait() for _ in range(lines.qsize())] == [
+        "work: the store is unavailable"
+    ] * 2
     assert loop.trouble is None
 
 
-def test_while_it_fails_it_says_why() -> None:
-    turns = Turns(*[FailedError("the store is away")] * 100_000)
+def test_a_failing_loop_has_a_reason() -> None:
+    turns = Turns(*[FailedError("the store is unavailable")] * 100_000)
     loop = Loop("work", turns, pause_s=0.001, say=lambda _: None)
 
     loop.start()
     turns.wait(2)
 
-    assert loop.why_stopped() == "work: the store is away"
+    assert loop.why_stopped() == "work: the store is unavailable"
     loop.stop()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_ends_it_and_shows() -> None:
+def test_a_defect_ends_the_loop() -> None:
     turns = Turns(ValueError("a defect"))
     loop = Loop("work", turns, pause_s=0.001)
     loop.start()
@@ -86,28 +88,25 @@ def test_a_defect_ends_it_and_shows() -> None:
 
     for thread in threading.enumerate():
         if thread.name == "work":
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
 
     assert loop.why_stopped() == "the work thread has ended"
 
 
-def test_the_sampler_takes_turns_until_it_is_stopped() -> None:
+def test_the_sampler_loop_works_until_it_is_stopped() -> None:
     taken = threading.Event()
     sampler = Sampler([], lambda _samples: taken.set())
     loop = sampler_loop(sampler)
 
     loop.start()
 
-    assert taken.wait(PATIENCE_S)
+    assert taken.wait(TIMEOUT_S)
     assert loop.why_stopped() is None
     loop.stop()
     assert loop.why_stopped() == "the sampler thread has ended"
 
 
-PATIENCE_S = 60
-
-
-def test_heartbeats_are_stored_but_those_of_a_deleted_run(tmp_path: Path) -> None:
+def test_heartbeats_are_stored_except_those_of_a_deleted_run(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path / 'store'}") as store:
         deletions = Deletions(store)
         deletions.delete("deleted")
@@ -118,8 +117,8 @@ def test_heartbeats_are_stored_but_those_of_a_deleted_run(tmp_path: Path) -> Non
 
         loop = heartbeat_loop(store, buffer, deletions)
         loop.start()
-        give_up_s = time.monotonic() + PATIENCE_S
-        while not loop.num_turns and time.monotonic() < give_up_s:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not loop.num_turns and time.monotonic() < deadline_s:
             time.sleep(0.05)
         loop.stop()
 

@@ -28,13 +28,13 @@ from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.pictures import read_picture
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
-from rankscope.server.rollups import Rolling
+from rankscope.server.rollups import Rollups
 from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.support.dashboard.page_text import words
-from tests.support.receiver import PATIENCE_S
+from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +58,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         for run_id, scenario in SCENARIOS.items():
             simulation = simulate(scenario, run_id=run_id)
             store_simulation(opened, simulation, simulation.tables())
-        roll(Rolling(opened))
+        roll(Rollups(opened))
         yield opened
 
 
-def roll(rolling: Rolling) -> None:
+def roll(rollups: Rollups) -> None:
     """Take turns until nothing is open: a turn ends after two seconds."""
-    while not rolling.turn():
+    while not rollups.turn():
         pass
 
 
@@ -93,7 +93,7 @@ def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[Pic
     kept = read_kept_picture(store, place_of(run_id))
     assert kept is not None
     assert kept.num_spans == len(timeline.spans)
-    key = StepRevision(step_id=place_of(run_id), revision=kept.revision)
+    key = StepRevision(place=place_of(run_id), revision=kept.revision)
     compared = []
     for by in GroupBy:
         ranks = row_order(timeline, by)
@@ -141,7 +141,7 @@ def test_a_step_that_is_drawn_in_portions_is_the_same(store: Store, run_id: str)
     copy = a_copy(store, run_id)
     put(store, run_id, copy, "1")
 
-    roll(Rolling(store, batch_spans=5_000))
+    roll(Rollups(store, batch_spans=5_000))
 
     assert_every_level_is_what_spans_give(store, copy)
 
@@ -153,8 +153,8 @@ def test_late_rows_doubles_and_retries_leave_the_picture_of_all_rows_once(
     # GIVEN a step that closed without a third of its ranks, and with fewer lines for it
     copy = a_copy(store, MANY)
     put(store, MANY, copy, "rank % 3 != 0")
-    rolling = Rolling(store, batch_spans=batch_spans)
-    roll(rolling)
+    rollups = Rollups(store, batch_spans=batch_spans)
+    roll(rollups)
     before = read_kept_picture(store, place_of(copy))
     assert before is not None
     assert (before.line_ranks, before.num_ranks) == (1, 400)
@@ -164,10 +164,10 @@ def test_late_rows_doubles_and_retries_leave_the_picture_of_all_rows_once(
     put(store, MANY, copy, "rank % 3 = 0")
     put(store, MANY, copy, "rank % 5 = 0")
     with pytest.raises(StoreQueryError):
-        roll(Rolling(_BreaksAtRollups(store), batch_spans=batch_spans))  # type: ignore[arg-type]
+        roll(Rollups(_BreaksAtRollups(store), batch_spans=batch_spans))  # type: ignore[arg-type]
     assert read_kept_picture(store, place_of(copy)) == before
     assert_old_or_absent(picture_in(store, copy), before.num_spans)
-    roll(rolling)
+    roll(rollups)
 
     # THEN every cell is what all rows give, each once
     kept = read_kept_picture(store, place_of(copy))
@@ -215,12 +215,26 @@ def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
     assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
 
 
+def test_finer_levels_are_kept_while_several_spans_fall_on_each_of_their_pixels() -> None:
+    # 12,288 ranks on 512 lines of 24: 460,800 pixels; four times as many by cutting either way,
+    # twelve times on lines of two.
+    assert finest_zooms(num_spans=7_372_799, num_ranks=12_288) == {24: 0}
+    assert finest_zooms(num_spans=7_372_800, num_ranks=12_288) == {24: 1, 6: 0}
+    assert finest_zooms(num_spans=24_576_000, num_ranks=12_288) == {24: 1, 6: 0, 2: 0}
+    assert finest_zooms(num_spans=20_000, num_ranks=1) == {1: 1}
+    # Finer lines lie within coarser ones, whatever their number.
+    for num_ranks in range(1, 9_000, 7):
+        sizes = list(finest_zooms(num_spans=10**9, num_ranks=num_ranks))
+        assert all(coarse % fine == 0 for coarse, fine in itertools.pairwise(sizes))
+        assert sizes[-1] == 1
+
+
 def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
     source = StoreSource(store)
     reports = Reports(source)
     reports.get(FEW)
     source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
-    provider = StoreProvider(source, reports, store=store, patience_s=PATIENCE_S)
+    provider = StoreProvider(source, reports, store=store, timeout_s=TIMEOUT_S)
 
     page = timeline_page(provider, View(page=TIMELINE, run=FEW, step=0), base_path="/")
 
@@ -230,7 +244,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
 
 def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) -> None:
     source = StoreSource(store)
-    provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
     window = Window(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
     view = View(page=TIMELINE, run=FEW, step=0, window=window)
 
@@ -249,7 +263,7 @@ def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) ->
 
 def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> None:
     source = StoreSource(store)
-    provider = StoreProvider(source, Reports(source), store=store, patience_s=PATIENCE_S)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
     timeline = timeline_in(store, MANY)
     length = timeline.end_ns - timeline.begin_ns
     window = Window(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)
@@ -274,7 +288,7 @@ def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> N
 def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
     simulation = simulate(Scenario(dp=2, pp=1, num_steps=1), run_id="small")
     store_simulation(store, simulation, simulation.tables())
-    roll(Rolling(store))
+    roll(Rollups(store))
 
     assert picture_in(store, "small") is None
     nobody = StepId(run_id="nobody", epoch=0, step=0)
@@ -284,7 +298,7 @@ def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
 def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:
     copy = a_copy(store, FEW)
     put(store, FEW, copy, "1")
-    roll(Rolling(store))
+    roll(Rollups(store))
 
     removed = Deletions(store).delete(copy)
 
@@ -295,7 +309,7 @@ def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:
 def test_finer_levels_expire_with_the_spans_and_the_whole_picture_stays(store: Store) -> None:
     copy = a_copy(store, DEEP)
     put(store, DEEP, copy, "1")
-    roll(Rolling(store))
+    roll(Rollups(store))
     whole = picture_in(store, copy)
     assert whole is not None
     length = whole.end_ns - whole.begin_ns

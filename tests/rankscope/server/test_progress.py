@@ -16,7 +16,7 @@ from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import Source, gpt_cluster
-from tests.support.receiver import PATIENCE_S
+from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.context import RunContext
@@ -27,10 +27,10 @@ MS = 1_000_000
 
 @dataclass
 class SlowSource:
-    """One run, "tiny", whose spans can be read once they may be."""
+    """A source of the run "tiny" that blocks reads of spans until it is released."""
 
     whole: Source
-    may: threading.Event = field(default_factory=threading.Event)
+    is_released: threading.Event = field(default_factory=threading.Event)
     is_reading: threading.Event = field(default_factory=threading.Event)
     fails: bool = False
     num_reads: int = 0
@@ -65,7 +65,7 @@ class SlowSource:
         self.num_reads += 1
         self.read.add(run_id)
         self.is_reading.set()
-        assert self.may.wait(PATIENCE_S)
+        assert self.is_released.wait(TIMEOUT_S)
         if self.fails:
             raise ZeroDivisionError("a defect")
         return self.whole.spans(run_id, first=first, last=last)
@@ -90,57 +90,57 @@ def source() -> SlowSource:
     )
 
 
-def test_a_page_is_answered_while_the_run_is_analysed(source: SlowSource) -> None:
+def test_the_provider_answers_while_the_run_is_analysed(source: SlowSource) -> None:
     # GIVEN a run whose spans take long to read
-    provider = StoreProvider(source, Reports(source), patience_s=0)
+    provider = StoreProvider(source, Reports(source), timeout_s=0)
 
-    # WHEN a page asks for its diagnosis
+    # WHEN a page requests its diagnosis
     provider.report("tiny")
-    assert source.is_reading.wait(PATIENCE_S)
+    assert source.is_reading.wait(TIMEOUT_S)
     found = provider.report("tiny")
 
-    # THEN it is told what is being done, and later the diagnosis
+    # THEN it gets the progress, and later the diagnosis
     assert isinstance(found, AnalysisInProgress)
     assert found.progress.activity is Activity.READING
     assert found.run.world_size == 4
-    source.may.set()
-    give_up_s = time.monotonic() + PATIENCE_S
+    source.is_released.set()
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not isinstance(provider.report("tiny"), RunReport):
-        assert time.monotonic() < give_up_s, "the analysis never ended"
+        assert time.monotonic() < deadline_s, "the analysis never ended"
 
 
-def test_two_visitors_have_a_run_analysed_once(source: SlowSource) -> None:
-    provider = StoreProvider(source, Reports(source), patience_s=PATIENCE_S)
+def test_two_clients_share_one_analysis(source: SlowSource) -> None:
+    provider = StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S)
 
-    with ThreadPoolExecutor(2) as visitors:
-        waiting = [visitors.submit(provider.report, "tiny") for _ in range(2)]
-        assert source.is_reading.wait(PATIENCE_S)
-        source.may.set()
-        first, second = (one.result(PATIENCE_S) for one in waiting)
+    with ThreadPoolExecutor(2) as clients:
+        waiting = [clients.submit(provider.report, "tiny") for _ in range(2)]
+        assert source.is_reading.wait(TIMEOUT_S)
+        source.is_released.set()
+        first, second = (one.result(TIMEOUT_S) for one in waiting)
 
     assert isinstance(first, RunReport)
     assert first is second
     assert source.num_reads == 1
 
 
-def test_two_visitors_have_a_step_drawn_once(source: SlowSource) -> None:
-    provider = StoreProvider(source, Reports(source), patience_s=PATIENCE_S)
+def test_two_clients_share_one_timeline(source: SlowSource) -> None:
+    provider = StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S)
 
-    with ThreadPoolExecutor(2) as visitors:
-        waiting = [visitors.submit(provider.timeline, "tiny", epoch=0, step=1) for _ in range(2)]
-        assert source.is_reading.wait(PATIENCE_S)
-        source.may.set()
-        first, second = (one.result(PATIENCE_S) for one in waiting)
+    with ThreadPoolExecutor(2) as clients:
+        waiting = [clients.submit(provider.timeline, "tiny", epoch=0, step=1) for _ in range(2)]
+        assert source.is_reading.wait(TIMEOUT_S)
+        source.is_released.set()
+        first, second = (one.result(TIMEOUT_S) for one in waiting)
 
     assert first is not None
     assert first is second
     assert source.num_reads == 1
 
 
-def test_a_defect_of_the_analysis_is_told_in_words(source: SlowSource) -> None:
+def test_a_defect_of_the_analysis_is_a_failure_with_its_reason(source: SlowSource) -> None:
     source.fails = True
-    source.may.set()
-    provider = StoreProvider(source, Reports(source), patience_s=PATIENCE_S)
+    source.is_released.set()
+    provider = StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S)
 
     found = provider.report("tiny")
 
@@ -150,24 +150,24 @@ def test_a_defect_of_the_analysis_is_told_in_words(source: SlowSource) -> None:
 
 def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource) -> None:
     # GIVEN two large runs whose analyses take long
-    provider = StoreProvider(source, Reports(source), patience_s=0)
+    provider = StoreProvider(source, Reports(source), timeout_s=0)
     source.num_spans = {"large": 9_000_000, "larger": 18_000_000, "tiny": 1000}
     provider.report("large")
     provider.report("larger")
 
-    # WHEN a small one is asked for
+    # WHEN a small one is requested
     provider.report("tiny")
 
     # THEN it is read at once
-    give_up_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while "tiny" not in source.read:
-        assert time.monotonic() < give_up_s, "it was never read"
+        assert time.monotonic() < deadline_s, "it was never read"
         time.sleep(0.001)
-    source.may.set()
+    source.is_released.set()
 
 
-def test_a_strange_run_is_told_at_once(source: SlowSource) -> None:
-    provider = StoreProvider(source, Reports(source), patience_s=0)
+def test_an_unknown_run_is_an_error_at_once(source: SlowSource) -> None:
+    provider = StoreProvider(source, Reports(source), timeout_s=0)
 
     with pytest.raises(UnknownRunError, match="no run 'other'"):
         provider.report("other")

@@ -13,7 +13,7 @@ from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import Source, gpt_cluster
-from tests.support.receiver import PATIENCE_S
+from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.context import RunContext
@@ -25,7 +25,7 @@ NUM_STEPS = 8
 
 @dataclass
 class GrowingSource:
-    """A source of one run, "tiny", of which the first ``num_steps`` steps are there."""
+    """A source of the run "tiny" with its first ``num_steps`` steps."""
 
     whole: Source
     num_steps: int
@@ -82,7 +82,7 @@ def whole() -> Source:
     )
 
 
-def test_a_run_is_analysed_when_it_is_asked_for_and_kept(whole: Source) -> None:
+def test_a_run_is_analysed_at_the_first_request_only(whole: Source) -> None:
     source = GrowingSource(whole, num_steps=NUM_STEPS, state="ended")
     reports = Reports(source)
 
@@ -94,10 +94,10 @@ def test_a_run_is_analysed_when_it_is_asked_for_and_kept(whole: Source) -> None:
     assert source.num_reads == 1
 
 
-def test_a_run_that_grew_is_analysed_again_and_its_revision_moves(whole: Source) -> None:
+def test_a_run_that_has_grown_is_analysed_again_with_a_new_revision(whole: Source) -> None:
     source = GrowingSource(whole, num_steps=4)
     reports = Reports(source)
-    provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
+    provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
     before = provider.report("tiny")
     revision = provider.revision("tiny")
 
@@ -113,7 +113,7 @@ def test_a_run_that_grew_is_analysed_again_and_its_revision_moves(whole: Source)
     assert provider.verdict(after) == verdict_sentence(after)
 
 
-def test_a_run_without_a_step_has_no_report_and_a_strange_one_is_an_error(whole: Source) -> None:
+def test_a_run_without_steps_has_no_report_and_an_unknown_one_is_an_error(whole: Source) -> None:
     reports = Reports(GrowingSource(whole, num_steps=0))
 
     assert reports.get("tiny") is None
@@ -121,10 +121,10 @@ def test_a_run_without_a_step_has_no_report_and_a_strange_one_is_an_error(whole:
         reports.get("other")
 
 
-def test_timelines_are_kept_until_the_run_grows(whole: Source) -> None:
+def test_timelines_are_cached_until_the_run_grows(whole: Source) -> None:
     source = GrowingSource(whole, num_steps=4)
     reports = Reports(source)
-    provider = StoreProvider(source, reports, patience_s=PATIENCE_S)
+    provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
     provider.report("tiny")
 
     drawn = provider.timeline("tiny", epoch=0, step=2)
@@ -137,7 +137,7 @@ def test_timelines_are_kept_until_the_run_grows(whole: Source) -> None:
         provider.timeline("tiny", epoch=0, step=99)
 
 
-def test_of_a_long_run_the_last_steps_are_replayed_and_all_count_for_mfu(
+def test_of_a_large_run_the_last_steps_are_replayed_and_all_count_for_the_mfu(
     whole: Source,
 ) -> None:
     info = replace(
@@ -150,7 +150,7 @@ def test_of_a_long_run_the_last_steps_are_replayed_and_all_count_for_mfu(
     )
     source = GrowingSource(replace(whole, info=info), num_steps=NUM_STEPS, state="ended")
 
-    report = Reports(source, max_spans=3000).get("tiny")  # of the 8,000 that the source tells
+    report = Reports(source, max_spans=3000).get("tiny")  # of the 8,000 of the run
 
     assert report is not None
     assert report.steps == (5, 6, 7)
@@ -159,7 +159,7 @@ def test_of_a_long_run_the_last_steps_are_replayed_and_all_count_for_mfu(
     assert list(report.mfu.by_step) == list(range(NUM_STEPS))
 
 
-def test_a_run_that_trains_is_read_once_and_analysed_again_as_a_whole_when_it_ends(
+def test_a_running_job_is_read_once_and_analysed_as_a_whole_when_it_ends(
     whole: Source,
 ) -> None:
     source = GrowingSource(whole, num_steps=4)

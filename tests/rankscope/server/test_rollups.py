@@ -15,19 +15,19 @@ from rankscope.collector.read.rollups import OpenStep, batch_steps, read_open_st
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.collector.store.store import Store, open_store
-from rankscope.server.rollups import TURN_NS, Rolling
+from rankscope.server.rollups import TURN_NS, Rollups
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import Interrupted, interrupted_writer
-from tests.support.rankscope.rolling_rig import (
+from tests.support.rankscope.rollup_runs import (
     MS,
+    computed_anew,
     describe,
-    from_scratch,
     new_number,
-    patient,
     put,
-    rolled,
+    read_rolled_up,
     span_rows,
+    untimed_rollups,
 )
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> No
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
 
-    assert patient(store).turn()
+    assert untimed_rollups(store).turn()
 
-    found = rolled(store, run_id)
+    found = read_rolled_up(store, run_id)
     assert found[:4] == [
         {"epoch": 0, "step": 0, "rank": rank, "kind": kind, "num_spans": 1, "num_unsplit": 0,
          "busy_ns": busy * MS, "wait_ns": wait * MS, "transfer_ns": transfer * MS,
@@ -65,165 +65,159 @@ def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> No
             (1, "forward", 70, 0, 0, 0),
         )
     ]  # fmt: skip
-    assert found == from_scratch(store, run_id)
+    assert found == computed_anew(store, run_id)
     assert read_open_steps(store, run_id, state="ended") == ()
 
 
-def test_the_newest_steps_of_a_run_that_goes_on_stay_open(store: Store, run_id: str) -> None:
+def test_the_newest_steps_of_a_running_job_stay_open(store: Store, run_id: str) -> None:
     describe(store, run_id, state="running")
     put(store, run_id, span_rows(run_id, num_steps=6))
-    rolling = patient(store)
+    rollups = untimed_rollups(store)
 
-    rolling.turn()
-    assert {row["step"] for row in rolled(store, run_id)} == {0, 1, 2, 3}
+    rollups.turn()
+    assert {row["step"] for row in read_rolled_up(store, run_id)} == {0, 1, 2, 3}
 
     describe(store, run_id)
-    rolling.turn()
-    assert {row["step"] for row in rolled(store, run_id)} == {0, 1, 2, 3, 4, 5}
+    rollups.turn()
+    assert {row["step"] for row in read_rolled_up(store, run_id)} == {0, 1, 2, 3, 4, 5}
 
 
-def test_late_rows_change_what_others_waited(store: Store, run_id: str) -> None:
+def test_late_rows_of_one_rank_change_the_waits_of_others(store: Store, run_id: str) -> None:
     describe(store, run_id)
     rows = span_rows(run_id, num_steps=1)
     late = [row for row in rows if row["rank"] == 1]
     put(store, run_id, [row for row in rows if row["rank"] == 0])
-    rolling = patient(store)
-    rolling.turn()
-    assert [row["num_unsplit"] for row in rolled(store, run_id)] == [1, 0]
+    rollups = untimed_rollups(store)
+    rollups.turn()
+    assert [row["num_unsplit"] for row in read_rolled_up(store, run_id)] == [1, 0]
 
     put(store, run_id, late)
-    rolling.turn()
+    rollups.turn()
 
-    assert [row["wait_ns"] for row in rolled(store, run_id)] == [30 * MS, 0, 0, 0]
+    assert [row["wait_ns"] for row in read_rolled_up(store, run_id)] == [30 * MS, 0, 0, 0]
 
 
-def test_a_group_that_is_told_late_splits_what_was_rolled_up_before(
-    store: Store, run_id: str
-) -> None:
+def test_a_group_that_is_described_late_splits_earlier_rollups(store: Store, run_id: str) -> None:
     put(store, run_id, span_rows(run_id, num_steps=1))
     store.insert_rows("runs", [{"run_id": run_id, "state": "running", "world_size": 2}])
     store.insert_rows("runs", [{"run_id": run_id, "state": "lost", "revision": 1}])
-    rolling = patient(store)
-    rolling.turn()
-    assert sum(row["num_unsplit"] for row in rolled(store, run_id)) == 2
+    rollups = untimed_rollups(store)
+    rollups.turn()
+    assert sum(row["num_unsplit"] for row in read_rolled_up(store, run_id)) == 2
 
     describe(store, run_id)
-    rolling.turn()
+    rollups.turn()
 
-    assert sum(row["num_unsplit"] for row in rolled(store, run_id)) == 0
+    assert sum(row["num_unsplit"] for row in read_rolled_up(store, run_id)) == 0
 
 
-def test_a_computation_that_saw_less_never_replaces_one_that_saw_more(
-    store: Store, run_id: str
-) -> None:
-    # GIVEN a server that read before the late rows and writes after one that read all
+def test_rollups_of_fewer_rows_never_replace_those_of_more(store: Store, run_id: str) -> None:
+    # GIVEN a server that read before the late rows, and writes after one that read all rows
     describe(store, run_id)
     rows = span_rows(run_id, num_steps=1)
     put(store, run_id, rows[:3])
-    later = _WritesLater(store)
-    patient(later).turn()  # type: ignore[arg-type]
+    later = _DelayedWrites(store)
+    untimed_rollups(later).turn()  # type: ignore[arg-type]
     put(store, run_id, rows[3:])
-    patient(store).turn()
-    whole = rolled(store, run_id)
+    untimed_rollups(store).turn()
+    whole = read_rolled_up(store, run_id)
 
-    # WHEN the slow one writes
+    # WHEN the slow server writes
     later.write()
 
-    assert rolled(store, run_id) == whole == from_scratch(store, run_id)
+    assert read_rolled_up(store, run_id) == whole == computed_anew(store, run_id)
 
 
-def turn_of(roller: Rolling) -> Callable[[], None]:
-    """Return what takes a turn."""
+def turn_of(rollups: Rollups) -> Callable[[], None]:
+    """Return a function that takes a turn."""
 
     def turn() -> None:
-        roller.turn()
+        rollups.turn()
 
     return turn
 
 
-def test_rows_of_a_run_that_has_ended_are_rolled_up_whenever_a_turn_falls_into_their_storing(
+def test_late_rows_are_rolled_up_whenever_a_turn_interrupts_their_insert(
     store: Store,
 ) -> None:
-    # GIVEN a run that has ended and was rolled up, and the last cut of a host that is behind
+    # GIVEN an ended run that was rolled up, and the last cut of a slow host
     for place in itertools.count():
         run_id = f"run-{new_number()}"
         describe(store, run_id)
         put(store, run_id, span_rows(run_id))
-        roller = patient(store)
-        assert roller.turn()
+        rollups = untimed_rollups(store)
+        assert rollups.turn()
 
-        # WHEN a turn comes between any two statements that store it
-        interrupted = Interrupted(store, turn_of(roller), at=place)
+        # WHEN a turn runs between any two statements that store the cut
+        interrupted = Interrupted(store, turn_of(rollups), at=place)
         writer = interrupted_writer(interrupted, is_shared=False)
         writer.ingest([span_cut(run_id, 0, 3, segment=99, step=np.ones(3, np.int32))])
-        assert roller.turn()
+        assert rollups.turn()
 
-        # THEN the next one finds its rows
-        assert rolled(store, run_id) == from_scratch(store, run_id)
-        assert patient(store).turn()
-        assert rolled(store, run_id) == from_scratch(store, run_id)
+        # THEN the next turn finds its rows
+        assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
+        assert untimed_rollups(store).turn()
+        assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
         if interrupted.is_complete:
             break
 
 
-def test_what_expired_keeps_its_rollups_when_a_late_row_comes(store: Store, run_id: str) -> None:
+def test_expired_steps_keep_their_rollups_after_a_late_row(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    rolling = patient(store)
-    rolling.turn()
-    whole = rolled(store, run_id)
+    rollups = untimed_rollups(store)
+    rollups.turn()
+    whole = read_rolled_up(store, run_id)
     later = time.time_ns() + 49 * DAY_NS
     Retention(store, Deletions(store), unix_ns=lambda: later).expire()
     assert not len(StoreSource(store).spans(run_id))
 
     put(store, run_id, span_rows(run_id)[:1])
-    rolling.turn()
+    rollups.turn()
 
-    assert rolled(store, run_id) == whole
+    assert read_rolled_up(store, run_id) == whole
 
 
-def test_another_process_leaves_alone_what_is_done(store: Store, run_id: str) -> None:
+def test_another_process_does_not_roll_up_again(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    patient(store).turn()
-    asked = _Asked(store)
+    untimed_rollups(store).turn()
+    recording = _RecordingStore(store)
 
-    assert patient(asked).turn()  # type: ignore[arg-type]
+    assert untimed_rollups(recording).turn()  # type: ignore[arg-type]
 
-    assert not [sql for sql in asked.sql if "FROM spans" in sql]
+    assert not [sql for sql in recording.sql if "FROM spans" in sql]
 
 
-def test_a_turn_ends_in_time_and_the_next_one_goes_on(store: Store, run_id: str) -> None:
+def test_a_turn_ends_at_its_deadline_and_the_next_one_continues(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    ticks = itertools.count(step=TURN_NS)  # each look at the clock is a turn later
-    slow = Rolling(store, monotonic_ns=lambda: next(ticks), batch_spans=4)  # a step's
+    ticks = itertools.count(step=TURN_NS)  # each read of the clock is a turn later
+    slow = Rollups(store, monotonic_ns=lambda: next(ticks), batch_spans=4)  # one step
 
     assert not slow.turn()
-    assert {row["step"] for row in rolled(store, run_id)} == {0}
+    assert {row["step"] for row in read_rolled_up(store, run_id)} == {0}
     assert not slow.turn()
-    assert {row["step"] for row in rolled(store, run_id)} == {0, 1}
+    assert {row["step"] for row in read_rolled_up(store, run_id)} == {0, 1}
     assert slow.turn()
-    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
 
 
-def test_a_table_that_is_away_is_told_and_work_goes_on_when_it_is_back(
-    store: Store, run_id: str
-) -> None:
+def test_work_continues_after_an_error_of_the_store(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
-    rolling = patient(store)
-    store.command("RENAME TABLE rollups TO rollups_away")
+    rollups = untimed_rollups(store)
+    store.command("RENAME TABLE rollups TO rollups_renamed")
     with pytest.raises(StoreQueryError, match="rollups"):
-        rolling.turn()
+        rollups.turn()
 
-    store.command("RENAME TABLE rollups_away TO rollups")
+    store.command("RENAME TABLE rollups_renamed TO rollups")
 
-    assert rolling.turn()
-    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert rollups.turn()
+    assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
 
 
-def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
+def test_consecutive_steps_are_read_together_up_to_a_size() -> None:
     def steps(*places: tuple[int, int]) -> list[OpenStep]:
         return [OpenStep(epoch=e, step=s, num_spans=10, num_described=0) for e, s in places]
 
@@ -240,27 +234,27 @@ def test_neighbouring_steps_are_read_together_up_to_a_size() -> None:
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_any_order_with_duplicates_and_late_rows_gives_what_from_scratch_does(
+def test_the_result_does_not_depend_on_the_order_of_rows_nor_on_duplicates(
     store: Store, data: st.DataObject
 ) -> None:
-    # GIVEN the rows of a run in any order, some of them twice, rolled up at any moment between
+    # GIVEN the rows of a run in any order, some of them twice, with turns in between
     run_id = f"any-{new_number()}"
     describe(store, run_id)
     rows = span_rows(run_id)
     arrivals = data.draw(st.permutations([*range(len(rows)), *range(0, len(rows), 3)]))
     cuts = data.draw(st.lists(st.integers(1, len(arrivals) - 1), max_size=3, unique=True))
-    rolling = patient(store)
+    rollups = untimed_rollups(store)
     for begin, end in itertools.pairwise([0, *sorted(cuts), len(arrivals)]):
         put(store, run_id, [rows[place] for place in arrivals[begin:end]])
         if data.draw(st.booleans()):
-            rolling.turn()
-    rolling.turn()
+            rollups.turn()
+    rollups.turn()
 
-    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
 
 
-class _WritesLater:
-    """A store that keeps back what is rolled up, until it is told to write."""
+class _DelayedWrites:
+    """A store that holds back rollups until `write` is called."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -282,8 +276,8 @@ class _WritesLater:
         self._store.insert_rows("closed_steps", self._rows)
 
 
-class _Asked:
-    """A store that remembers what it was asked."""
+class _RecordingStore:
+    """A store that records the statements it gets."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

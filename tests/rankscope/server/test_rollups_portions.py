@@ -1,4 +1,4 @@
-"""Steps that are read in portions to be rolled up, and those that can't be."""
+"""Rollups of steps that are read in portions, and of those that cannot be."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import SELECT_SELECTED_SPANS
 from rankscope.collector.store.store import Store, open_store
-from tests.support.rankscope.rolling_rig import (
+from tests.support.rankscope.rollup_runs import (
+    computed_anew,
     describe,
-    from_scratch,
     new_number,
-    patient,
     put,
-    rolled,
+    read_rolled_up,
     span_rows,
+    untimed_rollups,
 )
 
 if TYPE_CHECKING:
@@ -54,35 +54,35 @@ class _ComesBetween:
         return found
 
 
-def test_a_step_of_more_than_a_batch_is_read_in_portions(store: Store, run_id: str) -> None:
+def test_a_step_that_is_larger_than_a_batch_is_read_in_portions(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
 
-    while not patient(store, batch_spans=2).turn():  # two of a step's four spans at once
+    while not untimed_rollups(store, batch_spans=2).turn():  # two of a step's four spans at once
         pass
 
-    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
     assert read_open_steps(store, run_id, state="ended") == ()
 
 
-def test_a_row_that_comes_between_two_portions_leaves_the_step_open(
+def test_a_row_that_arrives_between_two_portions_leaves_the_step_open(
     store: Store, run_id: str
 ) -> None:
-    # GIVEN a step that is read rank by rank, and a span of rank 0 that comes after rank 0 was read
+    # GIVEN a step that is read rank by rank, and a span of rank 0 that arrives after its read
     describe(store, run_id)
     rows = span_rows(run_id, num_steps=1)
     put(store, run_id, rows[1:])
     late = _ComesBetween(store, lambda: put(store, run_id, rows[:1]))
 
-    patient(late, batch_spans=1).turn()  # type: ignore[arg-type]
+    untimed_rollups(late, batch_spans=1).turn()  # type: ignore[arg-type]
 
-    # THEN it is closed by the next turn, with all of its rows
-    while not patient(store, batch_spans=1).turn():
+    # THEN the next turn closes the step, with all of its rows
+    while not untimed_rollups(store, batch_spans=1).turn():
         pass
-    assert rolled(store, run_id) == from_scratch(store, run_id)
+    assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
 
 
-def test_a_step_that_must_be_read_whole_and_is_too_large_is_left_out_and_told_once(
+def test_a_step_too_large_to_be_read_whole_is_skipped_and_logged_once(
     store: Store, run_id: str
 ) -> None:
     describe(store, run_id)
@@ -97,14 +97,17 @@ def test_a_step_that_must_be_read_whole_and_is_too_large_is_left_out_and_told_on
     )  # fmt: skip
     rows = span_rows(run_id)
     put(store, run_id, rows)
-    said: list[str] = []
-    rolling = patient(store, max_whole_spans=1, say=said.append)
+    lines: list[str] = []
+    rollups = untimed_rollups(store, max_whole_spans=1, say=lines.append)
 
-    assert rolling.turn()
-    put(store, run_id, rows[4:5])  # a span comes again, so the run is looked at again
-    assert rolling.turn()
+    assert rollups.turn()
+    put(store, run_id, rows[4:5])  # a duplicate span, so the run is scanned again
+    assert rollups.turn()
 
-    assert rolled(store, run_id) == []
-    assert said == [
-        f"{run_id}: steps of more than 1 spans are not rolled up, as their format tells no groups"
+    assert read_rolled_up(store, run_id) == []
+    assert lines == [
+        (
+            f"{run_id}: steps of more than 1 spans are not rolled up,"
+            " because their format does not record groups"
+        )
     ]

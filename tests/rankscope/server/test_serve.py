@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     ("text", "part"),
     [(None, None), ("collector", Part.COLLECTOR), ("dashboard", Part.DASHBOARD)],
 )
-def test_a_half_of_the_server_is_named_by_its_word(text: str | None, part: Part | None) -> None:
+def test_a_half_of_the_server_is_named_by_the_flag(text: str | None, part: Part | None) -> None:
     assert parse_part(text) == part
 
 
 @pytest.mark.parametrize("text", ["", "Collector", "both"])
-def test_another_word_is_refused_with_the_two(text: str) -> None:
+def test_another_text_is_refused_with_the_valid_ones(text: str) -> None:
     with pytest.raises(BadInputError, match="give collector or dashboard"):
         parse_part(text)
 
 
-def test_a_dashboard_alone_follows_no_spool(tmp_path: Path) -> None:
+def test_a_dashboard_alone_refuses_a_spool(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="leave out --spool"):
         serve_store(ServeOptions(only=Part.DASHBOARD, spool=tmp_path))

@@ -7,7 +7,7 @@ import pytest
 from rankscope.server.signals import sigterm_as_interrupt
 
 
-def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
+def test_sigterm_is_an_interrupt_inside_the_block_only() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():

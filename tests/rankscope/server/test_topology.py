@@ -40,31 +40,31 @@ rack = "A01"
 """
 
 
-def written(tmp_path: Path, text: str, name: str = "cluster.toml") -> Path:
+def write_file(tmp_path: Path, text: str, name: str = "cluster.toml") -> Path:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_an_exact_name_comes_before_a_pattern_and_its_rails_before_those_of_all(
+def test_exact_names_are_preferred_to_patterns_and_rails_of_a_host_to_those_of_all(
     tmp_path: Path,
 ) -> None:
-    topology = read_topology(written(tmp_path, TEXT))
+    topology = read_topology(write_file(tmp_path, TEXT))
 
-    assert topology.place_of("node-01", 1) == Place(switch="leaf-9", rack="A01", rail="own-1")
-    assert topology.place_of("node-01", 2) == Place(switch="leaf-9", rack="A01", rail="rail-2")
-    assert topology.place_of("node-02", 1) == Place(switch="leaf-1", rack="A01", rail="rail-1")
-    assert topology.place_of("other", 0) == Place(rail="rail-0")
-    assert topology.place_of("other", -1) == Place()
+    assert topology.find_place("node-01", 1) == Place(switch="leaf-9", rack="A01", rail="own-1")
+    assert topology.find_place("node-01", 2) == Place(switch="leaf-9", rack="A01", rail="rail-2")
+    assert topology.find_place("node-02", 1) == Place(switch="leaf-1", rack="A01", rail="rail-1")
+    assert topology.find_place("other", 0) == Place(rail="rail-0")
+    assert topology.find_place("other", -1) == Place()
 
 
-def test_json_says_the_same(tmp_path: Path) -> None:
+def test_a_json_file_has_the_same_keys(tmp_path: Path) -> None:
     document = {
         "hosts": {"node-*": {"switch": "leaf-1", "rack": "B", "rails": {"3": "r"}}},
         "rails": [],
     }
 
-    found = read_topology(written(tmp_path, json.dumps(document), "cluster.json"))
+    found = read_topology(write_file(tmp_path, json.dumps(document), "cluster.json"))
 
     assert found == Topology(
         hosts=(HostPlace(pattern="node-*", switch="leaf-1", rack="B", rails={3: "r"}),)
@@ -74,21 +74,24 @@ def test_json_says_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hosts = 3", "has 'hosts' that is no table of host names"),
-        ("[host.a]", "has 'host', and only 'hosts' and 'rails' are known"),
-        ("[hosts]\na = 1", "has hosts.a that is no table"),
-        ("[hosts.a]\nswich = 'x'", "has hosts.a.swich, and only switch, rack, rails are known"),
-        ("[hosts.a]\nrack = 7", "has hosts.a.rack = 7, which must be a text in quotes"),
-        ("[rails]\nfirst = 'x'", "has rails.first, which is no local rank"),
-        (f"[rails]\n{'9' * 5_000} = 'x'", f"has rails.{'9' * 40}, which is no local rank"),
+        ("hosts = 3", "has 'hosts' that is not a table of host names"),
+        ("[host.a]", "has the unknown key 'host': only 'hosts' and 'rails' are known"),
+        ("[hosts]\na = 1", "has hosts.a that is not a table"),
+        (
+            "[hosts.a]\nswich = 'x'",
+            "has the unknown key hosts.a.swich: only switch, rack, rails are known",
+        ),
+        ("[hosts.a]\nrack = 7", "has hosts.a.rack = 7, which must be a string in quotes"),
+        ("[rails]\nfirst = 'x'", "has rails.first, which is not a local rank"),
+        (f"[rails]\n{'9' * 5_000} = 'x'", f"has rails.{'9' * 40}, which is not a local rank"),
         ("rails = 'x'", "has rails that is neither a list nor a table by local rank"),
         ("[hosts", "cannot be parsed"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line_with_the_file(
+def test_an_invalid_file_is_refused_with_its_name_and_the_key(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    path = written(tmp_path, text)
+    path = write_file(tmp_path, text)
 
     with pytest.raises(BadInputError) as caught:
         read_topology(path)
@@ -96,12 +99,12 @@ def test_what_is_wrong_is_told_in_one_line_with_the_file(
     assert str(caught.value).startswith(f"--topology {path} {message}")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"cannot be read .*: check the path"):
         read_topology(tmp_path / "none.toml")
 
 
-def test_ranks_that_are_stored_and_ranks_that_come_get_their_place(tmp_path: Path) -> None:
+def test_stored_ranks_and_new_ranks_get_their_topology(tmp_path: Path) -> None:
     topology = Topology(
         hosts=(HostPlace(pattern=ELSEWHERE, switch="leaf-1", rack="A"),),
         rails={0: "rail-0", 1: "rail-1"},

@@ -10,8 +10,8 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
 from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError
-from rankscope.server.rollups import Rolling
-from rankscope.server.upkeep import EXPIRE_EVERY_NS, FIRST_EXPIRE_NS, Upkeep, parse_keep
+from rankscope.server.rollups import Rollups
+from rankscope.server.upkeep import EXPIRY_PAUSE_NS, FIRST_EXPIRY_NS, Upkeep, parse_keep
 from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
@@ -31,76 +31,76 @@ class Clock:
         return self.now_ns
 
 
-def test_it_sweeps_what_comes_late(tmp_path: Path) -> None:
+def test_late_rows_of_a_deleted_run_are_removed(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
         store.insert_rows("runs", [{"run_id": "job"}])
         deletions = Deletions(store)
         deletions.delete("job")
         store.insert_rows("spans", [{"run_id": "job"}])
-        said: list[str] = []
+        lines: list[str] = []
         upkeep = Upkeep(
             deletions,
             Retention(store, deletions),
-            Rolling(store, monotonic_ns=lambda: 0),
-            say=said.append,
+            Rollups(store, monotonic_ns=lambda: 0),
+            say=lines.append,
         )
 
         upkeep.turn()
         upkeep.turn()
 
         assert store.rows("SELECT count() AS n FROM spans") == [{"n": 0}]
-        assert said == ["removed what came late of the deleted run 'job'"]
+        assert lines == ["removed late rows of the deleted run 'job'"]
 
 
-def test_it_expires_a_minute_after_the_start_and_then_every_hour(tmp_path: Path) -> None:
+def test_rows_expire_a_minute_after_the_start_and_then_every_hour(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
-        deletions, clock, said = Deletions(store), Clock(), list[str]()
+        deletions, clock, lines = Deletions(store), Clock(), list[str]()
         retention = Retention(store, deletions, unix_ns=lambda: NOW_NS + 49 * HOUR_NS)
         upkeep = Upkeep(
             deletions,
             retention,
-            Rolling(store, monotonic_ns=lambda: 0),
-            say=said.append,
+            Rollups(store, monotonic_ns=lambda: 0),
+            say=lines.append,
             monotonic_ns=clock,
         )
         store_run(store, "first")
 
         upkeep.turn()
-        assert said == []
-        clock.now_ns += FIRST_EXPIRE_NS
+        assert lines == []
+        clock.now_ns += FIRST_EXPIRY_NS
         upkeep.turn()
-        assert said == ["removed 201 spans of 1 runs: kept long enough"]
+        assert lines == ["removed 201 expired spans of 1 runs"]
         assert steps_with_spans(store, "first") == []
 
         store_run(store, "second")
-        clock.now_ns += EXPIRE_EVERY_NS - 1
+        clock.now_ns += EXPIRY_PAUSE_NS - 1
         upkeep.turn()
-        assert len(said) == 1
+        assert len(lines) == 1
         clock.now_ns += 1
         upkeep.turn()
-        assert len(said) == 2
+        assert len(lines) == 2
 
 
-def test_durations_are_hours_or_days_or_for_ever() -> None:
+def test_durations_are_hours_days_or_forever() -> None:
     assert parse_keep(spans="48h", findings="30d", runs="forever") == Keep(
         spans_ns=48 * HOUR_NS, findings_ns=30 * DAY_NS, runs_ns=None
     )
 
 
 @pytest.mark.parametrize("text", ["", "48", "2 d", "-1d", "1w", "1.5h", "never"])
-def test_another_word_is_refused(text: str) -> None:
+def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="--keep-spans"):
         parse_keep(spans=text, findings="30d", runs="365d")
 
 
-def test_what_is_kept_longer_must_not_go_first() -> None:
+def test_each_duration_must_be_at_least_the_one_before() -> None:
     with pytest.raises(BadInputError, match="at least as long"):
         parse_keep(spans="31d", findings="30d", runs="365d")
     with pytest.raises(BadInputError, match="at least as long"):
         parse_keep(spans="forever", findings="30d", runs="365d")
 
 
-def test_a_run_whose_spans_went_is_still_analysed_and_says_so(tmp_path: Path) -> None:
+def test_a_run_with_expired_spans_is_analysed_with_a_warning(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
         simulation = simulate(
             Scenario(
@@ -124,7 +124,6 @@ def test_a_run_whose_spans_went_is_still_analysed_and_says_so(tmp_path: Path) ->
         assert after.steps == tuple(range(12, 30))
         assert (after.top_finding.cause, after.top_finding.ranks) == ("slow-compute", (2,))
         assert any(
-            "up to step 29 are kept no longer, but those of the steps around findings: 12-29"
-            in warning
+            "up to step 29 have expired, except those of steps 12-29 around findings" in warning
             for warning in after.quality.warnings
         )

@@ -49,7 +49,7 @@ def test_a_meta_file_of_another_trace_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["AR", "ST"])
-def test_the_published_results_follow_from_the_file_alone(name: str) -> None:
+def test_the_file_alone_gives_the_published_results(name: str) -> None:
     if not (TRACES / f"trace-{name}.parquet").exists():
         pytest.skip(f"published traces are not at {TRACES} (set RANKSCOPE_TRACE_DIR)")
     published = json.loads((TRACES / f"result-{name}.json").read_text())

@@ -1,4 +1,4 @@
-"""Two and three simulated runs in one store, hosts exchanged between them."""
+"""Recurrence of findings over simulated runs in one store whose hosts are exchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.store.store import open_store
 from rankscope.commands.analyze import analyze_stored
 from rankscope.commands.runs import list_findings
-from rankscope.server.finding_tracker import Tracking
+from rankscope.server.finding_tracker import LiveFindings
 from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE
@@ -33,8 +33,8 @@ SCENARIO = Scenario(dp=8, pp=1, tp=1, num_steps=8, ranks_per_host=RANKS_PER_HOST
 
 
 def forget_layout(store: Store, run_id: str) -> None:
-    """Let a run be one whose job told no layout."""
-    for table, untold in (
+    """Turn a run into one whose job declared no layout."""
+    for table, unknown in (
         ("runs", {"layout": {}}),
         ("ranks", dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), NONE)),
     ):
@@ -43,17 +43,17 @@ def forget_layout(store: Store, run_id: str) -> None:
             {"run_id": run_id},
         )
         store.insert_rows(
-            table, [{**row, **untold, "revision": row["revision"] + 1} for row in rows]
+            table, [{**row, **unknown, "revision": row["revision"] + 1} for row in rows]
         )
 
 
 def train(
-    store: Store, run_id: str, *, slow: int, moved: Mapping[str, str], is_told: bool = True
+    store: Store, run_id: str, *, slow: int, moved: Mapping[str, str], has_layout: bool = True
 ) -> list[str]:
-    """Simulate a run whose rank ``slow`` is slow, its hosts renamed, and keep what is found.
+    """Simulate a run with a slow rank and renamed hosts, and store its findings.
 
     Returns:
-        What a person at the terminal is told.
+        The logged lines.
     """
     faults = parse_simulated_faults([f"slow-compute:rank={slow},factor=1.5"])
     simulation = simulate(replace(SCENARIO, faults=faults), run_id=run_id)
@@ -66,15 +66,15 @@ def train(
         for row in rows
     ]
     store.insert_rows("ranks", exchanged)
-    if not is_told:
+    if not has_layout:
         forget_layout(store, run_id)
     report = analyze_run(StoreSource(store), run_id)
     assert [(finding.cause, finding.ranks) for finding in report.findings] == [
         ("slow-compute", (slow,))
     ]
-    said: list[str] = []
-    Tracking(store, say=said.append).update(report, is_over=True, cost=None)
-    return said
+    lines: list[str] = []
+    LiveFindings(store, say=lines.append).update(report, is_over=True, cost=None)
+    return lines
 
 
 EXCHANGED = {"sim-00001": "sim-00003", "sim-00003": "sim-00001"}
@@ -93,21 +93,21 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("slow", [5, 2])
-def test_without_a_layout_no_rank_is_at_the_position_of_another(url: str, slow: int) -> None:
+def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int) -> None:
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={}, is_told=False)
-        train(store, "second", slow=slow, moved={"sim-00001": "new"}, is_told=False)
+        train(store, "first", slow=2, moved={}, has_layout=False)
+        train(store, "second", slow=slow, moved={"sim-00001": "new"}, has_layout=False)
 
     assert follows(url, "second") is None
 
 
-def test_slowness_that_went_with_its_host_follows_the_host(url: str) -> None:
-    # GIVEN rank 2 slow on host 1; THEN rank 6, where host 1 now stands
+def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
+    # GIVEN rank 2 slow on host 1, and in the next run rank 6, which host 1 now has
     with open_store(url) as store:
         (_,) = train(store, "first", slow=2, moved={})
-        _, said = train(store, "second", slow=6, moved=EXCHANGED)
+        _, line = train(store, "second", slow=6, moved=EXCHANGED)
 
-    assert said.startswith(
+    assert line.startswith(
         "second: slow-compute on rank 6 since step 0: it follows the host: host sim-00001 was also"
         " named"
     )
@@ -122,7 +122,7 @@ def test_slowness_that_went_with_its_host_follows_the_host(url: str) -> None:
     assert listed.splitlines()[1].endswith("the host")
 
 
-def test_slowness_that_stayed_while_the_host_went_follows_the_position(url: str) -> None:
+def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
         train(store, "second", slow=2, moved=EXCHANGED)
@@ -135,7 +135,7 @@ def test_slowness_that_stayed_while_the_host_went_follows_the_position(url: str)
     assert {document["follows"]["what"] for document in documents} == {"position"}
 
 
-def test_what_never_moved_cannot_be_told(url: str) -> None:
+def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
         train(store, "second", slow=2, moved={})
@@ -147,7 +147,7 @@ def test_what_never_moved_cannot_be_told(url: str) -> None:
     assert "nothing has moved" in str(found["evidence"])
 
 
-def test_three_runs_name_the_host_that_is_slow_wherever_it_stands(url: str) -> None:
+def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
         train(store, "second", slow=6, moved=EXCHANGED)
@@ -165,7 +165,7 @@ def test_three_runs_name_the_host_that_is_slow_wherever_it_stands(url: str) -> N
     assert "in runs first (epoch 0) and second (epoch 0)" in str(found["evidence"])
 
 
-def test_a_first_finding_has_no_history(url: str) -> None:
+def test_a_first_finding_has_no_recurrence(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
 

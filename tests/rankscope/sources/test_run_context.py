@@ -83,19 +83,19 @@ def context(source: StoreSource) -> RunContext:
     return source.context("r")
 
 
-def test_microbatches_come_for_the_steps_asked_for(source: StoreSource) -> None:
+def test_microbatches_are_those_of_the_requested_steps(source: StoreSource) -> None:
     found = source.context("r", first=1, last=1).microbatches
 
     assert (found.step.tolist(), found.rank.tolist()) == ([1, 1], [0, 1])
     assert (found.num_tokens.tolist(), found.sum_squared_lengths.tolist()) == ([9, 9], [64, 64])
 
 
-def test_manifests_tell_settings_flat_without_what_belongs_to_one_rank(
+def test_manifests_have_flat_settings_without_those_of_a_single_rank(
     context: RunContext,
 ) -> None:
     first, second = context.manifests
 
-    assert [(told.epoch, told.rank) for told in context.manifests] == [(0, 0), (0, 1)]
+    assert [(one.epoch, one.rank) for one in context.manifests] == [(0, 0), (0, 1)]
     assert dict(first.settings) == {
         "device.name": "cpu",
         "environment.NCCL_ALGO": "Ring",
@@ -114,23 +114,23 @@ def test_ranks_of_equal_settings_share_one_stored_manifest(
 
     assert {row["run_id"]: row["num"] for row in stored} == {"earlier": 1, "r": 2}
     earlier = source.context("earlier")
-    assert [told.rank for told in earlier.manifests] == [0, 1]
+    assert [one.rank for one in earlier.manifests] == [0, 1]
     assert earlier.manifests[0].settings is earlier.manifests[1].settings
 
 
-def test_the_run_before_of_the_same_model_and_size_is_the_previous_one(
+def test_the_previous_run_is_the_last_one_of_the_same_model_and_size(
     context: RunContext, source: StoreSource
 ) -> None:
-    told = context.previous_manifests
+    previous = context.previous_manifests
 
-    assert [(known.rank, known.settings["environment.NCCL_ALGO"]) for known in told] == [
+    assert [(known.rank, known.settings["environment.NCCL_ALGO"]) for known in previous] == [
         (0, "Ring"),
         (1, "Ring"),
     ]
     assert source.context("earlier").previous_manifests == ()
 
 
-def test_exits_come_in_order_of_time_with_exception_and_step(context: RunContext) -> None:
+def test_exits_are_sorted_by_time_and_have_exception_and_step(context: RunContext) -> None:
     failed, ended = context.exits
 
     assert (failed.rank, failed.state, failed.at_ns) == (1, "failed", OFFSET_NS + 5_000)
@@ -149,7 +149,7 @@ def test_events_keep_their_document(context: RunContext) -> None:
     )
 
 
-def test_samples_of_the_run_and_of_its_hosts_come_within_the_steps_time(
+def test_samples_are_those_of_the_run_and_its_hosts_during_the_steps(
     store: Store, source: StoreSource
 ) -> None:
     at_ns = OFFSET_NS + np.array([0, 1_500, 2_000, 2_001])
@@ -163,13 +163,13 @@ def test_samples_of_the_run_and_of_its_hosts_come_within_the_steps_time(
     )
     of_hosts = sample_rows(
         "",
-        host=["another-host", "a-host-of-nobody"],
+        host=["another-host", "unrelated-host"],
         device=np.array([-1, -1], dtype=np.int32),
         at_ns=at_ns[:2],
         name=["cpu-load-ratio", "cpu-load-ratio"],
         value=np.array([0.5, 0.9]),
     )
-    for rows in (mine, of_hosts, mine):  # told again: replaced
+    for rows in (mine, of_hosts, mine):  # stored again: replaced
         write_samples(store, rows)
 
     found = source.context("r").samples
@@ -185,8 +185,8 @@ def test_samples_of_the_run_and_of_its_hosts_come_within_the_steps_time(
     assert len(source.context("r", first=50).samples) == 0
 
 
-def test_an_unknown_run_has_nothing_around_it(source: StoreSource) -> None:
-    found = source.context("nobody")
+def test_the_context_of_an_unknown_run_is_empty(source: StoreSource) -> None:
+    found = source.context("unknown")
 
     assert (len(found.microbatches), len(found.samples)) == (0, 0)
     assert (found.events, found.manifests, found.exits, found.previous_manifests) == (
@@ -197,7 +197,7 @@ def test_an_unknown_run_has_nothing_around_it(source: StoreSource) -> None:
     )
 
 
-def test_a_lost_rank_stood_where_its_open_span_says(store: Store) -> None:
+def test_the_step_of_a_lost_rank_is_that_of_its_open_span(store: Store) -> None:
     store.insert_rows(
         "ranks",
         [{"run_id": "lost", "rank": 0, "process": "p", "exit_state": "lost", "exit_ns": 7}],

@@ -62,7 +62,7 @@ def names_of(spans: SpanTable) -> list[str]:
     return [spans.names[code] for code in spans.name]
 
 
-def test_spans_come_ordered_by_epoch_step_rank_and_start(source: SpanSource) -> None:
+def test_spans_are_sorted_by_epoch_step_rank_and_start(source: SpanSource) -> None:
     spans = source.spans("r")
 
     places = np.stack([spans.epoch, spans.step, spans.rank], axis=1).tolist()
@@ -80,7 +80,7 @@ def test_spans_come_ordered_by_epoch_step_rank_and_start(source: SpanSource) -> 
     assert (spans.start_ns - OFFSET_NS).tolist() == [0, 20, 0, 20, 100, 120, 100, 120, 1_000]
 
 
-def test_columns_have_the_types_that_the_contract_names(source: SpanSource) -> None:
+def test_columns_have_the_types_of_the_contract(source: SpanSource) -> None:
     spans = source.spans("r")
 
     found = {name: getattr(spans, name).dtype for name in EXPECTED_TYPES}
@@ -88,7 +88,7 @@ def test_columns_have_the_types_that_the_contract_names(source: SpanSource) -> N
     assert {len(getattr(spans, name)) for name in EXPECTED_TYPES} == {9}
 
 
-def test_kinds_are_codes_of_the_contract_and_names_are_those_in_use(source: SpanSource) -> None:
+def test_kinds_are_codes_of_the_contract_and_names_are_those_used(source: SpanSource) -> None:
     spans = source.spans("r")
 
     assert [KINDS[code].value for code in spans.kind] == names_of(spans)
@@ -97,21 +97,21 @@ def test_kinds_are_codes_of_the_contract_and_names_are_those_in_use(source: Span
     assert spans.flags.tolist() == [16] * 8 + [16 | 64]
 
 
-def test_a_range_of_steps_is_inclusive_and_open_where_none_is_given(source: SpanSource) -> None:
+def test_a_range_of_steps_is_inclusive_and_unlimited_by_default(source: SpanSource) -> None:
     assert set(source.spans("r", first=1).step.tolist()) == {1}
     assert set(source.spans("r", last=0).step.tolist()) == {0}
     assert set(source.spans("r", first=0, last=1).step.tolist()) == {0, 1}
     assert source.steps("r", first=1, last=1).loss.tolist() == [3.0, 3.0]
 
 
-def test_a_range_without_spans_is_empty_and_keeps_its_types(source: SpanSource) -> None:
+def test_a_range_without_spans_is_empty_with_the_same_types(source: SpanSource) -> None:
     spans, steps = source.spans("r", first=50, last=60), source.steps("r", first=50)
 
     assert (len(spans), len(steps), spans.names) == (0, 0, ())
     assert [spans.kind.dtype.name, spans.start_ns.dtype.name] == ["int8", "int64"]
 
 
-def test_steps_come_ordered_with_their_tokens_and_loss(source: SpanSource) -> None:
+def test_steps_are_sorted_and_have_tokens_and_loss(source: SpanSource) -> None:
     steps = source.steps("r")
 
     assert (steps.step.tolist(), steps.rank.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
@@ -130,7 +130,7 @@ def test_an_unknown_loss_is_nan(store: Store, tmp_path: Path) -> None:
     assert steps.num_tokens.tolist() == [-1]
 
 
-def test_run_info_tells_layout_ranks_groups_and_ends(source: SpanSource) -> None:
+def test_run_info_has_layout_ranks_groups_and_exit_states(source: SpanSource) -> None:
     info = source.run_info("r")
 
     assert (info.run_id, info.source_format, info.world_size) == ("r", "rankscope", 2)
@@ -154,14 +154,14 @@ def test_runs_are_listed_with_their_sizes(source: SpanSource) -> None:
     assert run.started_ns is not None
 
 
-def test_an_unknown_run_is_named_with_those_that_are_known(source: SpanSource) -> None:
+def test_the_error_for_an_unknown_run_names_the_known_runs(source: SpanSource) -> None:
     for ask in (source.run_info, source.spans, source.steps):
         with pytest.raises(UnknownRunError) as caught:
-            ask("nobody")
+            ask("unknown")
         assert "r" in caught.value.known
 
 
-def test_a_kind_from_the_future_is_other(store: Store) -> None:
+def test_an_unknown_kind_is_other(store: Store) -> None:
     store.insert_rows("runs", [{"run_id": "future", "world_size": 1}])
     store.insert_rows("spans", [{"run_id": "future", "kind": "quantum-comm"}])
 

@@ -1,4 +1,4 @@
-"""A job that tells nothing of its parallel layout, as a plain training script is."""
+"""A job that declares no parallel layout, like a plain training script."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def record(spool: Path, rank: int) -> None:
     """Record a rank that computes forward and backward, and then waits for the slow one."""
-    untold = {"layout": None, "coords": None}
+    unknown = {"layout": None, "coords": None}
     own = SpoolBuilder(
-        spool, run_id="plain", rank=rank, world_size=NUM_RANKS, capacity=256, manifest=untold
+        spool, run_id="plain", rank=rank, world_size=NUM_RANKS, capacity=256, manifest=unknown
     )
     own.group(GROUP, kind="other", name="world", members=list(range(NUM_RANKS)))
     done_ms = COMPUTE_MS + COMPUTE_MS + SLOWER_MS + TRANSFER_MS
@@ -60,7 +60,7 @@ def record(spool: Path, rank: int) -> None:
     own.end(at_ns=(1000 + NUM_STEPS * STEP_MS) * MS)
 
 
-def test_the_slow_rank_alone_is_named_not_all_of_the_job(store: Store, tmp_path: Path) -> None:
+def test_only_the_slow_rank_is_named(store: Store, tmp_path: Path) -> None:
     for rank in range(NUM_RANKS):
         record(tmp_path / "spool", rank)
     SpoolTail(tmp_path / "spool", StoreWriter(store)).poll()
@@ -76,7 +76,7 @@ def test_the_slow_rank_alone_is_named_not_all_of_the_job(store: Store, tmp_path:
     assert {entry.rank for entry in report.starved} == {0, 1, 3}
     assert (report.layout, report.mfu) == (Layout(), None)
     text = report_text(report, verdict="", width=100)
-    assert "4 ranks (layout not told)" in text
-    assert f"over all steps both rank {SLOW}" in " ".join(text.split())
+    assert "4 ranks (parallel layout unknown)" in text
+    assert f"worst worker rank {SLOW};" in " ".join(text.split())
     (warning,) = [text for text in report.quality.warnings if "layout" in text]
-    assert "each rank is taken for a worker of its own" in warning
+    assert "each rank is treated as its own worker" in warning

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
-from rankscope.terminal.lines import aligned
+import io
+import sys
+from typing import TYPE_CHECKING
+
+from rankscope.terminal.lines import Progress, format_table, say
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class FakeTerminal(io.StringIO):
+    """A stderr that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    lines = aligned(("rank", "waits"), [("5", "2.0 %"), ("1,024", "31.0 %")], right="rr")
+    lines = format_table(("rank", "waits"), [("5", "2.0 %"), ("1,024", "31.0 %")], right="rr")
 
     assert lines == [
         " rank   waits",
@@ -13,5 +27,33 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     ]
 
 
-def test_the_last_column_leaves_no_blanks_behind() -> None:
-    assert aligned(("a", "b"), [("1", "long"), ("2", "")]) == ["a  b", "1  long", "2"]
+def test_lines_of_a_table_have_no_trailing_blanks() -> None:
+    assert format_table(("a", "b"), [("1", "long"), ("2", "")]) == ["a  b", "1  long", "2"]
+
+
+def test_without_a_terminal_progress_is_one_line_for_every_few_calls(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Progress(every=2) as progress:
+        for step in range(4):
+            progress.show(f"step {step}")
+    with Progress() as progress:
+        progress.show("never written")
+
+    assert capsys.readouterr().err == "step 0\nstep 2\n"
+
+
+def test_on_a_terminal_progress_is_one_line_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+
+    with Progress() as progress:
+        progress.show("step [1] of 2")
+        say("a line of its own")
+
+    written = terminal.getvalue()
+    assert "step [1] of 2" in written
+    assert "rankscope: a line of its own\n" in written
+    assert written.endswith("\x1b[2K")  # the terminal's sequence that clears the line
+    assert sys.stderr is terminal

@@ -15,23 +15,25 @@ from rankscope.analysis.report.report import (
 from rankscope.terminal.report_text import report_text
 from tests.support.dashboard.builders import report
 
-VERDICT = "Rank 5 is truly slow; 7 ranks only wait for it."
+VERDICT = "Rank 5 is slow; 7 ranks wait for it."
 
 
-def test_the_verdict_comes_first_and_what_it_rests_on_follows() -> None:
+def test_the_verdict_comes_first_and_the_numbers_follow() -> None:
     text = report_text(report(num_steps=30, slow_rank=5), verdict=VERDICT, width=100)
     blocks = text.split("\n\n")
 
     assert blocks[0] == VERDICT
     assert blocks[1].startswith("run demo-42: 8 ranks (dp 2 x tp 2 x pp 2), 30 steps (0 to 29)")
-    assert blocks[2].startswith("step time  actual ")
+    assert blocks[2].startswith("step time    recorded ")
     assert blocks[3].startswith("finding ")
-    assert blocks[4].startswith("waiting rank  of the step  on")
-    assert blocks[5].startswith("quality: coverage 100.0 %, dropped spans 0, clock error 1.8 us")
+    assert blocks[4].startswith("waiting rank  share of step  waits for")
+    assert blocks[5].startswith(
+        "data quality: coverage 100.0 %, 0 spans dropped, clock error 1.8 us"
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_running_text_keeps_to_the_terminals_width(width: int) -> None:
+def test_paragraphs_fit_the_width_of_the_terminal(width: int) -> None:
     warned = report(warnings=("a rank dropped spans while its spool was full " * 4,))
 
     lines = report_text(warned, verdict=VERDICT * 4, width=width).splitlines()
@@ -40,7 +42,7 @@ def test_running_text_keeps_to_the_terminals_width(width: int) -> None:
     assert any(line.startswith("  ! a rank dropped") for line in lines)
 
 
-def test_a_finding_shows_its_place_its_price_and_its_evidence() -> None:
+def test_a_finding_shows_ranks_steps_numbers_and_evidence() -> None:
     finding = Finding(
         cause="slow-compute",
         ranks=(4, 5, 6, 7),
@@ -59,7 +61,7 @@ def test_a_finding_shows_its_place_its_price_and_its_evidence() -> None:
     assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
 
 
-def test_what_is_unknown_is_not_a_number() -> None:
+def test_an_unknown_quantity_is_shown_as_na() -> None:
     unknown = replace(
         report(slow_rank=None, mfu=False),
         slowdown=None,
@@ -70,14 +72,13 @@ def test_what_is_unknown_is_not_a_number() -> None:
 
     text = report_text(unknown, verdict=VERDICT, width=100)
 
-    assert "S n/a" in text
-    assert "waste n/a" in text
-    assert "MFU        n/a" in text
-    assert "coverage n/a, dropped spans 0, clock error n/a" in text
+    assert "slowdown     n/a: n/a of the step time is lost" in text
+    assert "MFU          n/a" in text
+    assert "coverage n/a, 0 spans dropped, clock error n/a" in text
     assert "waiting rank" not in text
 
 
-def test_many_waiting_ranks_are_cut_and_counted() -> None:
+def test_waiting_ranks_beyond_the_first_ten_are_counted() -> None:
     starved = report().starved[:1] * 25
 
     text = report_text(replace(report(), starved=starved), verdict=VERDICT, width=100)
@@ -85,7 +86,7 @@ def test_many_waiting_ranks_are_cut_and_counted() -> None:
     assert "and 15 more" in text
 
 
-def test_the_waterfall_is_a_table_without_its_empty_parts() -> None:
+def test_the_waterfall_is_a_table_without_its_zero_parts() -> None:
     waterfall = WaterfallSummary(
         parts=("useful_compute", "waiting", "bubble_warm_up", "gc"),
         mean_ratio={"useful_compute": 0.61, "waiting": 0.3, "bubble_warm_up": 0.09, "gc": 0.0},
@@ -107,19 +108,20 @@ def test_the_waterfall_is_a_table_without_its_empty_parts() -> None:
         replace(report(), waterfall=waterfall), verdict=VERDICT, width=120
     ).splitlines()
 
-    first = lines.index("where the time goes   of it")
-    assert lines[first + 1 : first + 5] == [
-        "useful compute       61.0 %",
-        "waiting              30.0 %  on rank 5 28.0 %, on rank 1 2.0 %",
-        "bubble, warm-up       9.0 %",
+    first = lines.index("part of the step time   share")
+    assert lines[first + 1 : first + 6] == [
+        "useful compute         61.0 %",
+        "waiting                30.0 %  for rank 5 28.0 %, for rank 1 2.0 %",
+        "bubble, warm-up         9.0 %",
         (
-            "  bubble: 14.8 % of the useful compute;"
-            " (p - 1) / (v m) is 25.0 % for p = 2 stages, v = 1, m = 4"
+            "  bubble: 14.8 % of the useful compute; expected (p - 1) / (v m) = 25.0 %"
+            " for p = 2 stages, v = 1 chunks, m = 4"
         ),
+        "  micro-batches",
     ]
 
 
-def test_how_often_the_shortcut_and_the_exact_value_blame_different_workers_is_told() -> None:
+def test_the_worst_worker_is_shown_with_the_steps_in_which_the_estimate_differs() -> None:
     differing = CulpritComparison(
         num_steps=1200, num_different=3, by_shortcut=(0, 1), by_exact=(2, 1)
     )
@@ -130,8 +132,8 @@ def test_how_often_the_shortcut_and_the_exact_value_blame_different_workers_is_t
     none = report_text(report(), verdict=VERDICT, width=200)
 
     assert (
-        "worst S_w  shortcut and exact value name different workers in 3 of 1,200 steps;"
-        " over all steps dp 0, stage 1 and dp 2, stage 1\n"
+        "worst worker dp 2, stage 1, by the estimate dp 0, stage 1;"
+        " in 3 of 1,200 steps, estimate and exact replay differ\n"
     ) in text
-    assert "in 0 of 1,200 steps; over all steps both dp 0, stage 1\n" in same
-    assert "worst S_w" not in none
+    assert "worst worker dp 0, stage 1; in 0 of 1,200 steps" in same
+    assert "worst worker" not in none

@@ -1,4 +1,4 @@
-"""Sink that keeps its cuts in memory."""
+"""A sink that keeps what it is given, in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KeptCuts:
-    """A sink that keeps the cuts of a tail, in order."""
+    """What a tail hands to its store, in order."""
 
     def __init__(self) -> None:
         self.cuts: list[Cut] = []

@@ -1,4 +1,4 @@
-"""A small run in a store, row by row, and what its rollups must be."""
+"""A small run in a store, and its expected rollups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.breakdown.kind_times import sum_kind_times
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.server.rollups import Rolling
+from rankscope.server.rollups import Rollups
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KINDS, NONE
 
@@ -27,17 +27,17 @@ _NUMBERS = itertools.count()
 
 
 def new_number() -> int:
-    """Return a number that nobody in this process was given before."""
+    """Return a number that is unique in this process."""
     return next(_NUMBERS)
 
 
-def patient(store: Store, **options: Any) -> Rolling:  # noqa: ANN401 -- the roller's own
-    """Return a roller whose turns end with their work alone: its clock stands still."""
-    return Rolling(store, monotonic_ns=lambda: 0, **options)
+def untimed_rollups(store: Store, **options: Any) -> Rollups:  # noqa: ANN401 -- those of Rollups
+    """Return rollups whose turns never run out of time, because their clock stops."""
+    return Rollups(store, monotonic_ns=lambda: 0, **options)
 
 
 def describe(store: Store, run_id: str, *, state: str = "ended") -> None:
-    """Make the run known, with its group."""
+    """Store the run and its group."""
     store.insert_rows(
         "runs",
         [
@@ -72,19 +72,19 @@ def span_rows(run_id: str, *, num_steps: int = NUM_STEPS) -> list[dict[str, Any]
 
 
 def put(store: Store, run_id: str, rows: list[dict[str, Any]]) -> None:
-    """Store spans as a cut of their own; a row that is there already makes it a repeated one."""
+    """Store spans as one cut, which is marked as repeated: some rows may be stored twice."""
     store.insert_rows("spans", rows)
     cut = {"run_id": run_id, "segment": new_number(), "num_spans": len(rows), "revision": 2}
     store.insert_rows("ledger", [{**cut, "state": "repeated"}])
 
 
-def rolled(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """Return what the store has rolled up of a run."""
+def read_rolled_up(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Return the stored rollups of a run."""
     return store.rows(SELECT_ROLLUPS, {"run_id": run_id})
 
 
-def from_scratch(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """Roll up by the analysis alone what a reader of the store sees."""
+def computed_anew(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """Compute the rollups of a run from all of its spans."""
     found = []
     source = StoreSource(store)
     for step in sorted(set(source.spans(run_id).step.tolist())):
