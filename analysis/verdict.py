@@ -1,4 +1,4 @@
-"""The diagnosis of a run in a sentence or three: who is slow, who is held up, what fixing saves."""
+"""The verdict: what is wrong with a run, which ranks it holds up, and what fixing it saves."""
 
 from __future__ import annotations
 

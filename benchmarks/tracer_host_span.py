@@ -12,7 +12,7 @@ Three of the cases are floors: a `with` block over two functions that do nothing
 where the tracer's are), one over two closures that read the clock and do nothing with it, and one
 that appends the two readings and a name to a list. No disabled span can cost less than the first.
 What a span in Python costs beyond the third buys the record that survives `kill -9`, its place in
-step and nesting, threads, exceptions, and a full disk. docs/decisions/0050-host-span.md takes it
+step and nesting, threads, exceptions, and a full disk. docs/decisions/0050-span-cost.md takes it
 apart.
 """
 

@@ -10,7 +10,7 @@ about 1,000 records. Of each four turns one ratio is taken, traced over untraced
 median ratio and its 95 % interval by bootstrap over starts of the job and over fours in them.
 
 One job and not two: of two equal ones either is up to 3 % quicker in all its steps, by where its
-memory lies (docs/decisions/0051-a-cold-step.md).
+memory lies (docs/decisions/0050-span-cost.md).
 
 `cpu` is the same of the CPU time of both ranks, the tracer's thread included. `floor` is another
 ratio, one a start: the first decile of its traced steps over that of the others. Whatever else uses

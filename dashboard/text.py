@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import unicodedata
 
-_MAX_NAME = 256
-_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_MAX_CHARS = 256
+_ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
-def visible(text: str) -> str:
-    """Return the text on one line with control, zero-width and direction marks spelled out.
+def escape(text: str) -> str:
+    r"""Return the text on one line, with invisible characters written as ``\u{...}``.
 
-    A name of a span or run is shown as what it is: it cannot reorder, hide or
-    break the words around it.
+    Control, zero-width and direction characters could otherwise reorder, hide or break the text
+    around a run's or a span's name. A long text is cut.
     """
-    cut = text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 1] + "…"
-    return "".join(_spelled(char) for char in cut)
+    cut = text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
+    return "".join(_escape_char(char) for char in cut)
 
 
-def plotly_text(text: str) -> str:
-    """Return the text inert in plotly's labels, which read a little HTML of their own."""
-    shown = visible(text)
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def escape_for_plotly(text: str) -> str:
+    """Return the escaped text for plotly's labels, which interpret some HTML."""
+    escaped = escape(text)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _spelled(char: str) -> str:
-    if unicodedata.category(char) in _UNSEEN:
+def _escape_char(char: str) -> str:
+    if unicodedata.category(char) in _ESCAPED_CATEGORIES:
         return f"\\u{{{ord(char):x}}}"
     return char

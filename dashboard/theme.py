@@ -1,8 +1,7 @@
-"""Colours and the common dress of every figure.
+"""Colours and common style of all figures.
 
-Figures have no background and take the colour of text and lines from
-`assets/rankscope.css`, so light and dark differ by style sheet alone: changing
-the theme asks the server for nothing and keeps every zoom.
+Figures have no background and take the colours of text and lines from `assets/rankscope.css`, so
+light and dark differ by style sheet alone: changing the theme needs no request and keeps the zoom.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import plotly.graph_objects as go
 
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
-_LEAST_S = 5
+_MIN_S = 5
 
 CLEAR = "rgba(0,0,0,0)"
 INK = "#868e96"
-"""Text and lines of a figure outside the page (a saved picture): legible on white and black."""
+"""Text and lines of a saved figure, outside the page: legible on white and on black."""
 
 SLOW = "#d9480f"
 FAST = "#1c7ed6"
@@ -42,10 +41,9 @@ KIND_COLORS: dict[SpanKind, str] = {
     SpanKind.CHECKPOINT: "#8a5fbf",
     SpanKind.OTHER: "#7f8790",
 }
-"""One colour a kind on every page, after Okabe and Ito's set, which the colour-blind tell apart;
-each stands out from white and from near-black."""
+"""The colour of each kind on every page, after Okabe and Ito's set, which colour-blind readers can
+distinguish; each contrasts with white and with near-black."""
 
-# Neutral is a breath of grey, so that a cell without data (clear) differs from a cell at rest.
 DIVERGING: list[tuple[float, str]] = [
     (0.0, "rgba(28,126,214,1)"),
     (0.25, "rgba(66,146,218,0.75)"),
@@ -53,59 +51,8 @@ DIVERGING: list[tuple[float, str]] = [
     (0.75, "rgba(240,140,60,0.8)"),
     (1.0, "rgba(217,72,15,1)"),
 ]
-"""Faster, neutral, slower; over the page's own background."""
-
-
-def dressed(figure: go.Figure, *, height: int, keep: str) -> go.Figure:
-    """Give a figure the common dress.
-
-    Args:
-        figure: Changed in place and returned.
-        height: Pixels.
-        keep: While this stays equal, a redraw keeps the reader's zoom.
-    """
-    figure.update_layout(plain_dress(height=height, keep=keep), template="none")
-    return figure
-
-
-def plain_dress(*, height: int, keep: str) -> dict[str, Any]:
-    """Return the common dress of a figure with one pair of axes as a plain layout.
-
-    Args:
-        height: Pixels.
-        keep: While this stays equal, a redraw keeps the reader's zoom.
-    """
-    return {
-        "height": height,
-        "uirevision": keep,
-        "paper_bgcolor": CLEAR,
-        "plot_bgcolor": CLEAR,
-        "font": {"family": "inherit", "size": 12, "color": INK},
-        "margin": {"l": 56, "r": 16, "t": 8, "b": 44},
-        "hoverlabel": {"align": "left", "namelength": -1},
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
-        "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": FAST},
-        "xaxis": dict(_AXIS),
-        "yaxis": dict(_AXIS),
-    }
-
-
-def axis_unit(longest_ns: float) -> tuple[str, float]:
-    """Return the unit that suits an axis of times, s or ms, and how many ns it has."""
-    return ("s", NS_PER_S) if longest_ns >= _LEAST_S * NS_PER_S else ("ms", NS_PER_MS)
-
-
-def graph_config(*, wheel_zooms: bool) -> dict[str, Any]:
-    """Return plotly's settings for a page: nothing of it leads to another host."""
-    return {
-        "displaylogo": False,
-        "showSendToCloud": False,
-        "plotlyServerURL": "",
-        "responsive": True,
-        "scrollZoom": wheel_zooms,
-        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
-        "toImageButtonOptions": {"format": "png", "filename": "rankscope", "scale": 2},
-    }
+"""Faster, neutral, slower. Neutral is pale grey, so that it differs from a cell without data, which
+is clear."""
 
 
 _AXIS: dict[str, Any] = {
@@ -119,15 +66,73 @@ _AXIS: dict[str, Any] = {
 }
 
 
-def blank_figure(said: str, *, height: int) -> go.Figure:
-    """Return an empty figure that says in its middle why, without axes.
+def apply_style(figure: go.Figure, *, height: int, zoom_key: str) -> go.Figure:
+    """Give a figure the common style.
 
     Args:
-        said: Plain words of ours.
-        height: Pixels; that of the figure that will stand there.
+        figure: Changed in place and returned.
+        height: Pixels.
+        zoom_key: A redraw with an equal key keeps the reader's zoom.
     """
-    figure = dressed(go.Figure(), height=height, keep=said)
-    figure.add_annotation(text=said, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    figure.update_layout(base_layout(height=height, zoom_key=zoom_key), template="none")
+    return figure
+
+
+def base_layout(*, height: int, zoom_key: str) -> dict[str, Any]:
+    """Return the common style as the layout of a figure with one pair of axes.
+
+    Args:
+        height: Pixels.
+        zoom_key: A redraw with an equal key keeps the reader's zoom.
+    """
+    return {
+        "height": height,
+        "uirevision": zoom_key,
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"family": "inherit", "size": 12, "color": INK},
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 44},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"},
+        "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": FAST},
+        "xaxis": dict(_AXIS),
+        "yaxis": dict(_AXIS),
+    }
+
+
+def blank_figure(text: str, *, height: int) -> go.Figure:
+    """Return a figure without axes that shows a text.
+
+    Args:
+        text: Not from outside: plotly interprets some HTML.
+        height: Pixels, as of the figure that will replace it.
+    """
+    figure = apply_style(go.Figure(), height=height, zoom_key=text)
+    figure.add_annotation(text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure
+
+
+def rgba(color: str, alpha: float) -> str:
+    """Return a colour "#rrggbb" with an opacity of 0 to 1."""
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def axis_unit(longest_ns: float) -> tuple[str, int]:
+    """Return the unit of an axis of times, "s" or "ms", and its nanoseconds."""
+    return ("s", NS_PER_S) if longest_ns >= _MIN_S * NS_PER_S else ("ms", NS_PER_MS)
+
+
+def graph_config(*, wheel_zooms: bool) -> dict[str, Any]:
+    """Return plotly's settings; none of them contacts another host."""
+    return {
+        "displaylogo": False,
+        "showSendToCloud": False,
+        "plotlyServerURL": "",
+        "responsive": True,
+        "scrollZoom": wheel_zooms,
+        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+        "toImageButtonOptions": {"format": "png", "filename": "rankscope", "scale": 2},
+    }

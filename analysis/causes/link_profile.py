@@ -1,4 +1,9 @@
-"""Links that carry their transfers slower than alike ones do."""
+"""Transfer times of links against those of alike links: the evidence for slow links and networks.
+
+Alike are links that carry operations of one kind and size among equally many ranks. If all links
+between two stages became slow together, none of them has a healthy one to be compared with; their
+own other steps, and the links between other stages, give their baseline.
+"""
 
 from __future__ import annotations
 
@@ -25,51 +30,51 @@ if TYPE_CHECKING:
     from ..statistics.phases import Phase
 
 MIN_ALIKE = 8
-"""Alike instances that a verdict on a link needs. Source: design.md section 5."""
+"""Alike instances that a finding on a link needs. Source: design.md section 5."""
 
 MIN_SPARSE_STEPS = 3
-"""Steps of a slow phase where a step has fewer than `MIN_ALIKE` instances of a link."""
+"""Steps that a slow phase needs if a link has fewer than `MIN_ALIKE` instances in a step."""
 
 NUM_LEVEL_CHANGES = 2
-"""Changes of level that a link's slow phase makes: it begins and ends."""
+"""Changes of level that a slow phase makes: its begin and its end."""
 
 SHORT_PHASE_FACTOR = 10
-"""A phase of fewer than `MIN_SPARSE_STEPS` steps must lose this many times more to be told."""
+"""Factor of the time that a phase of fewer than `MIN_SPARSE_STEPS` steps must lose."""
 
 TOGETHER_SHARE = 0.8
-"""Share of the links between two stages that must begin, and end, to be slow in the same step."""
+"""Share of the links between two stages that must become slow, and fast again, in the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProfile:
-    """Transfer times by link and step, against those of alike links."""
+    """Transfer times by link and step, with their baselines."""
 
     transfers: Transfers
     steps: NDArray[np.int32]
     """Ascending, the columns."""
 
     total_ns: NDArray[np.float64]
-    """Shape (links, steps): median instance of each kind times their number; NaN without any."""
+    """Shape (links, steps): median instance of each kind times their number; NaN if none."""
 
     expected_ns: NDArray[np.float64]
-    """Shape (links, steps): the same of alike links in that step; NaN where nothing is alike."""
+    """Shape (links, steps): the same of alike links in that step; NaN if none."""
 
-    num: NDArray[np.float64]
-    """Shape (links, steps): instances."""
+    num_instances: NDArray[np.float64]
+    """Shape (links, steps): number of instances."""
 
-    few: NDArray[np.bool_]
-    """Shape (links,): links with so few alike ones that only large differences count."""
+    has_few_alike: NDArray[np.bool_]
+    """Shape (links,): links with so few alike ones that only a large excess counts."""
 
-    own: NDArray[np.bool_]
-    """Shape (links,): those of them that only their own faster steps can be held against."""
+    has_own_baseline: NDArray[np.bool_]
+    """Shape (links,): those of them whose baseline is their own faster steps."""
 
-    risen: NDArray[np.bool_]
+    rose_together: NDArray[np.bool_]
     """Shape (links,): links that became slow together with all others between their stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """A link with a slow phase."""
+    """A link, with the steps in which it is slow."""
 
     link: int
     """Index into the transfers' links."""
@@ -86,13 +91,11 @@ def profile_links(
 ) -> LinkProfile:
     """Compare each link with alike ones, step by step.
 
-    Alike are links that carry operations of one kind and size among equally
-    many ranks. Of these, the ones between the same stages come first: other
-    stages may share their network with more traffic. Where those all became
-    slower together, `analysis.causes.stage_links` tells what is usual.
+    Those between the same stages come first: the network between other stages may carry more
+    traffic.
 
     Args:
-        transfers: One row an instance.
+        transfers: One row per instance.
         steps: Step numbers, ascending.
         coords: Position of each rank.
     """
@@ -127,10 +130,10 @@ def profile_links(
         steps=numbers,
         total_ns=total,
         expected_ns=expected,
-        num=num,
-        few=few,
-        own=own,
-        risen=risen,
+        num_instances=num,
+        has_few_alike=few,
+        has_own_baseline=own,
+        rose_together=risen,
     )
 
 
@@ -141,36 +144,43 @@ def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[
 def _expected(
     value: NDArray[np.float64], place: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return what each link of one kind is held against, and which have few mates.
+    """Return the baseline of each link of one kind, and which links have few alike ones.
 
-    With few links between the same two stages a link must be slower than its
-    mates there and than those elsewhere.
+    A link with few alike ones between the same stages must be slower than those and than the links
+    between other stages.
+
+    Args:
+        value: Shape (links, steps): median transfer; NaN if unknown.
+        place: Shape (links, 2): stages of the first and the last member.
+
+    Returns:
+        Shapes (links, steps) and (links,).
     """
     _, position = np.unique(place, axis=0, return_inverse=True)
-    mates, enough = medians_by_kind(value, position.reshape(-1))
+    medians, enough = medians_by_kind(value, position.reshape(-1))
     if enough.all() or len(value) < MIN_ROWS_OF_KIND:
-        # Too few links of a kind: their own other steps are all there is.
+        # Links without enough alike ones are compared with their own other steps.
         few = ~enough
-        mates[few] = faster_steps_baseline(value[few])
-        return mates, few
+        medians[few] = faster_steps_baseline(value[few])
+        return medians, few
     everywhere = np.broadcast_to(row_medians(value.T), value.shape)
-    slower_mate = np.full_like(value, -np.inf)
+    slower_alike = np.full_like(value, -np.inf)
     for number in np.unique(position[~enough]).tolist():
         rows = np.flatnonzero(position.reshape(-1) == number)
         for row in rows.tolist():
             others = rows[rows != row]
             if len(others):
-                slower_mate[row] = np.nanmin(np.nan_to_num(value[others], nan=np.inf), axis=0)
-    slower_mate[~np.isfinite(slower_mate)] = -np.inf
-    return np.where(enough[:, None], mates, np.maximum(everywhere, slower_mate)), ~enough
+                slower_alike[row] = np.nanmin(np.nan_to_num(value[others], nan=np.inf), axis=0)
+    slower_alike[~np.isfinite(slower_alike)] = -np.inf
+    return np.where(enough[:, None], medians, np.maximum(everywhere, slower_alike)), ~enough
 
 
-def find_slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ...]:
-    """Find the links that stand out from alike ones.
+def find_slow_links(profile: LinkProfile, min_lost_ns: float) -> tuple[SlowLink, ...]:
+    """Find links that are significantly slower than alike ones.
 
     Args:
         profile: Transfers by link and step.
-        least_ns: Time a step that a link must lose to matter at all.
+        min_lost_ns: Time per step that a link must lose.
     """
     excess = profile.total_ns / profile.expected_ns - 1.0
     found = []
@@ -178,21 +188,21 @@ def find_slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ..
     kinds = np.array([f"{link.kind} {link.is_pair}" for link in links])
     for kind in np.unique(kinds).tolist():
         rows = np.flatnonzero(kinds == kind)
-        # The parts of one reduction follow each other on one ring: not so many instances.
+        # The parts of one reduction follow each other on one ring, so they are not independent.
         often = links[rows[0]].is_pair
-        often &= float(np.nanmedian(profile.num[rows])) >= MIN_ALIKE
-        calm, risen = rows[~profile.risen[rows]], rows[profile.risen[rows]]
-        # Links that rose together are as many as one likes: their change is no noise.
+        often &= float(np.nanmedian(profile.num_instances[rows])) >= MIN_ALIKE
+        calm, risen = rows[~profile.rose_together[rows]], rows[profile.rose_together[rows]]
+        # Links that rose together may be most of all links: their change must not count as noise.
         noise = step_deviation(excess[calm]) if len(calm) else None
-        # Links without alike ones may all become slow, and well again, in the same steps.
-        alone = len(calm) > 0 and profile.own[calm].all()
+        # Links without alike ones may all become slow, and fast again, in the same steps.
+        alone = len(calm) > 0 and profile.has_own_baseline[calm].all()
         own = deviation_without_jumps(excess[calm], num_levels=NUM_LEVEL_CHANGES) if alone else None
         for mine, deviation in ((calm, own), (risen, noise)):
             if not len(mine):
                 continue
             phases = find_phases(
                 excess[mine],
-                has_few_peers=profile.few[mine],
+                has_few_peers=profile.has_few_alike[mine],
                 min_steps=1 if often else MIN_SPARSE_STEPS,
                 deviation=deviation,
             )
@@ -204,26 +214,27 @@ def find_slow_links(profile: LinkProfile, least_ns: float) -> tuple[SlowLink, ..
         and _differs_from_other_steps(profile, slow)
         and (slow.phase.num_steps >= MIN_SPARSE_STEPS or slow.phase.margin >= PEER_PEAK_FACTOR)
         and _lost_ns(profile, slow)
-        >= least_ns * (1 if slow.phase.num_steps >= MIN_SPARSE_STEPS else SHORT_PHASE_FACTOR)
+        >= min_lost_ns * (1 if slow.phase.num_steps >= MIN_SPARSE_STEPS else SHORT_PHASE_FACTOR)
     )
 
 
 def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
-    """Tell whether a link with few alike ones is slower than in its other steps.
+    """Return whether a link with few alike ones is slower than in its other steps.
 
-    Where it is slow in nearly all steps, only alike links can tell.
+    If it is slow in nearly all steps, the alike links decide alone; without any it is not slow.
     """
     phase = slow.phase
-    if not profile.few[slow.link]:
+    if not profile.has_few_alike[slow.link]:
         return True
     if len(profile.steps) - phase.num_steps < MIN_BASELINE_STEPS:
-        return not profile.own[slow.link]
-    return is_significant(profile.total_ns[slow.link], phase, num_series=int(profile.few.sum()))
+        return not profile.has_own_baseline[slow.link]
+    num_series = int(profile.has_few_alike.sum())
+    return is_significant(profile.total_ns[slow.link], phase, num_series=num_series)
 
 
 def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
     columns = slice(phase.first, phase.last + 1)
-    num = profile.num[link, columns]
+    num = profile.num_instances[link, columns]
     return SlowLink(
         link=link,
         phase=phase,
@@ -233,11 +244,12 @@ def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
 
 
 def _num_instances(profile: LinkProfile, slow: SlowLink) -> float:
-    """Count the instances that the slow ones are held against."""
+    """Return the number of instances that the slow ones are compared with."""
     columns = slice(slow.phase.first, slow.phase.last + 1)
-    if profile.few[slow.link]:
-        return float(profile.num[slow.link].sum())
-    return float(profile.num[:, columns].sum() - profile.num[slow.link, columns].sum())
+    num = profile.num_instances
+    if profile.has_few_alike[slow.link]:
+        return float(num[slow.link].sum())
+    return float(num[:, columns].sum() - num[slow.link, columns].sum())
 
 
 def _lost_ns(profile: LinkProfile, slow: SlowLink) -> float:
@@ -249,20 +261,20 @@ def _lost_ns(profile: LinkProfile, slow: SlowLink) -> float:
 def baseline_of_risen_links(
     value: NDArray[np.float64], place: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return what links of one kind would take in steps in which all between two stages rose.
+    """Return the baseline of links in steps in which all links between two stages became slow.
 
-    That is the median of the links between these stages (one way) in its own faster steps, times
-    what the links between other stages took over what they usually take. Where those rose as much,
-    or fell instead, nothing of these links' own did; where they rose bit by bit, as the load of a
-    shared network does, nothing became slow. So links that were slow from the first step
-    on, and those of a job with one pair of stages, prove nothing.
+    It is the median of the links between these stages (one way) in its own faster steps, times the
+    change of the links between other stages. If those changed as much, or became faster instead,
+    these links did not change. If they became slower gradually, as under the load of a shared
+    network, they did not become slow. So links that are slow from the first step on have no such
+    baseline, nor do those of a job with one pair of stages.
 
     Args:
-        value: Shape (links, steps): median transfer; NaN where unknown.
+        value: Shape (links, steps): median transfer of one kind; NaN if unknown.
         place: Shape (links, 2): stages of the first and the last member.
 
     Returns:
-        Same shape; NaN where nothing rose.
+        Same shape; NaN for all other links and steps.
     """
     usual = np.full_like(value, np.nan)
     if value.shape[1] < MIN_LASTING_STEPS + MIN_BASELINE_STEPS:
@@ -281,15 +293,21 @@ def baseline_of_risen_links(
 def _baseline_of_way(
     mine: NDArray[np.float64], others: NDArray[np.float64], num_ways: int
 ) -> NDArray[np.float64]:
-    """Return what links between two stages, one way, should take; shape (steps,)."""
+    """Return the baseline of the links between two stages, one way. Shape (steps,).
+
+    Args:
+        mine: Shape (links, steps): their transfers.
+        others: Shape (links, steps): those of links between other stages.
+        num_ways: Number of (stage, stage) pairs that are searched.
+    """
     relative = others / row_medians(others)[:, None]
     common = row_medians(relative.T)
     level = row_medians(mine.T)[None]
     even = level / common
     usual = faster_steps_baseline(even)
-    # Where the others fell, these links themselves did nothing.
+    # If the other links became faster, these did not change.
     excess = np.minimum(even / usual, level / faster_steps_baseline(level)) - 1.0
-    # Links that change slowly, each by itself, lie close from step to step: that proves no level.
+    # Links that drift, each by itself, change little between steps; their level is still uncertain.
     own = level_standard_error(mine / row_medians(mine)[:, None])
     error = float(np.hypot(own, level_standard_error(relative)))
     phases = find_phases(
@@ -310,9 +328,10 @@ def _baseline_of_way(
 
 
 def _begin_and_end_together(mine: NDArray[np.float64], phase: Phase) -> bool:
-    """Tell links behind an uplink that became slow from those whose load rises and falls.
+    """Return whether links became slow, and fast again, from one step to the next.
 
-    Nearly all of them change by half of the excess, or more, from one step to the next.
+    Behind a slow uplink nearly all links change by half of the excess at once; under load they
+    change gradually.
     """
     relative = mine / faster_steps_baseline(mine)
     for before in (phase.first - 1, phase.last):

@@ -1,4 +1,7 @@
-"""Network causes: a slow link, or a network that is slow in many places."""
+"""Networks that are slow in many places, as opposed to a single slow link.
+
+The same search finds both: what a link cannot explain alone is the network.
+"""
 
 from __future__ import annotations
 
@@ -44,71 +47,70 @@ if TYPE_CHECKING:
     from .link_profile import LinkProfile, SlowLink
     from .slow_link import Culprit
 
-MIN_CULPRITS = 4
-"""Places without a rank in common that make it the network's trouble, not a link's."""
-
-MIN_SLOW_SHARE = 0.1
-"""Share of the links that must be slow for that."""
-
 PAIR = 2
 
+MIN_CULPRITS = 4
+"""Slow links without a rank in common that make it the network."""
+
+MIN_SLOW_SHARE = 0.1
+"""Share of all links that must be slow for that."""
+
 MIN_COMMON_LINKS = 3
-"""Links that must be slower together for the network to be at fault.
-Source: design.md section 5, several groups."""
+"""Links that must be slower in the same steps for the network to be at fault. Source: design.md
+section 5, several groups."""
 
 MIN_COMMON_SHARE = 0.5
 """Share of the links between hosts that must be slower for that."""
 
-UNDECIDED_CERTAINTY = 0.5
-"""Certainty of a cause where another fits as well."""
-
 MIN_HOSTS = 2
-"""Hosts whose counters tell of trouble that make it the network's."""
+"""Hosts whose counters must have risen for a symptom to be the network's."""
+
+UNDECIDED_CERTAINTY = 0.5
+"""Certainty of a cause if another one fits as well."""
 
 CONGESTION = "congestion"
-
 SYMPTOMS = (
-    ("flapping links", ("link-down", "link_down", "link-flap", "carrier")),
-    ("retransmits", ("retrans", "out-of-seq", "out_of_seq", "ack-timeout", "ack_timeout")),
+    ("link-flap", ("link-down", "link_down", "link-flap", "carrier")),
+    ("retransmit", ("retrans", "out-of-seq", "out_of_seq", "ack-timeout", "ack_timeout")),
     (CONGESTION, ("pause", "ecn", "cnp", "congest", "transmit-wait", "xmit_wait")),
 )
-"""What counters whose name holds one of these words tell, the most specific first.
-Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627; InfiniBand, whose
-ports hold back instead of marking, tells congestion by ``port_xmit_wait`` alone."""
+"""Symptoms, the most specific first, and words in the names of their counters.
+Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627. InfiniBand ports hold
+packets back instead of marking them, so ``port_xmit_wait`` is their only sign of congestion."""
 
-GROWTH_FACTOR = 2.0
-"""A counter that grows this much faster inside the phase than outside speaks for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSymptom:
-    """What the network's counters tell of a phase."""
-
-    word: str
-    """"congestion", "retransmits", "flapping links"; "" where they are quiet."""
-
-    hosts: tuple[str, ...]
-    """Hosts whose counters grew."""
-
-    is_known: bool
-    """Whether there are such counters at all."""
-
-    watched: frozenset[str] = frozenset()
-    """Hosts with counters of congestion, of which the network's other troubles are kin."""
-
-    def __str__(self) -> str:
-        if not self.is_known:
-            return "there are no counters to tell why"
-        if not self.word:
-            return "the network's counters are quiet"
-        return f"counters of {format_count(len(self.hosts), 'host')} tell of {self.word}"
-
+MIN_GROWTH_FACTOR = 2.0
+"""Ratio of a counter's growth in a phase to that outside from which it has risen."""
 
 CAUSE = Cause(name="network-degradation", subject=Subject.JOB, sentence="The network is slow")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSymptom:
+    """Network counters that rose in a phase."""
+
+    word: str
+    """"congestion", "retransmit", "link-flap"; empty if none rose."""
+
+    hosts: tuple[str, ...]
+    """Hosts whose counters rose."""
+
+    is_known: bool
+    """Whether there are network counters at all."""
+
+    watched: frozenset[str] = frozenset()
+    """Hosts with congestion counters. Other trouble of a network comes with congestion."""
+
+    def __str__(self) -> str:
+        """Write the symptom: "congestion counters rose on 16 hosts"."""
+        if not self.is_known:
+            return "no network counters were recorded"
+        if not self.word:
+            return "network counters did not rise"
+        return f"{self.word} counters rose on {format_count(len(self.hosts), 'host')}"
+
+
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add slow links, or the network that is slow in many places."""
+    """Add slow links, or the network."""
     network = find_slow_network(
         case.links,
         case.ranks,
@@ -129,15 +131,15 @@ def find_slow_network(
     step_start_ns: Mapping[int, int],
     samples: SampleTable,
 ) -> tuple[Candidate, ...]:
-    """Find slow links, and tell one bad link from a network that is slow in many places.
+    """Find slow links, and decide whether it is single links or the network.
 
     Args:
         profile: Transfers by link and step.
-        ranks: Where each rank runs.
-        blamed: Ranks that compute slowly for a while: what a slow device sends and receives is as
-            slow as well, so of their links only what is slower still proves anything.
-        step_ns: Usual time of a step.
-        step_start_ns: When each step began, Unix time.
+        ranks: Location of each rank.
+        blamed: Ranks that compute slowly: a slow device also sends and receives slowly, so of its
+            links only those that are slower still are evidence.
+        step_ns: Median time of a step.
+        step_start_ns: Begin of each step, Unix time.
         samples: Counters of the hosts' network, if any.
     """
     slow = [
@@ -156,31 +158,31 @@ def find_slow_network(
         begin, end = step_start_ns[steps[0]], step_start_ns[steps[1]] + int(step_ns)
         return find_network_symptom(samples, (begin, end))
 
-    everywhere = _common_candidate(profile, hosts, symptom_in)
-    if everywhere is not None and has_one_location(profile, everywhere, culprits, hosts):
-        everywhere = None
-    if everywhere is None and is_only_group(profile, culprits, hosts):
-        ring = culprit_candidate(profile, culprits[0])
-        return (judge_only_group(ring, hosts, symptom_in(ring.steps)),)
-    many = len(culprits) >= MIN_CULPRITS and len(slow) >= MIN_SLOW_SHARE * len(links)
-    if everywhere is None and (many or _all_groups(culprits, ranks)):
-        everywhere, culprits = _many_candidate(profile, slow), ()
-    found = tuple(culprit_candidate(profile, culprit) for culprit in culprits)
-    if everywhere is None:
-        return found
-    evidence = f"{everywhere.evidence}; {symptom_in(everywhere.steps)}"
-    # What stands out from links that are slow together is slower still.
-    still = [not any(profile.risen[each.link] for each in culprit.links) for culprit in culprits]
-    found = tuple(
-        each
-        for each, is_slower in zip(found, still, strict=True)
-        if is_slower and len(each.ranks) <= PAIR
+    network = _common_candidate(profile, hosts, symptom_in)
+    if network is not None and has_one_location(profile, network, culprits, hosts):
+        network = None
+    if network is None and is_only_group(profile, culprits, hosts):
+        group = culprit_candidate(profile, culprits[0])
+        return (judge_only_group(group, hosts, symptom_in(group.steps)),)
+    is_many = len(culprits) >= MIN_CULPRITS and len(slow) >= MIN_SLOW_SHARE * len(links)
+    if network is None and (is_many or _are_all_groups(culprits, ranks)):
+        network, culprits = _many_candidate(profile, slow), ()
+    if network is None:
+        return tuple(culprit_candidate(profile, culprit) for culprit in culprits)
+    # Pairs that are slower than alike ones are slower than the network as well. Links that became
+    # slow together are the network.
+    pairs = (
+        culprit_candidate(profile, culprit)
+        for culprit in culprits
+        if len(culprit.ranks) <= PAIR
+        and not any(profile.rose_together[each.link] for each in culprit.links)
     )
-    return (replace(everywhere, evidence=evidence), *found)
+    evidence = f"{network.evidence}; {symptom_in(network.steps)}"
+    return (replace(network, evidence=evidence), *pairs)
 
 
-def _all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> bool:
-    """Tell whether several groups without a rank in common, which make up the job, are slow."""
+def _are_all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> bool:
+    """Return whether the slow links are several disjoint groups that cover the job."""
     if len(culprits) < PAIR or any(len(each.ranks) <= PAIR for each in culprits):
         return False
     members = [set(each.ranks) for each in culprits]
@@ -193,21 +195,21 @@ def _common_candidate(
     hosts: Mapping[int, str],
     symptom_in: Callable[[tuple[int, int]], NetworkSymptom],
 ) -> Candidate | None:
-    """Return that most links are slower in some steps, where links and steps are several.
+    """Return steps in which most links are slower as a candidate; None if there are none.
 
-    Fewer count where several hosts' counters tell of trouble in these steps.
+    Few links, or few steps, count only if counters of several hosts rose in these steps.
     """
     common = find_common_slowness(profile, hosts)
-    is_brief = common is None
+    has_few_steps = common is None
     if common is None:
-        common = find_common_slowness(profile, hosts, least_steps=1)
+        common = find_common_slowness(profile, hosts, min_steps=1)
     if common is None:
         return None
-    phase, chosen = common
-    links = np.flatnonzero(chosen)
+    phase, is_slower = common
+    links = np.flatnonzero(is_slower)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
-    alone = is_brief or len(links) < MIN_COMMON_LINKS
-    if alone and len(symptom_in((first, last)).hosts) < PAIR:
+    needs_counters = has_few_steps or len(links) < MIN_COMMON_LINKS
+    if needs_counters and len(symptom_in((first, last)).hosts) < MIN_HOSTS:
         return None
     return Candidate(
         cause=CAUSE,
@@ -217,14 +219,15 @@ def _common_candidate(
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{len(links)} of {format_count(len(chosen), 'link')} take"
+            f"{len(links)} of {format_count(len(is_slower), 'link')} take"
             f" {format_percent(phase.excess_ratio)} longer for the same transfers in steps {first}"
-            f" to {last} than in the others"
+            f" to {last} than in other steps"
         ),
     )
 
 
 def _many_candidate(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
+    """Return many slow links with nothing in common as a candidate."""
     links = [each.link for each in slow]
     first = int(profile.steps[int(np.median([each.phase.first for each in slow]))])
     last = int(profile.steps[int(np.median([each.phase.last for each in slow]))])
@@ -238,8 +241,8 @@ def _many_candidate(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate
         threshold=float(np.median([each.phase.threshold for each in slow])),
         evidence=(
             f"{len(links)} of {format_count(len(profile.transfers.links), 'link')} take"
-            f" {format_percent(excess)} longer than alike ones in steps {first} to {last}, and no"
-            " rank, host or switch is common to them"
+            f" {format_percent(excess)} longer than alike ones in steps {first} to {last}; they"
+            " share no rank, host or switch"
         ),
     )
 
@@ -250,11 +253,11 @@ def _members(profile: LinkProfile, links: Sequence[int]) -> tuple[int, ...]:
 
 
 def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArray[np.bool_]:
-    """Tell which links lie between hosts, shape (links,).
+    """Return which links are between hosts. Shape (links,).
 
     Args:
         profile: Transfers by link and step.
-        hosts: Host of each rank. Where none is known, or all ranks share one, no link crosses.
+        hosts: Host of each rank. If hosts are unknown, or all ranks share one, no link is.
     """
     return np.array(
         [
@@ -266,43 +269,45 @@ def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArr
 
 
 def find_common_slowness(
-    profile: LinkProfile, hosts: Mapping[int, str], *, least_steps: int = MIN_SPARSE_STEPS
+    profile: LinkProfile, hosts: Mapping[int, str], *, min_steps: int = MIN_SPARSE_STEPS
 ) -> tuple[Phase, NDArray[np.bool_]] | None:
-    """Find steps in which most links between hosts are slower than in others.
+    """Find steps in which most links between hosts are slower than in other steps.
 
     Args:
         profile: Transfers by link and step.
-        hosts: Host of each rank. Where none is known, or all ranks share one, all links count.
-        least_steps: Fewer single slow steps than this are no phase. Where so few count that
-            something else has to speak for them, the calm half of the steps tells the noise.
+        hosts: Host of each rank. If no link is between hosts, all links count.
+        min_steps: Least number of single slow steps. If it is below `MIN_SPARSE_STEPS`, because
+            counters must confirm the result, the noise is that of the lower half of the steps.
 
     Returns:
-        The phase, and which links take part, shape (links,); None where there is none.
+        The phase, and which links are slower, shape (links,); None if there is none.
     """
     if not profile.total_ns.size:
         return None
-    crosses = links_between_hosts(profile, hosts)
+    is_between = links_between_hosts(profile, hosts)
     ratio = profile.total_ns / row_medians(profile.total_ns)[:, None]
-    if crosses.any():
-        ratio[~crosses] = np.nan
-    # All links together: the faster steps of one link alone may be mere luck.
+    if is_between.any():
+        ratio[~is_between] = np.nan
+    # The level of all links together: the faster steps of a single link may be chance.
     level = row_medians(ratio.T)[None]
     excess = level / faster_steps_baseline(level) - 1.0
     level_error = level_standard_error(ratio)
-    changing = median_change_deviation(excess[0])
-    # The median of so few changes is itself uncertain: two of its standard errors are added.
-    changing *= 1.0 + 2.0 / np.sqrt(2.0 * max(excess.shape[1] - 1, 1))
-    deviation = max(changing, level_error)
+    changes = median_change_deviation(excess[0])
+    # The median of few changes is itself uncertain: two of its standard errors are added.
+    changes *= 1.0 + 2.0 / np.sqrt(2.0 * max(excess.shape[1] - 1, 1))
+    deviation = max(changes, level_error)
     phases = find_phases(
         excess,
         has_few_peers=np.ones(1, dtype=np.bool_),
         min_steps=MIN_SPARSE_STEPS,
         deviation=deviation,
     )
-    steady = phases and is_significant(level[0], phases[0], num_series=1, min_deviation=level_error)
-    if not steady and least_steps < MIN_SPARSE_STEPS:
-        deviation = max(min(changing, _calm_deviation(excess[0])), level_error)
-    phase = phases[0] if steady else _find_slow_steps(excess[0], deviation, least_steps)
+    is_steady = phases and is_significant(
+        level[0], phases[0], num_series=1, min_deviation=level_error
+    )
+    if not is_steady and min_steps < MIN_SPARSE_STEPS:
+        deviation = max(min(changes, _lower_half_noise(excess[0])), level_error)
+    phase = phases[0] if is_steady else _find_single_steps(excess[0], deviation, min_steps)
     if phase is None:
         return None
     # A flapping network is slow in some steps of its phase only.
@@ -315,18 +320,18 @@ def find_common_slowness(
     return (phase, slower) if slower.sum() >= MIN_COMMON_SHARE * known.sum() else None
 
 
-def _calm_deviation(excess: NDArray[np.float64]) -> float:
-    """Return the noise of the calm half of the steps, and two of its standard errors."""
+def _lower_half_noise(excess: NDArray[np.float64]) -> float:
+    """Return the noise of the lower half of the steps plus two of its standard errors."""
     return lower_half_deviation(excess) * (1.0 + 2.0 / float(np.sqrt(max(len(excess) - 2, 1))))
 
 
-def _find_slow_steps(
-    excess: NDArray[np.float64], deviation: float, least_steps: int
+def _find_single_steps(
+    excess: NDArray[np.float64], deviation: float, min_steps: int
 ) -> Phase | None:
-    """Return the phase of single slow steps, at least so many, that stand out."""
+    """Return the phase from the first to the last significant step; None if they are too few."""
     threshold = max(MIN_EXCESS_RATIO, required_deviations(len(excess)) * deviation)
     slow = np.flatnonzero(excess >= threshold)
-    if len(slow) < least_steps:
+    if len(slow) < min_steps:
         return None
     return Phase(
         row=0,
@@ -340,89 +345,89 @@ def _find_slow_steps(
 
 def has_one_location(
     profile: LinkProfile,
-    everywhere: Candidate,
+    network: Candidate,
     culprits: Sequence[Culprit],
     hosts: Mapping[int, str],
 ) -> bool:
-    """Tell whether one place explains all links that are slow together.
+    """Return whether one culprit explains all links that are slow together.
 
-    They share ranks that the one culprit names, and links which do not touch all of these are as
-    fast as ever: a slow network would slow them too.
+    All these links share ranks that the only culprit names, and some other link, which does not
+    include all of these ranks, is as fast as before: a slow network would slow it too.
 
     Args:
         profile: Transfers by link and step.
-        everywhere: What most links are told to be slow by.
+        network: Result of the search for common slowness.
         culprits: What the slow links have in common.
         hosts: Host of each rank.
     """
-    if len(culprits) != 1 or everywhere.part is None:
+    if len(culprits) != 1 or network.part is None:
         return False
-    links, crosses = profile.transfers.links, links_between_hosts(profile, hosts)
+    links, is_between = profile.transfers.links, links_between_hosts(profile, hosts)
     slow = {each.link for each in culprits[0].links}
-    slow |= set(profile.transfers.link_of_operation[everywhere.part].tolist())
+    slow |= set(profile.transfers.link_of_operation[network.part].tolist())
     shared = set.intersection(*(set(links[link].members) for link in slow))
-    counted = np.flatnonzero(crosses | (not crosses.any())).tolist()
+    counted = np.flatnonzero(is_between | (not is_between.any())).tolist()
     fast = [links[link] for link in counted if link not in slow]
-    named = bool(shared & set(culprits[0].ranks))
-    return named and any(not shared <= set(link.members) for link in fast)
+    is_named = bool(shared & set(culprits[0].ranks))
+    return is_named and any(not shared <= set(link.members) for link in fast)
 
 
 def is_only_group(
     profile: LinkProfile, culprits: Sequence[Culprit], hosts: Mapping[int, str]
 ) -> bool:
-    """Tell whether the one culprit is a group that is all the job has between hosts.
+    """Return whether the only culprit is the only group that the job has between hosts.
 
-    In a ring every member is as slow as the slowest link of it, so one bad link and a network that
-    is slow everywhere look alike.
+    In a ring every member is as slow as the slowest link, so one slow link and a network that is
+    slow everywhere look alike.
 
     Args:
         profile: Transfers by link and step.
         culprits: What the slow links have in common.
-        hosts: Host of each rank; where none is known, or all ranks share one, nothing is between.
+        hosts: Host of each rank. If hosts are unknown, or all ranks share one, there is no network.
     """
     if len(culprits) != 1 or len(culprits[0].ranks) < ALL_RANKS_SHARE * len(hosts):
         return False
     links, mine = profile.transfers.links, set(culprits[0].ranks)
-    crossing = np.flatnonzero(links_between_hosts(profile, hosts)).tolist()
-    if not crossing or any(links[each.link].is_pair for each in culprits[0].links):
+    between = np.flatnonzero(links_between_hosts(profile, hosts)).tolist()
+    if not between or any(links[each.link].is_pair for each in culprits[0].links):
         return False
-    return all(mine <= set(links[link].members) for link in crossing)
+    return all(mine <= set(links[link].members) for link in between)
 
 
 def judge_only_group(
-    found: Candidate, hosts: Mapping[int, str], trouble: NetworkSymptom
+    found: Candidate, hosts: Mapping[int, str], symptom: NetworkSymptom
 ) -> Candidate:
-    """Return the network at fault, or a link of it where counters tell.
+    """Return the only group between hosts as the network, or as a link of it if counters say so.
 
-    Trouble on one host is that host's. A network that is congested, loses packets or flaps shows in
-    some host's counters: where those of all hosts are quiet, it is a link that carries less than it
-    did, a port or a slot of fewer lanes. Without counters the two look alike.
+    Counters that rose on one host name that host. A network that is congested, loses packets or
+    flaps shows in the counters of some host. So if they rose on none, it is a link that carries
+    less than before: a port, or a slot with fewer lanes. Without counters the two look alike.
 
     Args:
         found: The group as a slow link.
         hosts: Host of each rank.
-        trouble: What the counters tell of these steps.
+        symptom: Counters in these steps.
     """
-    evidence = f"{found.evidence}; {trouble}"
-    if len(trouble.hosts) == 1:
-        there = tuple(rank for rank in found.ranks if hosts.get(rank) == trouble.hosts[0])
+    evidence = f"{found.evidence}; {symptom}"
+    if len(symptom.hosts) == 1:
+        there = tuple(rank for rank in found.ranks if hosts.get(rank) == symptom.hosts[0])
         if there:
-            evidence += f", {trouble.hosts[0]} ({format_ranks(there)})"
+            evidence += f", {symptom.hosts[0]} ({format_ranks(there)})"
             return replace(found, ranks=there, evidence=evidence)
     mine = {hosts.get(rank, "") for rank in found.ranks}
-    if not trouble.word and mine <= trouble.watched:
-        return replace(found, evidence=f"{evidence} on all its hosts, so one link of it is slow")
-    if len(trouble.hosts) < MIN_HOSTS:
+    if not symptom.word and mine <= symptom.watched:
+        return replace(found, evidence=f"{evidence} on any of its hosts, so one link of it is slow")
+    if len(symptom.hosts) < MIN_HOSTS:
         found = replace(found, certainty=UNDECIDED_CERTAINTY)
         evidence += (
-            "; the job has no other group between hosts, so nothing tells one slow link of it from"
-            " a slow network"
+            "; the job has no other group between hosts, so a slow link of it and a slow network"
+            " look alike"
         )
     return replace(found, cause=CAUSE, evidence=evidence)
 
 
 def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> NetworkSymptom:
-    """Say which counters grew in a phase, and on which hosts.
+    """Return the first of `SYMPTOMS` whose counters rose in a phase, and on which hosts.
 
     Args:
         samples: Readings.
@@ -438,12 +443,12 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
             if word == CONGESTION:
                 watched |= {samples.hosts[host] for host, _, _ in grown}
             before = [outside for _, _, outside in grown if outside is not None]
-            # A network that is slow everywhere makes all hosts' counters grow alike.
+            # The median of all hosts before the phase: in a slow network all counters rise alike.
             usual = float(np.median(before or [inside for _, inside, _ in grown] or [0.0]))
             hosts = {
                 host
                 for host, inside, outside in grown
-                if inside > GROWTH_FACTOR * max(outside or 0.0, usual) and inside > 0
+                if inside > MIN_GROWTH_FACTOR * max(outside or 0.0, usual) and inside > 0
             }
             if hosts:
                 named = tuple(sorted(samples.hosts[host] for host in hosts))
@@ -454,9 +459,15 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
 def _growth(
     samples: SampleTable, code: int, phase_ns: tuple[int, int]
 ) -> list[tuple[int, float, float | None]]:
-    """Return (host, growth inside a phase, outside it) of each counter of one name, a ns.
+    """Return (host, growth in a phase, growth outside) of each host's counters of one name.
 
-    None where nothing was read outside.
+    Args:
+        samples: Readings.
+        code: The name, as a code of ``samples.names``.
+        phase_ns: (begin, end) of the phase, Unix time.
+
+    Returns:
+        Hosts as codes; growth per ns, None outside if nothing was read there.
     """
     rows = np.flatnonzero(samples.name == code)
     rows = rows[argsort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]

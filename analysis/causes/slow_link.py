@@ -1,4 +1,7 @@
-"""Which rank, pair, host or uplink the slow links have in common."""
+"""Slow links: the rank, pair, host or uplink that they have in common.
+
+`network_degradation` decides between a slow link and a network that is slow in many places.
+"""
 
 from __future__ import annotations
 
@@ -28,49 +31,29 @@ if TYPE_CHECKING:
 MIN_SLOW_LINKS_SHARE = 0.6
 """Share of a rank's links that must be slow for the rank's own connection to be at fault."""
 
+MIN_LINKS = 3
+"""Slow links of a rank that this needs: a pair that is slow both ways has two."""
+
 MIN_PAIR_EXCESS = 0.03
-"""Excess of a member's pairs that narrows its slow group down to it: less than would be told of
-itself, but the group's slowness is sure already."""
+"""Excess of a member's pairs that singles it out of a slow group. It is too small for a finding of
+its own, but the group is slow in any case."""
 
 MIN_FACTOR_RATIO = 0.8
-"""Ratio of two factors from which they count as the same."""
-
-MIN_LINKS = 3
-"""Slow links that must meet in a rank for that: a pair slow both ways has two."""
-
-LEVELS: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
-    ("hosts", lambda info: info.host),
-    ("switches", lambda info: info.switch),
-    ("racks", lambda info: info.rack),
-)
-"""Places that may lie at the two ends of an uplink, the narrowest first."""
+"""Ratio of two slowdown factors from which they count as equal."""
 
 MIN_LOST_RATIO = 0.0001
-"""Share of a step that a slow link must lose to be told: below, the clock's own noise rules."""
+"""Share of a step that a slow link must lose: less is within the error of the clocks."""
 
 MIN_UNEXPLAINED_RATIO = 0.01
-"""Share of a step that a link must lose beyond what a slow device at its end explains. What slows
-a device may hold up its transfers by more than its compute; so little is no ground to tell a second
-fault on."""
+"""Share of a step that a link must lose beyond what a slow device at its end explains. A device may
+slow its transfers by more than its compute, and so little is no evidence of a second fault."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
-    """What some slow links have in common."""
-
-    ranks: tuple[int, ...]
-    """Global ranks at fault, ascending."""
-
-    links: tuple[SlowLink, ...]
-    place: str
-    """In words: "the pair 3 - 11", "all links of rank 3"."""
-
-    also: tuple[int, ...] = ()
-    """Further links that are slow for the same reason, but would not be told by themselves."""
-
-    against: str = "of alike ones"
-    """What they are held against, in words."""
-
+LEVELS: tuple[tuple[str, str, Callable[[RankInfo], str]], ...] = (
+    ("host", "hosts", lambda info: info.host),
+    ("switch", "switches", lambda info: info.switch),
+    ("rack", "racks", lambda info: info.rack),
+)
+"""Locations that ranks may share, the narrowest first: singular, plural, and how to read it."""
 
 CAUSE = Cause(
     name="slow-link",
@@ -81,6 +64,24 @@ CAUSE = Cause(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Ranks that slow links have in common."""
+
+    ranks: tuple[int, ...]
+    """Global ranks at fault, ascending."""
+
+    links: tuple[SlowLink, ...]
+    location: str
+    """In words: "the pair 3 - 11", "most links of rank 3"."""
+
+    more_links: tuple[int, ...] = ()
+    """Further links that are slow for the same reason, and would not be reported by themselves."""
+
+    baseline: str = "for alike ones"
+    """What the links are compared with, in words."""
+
+
 def find_culprits(
     slow: Sequence[SlowLink],
     links: Sequence[Link],
@@ -89,27 +90,26 @@ def find_culprits(
 ) -> tuple[Culprit, ...]:
     """Explain slow links by as few ranks and pairs as possible.
 
-    Ranks in which most links are slow come first, then pairs, then groups of
-    which no more can be said than that one of their members is to blame.
+    Ranks most of whose links are slow come first, then pairs, then groups one of whose members is
+    at fault.
 
     Args:
         slow: The slow links.
         links: All links.
-        pair_excess: Of each rank with pairs, how much slower these are than alike ones, median.
-        group_excess: Of each link of a group, by index, how much slower it is than the fastest
-            alike one.
+        pair_excess: By rank, the median excess of its pairs.
+        group_excess: By link of a group, its excess over the fastest alike group.
     """
     left = list(slow)
     found: list[Culprit] = []
-    touching: Counter[int] = Counter()
+    num_pairs: Counter[int] = Counter()
     for link in links:
         if link.is_pair:
-            touching.update(link.members)
+            num_pairs.update(link.members)
     while left:
         culprit = (
-            _worst_rank(left, links, touching)
+            _worst_rank(left, links, num_pairs)
             or _worst_pair(left, links, group_excess)
-            or _common_members(left, links, pair_excess)
+            or _worst_group(left, links, pair_excess)
         )
         found.append(culprit)
         explained = {each.link for each in culprit.links}
@@ -118,39 +118,37 @@ def find_culprits(
 
 
 def _worst_rank(
-    slow: Sequence[SlowLink], links: Sequence[Link], touching: Counter[int]
+    slow: Sequence[SlowLink], links: Sequence[Link], num_pairs: Counter[int]
 ) -> Culprit | None:
-    num: Counter[int] = Counter()
+    """Return the rank with most slow links; None if no rank's own connection is at fault."""
+    num_slow: Counter[int] = Counter()
+    num_slow_groups: Counter[int] = Counter()
     for each in slow:
-        if links[each.link].is_pair:
-            num.update(links[each.link].members)
-    in_groups: Counter[int] = Counter()
-    for each in slow:
-        if not links[each.link].is_pair:
-            in_groups.update(links[each.link].members)
+        counter = num_slow if links[each.link].is_pair else num_slow_groups
+        counter.update(links[each.link].members)
     ranks = [
         rank
-        for rank, count in num.items()
-        if count >= MIN_LINKS and count >= MIN_SLOW_LINKS_SHARE * touching[rank]
+        for rank, count in num_slow.items()
+        if count >= MIN_LINKS and count >= MIN_SLOW_LINKS_SHARE * num_pairs[rank]
     ]
     if not ranks:
-        ranks = _ends_in_a_slow_group(slow, links, in_groups)
+        ranks = _ends_in_slow_groups(slow, links, num_slow_groups)
     if not ranks:
         return None
-    rank = max(ranks, key=lambda each: (num[each], in_groups[each], -each))
+    rank = max(ranks, key=lambda each: (num_slow[each], num_slow_groups[each], -each))
     mine = tuple(each for each in slow if rank in links[each.link].members)
-    return Culprit(ranks=(rank,), links=mine, place=f"most links of rank {rank}")
+    return Culprit(ranks=(rank,), links=mine, location=f"most links of rank {rank}")
 
 
-def _ends_in_a_slow_group(
-    slow: Sequence[SlowLink], links: Sequence[Link], in_groups: Counter[int]
+def _ends_in_slow_groups(
+    slow: Sequence[SlowLink], links: Sequence[Link], num_slow_groups: Counter[int]
 ) -> list[int]:
-    """Return the ends of slow pairs that also lie in a slow group, where the other end does not."""
+    """Return the ends of slow pairs that are in a slow group while the other end is not."""
     found = []
     for each in slow:
         link = links[each.link]
         if link.is_pair:
-            ends = [rank for rank in link.members if in_groups[rank]]
+            ends = [rank for rank in link.members if num_slow_groups[rank]]
             if len(ends) == 1:
                 found += ends
     return found
@@ -159,6 +157,7 @@ def _ends_in_a_slow_group(
 def _worst_pair(
     slow: Sequence[SlowLink], links: Sequence[Link], group_excess: Mapping[int, float]
 ) -> Culprit | None:
+    """Return the slowest pair, or its end that is equally slow in a group; None without pairs."""
     pairs = [each for each in slow if links[each.link].is_pair]
     if not pairs:
         return None
@@ -166,24 +165,26 @@ def _worst_pair(
     ends = set(links[worst.link].members)
     mine = tuple(each for each in slow if ends <= set(links[each.link].members))
     low, high = sorted(ends)
-    as_slow = _groups_as_slow(worst, links, group_excess)
-    if len(as_slow) == 1:
-        rank, groups = as_slow.popitem()
+    equally_slow = _equally_slow_groups(worst, links, group_excess)
+    if len(equally_slow) == 1:
+        rank, groups = equally_slow.popitem()
         return Culprit(
             ranks=(rank,),
             links=mine,
-            place=f"the pair {low} - {high} and a group of rank {rank}, both as much slower,",
-            also=tuple(groups),
+            location=(
+                f"the pair {low} - {high} and a group of rank {rank}, slower by the same factor,"
+            ),
+            more_links=tuple(groups),
         )
-    return Culprit(ranks=(low, high), links=mine, place=f"the pair {low} - {high}")
+    return Culprit(ranks=(low, high), links=mine, location=f"the pair {low} - {high}")
 
 
-def _groups_as_slow(
+def _equally_slow_groups(
     pair: SlowLink, links: Sequence[Link], group_excess: Mapping[int, float]
 ) -> dict[int, list[int]]:
-    """Return the ends of a slow pair with groups slow by the same factor, and these groups.
+    """Return, by end of a slow pair, its groups that are slower by the same factor.
 
-    A connection that is slow to one peer and in a group alike is the rank's own.
+    A connection that is equally slow to a peer and in a group is the rank's own.
     """
     factor = 1.0 + pair.phase.excess_ratio
     found: dict[int, list[int]] = {}
@@ -194,12 +195,12 @@ def _groups_as_slow(
     return found
 
 
-def _common_members(
+def _worst_group(
     slow: Sequence[SlowLink], links: Sequence[Link], pair_excess: Mapping[int, float]
 ) -> Culprit:
-    """Take the slowest group, and narrow it down by others that share some of its members.
+    """Return the slowest group, narrowed down to the members that it shares with others.
 
-    Of the members, one whose pairs are slower too, if less clearly, is the one.
+    If the pairs of one member are slower as well, though not significantly, that member is named.
     """
     worst = max(slow, key=lambda each: each.phase.excess_ratio)
     common, mine = set(links[worst.link].members), [worst]
@@ -207,20 +208,20 @@ def _common_members(
         shared = common & set(links[each.link].members)
         if each is not worst and shared:
             common, mine = shared, [*mine, each]
+    size = len(links[worst.link].members)
     kind = links[worst.link].kind
-    place = f"one {kind} group of {len(common):,} ranks"
-    if len(common) < len(links[worst.link].members):
-        place = "what its slow groups share"
+    location = f"one {kind} group of {size:,} ranks (which link is not known)"
+    if len(common) < size:
+        location = "the ranks that its slow groups share"
     slower = _member_with_slow_pairs(common, pair_excess)
     if slower is not None:
-        size = len(links[worst.link].members)
-        place = f"one {kind} group of {size} ranks, of which only rank {slower} is slower to others"
+        location = f"one {kind} group of {size:,} ranks, where only rank {slower} has slow pairs,"
         common = {slower}
-    return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), place=place)
+    return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), location=location)
 
 
 def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float]) -> int | None:
-    """Return the member whose pairs stand clear of all other ranks' pairs, if one does."""
+    """Return the member whose pairs are significantly slower than those of all other ranks."""
     inside = {rank: pair_excess[rank] for rank in members if rank in pair_excess}
     if not inside:
         return None
@@ -228,42 +229,37 @@ def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float])
     others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
     if len(others) < MIN_LINKS:
         return None
-    clear = max(required_deviations(len(others)) * robust_deviation(others), MIN_PAIR_EXCESS)
-    return worst if inside[worst] >= clear else None
+    required = required_deviations(len(others)) * robust_deviation(others)
+    return worst if inside[worst] >= max(required, MIN_PAIR_EXCESS) else None
 
 
 def merge_by_location(
     culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
-    """Merge culprits of one host, or behind one switch or rack, into one.
+    """Merge the culprits on one host, or behind one switch or rack.
 
     Args:
-        culprits: What was found by ranks alone.
-        ranks: Where each rank runs.
+        culprits: Culprits found without locations.
+        ranks: Location of each rank.
     """
-    levels: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
-        ("host", lambda info: info.host),
-        ("switch", lambda info: info.switch),
-        ("rack", lambda info: info.rack),
-    )
-    for word, where in levels:
-        places = {info.rank: where(info) for info in ranks.values() if where(info)}
+    for name, _, read in LEVELS:
+        places = {info.rank: read(info) for info in ranks.values() if read(info)}
         if len(culprits) > 1 and len(set(places.values())) > 1:
-            culprits = _merged(culprits, places, word)
+            culprits = _merge_place(culprits, places, name)
     return tuple(culprits)
 
 
-def _merged(
-    culprits: Sequence[Culprit], places: Mapping[int, str], word: str
+def _merge_place(
+    culprits: Sequence[Culprit], places: Mapping[int, str], name: str
 ) -> tuple[Culprit, ...]:
-    """Merge the culprits that all touch one place and no other one in common."""
-    touched: Counter[str] = Counter()
+    """Merge the culprits that have ranks at one place, if no other place has as many of them."""
+    num_culprits: Counter[str] = Counter()
     for culprit in culprits:
-        touched.update({places[rank] for rank in culprit.ranks if rank in places})
-    if not touched:
+        num_culprits.update({places[rank] for rank in culprit.ranks if rank in places})
+    if not num_culprits:
         return tuple(culprits)
-    place, num = touched.most_common(1)[0]
-    if num == 1 or list(touched.values()).count(num) > 1:
+    place, num = num_culprits.most_common(1)[0]
+    if num == 1 or list(num_culprits.values()).count(num) > 1:
         return tuple(culprits)
     mine = [each for each in culprits if place in {places.get(rank) for rank in each.ranks}]
     rest = tuple(each for each in culprits if each not in mine)
@@ -271,7 +267,7 @@ def _merged(
     merged = Culprit(
         ranks=tuple(inside),
         links=tuple({slow.link: slow for each in mine for slow in each.links}.values()),
-        place=f"the links of {word} {place}",
+        location=f"the links of {name} {place}",
     )
     return (merged, *rest)
 
@@ -279,21 +275,21 @@ def _merged(
 def merge_by_uplink(
     culprits: Sequence[Culprit], profile: LinkProfile, ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
-    """Merge the pairs between two stages of which all became slow together into one culprit.
+    """Merge the pairs between two stages that all became slow together: they share an uplink.
 
-    Where such pairs lie between several pairs of stages it is no one uplink, and nothing is merged.
+    If such pairs are between several pairs of stages, it is not one uplink and nothing is merged.
 
     Args:
-        culprits: What was found link by link.
+        culprits: Culprits found link by link.
         profile: Transfers by link and step.
-        ranks: Where each rank runs.
+        ranks: Location of each rank.
     """
     links = profile.transfers.links
     together: list[Culprit] = []
     between: dict[tuple[int, int], list[int]] = defaultdict(list)
     for culprit in culprits:
         pairs = [each.link for each in culprit.links if links[each.link].is_pair]
-        if pairs and all(profile.risen[link] for link in pairs):
+        if pairs and all(profile.rose_together[link] for link in pairs):
             together.append(culprit)
             for link in pairs:
                 low, high = sorted(ranks[rank].coords.pp for rank in links[link].members)
@@ -314,34 +310,34 @@ def _uplink(
 ) -> Culprit:
     links = profile.transfers.links
     slow = {each.link: each for culprit in together for each in culprit.links}
-    # Groups that hold such a pair are as slow as it is.
-    also = {link for culprit in together for link in culprit.also} | (set(slow) - set(pairs))
+    # Groups that include such a pair are as slow as it is.
+    more = {link for culprit in together for link in culprit.more_links} | (set(slow) - set(pairs))
     members = sorted({rank for link in pairs for rank in links[link].members})
     return Culprit(
         ranks=tuple(members),
         links=tuple(slow[link] for link in pairs),
-        place=_place(stages, [ranks[rank] for rank in members]),
-        also=tuple(sorted(also)),
-        against="in other steps, with what links between other stages changed by taken out",
+        location=_uplink_location(stages, [ranks[rank] for rank in members]),
+        more_links=tuple(sorted(more)),
+        baseline="in other steps, scaled by the change of links between other stages",
     )
 
 
-def _place(stages: tuple[int, int], members: Sequence[RankInfo]) -> str:
-    """Name the two stages, and what lies at their ends where that is one place each."""
+def _uplink_location(stages: tuple[int, int], members: Sequence[RankInfo]) -> str:
+    """Name the two stages, and the location of each end if it is one."""
     if stages[0] == stages[1]:
         return f"all links within stage {stages[0]}"
     text = f"all links between stages {stages[0]} and {stages[1]}"
-    for word, where in LEVELS:
-        ends = [{where(each) for each in members if each.coords.pp == stage} for stage in stages]
+    for _, plural, read in LEVELS:
+        ends = [{read(each) for each in members if each.coords.pp == stage} for stage in stages]
         if all(len(end) == 1 for end in ends) and ends[0] != ends[1]:
             (low,), (high,) = ends
             if low and high:
-                return f"{text} ({word} {low} and {high})"
+                return f"{text} ({plural} {low} and {high})"
     return text
 
 
 def excess_of_pairs(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
-    """Return the median excess of each rank's pairs over the steps in which links are slow."""
+    """Return, by rank, the median excess of its pairs in the steps in which links are slow."""
     if not slow:
         return {}
     columns = _slow_columns(slow)
@@ -354,12 +350,8 @@ def excess_of_pairs(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int,
     return {rank: float(np.median(values)) for rank, values in by_rank.items()}
 
 
-def _slow_columns(slow: Sequence[SlowLink]) -> slice:
-    return slice(min(each.phase.first for each in slow), max(each.phase.last for each in slow) + 1)
-
-
 def excess_of_groups(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
-    """Return how much slower than the fastest alike group each is over the slow steps."""
+    """Return, by link of a group, its excess over the fastest alike group in the slow steps."""
     if not slow:
         return {}
     transfers, steps = profile.transfers, profile.steps[_slow_columns(slow)]
@@ -369,9 +361,9 @@ def excess_of_groups(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int
         return {}
     cell, num = factorize(transfers.alike[rows], transfers.link[rows])
     medians, _ = group_medians(transfers.transfer_ns[rows], cell, num)
-    of_cell = np.zeros(num, dtype=np.int64)
-    of_cell[cell] = rows
-    alike, link = transfers.alike[of_cell], transfers.link[of_cell]
+    row_of_cell = np.zeros(num, dtype=np.int64)
+    row_of_cell[cell] = rows
+    alike, link = transfers.alike[row_of_cell], transfers.link[row_of_cell]
     fastest = np.full(int(alike.max()) + 1, np.inf)
     np.minimum.at(fastest, alike, medians)
     by_link: dict[int, list[float]] = defaultdict(list)
@@ -381,35 +373,43 @@ def excess_of_groups(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int
     return {index: float(np.median(values)) for index, values in by_link.items()}
 
 
-def is_explained_by_devices(
-    profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate], least_ns: float
-) -> bool:
-    """Tell whether slow devices explain a link: they send as slowly as they compute.
+def _slow_columns(slow: Sequence[SlowLink]) -> slice:
+    return slice(min(each.phase.first for each in slow), max(each.phase.last for each in slow) + 1)
 
-    Nor is anything else told where the rest loses less than ``least_ns`` a step.
+
+def is_explained_by_devices(
+    profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate], min_lost_ns: float
+) -> bool:
+    """Return whether slow devices explain a slow link: they send as slowly as they compute.
+
+    Args:
+        profile: Transfers by link and step.
+        slow: The link.
+        blamed: Ranks that compute slowly.
+        min_lost_ns: Time per step that the rest must lose to be a second fault.
     """
     first, last = profile.steps[slow.phase.first], profile.steps[slow.phase.last]
     members = set(profile.transfers.links[slow.link].members)
-    there_in = set(profile.steps[slow.phase.first : slow.phase.last + 1].tolist())
+    slow_steps = set(profile.steps[slow.phase.first : slow.phase.last + 1].tolist())
     meanwhile = [
         each
         for each in blamed
         if each.steps[0] <= last
         and each.steps[1] >= first
-        and (each.shown_steps is None or there_in.issubset(each.shown_steps))
+        and (each.shown_steps is None or slow_steps.issubset(each.shown_steps))
     ]
-    there = [each.excess_ratio for each in meanwhile if not members.isdisjoint(each.ranks)]
-    if not there:
+    at_ends = [each.excess_ratio for each in meanwhile if not members.isdisjoint(each.ranks)]
+    if not at_ends:
         return False
-    rest = (1.0 + slow.phase.excess_ratio) / (1.0 + max(there)) - 1.0
+    rest = (1.0 + slow.phase.excess_ratio) / (1.0 + max(at_ends)) - 1.0
     columns = slice(slow.phase.first, slow.phase.last + 1)
-    expected_ns = profile.expected_ns[slow.link, columns] * (1.0 + max(there))
+    expected_ns = profile.expected_ns[slow.link, columns] * (1.0 + max(at_ends))
     lost_ns = float(np.nanmedian(profile.total_ns[slow.link, columns] - expected_ns))
-    return rest < max(MIN_EXCESS_RATIO, slow.phase.threshold) or lost_ns < least_ns
+    return rest < max(MIN_EXCESS_RATIO, slow.phase.threshold) or lost_ns < min_lost_ns
 
 
 def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:
-    """Return the operations of some links, shape (ops,)."""
+    """Return the operations that some links carry. Shape (ops,)."""
     return np.isin(profile.transfers.link_of_operation, links)
 
 
@@ -423,13 +423,13 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
         cause=CAUSE,
         ranks=culprit.ranks,
         steps=(first, last),
-        part=part_of_links(profile, [*(each.link for each in culprit.links), *culprit.also]),
+        part=part_of_links(profile, [*(each.link for each in culprit.links), *culprit.more_links]),
         excess_ratio=excess,
         threshold=worst.phase.threshold,
         evidence=(
-            f"transfers over {culprit.place} take {format_duration(worst.transfer_ns)} against"
-            f" {format_duration(worst.expected_ns)} {culprit.against} (+{format_percent(excess)})"
-            f" once all members have entered, in steps {first} to {last}, while both ends compute"
-            " as usual"
+            f"transfers over {culprit.location} take {format_duration(worst.transfer_ns)} against"
+            f" {format_duration(worst.expected_ns)} {culprit.baseline} (+{format_percent(excess)}),"
+            f" counted from when all members have entered, in steps {first} to {last};"
+            " both ends compute as usual"
         ),
     )

@@ -1,4 +1,4 @@
-"""Rows that wait to be sent, a bounded number of them: the oldest make room, and are counted."""
+"""Bounded buffer of rows that wait to be sent; the oldest are dropped and counted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ..identity import Row
 
 MAX_ROWS = 100_000
-"""Some ten minutes of a host with eight devices."""
+"""Samples of some ten minutes of a host with eight devices."""
 
-FRESH_ROWS = 1_000
-"""Beyond these, rows are packed: a sample takes 345 bytes as it comes and 23 packed."""
+UNPACKED_ROWS = 1_000
+"""More rows are packed: a sample takes 345 bytes as a dict and 23 packed."""
 
 PACK_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """Rows that nobody looks at for a while."""
+    """Compressed rows."""
 
     num_rows: int
     data: bytes
@@ -40,63 +40,63 @@ class _Pack:
 
 
 class RowBuffer:
-    """Filled by one thread, emptied by another.
+    """A buffer that one thread fills and another empties.
 
-    In steady work what comes goes with the next request; in an outage it is packed, so that an
-    hour of waiting takes little more memory than a second.
+    Usually all rows go with the next request. In an outage they are packed, so that an hour takes
+    little more memory than a second.
 
     Args:
-        max_rows: How many may wait.
+        max_rows: Number of rows that may wait.
     """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         self._packs: deque[_Pack] = deque()
-        self._fresh: deque[Row] = deque()
+        self._unpacked: deque[Row] = deque()
         self._num_rows = 0
         self._max_rows = max_rows
         self._lock = threading.Lock()
         self.num_dropped = 0
-        """Rows that made room for newer ones."""
+        """Number of rows that were dropped in favor of newer ones."""
 
     def __len__(self) -> int:
         return self._num_rows
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Let rows wait."""
+        """Add rows."""
         with self._lock:
             for row in rows:
-                self._fresh.append(row)
-                if len(self._fresh) >= FRESH_ROWS:
-                    self._packs.append(_Pack.of(list(self._fresh)))
-                    self._fresh.clear()
+                self._unpacked.append(row)
+                if len(self._unpacked) >= UNPACKED_ROWS:
+                    self._packs.append(_Pack.of(list(self._unpacked)))
+                    self._unpacked.clear()
             self._num_rows += len(rows)
-            self._make_room()
+            self._drop_excess()
 
-    def ship(self, send: Callable[[Sequence[Row]], None], *, num_at_once: int) -> None:
-        """Send all that waits, the oldest first; what ``send`` raised on still waits.
+    def send(self, send: Callable[[Sequence[Row]], None], *, rows_per_call: int) -> None:
+        """Send all rows, the oldest first; rows on which ``send`` raised stay.
 
         Args:
-            send: Returns once it has them.
-            num_at_once: Most rows of one call of ``send``.
+            send: Returns once the rows are stored.
+            rows_per_call: Largest number of rows in one call of ``send``.
         """
-        for _ in range(-(-self._num_rows // num_at_once)):
+        for _ in range(-(-self._num_rows // rows_per_call)):
             with self._lock:
-                batch = self._taken(num_at_once)
+                batch = self._take(rows_per_call)
             try:
                 send(batch)
             except BaseException:
                 with self._lock:
                     self._put_back(batch)
-                    self._make_room()
+                    self._drop_excess()
                 raise
 
-    def _taken(self, num_rows: int) -> list[Row]:
-        """Take the oldest rows out."""
+    def _take(self, num_rows: int) -> list[Row]:
+        """Remove and return the oldest rows."""
         taken: list[Row] = []
         while len(taken) < num_rows and self._packs:
             taken += self._packs.popleft().rows()
-        while len(taken) < num_rows and self._fresh:
-            taken.append(self._fresh.popleft())
+        while len(taken) < num_rows and self._unpacked:
+            taken.append(self._unpacked.popleft())
         self._num_rows -= len(taken)
         if len(taken) > num_rows:
             self._put_back(taken[num_rows:])
@@ -104,15 +104,15 @@ class RowBuffer:
         return taken
 
     def _put_back(self, rows: Sequence[Row]) -> None:
-        """Let rows wait before all others."""
-        for end in range(len(rows), 0, -FRESH_ROWS):
-            self._packs.appendleft(_Pack.of(rows[max(end - FRESH_ROWS, 0) : end]))
+        """Insert rows before all others."""
+        for end in range(len(rows), 0, -UNPACKED_ROWS):
+            self._packs.appendleft(_Pack.of(rows[max(end - UNPACKED_ROWS, 0) : end]))
         self._num_rows += len(rows)
 
-    def _make_room(self) -> None:
-        """Drop the oldest rows of those that are too many."""
+    def _drop_excess(self) -> None:
+        """Drop the oldest rows beyond the limit."""
         excess = self._num_rows - self._max_rows
         if excess > 0:
             self.num_dropped += excess
             while excess > 0:
-                excess -= len(self._taken(min(excess, FRESH_ROWS)))
+                excess -= len(self._take(min(excess, UNPACKED_ROWS)))

@@ -1,4 +1,4 @@
-"""Why the agent can't go on just now. All of it passes: nothing is given up by raising."""
+"""Errors of the agent. Those that say "later" lose nothing: the same is sent again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AgentConfigError(CollectorError):
-    """The agent can't begin with what it was given."""
+    """The agent can't start with its configuration."""
 
 
 class JournalVersionError(AgentConfigError):
@@ -29,13 +29,13 @@ class JournalVersionError(AgentConfigError):
 
 
 class RetryLaterError(StoreError):
-    """What was to be sent stays where it is; it is sent again later, exactly as it was.
+    """Unsent data stays in the spool and is sent again unchanged later.
 
     Args:
-        reason: One plain line.
-        pause_s: How long to leave the collector alone; None: as its failures in a row say.
-        is_of_run: Whether only this run is held; else the collector as a whole.
-        is_token: Whether another token would help: then a new one is tried at once.
+        reason: One line.
+        pause_s: Pause before the next attempt; None: that of the backoff.
+        is_run_only: Whether only this run must wait, and not the collector as a whole.
+        is_token_problem: Whether a new token would help; then it is tried at once.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class RetryLaterError(StoreError):
         reason: str,
         *,
         pause_s: float | None = None,
-        is_of_run: bool = False,
-        is_token: bool = False,
+        is_run_only: bool = False,
+        is_token_problem: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.pause_s = pause_s
-        self.is_of_run = is_of_run
-        self.is_token = is_token
+        self.is_run_only = is_run_only
+        self.is_token_problem = is_token_problem
 
 
 class LinkError(RetryLaterError):
-    """The collector gave no answer that could be used.
+    """The collector gave no valid answer.
 
     Args:
-        reason: One plain line.
-        is_late: Whether a deadline ran out, so that a smaller request may fare better.
+        reason: One line.
+        is_late: Whether a deadline passed, so that a smaller request may succeed.
     """
 
     def __init__(self, reason: str, *, is_late: bool = False) -> None:
@@ -67,32 +67,32 @@ class LinkError(RetryLaterError):
 
 
 class JournalError(RetryLaterError):
-    """The agent's own journal can't be written; nothing is sent that is not in it."""
-
-
-def reason_of(error: BaseException) -> str:
-    """Return what an error says, in one line."""
-    text = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
-    line = (text.strip().splitlines() or [""])[0]
-    return (line or type(error).__name__)[:200]
+    """The journal can't be read or written. Nothing is sent that is not in it."""
 
 
 class RejectedError(CollectorError):
-    """What was sent is refused for what it is.
+    """The collector rejects the content of a request.
 
     Args:
-        status: Of the answer.
-        reason: As the answer gives it.
-        is_of_collector: Whether the collector itself says so; else something before it, a proxy
-            say, lets no body of that length through.
+        status: Status of the answer.
+        reason: Reason from the answer.
+        is_from_collector: Whether the collector itself rejects it, and not a proxy before it that
+            limits the length of bodies.
     """
 
-    def __init__(self, status: int, reason: str, *, is_of_collector: bool = True) -> None:
+    def __init__(self, status: int, reason: str, *, is_from_collector: bool = True) -> None:
         super().__init__(f"{status}: {reason}")
         self.status = status
         self.reason = reason
-        self.is_of_collector = is_of_collector
+        self.is_from_collector = is_from_collector
 
 
 class RunGoneError(CollectorError):
-    """The run was deleted: nothing more of it is wanted."""
+    """The run was deleted at the collector."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    text = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
+    line = (text.strip().splitlines() or [""])[0]
+    return (line or type(error).__name__)[:200]

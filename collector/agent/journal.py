@@ -31,6 +31,11 @@ JOURNAL_VERSION = 2
 MAX_ENTRIES = 100_000
 """Of one table. The oldest beyond it are deleted; the agent asks the collector about those."""
 
+PAGE_BYTES = 1_024
+LOG_PAGES = 256
+"""The journal counts towards the quota of the spool, so pages and log are smaller than SQLite's
+defaults of 4 KiB and 1,000 pages."""
+
 CHECKSUM_LENGTH = 8
 DAMAGED_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -235,6 +240,8 @@ def _open(path: Path, connect: Callable[..., sqlite3.Connection]) -> sqlite3.Con
     # Alone, SQLite needs no shared memory, which could kill the process with SIGBUS.
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
     database.execute("PRAGMA synchronous = FULL")
+    database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    database.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
     return database
 
 

@@ -1,7 +1,7 @@
-"""The one connection to a collector: what goes out is bounded in time, what comes back in size.
+"""HTTP connection to a collector, with deadlines for requests and a size limit for answers.
 
-Nothing that a collector (or whatever stands in its place) answers can make the agent hang,
-follow it elsewhere, fill its memory, or speak in plain text where TLS was asked for.
+No answer can make the agent hang, follow a redirect, fill its memory, or fall back from TLS to
+plain text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -36,11 +37,10 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES = 64 << 10
 PIECE_BYTES = 16_384
 LONGEST_ANSWER_S = 600.0
-SERVER_ERROR = 500
 CLOSE_S = 1.0
 SEND_BUFFER_BYTES = 256 << 10
-"""What the kernel may hold of a request: what has left is then nearly what has arrived, so that
-a slow network is told from one that stands."""
+"""A small send buffer in the kernel: what was sent is then nearly what arrived, so that a slow
+network can be distinguished from one that does not move."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
@@ -55,14 +55,14 @@ SOCKET_OPTIONS: list[tuple[int, int, int | bytes]] = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long the parts of an exchange may take."""
+    """Timeouts of the parts of an exchange."""
 
     connect_s: float = 5.0
     stall_s: float = 20.0
-    """For each piece of 16 KiB to leave."""
+    """Time to send a piece of 16 KiB."""
 
     answer_s: float = 30.0
-    """At first; one that comes late makes the next longer."""
+    """Time until the answer. It doubles after each timeout."""
 
 
 DEADLINES = Deadlines()
@@ -70,11 +70,11 @@ DEADLINES = Deadlines()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back."""
+    """Answer of the collector."""
 
     status: int
     body: bytes
-    """Empty where it was longer than `MAX_ANSWER_BYTES`."""
+    """Empty if it was longer than `MAX_ANSWER_BYTES`."""
 
     retry_after_s: float | None = None
 
@@ -87,12 +87,12 @@ class _Endpoint:
     prefix: str
 
     @classmethod
-    def of(cls, url: str) -> _Endpoint:
+    def parse(cls, url: str) -> _Endpoint:
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            raise AgentConfigError(f"--collector {url}: the port is no number") from None
+            raise AgentConfigError(f"--collector {url}: the port is not a number") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise AgentConfigError(f"--collector {url}: give https://HOST[:PORT]")
         if parts.username or parts.password or parts.query or parts.fragment:
@@ -109,17 +109,82 @@ class _Endpoint:
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Files for the agent's side of TLS."""
+
+    ca: Path | None = None
+    """CA of the collector's certificate; None: the CAs that this host trusts."""
+
+    certificate: Path | None = None
+    """The agent's certificate, if the collector requires one."""
+
+    key: Path | None = None
+
+
+class Certificates:
+    """TLS context for new connections, which is reloaded if the files change.
+
+    If the changed files can't be used, for instance because only one of certificate and key is
+    renewed yet, the former context stays, and the files are read again at the next connection.
+
+    Args:
+        files: Paths of the files.
+
+    Raises:
+        AgentConfigError: They can't be used.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._stamps = self._read_stamps()
+        self._context = _context(files)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        stamps = self._read_stamps()
+        if stamps != self._stamps:
+            try:
+                self._context = _context(self._files)
+            except AgentConfigError:
+                return self._context
+            self._stamps = stamps
+        return self._context
+
+    def _read_stamps(self) -> FileStamps:
+        files = self._files
+        return read_file_stamps(
+            *(path for path in (files.ca, files.certificate, files.key) if path)
+        )
+
+
+def _context(tls: TlsFiles) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if tls.certificate is not None:
+            key = None if tls.key is None else str(tls.key)
+            context.load_cert_chain(str(tls.certificate), key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise AgentConfigError(f"the certificates can't be used: {reason_of(error)}") from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password: use a key without one, readable by its owner only")
+
+
 class Link:
     """Sends one request at a time and returns the answer.
 
-    With several addresses, one that fails makes room for the next.
+    With several addresses, the next one is used after a failure.
 
     Args:
-        urls: Where the collector is: ``https://``, or ``http://`` on the loopback.
+        urls: Addresses of the collector: ``https://``, or ``http://`` on the loopback.
         agent: Value of ``X-Rankscope-Agent``.
-        tls: Certificates.
-        environment: Names the token, which is read anew for each request.
-        deadlines: How long the parts of an exchange may take.
+        tls: Files of the certificates.
+        environment: Variables that name the token, which is read again for each request.
+        deadlines: Timeouts of the parts of an exchange.
 
     Raises:
         AgentConfigError: An address or a certificate can't be used.
@@ -134,23 +199,23 @@ class Link:
         environment: Mapping[str, str] = os.environ,
         deadlines: Deadlines = DEADLINES,
     ) -> None:
-        self._endpoints = [_Endpoint.of(url) for url in urls]
+        self._endpoints = [_Endpoint.parse(url) for url in urls]
         is_tls = any(endpoint.is_tls for endpoint in self._endpoints)
         self._certificates = Certificates(tls or TlsFiles()) if is_tls else None
         self._agent = agent
         self._environment = environment
-        self._place = 0
+        self._index = 0
         self._deadlines = deadlines
         self._answer_s = deadlines.answer_s
         self._connection: HTTPConnection | None = None
         self.sent_token: OwnToken | None = None
-        """What the last request went out with; None where it had none, or did not go."""
+        """Token of the last request; None if it had none, or was not sent."""
         self._is_closed = False
         self._lock = threading.Lock()
         self._busy = threading.Lock()
 
     def token(self) -> OwnToken | None:
-        """Return the token of this moment.
+        """Return the current token; None if none is configured.
 
         Raises:
             RetryLaterError: It can't be read.
@@ -158,27 +223,29 @@ class Link:
         try:
             return read_own_token(self._environment)
         except (TokenFileError, OSError) as error:
-            raise RetryLaterError(f"no token: {error}", pause_s=60.0, is_token=True) from error
+            raise RetryLaterError(
+                f"no token: {error}", pause_s=60.0, is_token_problem=True
+            ) from error
 
     def get(self, path: str) -> Answer:
-        """Ask for ``path``. Raises as `post`."""
+        """Send a GET request. Raises like `post`."""
         return self._exchange("GET", path, None, "")
 
     def post(self, path: str, body: bytes, *, content_type: str) -> Answer:
-        """Send ``body``.
+        """Send a POST request with ``body``.
 
         Raises:
-            LinkError: No answer came, or none in time, or it is no HTTP.
-            RetryLaterError: There is no token, or the link is closed.
+            LinkError: There is no answer, none in time, or it is not HTTP.
+            RetryLaterError: The token can't be read, or the link is closed.
         """
         return self._exchange("POST", path, body, content_type)
 
     def close(self) -> None:
-        """End the request under way, from any thread; later ones raise."""
+        """Abort the current request, from any thread; later ones raise."""
         self._is_closed = True
-        self._sever()
+        self._shut_down()
         if self._busy.acquire(timeout=CLOSE_S):
-            self._drop()
+            self._disconnect()
             self._busy.release()
 
     def _exchange(self, method: str, path: str, body: bytes | None, content_type: str) -> Answer:
@@ -198,7 +265,7 @@ class Link:
         if body is not None:
             headers |= {"Content-Type": content_type, "Content-Length": str(len(body))}
         if self._connection is not None:
-            # The collector may have closed it while it was idle: that is no trouble yet.
+            # The collector may have closed the idle connection: try again on a new one.
             try:
                 return self._try(method, path, body=body, headers=headers)
             except LinkError as error:
@@ -211,31 +278,31 @@ class Link:
     ) -> Answer:
         begun_s = time.monotonic()
         is_late = threading.Event()
-        watchdog = threading.Timer(self._deadline_s(body), self._give_up, [is_late])
+        watchdog = threading.Timer(self._deadline_s(body), self._time_out, [is_late])
         watchdog.daemon = True
         try:
             connection = self._connected()
             watchdog.start()
             answer = self._ask(connection, method, path, body=body, headers=headers)
-            # Headers that were cut short in the middle read as if they were all.
+            # Headers that were cut off by the timeout are parsed as if they were complete.
             _check_in_time(is_late)
         except (HTTPError, HTTPException, OSError) as error:
-            self._drop()
-            self._go_on()
+            self._disconnect()
+            self._use_next_address()
             if isinstance(error, TimeoutError) or is_late.is_set():
                 self._answer_s = min(2 * self._answer_s, LONGEST_ANSWER_S)
                 raise LinkError("no answer in time", is_late=True) from error
             raise LinkError(reason_of(error)) from error
         finally:
             watchdog.cancel()
-        if answer.status >= SERVER_ERROR:  # another may well take what this one can't just now
-            self._go_on()
+        if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # another address may accept it
+            self._use_next_address()
         took_s = time.monotonic() - begun_s
         self._answer_s = max(self._deadlines.answer_s, min(self._answer_s, 4 * took_s))
         return answer
 
     def _deadline_s(self, body: bytes | None) -> float:
-        """Return how long the whole exchange may take, whatever drips meanwhile."""
+        """Return the timeout of the whole exchange, which also ends one that trickles."""
         num_pieces = 1 + len(body or b"") // PIECE_BYTES
         return self._answer_s + num_pieces * self._deadlines.stall_s
 
@@ -248,12 +315,12 @@ class Link:
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> Answer:
-        target = self._endpoints[self._place].prefix + path
+        target = self._endpoints[self._index].prefix + path
         connection.timeout = self._deadlines.stall_s
-        # As a file it goes out in pieces, each with a deadline of its own.
+        # A file is sent in pieces, each with its own timeout.
         pieces = None if body is None else io.BytesIO(body)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            # A refusal may come before the whole body has gone: it is read below.
+            # The collector may reject the body before it is sent completely; read that answer.
             connection.request(
                 method,
                 target,
@@ -266,12 +333,12 @@ class Link:
         response = connection.getresponse()
         found = self._read(response)
         if found is None or response.headers.get("connection", "").lower() == "close":
-            self._drop()
+            self._disconnect()
         status, retry_after_s = response.status, _retry_after_s(response)
         return Answer(status=status, body=found or b"", retry_after_s=retry_after_s)
 
     def _read(self, response: HTTPResponse) -> bytes | None:
-        """Return the body; None where it is longer than one may be, or no length fits."""
+        """Return the body; None if it is longer than `MAX_ANSWER_BYTES`."""
         found = b""
         while piece := response.read(MAX_ANSWER_BYTES + 1 - len(found)):
             found += piece
@@ -281,13 +348,13 @@ class Link:
 
     def _connected(self) -> HTTPConnection:
         if self._connection is None:
-            endpoint = self._endpoints[self._place]
+            endpoint = self._endpoints[self._index]
             connection = self._new_connection(endpoint)
             with self._lock:
                 self._connection = connection
             connection.connect()
-            if self._is_closed:  # meanwhile: there was nothing yet that `close` could end
-                self._drop()
+            if self._is_closed:  # `close` was called before there was a socket to shut down
+                self._disconnect()
                 raise RetryLaterError("the agent is stopping")
         return self._connection
 
@@ -308,30 +375,30 @@ class Link:
             cert_reqs="CERT_REQUIRED",
         )
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _go_on(self) -> None:
-        """Ask the next address from now on, where there is one."""
+    def _use_next_address(self) -> None:
+        """Use the next address from now on, if there are several."""
         if len(self._endpoints) > 1:
-            self._drop()
-            self._place = (self._place + 1) % len(self._endpoints)
+            self._disconnect()
+            self._index = (self._index + 1) % len(self._endpoints)
 
-    def _give_up(self, is_late: threading.Event) -> None:
+    def _time_out(self, is_late: threading.Event) -> None:
         is_late.set()
-        self._sever()
+        self._shut_down()
 
-    def _sever(self) -> None:
-        """Make whoever waits on the socket wait no more; called by other threads."""
+    def _shut_down(self) -> None:
+        """Wake up the thread that waits for the socket; called by other threads."""
         with self._lock:
             connection = self._connection
             sock = None if connection is None else connection.sock
         if sock is not None:
             with contextlib.suppress(OSError):
-                # A TLS socket would say goodbye first, and wait.
+                # The shutdown of a TLS socket would send a message first, and block.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
@@ -348,68 +415,3 @@ def _retry_after_s(response: HTTPResponse) -> float | None:
         return max(float(Retry().parse_retry_after(text)), 0.0)
     except (InvalidHeader, ValueError, OverflowError):
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
-    """Files of the agent's side of TLS."""
-
-    ca: Path | None = None
-    """Who may sign the collector's certificate; None: whom this machine trusts."""
-
-    certificate: Path | None = None
-    """The agent's own, where the collector asks for one."""
-
-    key: Path | None = None
-
-
-class Certificates:
-    """Holds what a new connection needs; renewed files are taken up at the next one.
-
-    An agent lives longer than a certificate. Files that can't be used, such as a pair of which
-    one half is renewed, leave what was read before, and are looked at again each time.
-
-    Args:
-        files: Where they are.
-
-    Raises:
-        AgentConfigError: They can't be used.
-    """
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._marks = self._look()
-        self._context = _context(files)
-
-    def context(self) -> ssl.SSLContext:
-        """Return what to connect with."""
-        marks = self._look()
-        if marks != self._marks:
-            try:
-                self._context = _context(self._files)
-            except AgentConfigError:
-                return self._context
-            self._marks = marks
-        return self._context
-
-    def _look(self) -> FileStamps:
-        files = self._files
-        return read_file_stamps(
-            *(path for path in (files.ca, files.certificate, files.key) if path)
-        )
-
-
-def _context(tls: TlsFiles) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if tls.certificate is not None:
-            key = None if tls.key is None else str(tls.key)
-            context.load_cert_chain(str(tls.certificate), key, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise AgentConfigError(f"the certificates can't be used: {reason_of(error)}") from error
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password: give one without, readable by its owner alone")

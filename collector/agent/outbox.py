@@ -1,10 +1,14 @@
-"""The sink that ships to a collector; a cut is noted before it leaves for the first time."""
+"""Outbox: sends cuts, descriptions and heartbeats to a collector, and keeps dead letters.
+
+A cut is in the journal before it is sent for the first time.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -15,8 +19,8 @@ from .answers import (
     CONFLICT,
     DELETED,
     SETTLED_STATES,
-    accepted,
     check_stored_rows,
+    read_accepted,
     read_cut_states,
     read_resume_page,
 )
@@ -37,56 +41,54 @@ if TYPE_CHECKING:
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 
+# Limits of one request.
 MAX_CUTS = 400
-"""Of one request: the answer has a line for each and must stay below 64 KiB."""
+"""The answer has one line per cut and must stay below 64 KiB."""
 
 MAX_ROWS = 131_072
-"""Of one request: some 14 MB before compression."""
+"""Some 14 MB before compression."""
 
 MIN_ROWS = 1_024
 MAX_DESCRIPTIONS = 1_000
 MAX_SAMPLES = 10_000
-"""Of one request; samples are short. What an outage left of them goes in ten."""
+"""Samples are short. The rows that wait after an outage take ten requests."""
 
 MAX_RANKS = 1_000
-"""Asked for by name; a host has fewer."""
+"""Ranks in the query of a resume; a host has fewer."""
 
 MAX_PAGES = 10_000
-"""Of 300 segments each."""
+"""Pages of a resume, of 300 segments each."""
 
 RUN_DELETED = "run-deleted"
 REFUSED = "refused"
-"""Reasons under which `ranks.dropped` counts rows."""
+"""Reasons in `ranks.dropped`."""
 
-MAX_PARKED_BYTES = 256 << 20
-
-MAX_PARKED_FILES = 10_000
+MAX_DEAD_LETTER_BYTES = 256 << 20
+MAX_DEAD_LETTER_FILES = 10_000
 
 HEARTBEAT_PERIOD_S = 10.0
-"""Between two requests; each has one row a rank and second. One a second and host would be more
-inserts than a collector of thousands of hosts can do."""
+"""Time between two requests, each with one row per rank and second. One request per second and
+host would be more inserts than a collector of thousands of hosts can do."""
 
 MAX_HEARTBEATS = 10_000
-"""That wait: some 10 MB, and some 20 minutes of eight ranks."""
+"""Heartbeats that may wait: some 10 MB, or 20 minutes of eight ranks."""
 
 HEARTBEATS_PER_REQUEST = 1_000
 
-NOT_FOUND = 404
-
 
 class Outbox:
-    """A `collector.spool.cut.Sink` over HTTP.
+    """A `collector.spool.cut.Sink` that sends over HTTP.
 
-    A call that raises `RetryLaterError` has lost nothing: the same cuts may be given again, and
-    those that were confirmed meanwhile are not sent twice.
+    If a call raises `RetryLaterError`, nothing is lost: the same cuts may be passed again, and
+    those that were acknowledged are not sent twice.
 
     Args:
-        link: To the collector.
-        journal: What was promised before.
-        delivery: Deals with refusals.
-        dead_letters: Keeps what is refused for good.
-        say: Tells a line to whoever watches the agent.
-        ranks_of: Returns the ranks of a run on this host.
+        link: Connection to the collector.
+        journal: Cuts that were sent before.
+        delivery: Handles rejections.
+        dead_letters: Keeps what is rejected for good.
+        say: Prints a line for the operator.
+        find_ranks: Returns the ranks of a run on this host.
     """
 
     def __init__(
@@ -97,21 +99,21 @@ class Outbox:
         delivery: Delivery,
         dead_letters: DeadLetters,
         say: Callable[[str], None],
-        ranks_of: Callable[[str], list[int]] = lambda _run_id: [],
+        find_ranks: Callable[[str], list[int]] = lambda _run_id: [],
     ) -> None:
-        self._ranks_of = ranks_of
+        self._find_ranks = find_ranks
         self._link = link
         self._journal = journal
         self._delivery = delivery
         self._dead_letters = dead_letters
         self._say = say
         self._max_rows = MAX_ROWS
-        self._deleted: set[str] = set()
+        self._deleted_runs: set[str] = set()
         self.num_rows_settled = 0
-        """Rows of cuts that the collector confirmed."""
+        """Rows of cuts that the collector acknowledged."""
 
     def token_text(self) -> str | None:
-        """Return the token as it is now; None where there is none that can be read."""
+        """Return the current token; None if there is none or it can't be read."""
         try:
             token = self._link.token()
         except RetryLaterError:
@@ -119,19 +121,19 @@ class Outbox:
         return None if token is None else token.text
 
     def sent_token_text(self) -> str | None:
-        """Return the token that the last request went out with; None where it had none."""
+        """Return the token of the last request; None if it had none."""
         token = self._link.sent_token
         return None if token is None else token.text
 
     def resume(self, run_id: str) -> Resume:
-        """Return what the journal and the collector hold of the run's ranks on this host."""
-        pages = self._held_pages(run_id)
-        held = {segment: row for page in pages for segment, row in page.end_rows.items()}
+        """Return what the journal and the collector know of the run's ranks on this host."""
+        pages = self._resume_pages(run_id)
+        stored = {segment: row for page in pages for segment, row in page.end_rows.items()}
         unanswered = [key for page in pages for key in page.unanswered]
-        noted = self._journal.end_rows(run_id)
+        settled = self._journal.end_rows(run_id)
         end_rows = {
-            segment: max(held.get(segment, 0), noted.get(segment, 0))
-            for segment in held.keys() | noted.keys()
+            segment: max(stored.get(segment, 0), settled.get(segment, 0))
+            for segment in stored.keys() | settled.keys()
         }
         own = self._journal.unanswered(run_id)
         return Resume(
@@ -141,55 +143,54 @@ class Outbox:
             dropped=self._journal.dropped(run_id),
         )
 
-    def _held_pages(self, run_id: str) -> list[ResumePage]:
-        """Return what the collector holds; nothing where the run was deleted there."""
-        ranks = self._ranks_of(run_id)[:MAX_RANKS]
-        asked = [("run_id", run_id), *(("rank", str(rank)) for rank in ranks)]
+    def _resume_pages(self, run_id: str) -> list[ResumePage]:
+        """Return what the collector has stored; an empty list if the run was deleted there."""
+        ranks = self._find_ranks(run_id)[:MAX_RANKS]
+        query = [("run_id", run_id), *(("rank", str(rank)) for rank in ranks)]
         pages: list[ResumePage] = []
         after: int | None = 0
         while after is not None and len(pages) < MAX_PAGES:
-            query = urlencode([*asked, ("after", str(after))])
+            path = f"/v1/resume?{urlencode([*query, ('after', str(after))])}"
             try:
-                document = accepted(self._link.get(f"/v1/resume?{query}"))
+                document = read_accepted(self._link.get(path))
             except RunGoneError:
-                self._tell_deleted(run_id)
+                self._report_deleted(run_id)
                 break
             pages.append(read_resume_page(document, run_id))
             after = pages[-1].next_after
         return pages
 
     def clocks(self) -> list[Row]:
-        """Return nothing: an agent ties its host's clock itself."""
+        """Return nothing: an agent aligns its host's clock itself."""
         return []
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Send descriptions; returns when the collector has them on disk."""
+        """Send descriptions; return when the collector has stored them durably."""
 
-        def post(some: Sequence[Row]) -> None:
-            document = {"schema": SCHEMA_VERSION, "rows": list(some)}
+        def post(batch: Sequence[Row]) -> None:
+            document = {"schema": SCHEMA_VERSION, "rows": list(batch)}
             body = json.dumps(document).encode()
             try:
-                answer = accepted(self._link.post(f"/v1/rows/{table}", body, content_type=JSON))
-                check_stored_rows(answer, len(some))
+                answer = self._link.post(f"/v1/rows/{table}", body, content_type=JSON)
+                check_stored_rows(read_accepted(answer), len(batch))
             except RunGoneError:
-                self._tell_deleted(str(some[0].get("run_id")))
+                self._report_deleted(str(batch[0].get("run_id")))
 
-        def park(row: Row, refusal: RejectedError) -> None:
+        def give_up(row: Row, rejection: RejectedError) -> None:
             body = json.dumps(row).encode()
-            self._park(
-                f"{table}-{hashlib.sha256(body).hexdigest()[:16]}", body, refusal, {"table": table}
-            )
+            name = f"{table}-{hashlib.sha256(body).hexdigest()[:16]}"
+            self._add_dead_letter(name, body, rejection, {"table": table})
 
-        most = MAX_SAMPLES if table == "samples" else MAX_DESCRIPTIONS
-        for first in range(0, len(rows), most):
-            self._delivery.deliver(rows[first : first + most], post=post, park=park)
+        step = MAX_SAMPLES if table == "samples" else MAX_DESCRIPTIONS
+        for first in range(0, len(rows), step):
+            self._delivery.deliver(rows[first : first + step], post=post, give_up=give_up)
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Send cuts, noted first; returns when each is stored, or set aside for good."""
+        """Send cuts; return when each is stored or given up."""
         todo = [cut for cut in cuts if not self._journal.is_settled(cut.key)]
         self._journal.add_sent(todo)
         for batch in self._batches(todo):
-            self._delivery.deliver(batch, post=self._post_cuts, park=self._park_cut)
+            self._delivery.deliver(batch, post=self._post_cuts, give_up=self._give_up_cut)
 
     def _batches(self, cuts: Sequence[Cut]) -> Iterator[list[Cut]]:
         batch: list[Cut] = []
@@ -212,22 +213,22 @@ class Outbox:
                 self._max_rows = max(self._max_rows // 2, MIN_ROWS)
             raise
         try:
-            states = read_cut_states(accepted(answer), cuts)
+            states = read_cut_states(read_accepted(answer), cuts)
         except RunGoneError:
-            self._give_up_deleted(cuts)
+            self._drop_deleted(cuts)
             return
         pairs = list(zip(cuts, states, strict=True))
-        arrived = [cut.key for cut, state in pairs if state in SETTLED_STATES]
-        self._journal.settle(arrived)
-        self.num_rows_settled += sum(map(_num_rows, arrived))
+        settled = [cut.key for cut, state in pairs if state in SETTLED_STATES]
+        self._journal.settle(settled)
+        self.num_rows_settled += sum(map(_num_rows, settled))
         self._max_rows = min(2 * self._max_rows, MAX_ROWS)
         if deleted := [cut for cut, state in pairs if state == DELETED]:
-            self._give_up_deleted(deleted)
+            self._drop_deleted(deleted)
         for cut, state in pairs:
             if state == CONFLICT:
-                self._park_cut(cut, RejectedError(409, "stored before with another content"))
+                self._give_up_cut(cut, RejectedError(409, "stored before with other content"))
 
-    def _park_cut(self, cut: Cut, refusal: RejectedError) -> None:
+    def _give_up_cut(self, cut: Cut, rejection: RejectedError) -> None:
         key = cut.key
         name = f"{key.segment:016x}-{key.first_row}-{key.end_row}"
         document = {
@@ -237,26 +238,25 @@ class Outbox:
             "process": key.process,
             "sha256": cut.sha256,
         }
-        self._park(name, encode_cuts([cut]), refusal, document)
-        self._journal.drop(key, reason=REFUSED, num_rows=_num_records(cut))
+        self._add_dead_letter(name, encode_cuts([cut]), rejection, document)
+        self._journal.drop(key, reason=REFUSED, num_rows=_num_committed(cut))
 
-    def _park(
-        self, name: str, body: bytes, refusal: RejectedError, document: Mapping[str, object]
+    def _add_dead_letter(
+        self, name: str, body: bytes, rejection: RejectedError, document: Mapping[str, object]
     ) -> None:
-        told = {**document, "status": refusal.status, "reason": refusal.reason}
-        self._dead_letters.park(name, body, told)
-        self._say(
-            f"the collector refuses a batch ({refusal}): it lies in {self._dead_letters.folder}"
-        )
+        full = {**document, "status": rejection.status, "reason": rejection.reason}
+        self._dead_letters.add(name, body, full)
+        folder = self._dead_letters.folder
+        self._say(f"the collector rejects a batch ({rejection}): it is kept in {folder}")
 
-    def _give_up_deleted(self, cuts: Sequence[Cut]) -> None:
-        self._tell_deleted(cuts[0].key.run_id)
+    def _drop_deleted(self, cuts: Sequence[Cut]) -> None:
+        self._report_deleted(cuts[0].key.run_id)
         for cut in cuts:
-            self._journal.drop(cut.key, reason=RUN_DELETED, num_rows=_num_records(cut))
+            self._journal.drop(cut.key, reason=RUN_DELETED, num_rows=_num_committed(cut))
 
-    def _tell_deleted(self, run_id: str) -> None:
-        if run_id not in self._deleted:
-            self._deleted.add(run_id)
+    def _report_deleted(self, run_id: str) -> None:
+        if run_id not in self._deleted_runs:
+            self._deleted_runs.add(run_id)
             self._say(f"run {run_id} was deleted at the collector: nothing more of it is sent")
 
 
@@ -264,48 +264,48 @@ def _num_rows(key: CutKey) -> int:
     return key.end_row - key.first_row
 
 
-def _num_records(cut: Cut) -> int:
-    """Return the rows that the process committed: torn ones were never produced."""
+def _num_committed(cut: Cut) -> int:
+    """Return the number of committed rows; torn ones were never produced."""
     return _num_rows(cut.key) - cut.num_torn
 
 
 class DeadLetters:
-    """A folder with a file of bytes and a file of reasons for each batch.
+    """A folder with two files for each rejected batch: its body, and the reason.
 
     Args:
-        folder: Made when the first batch comes.
-        max_bytes: Of all bodies together; beyond it only the reasons are kept.
+        folder: Created with the first batch.
+        max_bytes: Limit of all bodies together; beyond it only reasons are kept.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int = MAX_PARKED_BYTES) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int = MAX_DEAD_LETTER_BYTES) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
 
-    def park(self, name: str, body: bytes, document: dict[str, Any]) -> None:
-        """Keep a batch; returns once it is on disk.
+    def add(self, name: str, body: bytes, document: dict[str, Any]) -> None:
+        """Keep a batch; return once it is on disk.
 
         Args:
-            name: Of the two files, without their endings.
-            body: What was refused, as it was sent.
-            document: Who, what and why.
+            name: Name of the two files, without suffix.
+            body: The rejected body, unchanged.
+            document: Identity of the batch, with status and reason.
 
         Raises:
-            JournalError: It can't be kept.
+            JournalError: The folder can't be written.
         """
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             num_files, num_bytes = self._used()
-            is_kept = num_bytes + len(body) <= self._max_bytes and num_files < MAX_PARKED_FILES
+            is_kept = num_bytes + len(body) <= self._max_bytes and num_files < MAX_DEAD_LETTER_FILES
             if is_kept:
                 write_durably(self.folder / f"{name}.body", body)
-            if num_files < MAX_PARKED_FILES:
-                told = json.dumps({**document, "is_body_kept": is_kept}, indent=1)
-                write_durably(self.folder / f"{name}.json", told.encode())
+            if num_files < MAX_DEAD_LETTER_FILES:
+                text = json.dumps({**document, "is_body_kept": is_kept}, indent=1)
+                write_durably(self.folder / f"{name}.json", text.encode())
             sync_folder(self.folder)
         except OSError as error:
             raise JournalError(
-                f"{self.folder} can't be written ({error.strerror or error}): a batch that the"
-                " collector refuses waits until it can"
+                f"{self.folder} can't be written ({error.strerror or error}): a rejected batch"
+                " waits until it can"
             ) from error
 
     def _used(self) -> tuple[int, int]:
@@ -314,51 +314,51 @@ class DeadLetters:
 
 
 class HeartbeatSender:
-    """Posts heartbeats, each run's on its own: one that the collector refuses costs no other's.
+    """Sends the heartbeats of each run in its own request; rejected ones are dropped.
 
     Args:
-        link: To the collector.
-        say: Tells a line to whoever watches the agent.
+        link: Connection to the collector.
+        say: Prints a line for the operator.
     """
 
     def __init__(self, link: Link, *, say: Callable[[str], None]) -> None:
         self._link = link
         self._say = say
-        self._told: set[str] = set()
-        self.num_refused = 0
-        """Heartbeats that the collector would not have."""
+        self._logged: set[str] = set()
+        self.num_rejected = 0
+        """Heartbeats that the collector rejected."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send rows; return when they are stored or refused.
+        """Send rows; return when they are stored or rejected.
 
         Raises:
-            RetryLaterError: The collector takes nothing just now; the same rows may be given again.
+            RetryLaterError: The collector is not available; the same rows may be passed again.
         """
         by_run: dict[str, list[Row]] = {}
         for row in rows:
             by_run.setdefault(row["run_id"], []).append(row)
-        for run_id, of_run in by_run.items():
-            self._send_run(run_id, of_run)
+        for run_id, run_rows in by_run.items():
+            self._send_run(run_id, run_rows)
 
     def _send_run(self, run_id: str, rows: list[Row]) -> None:
         body = json.dumps({"schema": SCHEMA_VERSION, "rows": rows}).encode()
-        answer = self._link.post("/v1/rows/heartbeats", body, content_type="application/json")
-        if answer.status == NOT_FOUND:
-            self._refuse(rows, "the collector is older than this agent and takes no heartbeats")
+        answer = self._link.post("/v1/rows/heartbeats", body, content_type=JSON)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            self._drop(rows, "the collector is older than this agent and takes no heartbeats")
             return
         try:
-            check_stored_rows(accepted(answer), len(rows))
+            check_stored_rows(read_accepted(answer), len(rows))
         except RunGoneError:
-            self.num_refused += len(rows)  # whoever ships the run's spans tells that it is gone
+            self.num_rejected += len(rows)  # the outbox reports that the run was deleted
         except RejectedError as error:
-            self._refuse(rows, f"heartbeats of run {run_id} are refused: {error}")
+            self._drop(rows, f"heartbeats of run {run_id} are rejected: {error}")
         except RetryLaterError as error:
-            if not error.is_of_run:
+            if not error.is_run_only:
                 raise
-            self._refuse(rows, f"heartbeats of run {run_id} are refused: {error.reason}")
+            self._drop(rows, f"heartbeats of run {run_id} are rejected: {error.reason}")
 
-    def _refuse(self, rows: list[Row], line: str) -> None:
-        self.num_refused += len(rows)
-        if line not in self._told:
-            self._told.add(line)
-            self._say(line)
+    def _drop(self, rows: list[Row], reason: str) -> None:
+        self.num_rejected += len(rows)
+        if reason not in self._logged:
+            self._logged.add(reason)
+            self._say(reason)

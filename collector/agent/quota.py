@@ -1,4 +1,4 @@
-"""Keep the spool within a number of bytes although nothing can be shipped."""
+"""Quota of the spool, enforced when nothing can be sent."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
     from .journal import Journal
 
-LOOK_S = 5.0
+CHECK_PERIOD_S = 5.0
 BLOCK_BYTES = 512
-"""What `st_blocks` counts in."""
+"""Unit of `st_blocks`."""
 
 FULL = "agent-spool-full"
-"""Reason under which `ranks.dropped` counts the rows."""
+"""Reason in `ranks.dropped`."""
 
 
 class SpoolQuota:
-    """Bounds the bytes of a spool.
+    """Largest size of a spool.
 
-    What is over and shipped goes first, the oldest process first. Then segments that no
-    process writes to any more and of which nothing was sent, the newest first: what is kept
-    then reaches from the oldest row on without a hole. Each row that goes is counted. What a
-    running process writes to is bounded by its own limit and stays.
+    Folders of ended processes whose rows are all stored are deleted first, the oldest first. Then
+    segments that no process writes any more and of which nothing was sent, the newest first, so
+    that the remaining rows have no gap. Each deleted row is counted. Segments that a running
+    process writes are bounded by its own limit and are kept.
 
     Args:
         spool: The folder.
-        max_bytes: How much may be in it.
-        journal: Notes what is given up before it goes.
-        monotonic_s: The folder is looked at every `LOOK_S`.
+        max_bytes: Largest size.
+        journal: Records dropped rows before they are deleted.
+        monotonic_s: Clock of the checks, one every `CHECK_PERIOD_S`.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class SpoolQuota:
         self._monotonic_s = monotonic_s
         self._next_s = monotonic_s()
 
-    def keep(self, settled: Iterable[Path]) -> str | None:
-        """Make room if there is too little; return what to tell, if anything.
+    def enforce(self, stored: Iterable[Path]) -> str | None:
+        """Delete files if the spool is too large; return a line for the operator, if any.
 
         Args:
-            settled: Folders of processes that ended, whose every word was shipped.
+            stored: Folders of ended processes of which everything is stored.
 
         Raises:
             OSError: The folder can't be read.
-            JournalError: What would go can't be noted, so it stays.
+            JournalError: The dropped rows can't be recorded, so they are kept.
         """
         if self._monotonic_s() < self._next_s:
             return None
-        self._next_s = self._monotonic_s() + LOOK_S
+        self._next_s = self._monotonic_s() + CHECK_PERIOD_S
         excess = used_bytes(self._spool) - self._max_bytes
         if excess <= 0:
             return None
-        excess -= _remove_oldest(settled, excess)
+        excess -= _remove_oldest(stored, excess)
         num_rows = 0
         for path in _newest_segments(self._spool):
             if excess <= 0:
@@ -94,12 +94,12 @@ class SpoolQuota:
         if not num_rows:
             return None
         return (
-            f"the spool {self._spool} is over {self._max_bytes} bytes: {num_rows} rows that the"
-            " collector did not take are dropped, the newest first, and counted"
+            f"the spool {self._spool} is larger than {self._max_bytes} bytes: {num_rows} rows that"
+            " were not sent are dropped, the newest first, and counted"
         )
 
     def _unsent(self, path: Path) -> _Unsent | None:
-        """Return what a segment holds that was never sent; None where it has to stay."""
+        """Return the rows of a segment that were never sent; None if it must be kept."""
         try:
             files = ProcessFiles(path.parent)
             reader = SegmentReader(path, grace_ns=0)
@@ -111,7 +111,7 @@ class SpoolQuota:
                 return None
             segment = segment_id(files.process, reader.number)
             if any(key.segment == segment for key in self._journal.unanswered(files.run_id)):
-                return None  # it may have arrived
+                return None  # the cut may have arrived
             first_row = self._journal.end_rows(files.run_id).get(segment, 0)
             if first_row >= end_row:
                 return None
@@ -136,13 +136,13 @@ class SpoolQuota:
 class _Unsent:
     key: CutKey
     num_rows: int
-    """Committed ones."""
+    """Number of committed rows."""
 
     num_bytes: int
 
 
 def used_bytes(folder: Path) -> int:
-    """Return the bytes that a folder takes on its disk; a file that goes meanwhile counts 0."""
+    """Return the disk usage of a folder; a file that is deleted meanwhile counts 0."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -170,7 +170,7 @@ def _newest_segments(spool: Path) -> list[Path]:
 
 
 def _remove_oldest(folders: Iterable[Path], excess: int) -> int:
-    """Remove folders until enough is free; return the bytes that they took."""
+    """Delete folders until ``excess`` bytes are free; return how many were freed."""
     freed = 0
     present = [folder for folder in folders if folder.exists()]
     for folder in sorted(present, key=lambda path: path.stat().st_mtime_ns):

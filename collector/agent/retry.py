@@ -1,4 +1,4 @@
-"""How long to leave a collector alone that failed, so that a thousand agents don't come at once."""
+"""Retry: backoff after failures, and delivery of batches of which one part is rejected."""
 
 from __future__ import annotations
 
@@ -13,120 +13,121 @@ from .errors import RejectedError, RetryLaterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+T = TypeVar("T")
+
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-LONGEST_ASKED_S = 300.0
-"""A ``Retry-After`` beyond this is cut to it: an agent that sleeps for a day helps nobody."""
+LONGEST_RETRY_AFTER_S = 300.0
+"""A longer ``Retry-After`` is cut to this."""
 
 JITTER_RATIO = 0.25
 
-T = TypeVar("T")
+MAX_REJECTIONS = 3
+"""A batch is split after so many rejections."""
 
-NUM_REFUSALS = 3
+REJECTION_PAUSE_S = 1.0
+MAX_DEAD_LETTERS_IN_A_ROW = 8
+"""After so many nothing is given up until something is accepted: if a collector rejects
+everything, the fault is in the collector and not in the data."""
 
-REFUSAL_PAUSE_S = 1.0
-
-MAX_PARKED_IN_A_ROW = 8
-"""Beyond this nothing is set aside until something is taken again: a collector that refuses
-everything is what is wrong, and not what it is sent."""
-
-ALL_REFUSED_PAUSE_S = 60.0
+ALL_REJECTED_PAUSE_S = 60.0
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses that double with each failure in a row, each drawn anew between 0 and the bound.
+    """Exponential backoff with full jitter: each pause is random between 0 and a growing bound.
 
-    A pause that the collector asked for is kept, and up to a quarter more, so that those who
-    were told the same time don't come back together.
+    A pause that the collector asks for is kept, plus up to a quarter, so that agents that were
+    asked for the same pause do not return together.
 
     Args:
-        uniform: Draws a number between two bounds.
+        uniform: Returns a random number between two bounds.
 
     Source: "full jitter", M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog 2015.
     """
 
     uniform: Callable[[float, float], float] = random.uniform
     num_failures: int = 0
-    """In a row."""
+    """Failures in a row."""
 
     def failed(self, asked_s: float | None = None) -> float:
-        """Count a failure and return the pause in seconds."""
+        """Count a failure; return the pause in seconds.
+
+        Args:
+            asked_s: Pause that the collector asked for.
+        """
         bound_s = min(FIRST_PAUSE_S * 2.0 ** min(self.num_failures, 16), LONGEST_PAUSE_S)
         self.num_failures += 1
         if asked_s is None:
             return self.uniform(0.0, bound_s)
-        kept_s = min(asked_s, LONGEST_ASKED_S)
+        kept_s = min(asked_s, LONGEST_RETRY_AFTER_S)
         return kept_s + self.uniform(0.0, JITTER_RATIO * kept_s)
 
     def succeeded(self) -> None:
-        """Begin again with the shortest pause."""
+        """Reset to the shortest pause."""
         self.num_failures = 0
 
 
 class Delivery:
-    """Sends batches; a batch that is refused three times is halved until one thing is left.
+    """Sends batches; a batch that is rejected three times is halved until one item is left.
 
     Args:
-        pause: Waits so many seconds, or less when the agent stops.
+        pause: Sleeps for a number of seconds, or less if the agent stops.
     """
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         self._pause = pause or threading.Event().wait
-        self._num_parked_in_a_row = 0
+        self._num_dead_in_a_row = 0
 
     def deliver(
         self,
         items: Sequence[T],
         *,
         post: Callable[[Sequence[T]], None],
-        park: Callable[[T, RejectedError], None],
+        give_up: Callable[[T, RejectedError], None],
     ) -> None:
-        """Send ``items``; what is refused for what it is goes to ``park``, alone.
+        """Send ``items``; give up those that are rejected alone.
 
         Args:
-            items: What to send, in this order.
-            post: Sends several in one request and returns when they are taken.
-            park: Sets one aside for good.
+            items: Items to send, in this order.
+            post: Sends several in one request; returns when they are accepted.
+            give_up: Keeps one rejected item as a dead letter.
 
         Raises:
-            RetryLaterError: Some are still to be sent; ``items`` may all be given again.
+            RetryLaterError: Some are not sent; all of ``items`` may be passed again.
         """
         todo = [(items, 0)]
         while todo:
-            batch, num_refused = todo.pop()
+            batch, num_rejected = todo.pop()
             try:
                 post(batch)
-            except RejectedError as refusal:
-                is_first_to_split = (
-                    refusal.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(batch) > 1
-                )
-                if num_refused + 1 < NUM_REFUSALS and not is_first_to_split:
-                    self._pause(REFUSAL_PAUSE_S)
-                    todo.append((batch, num_refused + 1))
+            except RejectedError as rejection:
+                is_too_large = rejection.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                if num_rejected + 1 < MAX_REJECTIONS and not (is_too_large and len(batch) > 1):
+                    self._pause(REJECTION_PAUSE_S)
+                    todo.append((batch, num_rejected + 1))
                 elif len(batch) > 1:
                     middle = len(batch) // 2
-                    # One more refusal is the third of its kind.
-                    todo += [(batch[middle:], num_refused), (batch[:middle], num_refused)]
+                    # The halves inherit the count: one more rejection is the third.
+                    todo += [(batch[middle:], num_rejected), (batch[:middle], num_rejected)]
                 else:
-                    self._set_aside(batch[0], refusal, park)
+                    self._give_up(batch[0], rejection, give_up)
             else:
-                self._num_parked_in_a_row = 0
+                self._num_dead_in_a_row = 0
 
-    def _set_aside(
-        self, item: T, refusal: RejectedError, park: Callable[[T, RejectedError], None]
+    def _give_up(
+        self, item: T, rejection: RejectedError, give_up: Callable[[T, RejectedError], None]
     ) -> None:
-        if not refusal.is_of_collector:
+        if not rejection.is_from_collector:
             raise RetryLaterError(
-                f"what stands before the collector does not let a batch of least length through"
-                f" ({refusal}): let it take bodies of 32 MiB",
-                pause_s=ALL_REFUSED_PAUSE_S,
+                f"a proxy before the collector rejects even the shortest batch ({rejection}): let"
+                " it accept bodies of 32 MiB",
+                pause_s=ALL_REJECTED_PAUSE_S,
             )
-        if self._num_parked_in_a_row >= MAX_PARKED_IN_A_ROW:
-            self._num_parked_in_a_row -= 1  # one more after the pause
+        if self._num_dead_in_a_row >= MAX_DEAD_LETTERS_IN_A_ROW:
+            self._num_dead_in_a_row -= 1  # one more after the pause
             raise RetryLaterError(
-                f"the collector refuses everything ({refusal})",
-                pause_s=ALL_REFUSED_PAUSE_S,
+                f"the collector rejects everything ({rejection})", pause_s=ALL_REJECTED_PAUSE_S
             )
-        park(item, refusal)
-        self._num_parked_in_a_row += 1
+        give_up(item, rejection)
+        self._num_dead_in_a_row += 1

@@ -7,6 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..agent.answers import read_accepted
 from ..errors import StoreError
 from ..store.writer import StoreWriter
 from .served_store import ServedStore
@@ -150,14 +151,13 @@ class ServedWriter:
         self._link.close()
 
     def _ship(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
-        from ..agent.answers import accepted
         from ..agent.errors import LinkError, RejectedError, RetryLaterError, RunGoneError
 
         begun_s = self._monotonic_s()
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return accepted(self._link.post(path, body, content_type=content_type))
+                return read_accepted(self._link.post(path, body, content_type=content_type))
             except (RejectedError, RunGoneError) as error:
                 raise self._refused(str(error)) from error
             except (RetryLaterError, LinkError) as error:

@@ -1,1 +1,1 @@
-"""Queries: runs, steps, findings, alerts, rollups and samples of the store."""
+"""Queries of the store's tables, by noun: runs, steps, spans, findings, rollups and others."""

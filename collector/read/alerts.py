@@ -1,6 +1,7 @@
-"""Alerts as events of the store: an alert is written before it is sent, so it fires once.
+"""Alerts, stored as events: an alert is stored before it is sent, so it fires once.
 
-What to send is written with it: a server that ends before it could leaves it to the next.
+Its webhook's document is stored with it: if the server ends before it was sent, the next server
+sends it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 ALERT_KIND = "alert"
 DELIVERY_KIND = "alert-delivery"
 WRITER = "rankscope"
-"""The ``process`` column of events that no training process wrote."""
+"""Prefix of the ``process`` column of events that rankscope itself writes."""
 
 SELECT_ALERTS = """
 SELECT run_id, epoch, at_ns, kind, text, data, line FROM events FINAL
@@ -30,17 +31,17 @@ ORDER BY at_ns DESC, run_id, line DESC
 
 
 class Delivery(StrEnum):
-    """What became of an alert's webhook."""
+    """State of an alert's webhook."""
 
     NONE = "none"
-    """No webhook was asked for."""
+    """No webhook is configured."""
 
     PENDING = "pending"
-    """Not yet sent, or the server ended before it knew: the next one sends it."""
+    """Not yet sent, or the server ended before it knew: the next server sends it."""
 
     DELIVERED = "delivered"
     UNDELIVERED = "undelivered"
-    """Given up after the last retry."""
+    """The last retry failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +50,35 @@ class StoredAlert:
 
     run_id: str
     at_ns: int
-    """When it was written, Unix time."""
+    """Time at which it was stored, Unix ns."""
 
     rule: str
     first_step: int
     last_step: int
-    """Last step of the drop that was known as the alert fired."""
+    """Last step of the drop that was known when the alert fired."""
 
     text: str
     delivery: Delivery
     post: dict[str, Any] | None = None
-    """What the webhook is sent; None where there was none."""
+    """Document for the webhook; None if there is no webhook."""
 
 
 def write_alert(store: Store, alert: StoredAlert) -> None:
-    """Write an alert; returns when it is on disk."""
+    """Store an alert. Returns when it is on disk."""
     document = {key: value for key, value in asdict(alert).items() if key in _DOCUMENT_KEYS}
     store.insert_rows("events", [_event(alert, ALERT_KIND, alert.at_ns, document)])
 
 
 def write_delivery(store: Store, alert: StoredAlert, delivery: Delivery) -> None:
-    """Write what became of an alert's webhook."""
+    """Store the state of an alert's webhook."""
     document = {"rule": alert.rule, "first_step": alert.first_step, "delivery": str(delivery)}
     store.insert_rows("events", [_event(alert, DELIVERY_KIND, time.time_ns(), document)])
 
 
 def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
-    """Return every alert, the newest first."""
+    """Return all alerts, newest first."""
     rows = store.rows(SELECT_ALERTS, {"alert": ALERT_KIND, "delivery": DELIVERY_KIND})
-    # Newest first, so the last delivery told of an alert is the first one met.
+    # Newest first: the first delivery found of an alert is its last one.
     deliveries: dict[tuple[str, str, int], Delivery] = {}
     for row in rows:
         if row["kind"] == DELIVERY_KIND:

@@ -1,4 +1,4 @@
-"""Keep the findings of a run from their onset to their end, also across restarts."""
+"""Findings of runs, from onset to end, and the places of the ranks that they name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SELECT * FROM findings FINAL ORDER BY analysed_ns DESC, run_id, position DESC
 
 
 MAX_FINDING_RANKS = 512
-"""A finding of more ranks is the job's, not a place's."""
+"""A finding of more ranks concerns the job, not single hosts or positions."""
 
-SELECT_TOLD_PLACES = """
+SELECT_FINDING_PLACES = """
 SELECT DISTINCT run_id, epoch, rank, host, dp, pp, tp FROM ranks FINAL
 WHERE (run_id, epoch, rank) IN (
     SELECT run_id, epoch, arrayJoin(ranks) FROM findings FINAL
@@ -31,12 +31,12 @@ WHERE (run_id, epoch, rank) IN (
 ) AND dp >= 0 AND pp >= 0 AND tp >= 0
 """
 
-SELECT_TOLD_JOBS = """
+SELECT_FINDING_JOBS = """
 SELECT run_id, epoch, layout FROM runs FINAL
 WHERE (run_id, epoch) IN (SELECT run_id, epoch FROM findings FINAL)
 """
 
-SELECT_TOLD_HOSTS = """
+COUNT_FINDING_HOSTS = """
 SELECT run_id, epoch, uniqExact(host) AS num_hosts FROM ranks FINAL
 WHERE (run_id, epoch) IN (SELECT run_id, epoch FROM findings FINAL)
 GROUP BY run_id, epoch
@@ -50,41 +50,43 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND dp >= 0 AND pp >= 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFinding:
-    """One finding of one run."""
+    """A finding of a run."""
 
     run_id: str
     number: int
-    """Of the run's findings, from 0 in the order in which they opened."""
+    """Number among the run's findings, from 0 in the order in which they opened."""
 
     epoch: int
     cause: str
     ranks: tuple[int, ...]
     onset_step: int | None
-    """First step that ever showed it; None where no step does."""
+    """First step that showed it; None if no step does."""
 
     last_step: int | None
     checked_step: int
-    """Last step of that analysis."""
+    """Last step of the analysis."""
 
     slowdown: float | None
     recoverable_ratio: float | None
     confidence: float
     evidence: str
     opened_ns: int
-    """Unix time, as all times here."""
+    """Unix ns, as all times here."""
 
     updated_ns: int
     closed_ns: int | None
-    """None: it stands, or stood to the run's end."""
+    """None if it is open, or was open at the run's end."""
 
 
 def write_findings(store: Store, findings: Iterable[StoredFinding]) -> None:
-    """Store findings; a row replaces what was stored of the same finding."""
+    """Store findings; a row replaces the earlier row of the same finding."""
     store.insert_rows("findings", [_row(finding) for finding in findings])
 
 
 def read_findings(store: Store, run_id: str | None = None) -> tuple[StoredFinding, ...]:
-    """Return a run's findings in the order in which they opened; of all runs, the newest first."""
+    """Return a run's findings in the order in which they opened; without a run, those of all runs,
+    newest first.
+    """
     if run_id is None:
         return tuple(_finding(row) for row in store.rows(SELECT_ALL_FINDINGS))
     return tuple(_finding(row) for row in store.rows(SELECT_FINDINGS, {"run_id": run_id}))
@@ -132,13 +134,13 @@ def _finding(row: Row) -> StoredFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlace:
-    """Where one rank stood in one epoch of a run."""
+    """Host and position of a rank in an epoch of a run."""
 
     run_id: str
     epoch: int
     rank: int
     host: str
-    """"" where it is unknown."""
+    """"" if unknown."""
 
     dp: int
     pp: int
@@ -147,7 +149,7 @@ class StoredPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """One epoch of a run of which something was found."""
+    """An epoch of a run with findings."""
 
     run_id: str
     epoch: int
@@ -156,14 +158,17 @@ class StoredJob:
 
 
 def read_finding_places(store: Store) -> tuple[StoredPlace, ...]:
-    """Return the places of the ranks of all findings of up to `MAX_FINDING_RANKS` ranks."""
-    rows = store.rows(SELECT_TOLD_PLACES, {"most_ranks": MAX_FINDING_RANKS})
+    """Return the places of the ranks of all findings of up to `MAX_FINDING_RANKS` ranks.
+
+    Ranks with an unknown position are left out.
+    """
+    rows = store.rows(SELECT_FINDING_PLACES, {"most_ranks": MAX_FINDING_RANKS})
     return tuple(map(_place, rows))
 
 
 def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
-    """Return the epochs that any stored finding is of."""
-    counted = store.rows(SELECT_TOLD_HOSTS)
+    """Return the epochs of all findings."""
+    counted = store.rows(COUNT_FINDING_HOSTS)
     num_hosts = {(row["run_id"], row["epoch"]): row["num_hosts"] for row in counted}
     return tuple(
         StoredJob(
@@ -172,12 +177,12 @@ def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
             layout=dict(row["layout"]),
             num_hosts=num_hosts.get((row["run_id"], row["epoch"]), 0),
         )
-        for row in store.rows(SELECT_TOLD_JOBS)
+        for row in store.rows(SELECT_FINDING_JOBS)
     )
 
 
 def read_places(store: Store, run_id: str, epoch: int) -> tuple[StoredPlace, ...]:
-    """Return where each rank of one epoch stood."""
+    """Return the places of an epoch's ranks. Ranks with an unknown position are left out."""
     return tuple(map(_place, store.rows(SELECT_PLACES, {"run_id": run_id, "epoch": epoch})))
 
 

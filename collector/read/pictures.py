@@ -1,6 +1,6 @@
-"""Tiles of pixels of large steps, in table ``pictures``.
+"""Pictures of large steps: tiles of pixels in table ``pictures``.
 
-What the tiles, levels and orderings are is decided by whoever draws them; here they are rows.
+The meaning of tiles, levels and orderings is up to the code that draws them; here they are rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 WHOLE_STEP, FINER = 0, 1
 FILL_UNIT = 8
-"""A pixel that is covered once has this fill; half of it is told apart exactly."""
+"""Fill of a pixel that is covered once. A multiple of 2, so that half a pixel is exact."""
 
 MAX_FILL = 255
 LINES_PER_ROW = 128
-"""Of a row of table ``pictures``, so that a few lines are found without reading all."""
+"""Lines of a row of table ``pictures``: a few lines can be read without the others."""
 
 PLANES = ("compute_kind", "compute_fill", "comm_kind", "comm_fill")
 
@@ -48,7 +48,7 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 ORDER BY tile, first_line
 LIMIT 1 BY tile, first_line
 """
-"""Not FINAL: of a step that is being drawn anew the old rows are still there, beside the new."""
+"""Without FINAL: while a step is drawn again, the table has its old rows beside the new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,66 +59,66 @@ class Pixels:
     """The ranks of each line, from the top."""
 
     compute_kind: NDArray[np.int8]
-    """Code of the kind with the largest share; -1 where nothing was."""
+    """Code of the kind with the largest share; -1 for an empty pixel."""
 
     compute_ratio: NDArray[np.float32]
-    """Share of the pixel that was covered."""
+    """Covered share of the pixel."""
 
     comm_kind: NDArray[np.int8]
     comm_ratio: NDArray[np.float32]
     first_line: int = 0
-    """Place of the uppermost line among all of its level."""
+    """Index of the uppermost line among all lines of its level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLevel:
-    """Which pixels of a step."""
+    """A picture of a step: an ordering of the ranks, ranks per line, and a zoom."""
 
     ordering: str
     line_ranks: int
     zoom: int
     depth: int = WHOLE_STEP
-    """`FINER` levels are kept no longer than the step's spans."""
+    """`FINER` levels expire with the step's spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPicture:
-    """What is told beside a step's pixels."""
+    """A closed step, and the pictures that are kept of it."""
 
     begin_ns: int
     end_ns: int
     num_spans: int
     num_ranks: int
     num_described: int
-    """Groups and ranks that were known of the epoch."""
+    """Number of groups and ranks of the epoch that were known."""
 
     orderings: dict[str, str]
-    """By ordering, under which one its pixels are kept."""
+    """For each ordering, the one whose pixels are kept; equal ones are kept once."""
 
     line_ranks: int
-    """Ranks of a line of the whole step's picture; 0: none is kept."""
+    """Ranks of a line of the whole step's picture; 0 if none is kept."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepId:
-    """One step of one incarnation of a run."""
+    """A step of an epoch of a run."""
 
     run_id: str
     epoch: int
     step: int
 
     def bound(self) -> dict[str, Any]:
-        """Return a statement's parameters."""
+        """Return the bound parameters of a statement."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRevision:
-    """One revision of one step."""
+    """A revision of a step."""
 
-    place: StepId
+    step_id: StepId
     revision: int
 
 
@@ -128,27 +128,27 @@ def tile_rows(
     """Return rows of table ``pictures``: all tiles of some lines.
 
     Args:
-        key: The step that was drawn.
-        level: What of it.
+        key: The step.
+        level: The picture.
         pixels: All bins of these lines.
-        num_tiles: Tiles of equal width into which the bins are split.
+        num_tiles: Number of tiles of equal width.
     """
     planes = _planes(pixels)
     num_lines = len(pixels.rank_blocks)
     num_bins = planes[0].shape[1] // num_tiles
     places = [(tile, at) for at in range(0, num_lines, LINES_PER_ROW) for tile in range(num_tiles)]
-    cut: dict[str, list[bytes]] = {name: [] for name in PLANES}
+    tiles: dict[str, list[bytes]] = {name: [] for name in PLANES}
     for tile, at in places:
         bins = slice(tile * num_bins, (tile + 1) * num_bins)
         for name, plane in zip(PLANES, planes, strict=True):
-            cut[name].append(plane[at : at + LINES_PER_ROW, bins].tobytes())
+            tiles[name].append(plane[at : at + LINES_PER_ROW, bins].tobytes())
     num = len(places)
     ends = [min(at + LINES_PER_ROW, num_lines) for _, at in places]
     ranks = [pixels.rank_blocks[at:end] for (_, at), end in zip(places, ends, strict=True)]
     columns: dict[str, Any] = {
-        "run_id": repeated_string(key.place.run_id, num),
-        "epoch": numbers(np.full(num, key.place.epoch), np.int32),
-        "step": numbers(np.full(num, key.place.step), np.int32),
+        "run_id": repeated_string(key.step_id.run_id, num),
+        "epoch": numbers(np.full(num, key.step_id.epoch), np.int32),
+        "step": numbers(np.full(num, key.step_id.step), np.int32),
         "ordering": repeated_string(level.ordering, num),
         "line_ranks": numbers(np.full(num, level.line_ranks), np.uint32),
         "zoom": numbers(np.full(num, level.zoom), np.uint8),
@@ -156,49 +156,49 @@ def tile_rows(
         "tile": numbers(np.array([tile for tile, _ in places]), np.uint32),
         "first_line": numbers(np.array([pixels.first_line + at for _, at in places]), np.uint32),
         "num_lines": numbers(np.array(ends) - np.array([at for _, at in places]), np.uint32),
-        "ranks": _lists([[rank for block in blocks for rank in block] for blocks in ranks]),
-        **{name: _texts(values) for name, values in cut.items()},
+        "ranks": _list_column([[rank for block in blocks for rank in block] for blocks in ranks]),
+        **{name: _byte_column(values) for name, values in tiles.items()},
         "revision": numbers(np.full(num, key.revision), np.uint64),
     }
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 def write_pixels(store: Store, rows: Iterable[pa.Table]) -> None:
-    """Store pixels; they show when their step is noted as closed at their revision."""
+    """Store pixels. They show once their step is recorded as closed with their revision."""
     tables = list(rows)
     if tables:
         store.insert_arrow("pictures", pa.concat_tables(tables).unify_dictionaries())
 
 
-def read_kept_picture(store: Store, place: StepId) -> KeptPicture | None:
-    """Return what is kept of a step; None where it is not closed yet."""
-    found = store.rows(SELECT_CLOSED, place.bound())
+def read_kept_picture(store: Store, step_id: StepId) -> KeptPicture | None:
+    """Return the kept pictures of a step; None if it is not closed yet."""
+    found = store.rows(SELECT_CLOSED, step_id.bound())
     return KeptPicture(**found[0]) if found else None
 
 
 def read_pixels(
     store: Store, key: StepRevision, level: PictureLevel, *, tiles: range, lines: range
 ) -> Pixels | None:
-    """Return the pixels of some tiles and of the lines that are wanted.
+    """Return the pixels of some tiles and lines.
 
-    A row of the table has up to `LINES_PER_ROW` lines, so there may be more on both sides. None if
-    a tile is missing: it was never kept, or is no longer.
+    A row of the table has up to `LINES_PER_ROW` lines, so the result may have more lines on both
+    sides. None if a tile is missing: it was never kept, or has expired.
     """
     found = store.arrow(
         SELECT_TILES,
         {
-            **key.place.bound(), "revision": key.revision,
+            **key.step_id.bound(), "revision": key.revision,
             "ordering": level.ordering, "line_ranks": level.line_ranks, "zoom": level.zoom,
             "first_tile": tiles.start, "end_tile": tiles.stop,
             "first_line": lines.start, "end_line": lines.stop,
         },
     )  # fmt: skip
-    held, num_lines = to_numpy(found["tile"]), to_numpy(found["num_lines"])
-    if not found.num_rows or len(held) % len(tiles):
+    tile, num_lines = to_numpy(found["tile"]), to_numpy(found["num_lines"])
+    if not found.num_rows or len(tile) % len(tiles):
         return None
-    packs = len(held) // len(tiles)
+    packs = len(tile) // len(tiles)
     sizes = num_lines.reshape(len(tiles), packs)
-    if not np.array_equal(held, np.repeat(tiles, packs)) or (sizes != sizes[0]).any():
+    if not np.array_equal(tile, np.repeat(tiles, packs)) or (sizes != sizes[0]).any():
         return None
     planes = [_plane(found, name, sizes, np.int8 if "kind" in name else np.uint8)
               for name in PLANES]  # fmt: skip
@@ -230,14 +230,14 @@ def _plane(
     found: pa.Table, name: str, sizes: NDArray[np.uint32], dtype: type[np.generic]
 ) -> NDArray[Any]:
     """Put the tiles of one plane side by side, shape (lines, bins)."""
-    held = _held(found[name])
+    data = _row_bytes(found[name])
     packs: list[list[NDArray[Any]]] = []
     for tile, row in enumerate(sizes.tolist()):
-        own = held[tile * len(row) : (tile + 1) * len(row)]
+        own = data[tile * len(row) : (tile + 1) * len(row)]
         packs.append(
             [
-                np.frombuffer(data, dtype).reshape(num, -1)
-                for data, num in zip(own, row, strict=True)
+                np.frombuffer(part, dtype).reshape(num, -1)
+                for part, num in zip(own, row, strict=True)
             ]
         )
     return np.concatenate([np.concatenate(parts) for parts in packs], axis=1)
@@ -253,8 +253,8 @@ def _blocks(
     return tuple(blocks)
 
 
-def _held(column: pa.ChunkedArray[Any]) -> list[memoryview]:
-    """Return the bytes of each row; Arrow calls them text, and they are none."""
+def _row_bytes(column: pa.ChunkedArray[Any]) -> list[memoryview]:
+    """Return the bytes of each row. Their Arrow type is a string, but they are not text."""
     rows: list[memoryview] = []
     for chunk in column.chunks:
         _, offsets, data = chunk.buffers()
@@ -268,14 +268,14 @@ def _held(column: pa.ChunkedArray[Any]) -> list[memoryview]:
     return rows
 
 
-def _texts(values: Sequence[bytes]) -> pa.Array[Any]:
+def _byte_column(values: Sequence[bytes]) -> pa.Array[Any]:
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     np.cumsum([len(value) for value in values], out=offsets[1:])
     data = [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(values))]
     return pa.Array.from_buffers(pa.binary(), len(values), data)
 
 
-def _lists(rows: Sequence[Sequence[int]]) -> pa.Array[Any]:
+def _list_column(rows: Sequence[Sequence[int]]) -> pa.Array[Any]:
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     values = numbers(np.array([value for row in rows for value in row]), np.int32)

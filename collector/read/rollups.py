@@ -1,8 +1,8 @@
-"""What is kept of a step once it is closed: its sums by rank and kind, and what they saw.
+"""Rollups: sums of closed steps by rank and kind, and the inputs from which they were computed.
 
-A step is rolled up whole, from rows that are there once. `ClosedStep.revision` counts the
-rows that a computation saw; rows only come, so whatever the order in which computations
-end, also those of several servers, the fullest one stays.
+A step is rolled up whole, from rows without duplicates. `ClosedStep.revision` counts the rows that
+a computation used. Rows are only added, so the computation with the most rows stays, in whatever
+order the computations of one or several servers end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 LAG_STEPS = 2
-"""While a run goes on, its newest steps stay open: their spans are still on the way."""
+"""Newest steps that stay open while a run is running, because their spans are still on the way."""
 
 RUN_WHOLE = -1
-"""Step and epoch of the row that tells how much of a run was looked at when all was done."""
+"""Step and epoch of the row that records that all of a run was rolled up."""
 
 EpochStep = tuple[int, int]
 """Epoch and step."""
@@ -54,9 +54,9 @@ LEFT JOIN (
 WHERE rolled.num_spans != present.num_spans OR rolled.num_described != described.num_described
 ORDER BY epoch, step
 """
-"""The engine compares: a run of days has steps by the ten thousand, of which few are open."""
+"""Compared in the engine: a run of days has tens of thousands of steps, of which few are open."""
 
-SELECT_OPEN_ONCE = SELECT_OPEN.replace("FROM spans", "FROM spans FINAL")
+SELECT_OPEN_FINAL = SELECT_OPEN.replace("FROM spans", "FROM spans FINAL")
 
 SELECT_NEWEST = """
 SELECT epoch, step FROM spans WHERE run_id = {run_id:String} AND step >= 0
@@ -74,20 +74,20 @@ SELECT run_id, num_spans FROM closed_steps FINAL WHERE step = {whole:Int32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStep:
-    """A step that is to be rolled up, or to be rolled up again."""
+    """A step to roll up, for the first time or again."""
 
     epoch: int
     step: int
     num_spans: int
-    """That the store held when it was asked."""
+    """Number of spans in the store when it was read."""
 
     num_described: int
-    """Groups and ranks of the epoch then."""
+    """Number of groups and ranks of the epoch then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedStep:
-    """What a step was rolled up from."""
+    """Inputs of a step's rollup."""
 
     run_id: str
     epoch: int
@@ -99,33 +99,37 @@ class ClosedStep:
     num_described: int
     at_ns: int
     orderings: dict[str, str] = field(default_factory=dict)
-    """By ordering, under which one its picture is kept."""
+    """For each ordering, the one whose picture is kept; equal ones are kept once."""
 
     line_ranks: int = 0
-    """Ranks of a line of the whole step's picture; 0: none is kept."""
+    """Ranks of a line of the whole step's picture; 0 if none is kept."""
 
     @property
     def revision(self) -> int:
-        """Grows with whatever the computation saw more of."""
+        """Number of rows that the computation used."""
         return self.num_spans + self.num_described
 
 
 def read_open_steps(
     store: Store, run_id: str, *, state: str, since: EpochStep = FIRST_STEP
 ) -> tuple[OpenStep, ...]:
-    """Return the steps whose rollups lack something, by (epoch, step).
+    """Return the steps whose rollups are missing or outdated, by (epoch, step).
 
-    Steps whose spans are kept no longer are left as they were rolled up.
+    Steps with expired spans keep their rollups.
 
     Args:
         store: The store.
         run_id: The run.
-        state: Its state: while it is running, the newest steps are left alone.
-        since: The first place that is looked at; by default the run's first.
+        state: Its state; if it is running, the newest steps are left out.
+        since: First step to check; by default the run's first.
     """
     bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
     found = read_deduplicated(
-        store, run_id, lambda sql: store.rows(sql, bound), plain=SELECT_OPEN, final=SELECT_OPEN_ONCE
+        store,
+        run_id,
+        lambda sql: store.rows(sql, bound),
+        plain=SELECT_OPEN,
+        final=SELECT_OPEN_FINAL,
     )
     if not found:
         return ()
@@ -140,18 +144,18 @@ def read_open_steps(
 
 
 def read_newest_closed(store: Store, run_id: str) -> EpochStep:
-    """Return the newest place of a run that is closed while the run goes on."""
+    """Return the newest step of a running run that counts as closed."""
     rows = store.rows(SELECT_NEWEST, {"run_id": run_id})
     return (rows[0]["epoch"], rows[0]["step"] - LAG_STEPS) if rows else FIRST_STEP
 
 
 def batch_steps(steps: Sequence[OpenStep], *, max_spans: int) -> Iterator[tuple[OpenStep, ...]]:
-    """Yield neighbouring steps of one epoch, as many as have ``max_spans`` spans together."""
+    """Yield groups of neighbouring steps of one epoch, with at most ``max_spans`` spans each."""
     batch: list[OpenStep] = []
     num_spans = 0
     for step in steps:
-        apart = batch and (step.epoch != batch[-1].epoch or step.step != batch[-1].step + 1)
-        if apart or (batch and num_spans + step.num_spans > max_spans):
+        is_gap = batch and (step.epoch != batch[-1].epoch or step.step != batch[-1].step + 1)
+        if is_gap or (batch and num_spans + step.num_spans > max_spans):
             yield tuple(batch)
             batch, num_spans = [], 0
         batch.append(step)
@@ -161,25 +165,25 @@ def batch_steps(steps: Sequence[OpenStep], *, max_spans: int) -> Iterator[tuple[
 
 
 def write_rollups(store: Store, rows: pa.Table, closed: Iterable[ClosedStep]) -> None:
-    """Store rollups, and after them what they were computed from."""
+    """Store rollups, and then their inputs."""
     if rows.num_rows:
         store.insert_arrow("rollups", rows)
     store.insert_rows("closed_steps", [_closed_row(step) for step in closed])
 
 
 def read_rolled_up_runs(store: Store) -> dict[str, int]:
-    """Return by run how many spans the ledger told of when nothing of it was left open."""
+    """Return the runs that were rolled up whole, with their numbers of spans in the ledger then."""
     rows = store.rows(SELECT_WHOLE, {"whole": RUN_WHOLE})
     return {row["run_id"]: row["num_spans"] for row in rows}
 
 
 def mark_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int) -> None:
-    """Note that nothing of a run that has ended is left open.
+    """Record that all steps of an ended run are rolled up.
 
     Args:
         store: The store.
         run_id: The run.
-        num_spans: That the ledger told of before the last look.
+        num_spans: Number of its spans in the ledger, read before the last check.
         at_ns: Unix time.
     """
     whole = ClosedStep(

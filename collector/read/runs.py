@@ -1,9 +1,4 @@
-"""Read runs, steps and spans back, each row once.
-
-Small results are dicts, large ones Arrow columns named as in the tables. Rows
-may lie in the store twice where the ledger says that a cut was sent again;
-there, and only there, a read pays for removing duplicates.
-"""
+"""Runs: their list, and the small rows that describe one run."""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
 SELECT_RUNS = """
 SELECT
     run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps, num_rows,
-    greatest(created_ns, wrote_ns) AS heard_ns
+    greatest(created_ns, wrote_ns) AS reported_ns
 FROM (
     SELECT
         run_id,
@@ -49,8 +44,8 @@ LEFT JOIN (
 ) AS stepped USING run_id
 ORDER BY created_ns DESC, run_id
 """
-"""Spans of a cut that is ``sent`` may be there or not, and come without another word: who looked
-at all that is counted must find more of it afterwards, or never looks again."""
+"""Cuts that are only ``sent`` are not counted: their spans may appear later without any other
+change, and a reader that has processed all counted spans looks again only if the count grows."""
 
 SELECT_RUN_NAMES = """
 SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)
@@ -113,20 +108,20 @@ WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
 
 
 SELECT_EXITS = """
-SELECT epoch, rank, exit_state, exit_ns, told.data AS data FROM (
+SELECT epoch, rank, exit_state, exit_ns, last_event.data AS data FROM (
     SELECT epoch, rank, process, exit_state, exit_ns FROM ranks FINAL
     WHERE run_id = {run_id:String} AND exit_state != ''
 ) AS ended
 LEFT JOIN (
     SELECT epoch, rank, process, argMax(data, at_ns) AS data FROM events
     WHERE run_id = {run_id:String} AND kind IN ('exit', 'lost') GROUP BY epoch, rank, process
-) AS told USING (epoch, rank, process)
+) AS last_event USING (epoch, rank, process)
 ORDER BY epoch, rank, process
 """
 
 
 GAP_TIMEOUT_NS = 60_000_000_000
-"""How long rows of a run that trains may be behind later ones: they may be on another way."""
+"""Time that rows of a running run may come after later ones: agents send in parallel."""
 
 END_OF_TIME = (1 << 63) - 1
 
@@ -150,7 +145,7 @@ FROM (
 WHERE begin > held_end AND at_ns < {before_ns:Int64}
 ORDER BY epoch, rank, segment, begin LIMIT 8
 """
-"""The inner query leaves out whole segments without a line too few, which is nearly all of them."""
+"""The inner query leaves out segments without a gap, which are nearly all."""
 
 SELECT_MANIFESTS = """
 SELECT manifest_hash, settings FROM manifests FINAL WHERE run_id = {run_id:String}
@@ -188,56 +183,56 @@ ORDER BY began_ns DESC, run_id LIMIT 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """All small rows that describe one run; `epochs` is empty where the run is unknown."""
+    """All small rows that describe a run; `epochs` is empty if the run is unknown."""
 
     epochs: list[Row]
     ranks: list[Row]
-    """One a process, so a rank that was restarted within an epoch comes more than once."""
+    """One per process: a rank that was restarted within an epoch has several."""
 
     groups: list[Row]
     account: list[Row]
-    """Per (epoch, rank): records stored, torn and set aside."""
+    """Per (epoch, rank): numbers of rows stored, torn and bad."""
 
     bad: list[Row]
-    """Rows set aside, by reason."""
+    """Numbers of bad rows by reason."""
 
     pace: list[Row]
     """Latest ``pace`` event of each (epoch, rank)."""
 
     clocks: list[Row]
-    """Latest error bound of each host's clock, -1 where nobody measured it."""
+    """Latest error bound of each host's clock; -1 if it was not measured."""
 
     expired: list[Row] = field(default_factory=list)
-    """Per epoch whose spans are kept no longer: up to which step, and which steps' are."""
+    """Per epoch with expired spans: the last expired step, and the steps kept before it."""
 
     gaps: list[Row] = field(default_factory=list)
-    """The first ranges of rows that did not come though later ones did: see `read_gaps`."""
+    """The first ranges of missing rows: see `read_gaps`."""
 
 
 def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> list[Row]:
-    """Return one row a run, the newest first.
+    """Return one row per run, newest first.
 
-    One that is said to be running and of which nothing was heard for long is ``lost``.
+    The state of a running run that is silent is ``lost``.
 
     Args:
-        store: Where from.
-        unix_ns: Clock that the silence is measured by.
+        store: The store.
+        unix_ns: Clock that measures the silence.
     """
     return mark_lost_runs(store, store.rows(SELECT_RUNS), unix_ns=unix_ns)
 
 
 def read_run_names(store: Store) -> tuple[str, ...]:
-    """Return the names of all runs, the newest first."""
+    """Return the names of all runs, newest first."""
     return tuple(row["run_id"] for row in store.rows(SELECT_RUN_NAMES))
 
 
 def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.time_ns) -> RunRows:
-    """Return what is known of a run besides its spans.
+    """Return the rows that describe a run.
 
     Args:
-        store: Where from.
+        store: The store.
         run_id: The run.
-        unix_ns: Clock that the age of a gap is measured by.
+        unix_ns: Clock that measures the age of gaps.
     """
     bound = {"run_id": run_id}
     epochs = store.rows(SELECT_EPOCHS, bound)
@@ -260,36 +255,39 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
 
 
 def read_events(store: Store, run_id: str) -> list[Row]:
-    """Return the run's events in order of time."""
+    """Return a run's events in order of time."""
     return store.rows(SELECT_EVENTS, {"run_id": run_id})
 
 
 def read_exits(store: Store, run_id: str) -> list[Row]:
-    """Return how each process of the run ended: ``epoch, rank, exit_state, exit_ns, data``.
+    """Return the end of each process of a run: ``epoch, rank, exit_state, exit_ns, data``.
 
-    ``data`` is the document of its exit or lost event, "" where it left none.
+    ``data`` is the document of its exit or lost event; "" if there is none.
     """
     return store.rows(SELECT_EXITS, {"run_id": run_id})
 
 
 def read_gaps(store: Store, run_id: str, *, is_running: bool, now_ns: int) -> list[Row]:
-    """Return the first gaps: ``epoch, rank, segment, gap_first, gap_last``, and ``num_gaps``.
+    """Return the first ranges of rows that are missing although later rows of the segment came.
 
-    Rows that were sent and never confirmed count as there. What is missing at the end of a
-    segment, or a whole segment, can't be told from what was never written.
+    Rows that were sent and never confirmed count as stored. Rows missing at the end of a segment,
+    or a whole segment, look like rows that were never written.
 
     Args:
-        store: Where the ledger is.
+        store: The store.
         run_id: The run.
-        is_running: Whether it trains: then later rows must be there for a minute.
+        is_running: Whether the run is running: a gap then counts after `GAP_TIMEOUT_NS`.
         now_ns: Unix time.
+
+    Returns:
+        Rows of ``epoch, rank, segment, gap_first, gap_last, num_gaps``.
     """
     before_ns = now_ns - GAP_TIMEOUT_NS if is_running else END_OF_TIME
     return store.rows(SELECT_GAPS, {"run_id": run_id, "before_ns": before_ns})
 
 
 def read_manifests(store: Store, run_id: str) -> list[tuple[int, int, Mapping[str, str]]]:
-    """Return (epoch, rank, settings) of each rank that told its own; equal ones share a mapping."""
+    """Return (epoch, rank, settings) of each rank with a manifest; equal ones share a mapping."""
     bound = {"run_id": run_id}
     settings = {
         row["manifest_hash"]: row["settings"] for row in store.rows(SELECT_MANIFESTS, bound)
@@ -302,9 +300,9 @@ def read_manifests(store: Store, run_id: str) -> list[tuple[int, int, Mapping[st
 
 
 def read_previous_run(store: Store, run_id: str) -> str | None:
-    """Return the run of the same model and world size that began last before this one.
+    """Return the last run of the same model and world size that began before this one.
 
-    None where there is none, or where the job did not name its model.
+    None if there is none, or if the job declared no name of its model.
     """
     found = store.rows(SELECT_PREVIOUS, {"run_id": run_id})
     return found[0]["run_id"] if found else None

@@ -1,4 +1,4 @@
-"""Readings of hosts and devices over time: clocks, power, counters of the network."""
+"""Samples of hosts and devices over time: clocks, power, network counters."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def sample_rows(
     """Return rows of table ``samples``.
 
     Args:
-        run_id: The run that they were taken for; "": of the host, for whatever runs there.
+        run_id: The run of the samples; "" for samples of a host, whatever runs there.
         host: Shape (rows,).
-        device: Shape (rows,): local rank, -1 for the host as a whole.
+        device: Shape (rows,): local rank; -1 for the host as a whole.
         at_ns: Shape (rows,): Unix time.
-        name: Shape (rows,): what was read, ending in its unit (``gpu-clock-hz``).
+        name: Shape (rows,): the quantity, ending in its unit (``gpu-clock-hz``).
         value: Shape (rows,).
     """
     named = {
@@ -57,19 +57,19 @@ def sample_rows(
 
 
 def write_samples(store: Store, rows: pa.Table) -> None:
-    """Store readings; one that is there already, of the same thing and time, is replaced."""
+    """Store samples; one replaces an earlier one of the same quantity and time."""
     if rows.num_rows:
         store.insert_arrow("samples", rows)
 
 
 def read_samples(store: Store, run_id: str, *, first_ns: int, last_ns: int) -> pa.Table:
-    """Return the readings of a run and of its hosts, by (name, host, device, at_ns).
+    """Return the samples of a run and of its hosts, by (name, host, device, at_ns).
 
     Args:
-        store: Where from.
+        store: The store.
         run_id: The run.
-        first_ns: Unix time of the first reading wanted.
-        last_ns: Unix time of the last.
+        first_ns: First Unix time.
+        last_ns: Last Unix time, included.
     """
     bound = {"run_id": run_id, "first_ns": first_ns, "last_ns": last_ns}
     return store.arrow(SELECT_SAMPLES, bound)

@@ -1,4 +1,4 @@
-"""Read one step a portion of its ranks at a time: it may have more spans than memory holds."""
+"""Spans of a run, and of selected ranks and times of a step, which may exceed the memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,30 @@ if TYPE_CHECKING:
 
     from ..store.store import Store
 
-APART_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanKind.OTHER})
-"""Kinds of spans that are members of no communication instance; one that only a newer
-collector knows is read as ``other``, which may be."""
+NOT_COMM_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanKind.OTHER})
+"""Span kinds that are never communication. ``other`` may be: a kind that only a newer version knows
+is read as ``other``."""
+
+SPAN_COLUMNS = """
+    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
+    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
+"""
+
+SELECT_SPANS = (
+    "SELECT"
+    + SPAN_COLUMNS
+    + """FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+ORDER BY epoch, step, rank, start_ns, segment, row
+"""
+)
+
+SELECT_SPANS_FINAL = SELECT_SPANS.replace("FROM spans", "FROM spans FINAL")
+
+COUNT_SPANS = """
+SELECT count() AS num_spans FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+"""
 
 SELECT_OUTLINE = """
 SELECT
@@ -33,23 +54,21 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 GROUP BY rank ORDER BY rank
 """
 
-SELECT_SELECTED_SPANS = """
-SELECT
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-FROM spans FINAL
+SELECTION = """
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
     AND rank IN {ranks:Array(Int32)}
     AND start_ns < {before_ns:Int64} AND start_ns + duration_ns > {after_ns:Int64}
-ORDER BY rank, start_ns, segment, row
 """
 
-COUNT_SELECTED_SPANS = """
-SELECT count() AS num_spans FROM spans
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
-    AND rank IN {ranks:Array(Int32)}
-    AND start_ns < {before_ns:Int64} AND start_ns + duration_ns > {after_ns:Int64}
-"""
+SELECT_SELECTED_SPANS = (
+    "SELECT"
+    + SPAN_COLUMNS
+    + "FROM spans FINAL"
+    + SELECTION
+    + "ORDER BY rank, start_ns, segment, row"
+)
+
+COUNT_SELECTED_SPANS = "SELECT count() AS num_spans FROM spans" + SELECTION  # noqa: S608  # constants
 
 SELECT_ARRIVALS = """
 SELECT
@@ -71,63 +90,40 @@ GROUP BY group_id, source_rank, target_rank, seq
 FIRST_NS, LAST_NS = -(1 << 62), 1 << 62
 
 
-SELECT_SPANS = """
-SELECT
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-FROM spans
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, start_ns, segment, row
-"""
-
-SELECT_SPANS_ONCE = """
-SELECT
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-FROM spans FINAL
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, start_ns, segment, row
-"""
-
-COUNT_SPANS = """
-SELECT count() AS num_spans FROM spans
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutline:
-    """What a step holds, rank by rank, ascending; empty columns where there is nothing."""
+    """Ranks of a step in ascending order, with their numbers of spans; empty if there are none."""
 
     ranks: NDArray[np.int32]
     num_spans: NDArray[np.int64]
     begin_ns: int
-    """Start of the first span, end of the last one; 0 where there is none."""
+    """Start of the first span; 0 if there is none."""
 
     end_ns: int
+    """End of the last span; 0 if there is none."""
 
     @property
     def num_all(self) -> int:
-        """Spans of all ranks."""
+        """Number of spans of all ranks."""
         return int(self.num_spans.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSelection:
-    """Which of a step's spans are asked for."""
+    """Some ranks of a step, and a range of time."""
 
     run_id: str
     epoch: int
     step: int
     ranks: Sequence[int]
     after_ns: int = FIRST_NS
-    """Spans that end at or before this Unix time are left out."""
+    """Unix time after which a span must end."""
 
     before_ns: int = LAST_NS
-    """Spans that start at or after it are."""
+    """Unix time before which a span must start."""
 
     def bound(self) -> dict[str, Any]:
-        """Return the statement's parameters."""
+        """Return the bound parameters of a statement."""
         return {
             "run_id": self.run_id,
             "epoch": self.epoch,
@@ -138,8 +134,33 @@ class SpanSelection:
         }
 
 
+def read_spans(
+    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
+) -> pa.Table:
+    """Return the spans of the steps from ``first`` to ``last``, each once.
+
+    Spans outside any step are left out. Order: epoch, step, rank, start_ns.
+    """
+    bound = step_range(run_id, first, last)
+    return read_deduplicated(
+        store,
+        run_id,
+        lambda sql: _read_spans(store, sql, bound),
+        plain=SELECT_SPANS,
+        final=SELECT_SPANS_FINAL,
+    )
+
+
+def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
+    """Return the same as `read_spans`, without duplicates that the ledger does not have yet.
+
+    While a cut is stored again, the store has its rows twice until the ledger says so.
+    """
+    return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last))
+
+
 def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOutline:
-    """Return how many spans each rank has in a step, each counted once, and its bounds."""
+    """Return the ranks of a step with their numbers of spans, each span counted once."""
     found = store.arrow(SELECT_OUTLINE, {"run_id": run_id, "epoch": epoch, "step": step})
     begin, end = to_numpy(found["begin_ns"]), to_numpy(found["end_ns"])
     return StepOutline(
@@ -150,35 +171,38 @@ def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOut
     )
 
 
-def read_selected_spans(store: Store, portion: SpanSelection) -> pa.Table:
-    """Return the portion's spans, each once, by (rank, start_ns)."""
-    return store.arrow(SELECT_SELECTED_SPANS, portion.bound())
+def read_selected_spans(store: Store, selection: SpanSelection) -> pa.Table:
+    """Return the selected spans, each once, by (rank, start_ns)."""
+    return store.arrow(SELECT_SELECTED_SPANS, selection.bound())
 
 
-def count_selected_spans(store: Store, portion: SpanSelection) -> int:
-    """Return how many spans the portion has; those that are there twice count so."""
-    return int(store.rows(COUNT_SELECTED_SPANS, portion.bound())[0]["num_spans"])
+def count_selected_spans(store: Store, selection: SpanSelection) -> int:
+    """Return the number of selected spans; duplicates count twice."""
+    return int(store.rows(COUNT_SELECTED_SPANS, selection.bound())[0]["num_spans"])
 
 
-def read_arrivals(store: Store, portion: SpanSelection, spans: pa.Table) -> pa.Table:
-    """Return what is known of all members of the communication instances in ``spans``.
+def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa.Table:
+    """Return the arrivals of the communication instances in ``spans``, from all their members.
 
-    Columns: ``group_id, source_rank, target_rank`` (-1 for a collective)``, seq, num_spans,
-    num_ranks, latest_ns, last_rank``. Members count whichever rank and time they are of.
+    Members count whatever their rank and time.
 
     Args:
         store: The store.
-        portion: Names the step.
-        spans: What `read_selected_spans` returned.
+        selection: A selection of the step.
+        spans: Result of `read_selected_spans`.
+
+    Returns:
+        Columns ``group_id, source_rank, target_rank`` (-1 for a collective)``, seq, num_spans,
+        num_ranks, latest_ns, last_rank``.
     """
     group, seq = to_numpy(spans["group_id"]), to_numpy(spans["seq"])
     joined = (group != 0) & (seq != NONE)
-    bound = {name: portion.bound()[name] for name in ("run_id", "epoch", "step")}
+    bound = {name: selection.bound()[name] for name in ("run_id", "epoch", "step")}
     return store.arrow(
         SELECT_ARRIVALS,
         {
             **bound,
-            "kinds": APART_KINDS,
+            "kinds": NOT_COMM_KINDS,
             "groups": np.unique(group[joined]).tolist(),
             "first_seq": int(seq[joined].min(initial=LAST_NS)),
             "last_seq": int(seq[joined].max(initial=FIRST_NS)),
@@ -189,49 +213,27 @@ def read_arrivals(store: Store, portion: SpanSelection, spans: pa.Table) -> pa.T
 def group_blocks(
     blocks: Sequence[Sequence[int]], num_spans: dict[int, int], *, max_spans: int
 ) -> list[tuple[int, int]]:
-    """Cut neighbouring blocks of ranks into portions; return first and end block of each.
+    """Group neighbouring blocks of ranks by their numbers of spans.
 
     Args:
-        blocks: Ranks that are not to be parted.
-        num_spans: By rank.
-        max_spans: Of a portion; a block that has more is one of its own.
+        blocks: Ranks that must stay together.
+        num_spans: Number of spans by rank.
+        max_spans: Largest number of spans of a group, exceeded only by a single block.
+
+    Returns:
+        First and end block of each group.
     """
-    cuts: list[tuple[int, int]] = []
-    begin = held = 0
+    groups: list[tuple[int, int]] = []
+    begin = total = 0
     for place, block in enumerate(blocks):
         size = sum(num_spans[rank] for rank in block)
-        if place > begin and held + size > max_spans:
-            cuts.append((begin, place))
-            begin, held = place, 0
-        held += size
+        if place > begin and total + size > max_spans:
+            groups.append((begin, place))
+            begin, total = place, 0
+        total += size
     if len(blocks) > begin:
-        cuts.append((begin, len(blocks)))
-    return cuts
-
-
-def read_spans(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> pa.Table:
-    """Return the spans of these steps, by (epoch, step, rank, start_ns).
-
-    Spans outside any step are left out.
-    """
-    bound = step_range(run_id, first, last)
-    return read_deduplicated(
-        store,
-        run_id,
-        lambda sql: _read_spans(store, sql, bound),
-        plain=SELECT_SPANS,
-        final=SELECT_SPANS_ONCE,
-    )
-
-
-def read_spans_once(store: Store, run_id: str, *, first: int, last: int) -> pa.Table:
-    """Return what `read_spans` does, free of duplicates that the ledger does not tell of yet.
-
-    Between the second storing of a cut and the note about it, rows stand there twice.
-    """
-    return store.arrow(SELECT_SPANS_ONCE, step_range(run_id, first, last))
+        groups.append((begin, len(blocks)))
+    return groups
 
 
 def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""How long each step of a run took, by the rows that end it: no span is read."""
+"""Steps of a run: their rows, times and micro-batches."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32
 ORDER BY epoch, step, rank, segment, row
 """
 
-SELECT_STEPS_ONCE = """
-SELECT
-    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
-FROM steps FINAL
-WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
-ORDER BY epoch, step, rank, segment, row
-"""
+SELECT_STEPS_FINAL = SELECT_STEPS.replace("FROM steps", "FROM steps FINAL")
 
 SELECT_MICROBATCHES = """
 SELECT epoch, step, rank, microbatch, num_tokens, sum_squared_lengths FROM microbatches FINAL
@@ -61,9 +55,12 @@ MAX_STEP = (1 << 31) - 1
 
 
 def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
-    """Return begin and end of the newest steps over all ranks, by (epoch, step).
+    """Return begin and end over all ranks of the newest steps, by (epoch, step).
 
-    Rows that lie in the store twice change nothing of it.
+    Args:
+        store: The store. Duplicate rows do not change the result.
+        run_id: The run.
+        most: Number of steps.
     """
     return store.rows(SELECT_STEP_TIMES, {"run_id": run_id, "most": most})[::-1]
 
@@ -71,14 +68,14 @@ def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
 def read_steps(
     store: Store, run_id: str, *, first: int | None = None, last: int | None = None
 ) -> pa.Table:
-    """Return the step rows with ``first <= step <= last``, by (epoch, step, rank)."""
+    """Return the step rows with ``first <= step <= last``, each once, by (epoch, step, rank)."""
     bound = step_range(run_id, first, last)
     return read_deduplicated(
         store,
         run_id,
         lambda sql: store.arrow(sql, bound),
         plain=SELECT_STEPS,
-        final=SELECT_STEPS_ONCE,
+        final=SELECT_STEPS_FINAL,
     )
 
 
@@ -92,22 +89,22 @@ def read_microbatches(
 def read_step_bounds(
     store: Store, run_id: str, *, first: int | None = None, last: int | None = None
 ) -> tuple[int, int] | None:
-    """Return when these steps began and ended, Unix ns; None where there is none."""
+    """Return begin and end of these steps, Unix ns; None if there are none."""
     (found,) = store.rows(SELECT_STEP_BOUNDS, step_range(run_id, first, last))
     return (found["first_ns"], found["last_ns"]) if found["num_rows"] else None
 
 
 def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
-    """Return the last step of an epoch in which each rank recorded anything.
+    """Return the last step of an epoch in which each rank recorded a span.
 
-    A rank that was more than 8 steps behind the others by then is left out.
+    A rank that is more than 8 steps behind the others is left out.
     """
     rows = store.rows(SELECT_LAST_STEPS, {"run_id": run_id, "epoch": epoch})
     return {row["rank"]: row["newest"] for row in rows}
 
 
 def step_range(run_id: str, first: int | None, last: int | None) -> dict[str, Any]:
-    """Return the bound values of a statement that reads the steps from first to last."""
+    """Return the bound parameters of a statement for the steps from ``first`` to ``last``."""
     return {
         "run_id": run_id,
         "first": max(first, 0) if first is not None else 0,

@@ -1,4 +1,4 @@
-"""Draw who was slow when: each rank's compute time above the median rank's, step by step."""
+"""Heat-map of excess: each rank's compute time above the median rank's, step by step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
+from rankscope.analysis.report.text import format_range
 from rankscope.tracer.span import NS_PER_S
 
-from ..theme import DIVERGING, axis_unit, dressed
+from ..theme import DIVERGING, apply_style, axis_unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,16 +22,18 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 768
 MAX_COLUMNS = 1500
-_LEAST_RANGE_RATIO = 0.05
+
+_MIN_SCALE_RATIO = 0.05
 _PIXELS_PER_ROW = 30
-_LEAST_HEIGHT = 220
-_MOST_HEIGHT = 560
-_TALL_CELLS = 48
+_MIN_HEIGHT = 220
+_MAX_HEIGHT = 560
+_MAX_SPACED = 48
+"""Rows and columns up to which cells have a gap between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcessBlocks:
-    """A heat-map of who was slow when, neighbours joined."""
+    """Excess with neighbouring ranks and steps joined."""
 
     rank_blocks: tuple[tuple[int, int], ...]
     """First and last rank of each row."""
@@ -39,47 +42,43 @@ class ExcessBlocks:
     """First and last step of each column."""
 
     excess_ns: NDArray[np.float64]
-    """Shape (rank blocks, step blocks): the largest excess in the block; NaN where unknown."""
+    """Shape (rank blocks, step blocks): the largest excess of the block; NaN if unknown."""
 
 
 def excess_figure(report: RunReport) -> go.Figure:
     """Draw excess compute time in ms or s: x step, y rank, neutral at 0.
 
-    Past `MAX_ROWS` ranks or `MAX_COLUMNS` steps neighbours share a cell, which
-    shows the worst of them, and the labels name the ranges. The colour ends at
-    the 99th percentile of what is there, but at no less than 5 % of the mean
-    step time, so that noise looks like noise.
+    Above `MAX_ROWS` ranks or `MAX_COLUMNS` steps, neighbours share a cell, which shows the largest
+    excess; the labels are then ranges. The colour scale ends at the 99th percentile of the values,
+    but not below 5 % of the mean step time, so that noise stays pale.
     """
-    shown = worst_in_blocks(report.excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    blocks = join_neighbours(report.excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
     step_s = report.step_time_s.actual or 0.0
-    limit_ns = max(_LEAST_RANGE_RATIO * step_s * NS_PER_S, _high(shown.excess_ns))
+    limit_ns = max(_MIN_SCALE_RATIO * step_s * NS_PER_S, _high(blocks.excess_ns))
     unit, unit_ns = axis_unit(limit_ns)
-    spaced = len(shown.rank_blocks) <= _TALL_CELLS and len(shown.step_blocks) <= _TALL_CELLS
+    num_rows, num_columns = len(blocks.rank_blocks), len(blocks.step_blocks)
+    gap = int(num_rows <= _MAX_SPACED and num_columns <= _MAX_SPACED)
     figure = go.Figure(
         go.Heatmap(
-            x=[_range(block) for block in shown.step_blocks],
-            y=[_range(block) for block in shown.rank_blocks],
-            z=(shown.excess_ns / unit_ns).astype(np.float32),
+            x=[format_range(block) for block in blocks.step_blocks],
+            y=[format_range(block) for block in blocks.rank_blocks],
+            z=(blocks.excess_ns / unit_ns).astype(np.float32),
             colorscale=DIVERGING,
             zmin=-limit_ns / unit_ns,
             zmax=limit_ns / unit_ns,
-            xgap=1 if spaced else 0,
-            ygap=1 if spaced else 0,
+            xgap=gap,
+            ygap=gap,
             hoverongaps=False,
             hovertemplate=(
                 "rank %{y}, step %{x}<br>%{z:+,.2f} "
                 + unit
-                + " against the step's median rank<extra></extra>"
+                + " compared with the step's median rank<extra></extra>"
             ),
             colorbar={"title": {"text": f"excess ({unit})", "side": "right"}, "thickness": 10},
         )
     )
-    height = _PIXELS_PER_ROW * len(shown.rank_blocks) + 80
-    dressed(
-        figure,
-        height=min(max(height, _LEAST_HEIGHT), _MOST_HEIGHT),
-        keep=f"excess {report.run}",
-    )
+    height = min(max(_PIXELS_PER_ROW * num_rows + 80, _MIN_HEIGHT), _MAX_HEIGHT)
+    apply_style(figure, height=height, zoom_key=f"excess {report.run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
     figure.update_xaxes(type="category", title_text="step", showgrid=False, nticks=16)
     figure.update_yaxes(
@@ -89,51 +88,44 @@ def excess_figure(report: RunReport) -> go.Figure:
 
 
 def excess_note(excess: RankStepExcess) -> str:
-    """Say when neighbours share a cell; "" where each rank and step has its own."""
-    shown = worst_in_blocks(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    """Return a note if neighbours share a cell; "" if each rank and step has its own."""
+    blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
     parts = []
-    if len(shown.rank_blocks) < len(excess.ranks):
-        parts.append(f"{len(excess.ranks):,} ranks in {len(shown.rank_blocks):,} rows")
-    if len(shown.step_blocks) < len(excess.steps):
-        parts.append(f"{len(excess.steps):,} steps in {len(shown.step_blocks):,} columns")
-    return f"Showing {' and '.join(parts)}; each cell is its worst member." if parts else ""
+    if len(blocks.rank_blocks) < len(excess.ranks):
+        parts.append(f"{len(excess.ranks):,} ranks in {len(blocks.rank_blocks):,} rows")
+    if len(blocks.step_blocks) < len(excess.steps):
+        parts.append(f"{len(excess.steps):,} steps in {len(blocks.step_blocks):,} columns")
+    return f"{' and '.join(parts)}. Each cell shows its largest excess." if parts else ""
 
 
-def _high(excess_ns: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
-    known = np.abs(excess_ns[np.isfinite(excess_ns)])
-    return float(np.percentile(known, 99)) if known.size else 0.0
+def join_neighbours(excess: RankStepExcess, *, max_rows: int, max_columns: int) -> ExcessBlocks:
+    """Join neighbouring ranks and steps until they fit; a block has its largest excess.
 
-
-def _range(block: tuple[int, int]) -> str:
-    return f"{block[0]}" if block[0] == block[1] else f"{block[0]}-{block[1]}"
-
-
-def worst_in_blocks(excess: RankStepExcess, *, max_rows: int, max_columns: int) -> ExcessBlocks:
-    """Join neighbouring ranks and steps until they fit, each block showing its largest excess.
-
-    The mean would hide one slow rank among its neighbours; the largest cannot.
+    A mean would hide one slow rank among its neighbours.
 
     Args:
         excess: Shape (ranks, steps).
-        max_rows: Most rows of the result, at least 1.
-        max_columns: Most columns of the result, at least 1.
+        max_rows: Rows of the result, at least 1.
+        max_columns: Columns of the result, at least 1.
     """
-    rows, rank_blocks = _blocks(excess.ranks, max_rows)
-    columns, step_blocks = _blocks(excess.steps, max_columns)
-    worst = excess.excess_ns
-    if worst.size:
-        worst = np.fmax.reduceat(np.fmax.reduceat(worst, rows, axis=0), columns, axis=1)
-    return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=worst)
+    rows, rank_blocks = _split(excess.ranks, max_rows)
+    columns, step_blocks = _split(excess.steps, max_columns)
+    largest = excess.excess_ns
+    if largest.size:
+        largest = np.fmax.reduceat(np.fmax.reduceat(largest, rows, axis=0), columns, axis=1)
+    return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=largest)
 
 
-def _blocks(
-    labels: Sequence[int], most: int
+def _split(
+    labels: Sequence[int], max_blocks: int
 ) -> tuple[NDArray[np.intp], tuple[tuple[int, int], ...]]:
-    """Cut a row of labels into at most ``most`` blocks of equal size (the last may be smaller)."""
-    size = max(1, -(-len(labels) // most))
-    first = np.arange(0, len(labels), size)
-    last = [min(begin + size, len(labels)) - 1 for begin in first.tolist()]
-    blocks = tuple(
-        (labels[begin], labels[stop]) for begin, stop in zip(first.tolist(), last, strict=True)
-    )
-    return first, blocks
+    """Split labels into blocks of equal size; return each one's begin, and its end labels."""
+    size = max(1, -(-len(labels) // max_blocks))
+    begins = np.arange(0, len(labels), size)
+    blocks = [labels[begin : begin + size] for begin in begins.tolist()]
+    return begins, tuple((block[0], block[-1]) for block in blocks)
+
+
+def _high(excess_ns: NDArray[np.float64]) -> float:
+    known = np.abs(excess_ns[np.isfinite(excess_ns)])
+    return float(np.percentile(known, 99)) if known.size else 0.0

@@ -1,4 +1,4 @@
-"""Draw step time and MFU by step, one above the other, every step as it was."""
+"""Lines of step time and MFU, one above the other, without smoothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..theme import IDEAL, MFU, SLOW, STEP_TIME, dressed
+from ..theme import IDEAL, MFU, SLOW, STEP_TIME, apply_style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,29 +17,30 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
-_MOST_MARKED = 150
+_MAX_MARKED = 150
+"""Steps up to which each has a point."""
 
 _Places = dict[str, "int | None"]
-"""The places of the axis of steps, in order."""
+"""Labels on the axis of steps, in order, each with its step; None for steps that are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeries:
-    """What the figure draws."""
+    """The quantities of the figure."""
 
     run: str
     actual_s_by_step: Mapping[int, float]
     ideal_s_by_step: Mapping[int, float]
     mfu_by_step: Mapping[int, float] | None
-    """None: it cannot be known."""
+    """None if unknown."""
 
     warmup_steps: Sequence[int]
     shaded: tuple[int, int] | None
-    """First and last step of the top finding, where it has ranks at fault."""
+    """First and last step of the top finding; None if it names no ranks."""
 
 
 def step_time_figure(report: RunReport) -> go.Figure:
-    """Draw what the diagnosis tells of the steps, as `series_figure` does."""
+    """Draw the steps of a diagnosis; see `series_figure`."""
     top = report.top_finding
     return series_figure(
         StepSeries(
@@ -53,14 +54,14 @@ def step_time_figure(report: RunReport) -> go.Figure:
     )
 
 
-def marked_steps_figure(run_id: str, seen: MarkedSteps) -> go.Figure:
-    """Draw what is known of the steps without a diagnosis, as `series_figure` does."""
+def marked_steps_figure(run_id: str, steps: MarkedSteps) -> go.Figure:
+    """Draw the steps that are known without a diagnosis; see `series_figure`."""
     return series_figure(
         StepSeries(
             run=run_id,
-            actual_s_by_step=seen.actual_s_by_step,
+            actual_s_by_step=steps.actual_s_by_step,
             ideal_s_by_step={},
-            mfu_by_step=None if seen.mfu is None else seen.mfu.by_step,
+            mfu_by_step=None if steps.mfu is None else steps.mfu.by_step,
             warmup_steps=(),
             shaded=None,
         )
@@ -70,10 +71,9 @@ def marked_steps_figure(run_id: str, seen: MarkedSteps) -> go.Figure:
 def series_figure(series: StepSeries) -> go.Figure:
     """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
 
-    Every step that anything is known of has the same width, in order; where numbers are not
-    adjacent a place is named for the steps that are not there. A line breaks where its own
-    quantity is unknown. The steps of the top finding are shaded; start-up steps are hollow.
-    Without MFU, step time has the figure to itself.
+    All known steps have the same width. Missing steps share one label, "(5-8)". A line breaks where
+    its quantity is unknown. The steps of the top finding are shaded, the points of warm-up steps
+    hollow. Without MFU, step time fills the figure.
     """
     rows = 1 if series.mfu_by_step is None else 2
     figure = make_subplots(
@@ -88,9 +88,9 @@ def series_figure(series: StepSeries) -> go.Figure:
     if series.mfu_by_step is not None:
         _add_mfu(figure, series.mfu_by_step, series.warmup_steps, places)
     _shade(figure, series.shaded, places)
-    dressed(figure, height=340, keep=f"steps {series.run}")
+    apply_style(figure, height=340, zoom_key=f"steps {series.run}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
-    # Else plotly takes them from the first trace, and adds what only later ones have behind it.
+    # Otherwise plotly takes the labels of the first trace, and appends those of later ones.
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(places))
     figure.update_xaxes(nticks=8, tickangle=0)
     figure.update_xaxes(title_text="step", row=rows, col=1)
@@ -108,7 +108,7 @@ def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places) -> No
                 name="ideal",
                 x=ideal,
                 y=ideal_seconds,
-                # A step with no neighbour has no line.
+                # A step without a neighbour would have no line.
                 mode="lines" if len(ideal) > 1 and None not in ideal_seconds else "lines+markers",
                 line={"color": IDEAL, "width": 1.5, "dash": "dash"},
                 marker={"symbol": "line-ew-open", "size": 6, "color": IDEAL},
@@ -153,7 +153,7 @@ def _add_mfu(
 
 
 def _places(series: StepSeries) -> _Places:
-    """Return the label of each place of the axis with its step, None where steps are not there."""
+    """Return the labels of the axis, from all known steps."""
     known = {*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})}
     places: _Places = {}
     for step, following in pairwise([*sorted(known), None]):
@@ -166,7 +166,7 @@ def _places(series: StepSeries) -> _Places:
 
 
 def _line(by_step: Mapping[int, float], places: _Places) -> tuple[list[str], list[float | None]]:
-    """Return one quantity from its first step to its last, with holes where it is unknown."""
+    """Return labels and values of a quantity from its first to its last step; None if unknown."""
     labels = list(places)
     known = [place for place, step in enumerate(places.values()) if step in by_step]
     if not known:
@@ -188,7 +188,7 @@ def _symbols(steps: Sequence[str], warmup: set[str]) -> list[str]:
 
 
 def _mode(steps: Sequence[str]) -> str:
-    return "lines+markers" if len(steps) <= _MOST_MARKED else "lines"
+    return "lines+markers" if len(steps) <= _MAX_MARKED else "lines"
 
 
 def _shade(figure: go.Figure, shaded: tuple[int, int] | None, places: _Places) -> None:

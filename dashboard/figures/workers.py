@@ -1,4 +1,4 @@
-"""Draw how much each worker slows the job, over the parallel layout."""
+"""Heat-map of slowdown by worker, over the parallel layout."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import plotly.graph_objects as go
 
 from rankscope.analysis.report.text import format_slowdown
 
-from ..theme import DIVERGING, dressed
+from ..theme import DIVERGING, apply_style
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from rankscope.analysis.report.report import RunReport
 
-_LEAST_RANGE = 0.1
-_MOST_LABELLED = 64
-_MOST_LABELLED_WIDE = 12
+_MIN_SPREAD = 0.1
+_MAX_LABELLED = 64
+"""Cells, and columns below, up to which each shows its number."""
+
+_MAX_LABELLED_COLUMNS = 12
 
 
 def worker_figure(report: RunReport) -> go.Figure:
-    """Draw slowdown by worker: x its DP position, y its pipeline stage, neutral at 1.
+    """Draw slowdown by worker: x DP position, y pipeline stage, neutral at 1.
 
-    Of a run whose layout is unknown each rank is a worker, in one row.
-
-    An isolated cell is a worker, a row is a stage, a column a data-parallel
-    replica. A cell without a value is unknown. The scale spans at least
-    +-0.1, so that noise looks like noise.
+    If the layout is unknown, each rank is a worker, in one row. A cell without a value is unknown.
+    The scale spans at least +-0.1, so that noise stays pale.
 
     Source:
         arXiv 2505.05713, the worker heat-map.
@@ -41,11 +42,11 @@ def worker_figure(report: RunReport) -> go.Figure:
         slowdown[cell] = np.nan if value is None else value
         other = report.exact_slowdown_by_worker.get((dp, stage))
         exact[cell] = np.nan if other is None else other
-    spread = max(_LEAST_RANGE, _spread(slowdown))
-    column, hover = ("DP position", "DP %{x}, stage %{y}")
+    spread = max(_MIN_SPREAD, _spread(slowdown))
+    column, hover = "DP position", "DP %{x}, stage %{y}"
     if not report.has_layout:
-        column, hover = ("rank (parallel layout unknown)", "rank %{x}")
-    labelled = len(workers) <= _MOST_LABELLED and len(dps) <= _MOST_LABELLED_WIDE
+        column, hover = "rank (parallel layout unknown)", "rank %{x}"
+    is_labelled = len(workers) <= _MAX_LABELLED and len(dps) <= _MAX_LABELLED_COLUMNS
     figure = go.Figure(
         go.Heatmap(
             x=[f"{dp}" for dp in dps],
@@ -55,19 +56,19 @@ def worker_figure(report: RunReport) -> go.Figure:
             colorscale=DIVERGING,
             zmin=1 - spread,
             zmax=1 + spread,
-            xgap=2 if labelled else 0,
-            ygap=2 if labelled else 0,
+            xgap=2 if is_labelled else 0,
+            ygap=2 if is_labelled else 0,
             hoverongaps=False,
             hovertemplate=(
                 f"{hover}<br>slowdown %{{z:.3f}}x"
-                "<br>this worker alone %{customdata}<extra></extra>"
+                "<br>if only this worker were slow: %{customdata}<extra></extra>"
             ),
             colorbar={"title": {"text": "slowdown", "side": "right"}, "thickness": 10},
         )
     )
-    if labelled:
+    if is_labelled:
         figure.update_traces(text=_texts(slowdown), texttemplate="%{text}")
-    dressed(figure, height=340, keep=f"workers {report.run}")
+    apply_style(figure, height=340, zoom_key=f"workers {report.run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
     figure.update_xaxes(type="category", title_text=column, showgrid=False)
     figure.update_yaxes(
@@ -80,12 +81,12 @@ def worker_figure(report: RunReport) -> go.Figure:
     return figure
 
 
-def _spread(slowdown: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
+def _spread(slowdown: NDArray[np.float64]) -> float:
     known = slowdown[np.isfinite(slowdown)]
     return float(np.abs(known - 1).max()) if known.size else 0.0
 
 
-def _texts(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[list[str]]:
+def _texts(values: NDArray[np.float64]) -> list[list[str]]:
     return [
         [format_slowdown(None if np.isnan(value) else value) for value in row]
         for row in values.tolist()

@@ -24,7 +24,7 @@ from rankscope.analysis.report.text import (
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import TIMELINE, View, write_address
-from ..text import visible
+from ..text import escape
 from .components import card, labelled
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
@@ -73,7 +73,7 @@ def verdict_card(
         html.Div(
             [
                 html.P(top.cause, className="verdict-cause"),
-                html.H1(unbroken(visible_sentence(sentence)), className="verdict-sentence"),
+                html.H1(unbroken(escape_sentence(sentence)), className="verdict-sentence"),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
             className=f"verdict {_STYLE_BY_CAUSE.get(top.cause, 'alarm')}",
@@ -116,7 +116,7 @@ def mfu_reason(report: RunReport) -> str:
     warnings = report.quality.warnings
     warning = next((warning for warning in warnings if warning.startswith("MFU")), None)
     if warning is not None:
-        return visible(warning)
+        return escape(warning)
     if not report.has_layout:
         return "the parallel layout is unknown"
     return "FLOPs per token or the device's peak are unknown"
@@ -206,14 +206,14 @@ def quality_list(report: RunReport) -> list[Component]:
         )
     ]
     if report.mfu is not None:
-        parts.append(html.P(f"MFU: {visible(report.mfu.convention)}", className="quiet"))
-    notices = [html.Li(visible_sentence(notice)) for notice in _notices(report)]
+        parts.append(html.P(f"MFU: {escape(report.mfu.convention)}", className="quiet"))
+    notices = [html.Li(escape_sentence(notice)) for notice in _notices(report)]
     return [*parts, html.Ul(notices, className="notices")]
 
 
-def visible_sentence(sentence: str) -> str:
+def escape_sentence(sentence: str) -> str:
     """Return a long sentence from outside, escaped and whole."""
-    return " ".join(visible(word) for word in sentence.split())
+    return " ".join(escape(word) for word in sentence.split())
 
 
 def unbroken(sentence: str) -> list[Component | str]:
@@ -304,8 +304,8 @@ def _silent_row(one: SilentRank) -> Component:
     row: Component = dmc.TableTr(
         [
             dmc.TableTd(str(one.rank), className="number"),
-            dmc.TableTd(visible(one.host)),
-            dmc.TableTd(visible(one.state)),
+            dmc.TableTd(escape(one.host)),
+            dmc.TableTd(escape(one.state)),
             dmc.TableTd(UNKNOWN if one.step is None else f"{one.step:,}", className="number"),
             dmc.TableTd(format_age(one.age_ns), className="number"),
         ]
@@ -325,7 +325,7 @@ def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Compone
                 format_percent(finding.recoverable_ratio), className="number of-recoverable"
             ),
             dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
-            dmc.TableTd(visible_sentence(finding.evidence), className="evidence"),
+            dmc.TableTd(escape_sentence(finding.evidence), className="evidence"),
         ]
     )
     return row

@@ -16,7 +16,7 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 
-from ..text import visible
+from ..text import escape
 from .components import ENDED, FAILED, LOST, card, decorative, not_announced
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def no_verdict(found: AnalysisFailed) -> list[Component]:
                 html.H1(
                     "No verdict: this run could not be analysed.", className="verdict-sentence"
                 ),
-                html.P(visible(found.reason), className="failure"),
+                html.P(escape(found.reason), className="failure"),
                 html.P([html.Span(fact) for fact in _facts(found.run)], className="facts"),
                 html.P(
                     "Retried every 30 s while this page is open. The server's log and"
@@ -98,13 +98,13 @@ def known_figures(found: AnalysisInProgress | AnalysisFailed) -> dict[str, tuple
 def drawing_step(run_id: str, step: int) -> Component:
     """Return the card for a step whose spans are being read and drawn."""
     return _busy_card(
-        f"Drawing step {step} of run {visible(run_id)!r}", f"Reading its spans. {FILLS_ITSELF}"
+        f"Drawing step {step} of run {escape(run_id)!r}", f"Reading its spans. {FILLS_ITSELF}"
     )
 
 
 def reading_steps(run_id: str) -> Component:
     """Return the card for a run whose steps are being read."""
-    return _busy_card(f"Reading the steps of run {visible(run_id)!r}", FILLS_ITSELF)
+    return _busy_card(f"Reading the steps of run {escape(run_id)!r}", FILLS_ITSELF)
 
 
 def no_data(reason: str, *advice: str, command: str = "") -> Component:
@@ -134,7 +134,7 @@ def no_runs() -> Component:
 
 def missing_run(error: UnknownRunError) -> Component:
     """Return the card for a run that is not there."""
-    run = visible(error.run_id)
+    run = escape(error.run_id)
     if isinstance(error, DeletedRunError):
         return no_data(
             f"run {run!r} was deleted",
@@ -155,7 +155,7 @@ def no_steps(run_id: str, *, state: str) -> Component:
         run_id: The run.
         state: The run's state, as in `RunSummary.state`.
     """
-    run = visible(run_id)
+    run = escape(run_id)
     if state in (ENDED, FAILED):
         return no_data(
             f"run {run!r} {state} before a step was recorded completely",
@@ -177,7 +177,7 @@ def no_steps(run_id: str, *, state: str) -> Component:
 
 def unknown_page(path: str) -> Component:
     """Return the card for an address of no page."""
-    return no_data(f"there is no page at {visible(path)!r}", "Choose a page in the menu above.")
+    return no_data(f"there is no page at {escape(path)!r}", "Choose a page in the menu above.")
 
 
 def _busy_card(title: str, about: str) -> Component:

@@ -13,7 +13,7 @@ from rankscope.analysis.report.text import format_count
 
 from ..address import OVERVIEW, View, read_address, write_address
 from ..callback_checks import PagePath, Post, Ticks, takes
-from ..text import visible
+from ..text import escape
 from .components import (
     FALLBACK_TIMER,
     LIVE_MS,
@@ -209,11 +209,11 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
         **labelled("run"),
     )
     # The title shows a name that is longer than the chooser.
-    return [html.Div(chooser, title=visible(run_id or ""), className="run-name")]
+    return [html.Div(chooser, title=escape(run_id or ""), className="run-name")]
 
 
 def _label(run: RunSummary) -> str:
-    parts = [visible(run.run_id), run.state, format_count(run.world_size, "rank")]
+    parts = [escape(run.run_id), run.state, format_count(run.world_size, "rank")]
     return " · ".join(part for part in parts if part)
 
 

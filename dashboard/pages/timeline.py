@@ -20,7 +20,7 @@ from ..address import TIMELINE, View, read_address, write_address
 from ..callback_checks import Post, Step, Ticks, takes
 from ..figures.timeline import timeline_figure
 from ..figures.timeline_raster import raster_figure, raster_note
-from ..text import visible
+from ..text import escape
 from .components import (
     FALLBACK_TIMER,
     LIVE_MS,
@@ -372,7 +372,7 @@ def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
         [
             no_data(
                 f"step {view.step} of epoch {view.epoch or 0} has no spans",
-                f"{visible(str(error))}.",
+                f"{escape(str(error))}.",
             ),
             html.P(dcc.Link("Show a step of this run that has spans", href=other)),
         ]

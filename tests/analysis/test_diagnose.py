@@ -114,7 +114,7 @@ def test_a_rank_all_of_whose_links_are_slow_is_named_alone() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "word"),
-    [("congestion", "congestion"), ("retransmit", "retransmits"), ("flap", "flapping links")],
+    [("congestion", "congestion"), ("retransmit", "retransmit"), ("flap", "link-flap")],
 )
 def test_a_degraded_network_is_told_with_what_its_counters_say(reason: str, word: str) -> None:
     (finding,) = diagnosis(f"network-degradation:factor=2,reason={reason},steps=8-13")
@@ -127,7 +127,7 @@ def test_one_step_of_a_degraded_network_is_told_where_counters_say_the_same() ->
     (finding,) = diagnosis("network-degradation:factor=3,reason=flap,steps=8-8")
 
     assert (finding.cause, finding.steps) == ("network-degradation", (8, 8))
-    assert "flapping links" in finding.evidence
+    assert "link-flap counters rose" in finding.evidence
 
 
 def test_a_network_that_is_slow_in_a_job_of_one_group_is_told_from_its_onset_on() -> None:

@@ -77,7 +77,7 @@ def test_there_are_forty_and_they_run_where_they_are_put_as_html(browser: Browse
     page.close()
 
 
-def test_the_overview_shows_each_of_forty_as_text(browser: Browser) -> None:
+def test_the_overview_shows_each_payload_as_text(browser: Browser) -> None:
     # GIVEN forty runs, findings and warnings that are called so
     # (of warnings no more than twelve are shown, so four stand in each)
     warnings = tuple("".join(PAYLOADS[place : place + 4]) for place in range(0, 40, 4))
@@ -99,7 +99,7 @@ def test_the_overview_shows_each_of_forty_as_text(browser: Browser) -> None:
         assert not ran(it.page)
 
 
-def test_the_timeline_shows_them_as_text_under_the_pointer(browser: Browser) -> None:
+def test_the_timeline_shows_payloads_as_text_under_the_pointer(browser: Browser) -> None:
     # (a long name is cut there; tests/dashboard/test_text.py has the rest of what plotly obeys)
     provider = training_provider(name="".join(PAYLOADS[:5]))
     with served(provider) as url, opened(browser, f"{url}/timeline?run=demo-42&step=3") as it:
@@ -109,7 +109,7 @@ def test_the_timeline_shows_them_as_text_under_the_pointer(browser: Browser) -> 
         assert not ran(it.page)
 
 
-def test_an_address_that_holds_any_of_forty_is_shown_as_text(browser: Browser) -> None:
+def test_a_payload_in_an_address_is_shown_as_text(browser: Browser) -> None:
     with served(training_provider()) as url:
         for text in HALVES:
             with opened(browser, f"{url}/run/{quote(text, safe='')}") as it:

@@ -165,7 +165,7 @@ def test_hovering_a_span_tells_whom_it_waited_for(browser: Browser) -> None:
         assert "for rank 5" in said
 
 
-def test_names_from_outside_stay_text(browser: Browser) -> None:
+def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
     made = replace(report(run=XSS, name=XSS), quality=replace(report().quality, warnings=(XSS,)))
     provider = training_provider(made, name=XSS)
     provider.sentence = XSS
@@ -326,7 +326,7 @@ def test_the_first_run_appears_by_itself(browser: Browser) -> None:
         assert drawn["width"] > 700
 
 
-def test_a_page_without_data_says_why(browser: Browser) -> None:
+def test_a_page_without_data_shows_the_reason(browser: Browser) -> None:
     reasons = {
         "/run/fresh": "run 'fresh' ended before a step was recorded completely",
         "/run/other": "there is no run 'other' in this store",

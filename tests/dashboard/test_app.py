@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_the_page_and_its_parts_come_from_here() -> None:
+def test_the_page_and_its_files_come_from_this_server() -> None:
     client = create_app(training_provider()).server.test_client()
 
     page = client.get("/").text
@@ -23,7 +23,7 @@ def test_the_page_and_its_parts_come_from_here() -> None:
         assert style.status_code == 200
 
 
-def test_under_a_base_path_every_address_begins_with_it() -> None:
+def test_every_address_begins_with_the_base_path() -> None:
     page = create_app(FakeProvider(), base_path="/scope/").server.test_client().get("/").text
 
     sources = re.findall(r'(?:src|href)="([^"]+)"', page)
@@ -31,7 +31,7 @@ def test_under_a_base_path_every_address_begins_with_it() -> None:
     assert all(source.startswith("/scope/") for source in sources)
 
 
-def test_the_policy_allows_no_script_but_ours() -> None:
+def test_the_policy_allows_only_our_scripts() -> None:
     policy = dict(
         part.split(" ", 1)
         for part in content_security_policy(create_app(FakeProvider())).split("; ")
@@ -43,16 +43,16 @@ def test_the_policy_allows_no_script_but_ours() -> None:
     assert policy["frame-ancestors"] == "'none'"
 
 
-def test_a_script_that_nobody_has_is_missing_and_no_error_of_ours() -> None:
+def test_an_unknown_script_is_404() -> None:
     client = create_app(FakeProvider()).server.test_client()
 
-    for path in ("nobody/x.js", "dash/x.js", "dash/../x.js"):
+    for path in ("unknown/x.js", "dash/x.js", "dash/../x.js"):
         answer = client.get(f"/_dash-component-suites/{path}")
         assert answer.status_code == 404
         assert "registered" not in answer.text
 
 
-def test_no_console_is_served_whatever_the_environment_asks_for(
+def test_no_debug_console_is_served_even_if_the_environment_asks_for_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLASK_DEBUG", "1")

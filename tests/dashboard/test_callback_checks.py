@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dash import Input, Output
 
 from rankscope.dashboard.app import create_app
 from tests.support.dashboard.training_builder import training_provider
@@ -40,11 +41,11 @@ def post(client: FlaskClient, body: object) -> int:
     return answer.status_code
 
 
-def test_what_a_page_sends_comes_in(client: FlaskClient) -> None:
+def test_a_post_of_a_page_is_accepted(client: FlaskClient) -> None:
     assert post(client, PAGE) == 200
 
 
-FORGED: list[Any] = [
+UNEXPECTED_POSTS: list[Any] = [
     None,
     7,
     [],
@@ -68,7 +69,7 @@ FORGED: list[Any] = [
     {**PAGE, "state": [{"id": "url", "property": "search", "value": [1]}]},
     {**PAGE, "changedPropIds": "url.pathname"},
     {**PAGE, "changedPropIds": [7]},
-    # Of a figure that the browser alone redraws.
+    # A callback that runs in the browser.
     {
         **PAGE,
         "output": "overview-steps.figure",
@@ -79,8 +80,8 @@ FORGED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("body", FORGED, ids=lambda body: str(body)[:60])
-def test_what_no_page_sends_is_refused_and_runs_nothing(
+@pytest.mark.parametrize("body", UNEXPECTED_POSTS, ids=lambda body: str(body)[:60])
+def test_an_unexpected_post_is_rejected_and_runs_no_callback(
     client: FlaskClient, provider: FakeProvider, body: object
 ) -> None:
     assert post(client, body) == 400
@@ -138,10 +139,10 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "timeline-shown.data": STEP_SHOWN,
     },
 }
-"""What a page sends, by the callback's first output or, where several lead to the address, its
-first input."""
+"""Values that a page sends, by the callback's first output, or by its first input if several set
+that output."""
 
-NOT_OF_A_PAGE: dict[str, list[Any]] = {
+UNEXPECTED_VALUES: dict[str, list[Any]] = {
     "url.pathname": ["no-slash", 7, "/\ud800"],
     "url.search": [7, ["a"], "?run=\ud800"],
     "frame-timer.n_intervals": ["1", {}, 1.5],
@@ -220,12 +221,12 @@ NOT_OF_A_PAGE: dict[str, list[Any]] = {
 
 
 def update(client: FlaskClient, name: str, **changed: object) -> dict[str, Any]:
-    """Return what a page sends for a callback of `CALLBACKS`, with some values changed."""
+    """Return the post of a page for a callback of `CALLBACKS`, with some values changed."""
     values = {**CALLBACKS[name], **changed}
     names = list(values)
-    told = client.get("/_dash-dependencies").get_json()
-    # Two may take the same: the one that is named goes first.
-    for one in sorted(told, key=lambda one: name not in one["output"]):
+    callbacks = client.get("/_dash-dependencies").get_json()
+    # Two may take the same values: the named one goes first.
+    for one in sorted(callbacks, key=lambda one: name not in one["output"]):
         given = [f"{part['id']}.{part['property']}" for part in one["inputs"] + one["state"]]
         if given == names:
             outputs = [
@@ -249,23 +250,43 @@ def update(client: FlaskClient, name: str, **changed: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
-def test_every_callback_takes_what_its_page_sends(client: FlaskClient, name: str) -> None:
+def test_every_callback_accepts_the_post_of_its_page(client: FlaskClient, name: str) -> None:
     assert post(client, update(client, name)) in {200, 204}
 
 
-def test_a_choice_before_any_run_was_shown_leads_nowhere(client: FlaskClient) -> None:
+def test_a_choice_before_any_run_was_shown_changes_nothing(client: FlaskClient) -> None:
     assert post(client, update(client, "choose-run.value", **{"frame-shown.data": None})) == 204
 
 
-def test_no_callback_is_left_out_here_or_unchecked(client: FlaskClient) -> None:
-    told = client.get("/_dash-dependencies").get_json()
-    ours = [one for one in told if one["clientside_function"] is None]
-    taken = {
-        f"{part['id']}.{part['property']}" for one in ours for part in one["inputs"] + one["state"]
+def test_every_callback_declares_a_post_with_a_field_for_each_value() -> None:
+    app = create_app(training_provider())
+    app.server.test_client().get("/_dash-dependencies")  # fills the map
+    on_server = {
+        output: callback
+        for output, callback in app.callback_map.items()
+        if "callback" in callback  # others run in the browser
     }
 
-    assert len(ours) == len(CALLBACKS) + 1  # and the page itself
-    assert taken == set(NOT_OF_A_PAGE)
+    assert len(on_server) >= len(CALLBACKS) + 1  # and the page itself
+    for output, callback in on_server.items():
+        fields = callback["callback"].post_model.model_fields
+        assert len(fields) == len(callback["inputs"]) + len(callback["state"]), output
+
+
+def test_a_post_to_a_callback_without_a_model_is_rejected() -> None:
+    app = create_app(training_provider())
+
+    @app.callback(Output("other", "children"), Input("url", "pathname"))
+    def run(path: str) -> str:
+        raise AssertionError(path)
+
+    unchecked = {
+        **PAGE,
+        "output": "other.children",
+        "outputs": {"id": "other", "property": "children"},
+        "state": [],
+    }
+    assert post(app.server.test_client(), unchecked) == 400
 
 
 @pytest.mark.parametrize(
@@ -274,10 +295,10 @@ def test_no_callback_is_left_out_here_or_unchecked(client: FlaskClient) -> None:
         (name, place, value)
         for name, values in CALLBACKS.items()
         for place in values
-        for value in NOT_OF_A_PAGE[place]
+        for value in UNEXPECTED_VALUES[place]
     ],
 )
-def test_a_value_that_no_page_sends_is_refused(
+def test_an_unexpected_value_is_rejected_and_runs_no_callback(
     client: FlaskClient, provider: FakeProvider, name: str, place: str, value: object
 ) -> None:
     assert post(client, update(client, name, **{place: value})) == 400
@@ -297,13 +318,15 @@ def test_a_value_that_no_page_sends_is_refused(
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_a_body_that_is_no_json_or_a_bomb_is_refused(client: FlaskClient, body: bytes) -> None:
+def test_a_body_that_is_invalid_or_a_json_bomb_is_rejected(
+    client: FlaskClient, body: bytes
+) -> None:
     answer = client.post("/_dash-update-component", data=body, content_type="application/json")
 
     assert answer.status_code == 400
 
 
-def test_another_content_type_is_refused(client: FlaskClient) -> None:
+def test_another_content_type_is_rejected(client: FlaskClient) -> None:
     answer = client.post("/_dash-update-component", data=json.dumps(PAGE))
 
     assert answer.status_code == 400

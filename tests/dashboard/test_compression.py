@@ -11,7 +11,7 @@ LARGE = {"z": "A" * 100_000}
 
 
 def served() -> Flask:
-    """Answer with a large document, a small one, and a large text."""
+    """Return a server with a large document, a small one, and a large text."""
     server = Flask("test")
     compress_large(server)
     server.add_url_rule("/large", "large", lambda: jsonify(LARGE))
@@ -20,7 +20,7 @@ def served() -> Flask:
     return server
 
 
-def test_a_large_document_is_packed_for_who_takes_it() -> None:
+def test_a_large_document_is_compressed_for_a_client_that_accepts_it() -> None:
     answer = served().test_client().get("/large", headers={"Accept-Encoding": "gzip, br"})
 
     assert answer.headers["Content-Encoding"] == "gzip"
@@ -29,7 +29,7 @@ def test_a_large_document_is_packed_for_who_takes_it() -> None:
     assert json.loads(gzip.decompress(answer.data)) == LARGE
 
 
-def test_others_small_ones_and_other_kinds_come_as_they_are() -> None:
+def test_other_responses_are_not_compressed() -> None:
     client = served().test_client()
 
     assert client.get("/large").get_json() == LARGE

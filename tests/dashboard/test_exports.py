@@ -1,4 +1,4 @@
-"""No page and no command writes a table for a spreadsheet, where a cell could be a formula."""
+"""No page or command exports a table, in which a spreadsheet would run a cell as a formula."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rankscope.dashboard.theme import graph_config
 from tests.support.dashboard.training_builder import training_provider
 from tests.support.paths import ROOT
 
-SWITCHES = frozenset({"DataTable", "AgGrid", "Download", "DownloadData"})
-"""Parts of a page that hand out tables."""
+EXPORTS = frozenset({"DataTable", "AgGrid", "Download", "DownloadData"})
+"""Components that export tables."""
 
 WORDS = ("export", "csv", "clipboard", "send_data_frame", "excel")
 
 
-def test_no_page_holds_a_part_or_a_property_that_exports_a_table() -> None:
+def test_no_page_has_a_component_or_property_that_exports_a_table() -> None:
     provider = training_provider()
     view = View(page=TIMELINE, run="demo-42", step=20)
     pages = [
@@ -46,11 +46,11 @@ def test_no_page_holds_a_part_or_a_property_that_exports_a_table() -> None:
 
     walk(tree)
     assert {"Graph", "Div"} <= parts
-    assert not parts & SWITCHES
+    assert not parts & EXPORTS
     assert not [name for name in properties if any(word in name.lower() for word in WORDS)]
 
 
-def test_no_source_of_the_dashboard_names_an_export() -> None:
+def test_no_module_of_the_dashboard_names_an_export() -> None:
     sources = sorted((ROOT / "dashboard").rglob("*.py"))
     names = {
         name
@@ -65,18 +65,18 @@ def test_no_source_of_the_dashboard_names_an_export() -> None:
     }
 
     assert len(sources) > 15
-    assert not names & SWITCHES
+    assert not names & EXPORTS
     assert not [name for name in names if any(word in name.lower() for word in WORDS)]
 
 
-def test_what_a_figure_hands_out_is_a_picture() -> None:
+def test_a_figure_is_exported_as_an_image_only() -> None:
     config = graph_config(wheel_zooms=False)
 
     assert config["toImageButtonOptions"]["format"] == "png"
     assert not {"sendData", "editable", "edits"} & {name for name, on in config.items() if on}
 
 
-def test_no_command_has_a_flag_that_writes_a_table() -> None:
+def test_no_command_has_a_flag_that_exports_a_table() -> None:
     group = typer.main.get_command(app)
     commands = dict(getattr(group, "commands", {}))
     flags = {flag for command in commands.values() for one in command.params for flag in one.opts}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.dashboard.text import plotly_text, visible
+from rankscope.dashboard.text import escape, escape_for_plotly
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,15 @@ from rankscope.dashboard.text import plotly_text, visible
         ("名前 é", "名前 é"),
     ],
 )
-def test_marks_that_nobody_sees_are_spelled_out(outside: str, shown: str) -> None:
-    assert visible(outside) == shown
+def test_invisible_characters_are_written_out(outside: str, shown: str) -> None:
+    assert escape(outside) == shown
 
 
-def test_a_name_without_end_is_cut() -> None:
-    assert len(visible("x" * 10_000)) == 256
+def test_a_long_name_is_cut() -> None:
+    assert len(escape("x" * 10_000)) == 256
 
 
-def test_plotlys_own_html_is_inert() -> None:
-    assert plotly_text('<a href="javascript:x">&lt;') == '&lt;a href="javascript:x"&gt;&amp;lt;'
+def test_html_is_escaped_for_plotly() -> None:
+    assert (
+        escape_for_plotly('<a href="javascript:x">&lt;') == '&lt;a href="javascript:x"&gt;&amp;lt;'
+    )

@@ -66,7 +66,7 @@ def start_agent(
         delivery=Delivery(),
         dead_letters=DeadLetters(state / "dead"),
         say=say,
-        ranks_of=lambda run_id: ranks_in(spool, run_id),
+        find_ranks=lambda run_id: ranks_in(spool, run_id),
     )
     probes.start()
     for end in (journal.close, probe_link.close, link.close, probes.stop):

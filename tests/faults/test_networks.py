@@ -30,7 +30,7 @@ TENTH = Deadlines(
     stall_s=DEADLINES.stall_s / 10,
     answer_s=DEADLINES.answer_s / 10,
 )
-IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
+SHORT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
 NUM_ROWS = 400
 
 SELECT_ROWS = "SELECT run_id, epoch, rank, segment, row, name, step, duration_ns FROM spans{final}"
@@ -78,7 +78,7 @@ def test_while_nothing_gets_through_the_rows_wait_on_disk_and_no_rank_does(
     # GIVEN a network that swallows everything
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         proxy.faults = Faults(is_blackholed=True)
-        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=IMPATIENT)
+        rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=SHORT)
         builders = write_job(spool, oracle)
         written = {path: path.stat().st_size for path in spool.glob("run/*/seg-*")}
 
@@ -118,7 +118,7 @@ def test_what_stands_at_one_collector_is_sent_to_another_and_stored_once(
         write_spans(builder, oracle, 10)
         rig.turn_until(lambda: first.num_requests("/v1/spans") > 0)
         proxy.faults = Faults(is_blackholed=True)
-        rig.lose_patience()
+        rig.shorten_deadlines()
         write_spans(builder, oracle, 40)
         builder.end()
 

@@ -1,4 +1,4 @@
-"""The bytes of docs/spool-format.md, written here by their offsets and nothing else."""
+"""The layout of docs/spool-format.md, written by offsets alone, and the opening of files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_spool_written_by_the_page_is_read_as_it_says(folder: Path) -> None:
+def test_a_spool_written_by_the_documented_layout_is_read(folder: Path) -> None:
     step, communication = read_rows(folder)
 
     assert communication.record == RecordType.SPAN
@@ -120,7 +120,7 @@ def test_a_spool_written_by_the_page_is_read_as_it_says(folder: Path) -> None:
     assert struct.unpack_from("<qdq", step.second) == (512, 2.5, -1)
 
 
-def test_the_header_is_read_as_the_page_says(folder: Path) -> None:
+def test_the_header_has_the_documented_layout(folder: Path) -> None:
     path = folder / "seg-000006.rsp"
     data = path.read_bytes()
     identity = read_header(data, magic=SEGMENT_MAGIC, path=path)
@@ -136,7 +136,7 @@ def test_the_header_is_read_as_the_page_says(folder: Path) -> None:
     assert sealed_rows(data) == 4
 
 
-def test_another_version_is_refused(folder: Path) -> None:
+def test_another_version_is_rejected(folder: Path) -> None:
     path = folder / "process.rsp"
     data = bytearray(path.read_bytes())
     put(data, 8, "I", 1)
@@ -145,7 +145,7 @@ def test_another_version_is_refused(folder: Path) -> None:
         read_header(bytes(data), magic=PROCESS_MAGIC, path=path)
 
 
-def test_the_tracer_writes_what_the_page_says(tmp_path: Path) -> None:
+def test_the_tracer_writes_the_documented_layout(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=4096 + 4 * 128)
     recorder.begin_steps(12)
     with recorder.span("load", kind=SpanKind.DATA, microbatch=3, chunk=1):
@@ -178,7 +178,7 @@ def test_the_tracer_writes_what_the_page_says(tmp_path: Path) -> None:
     assert len(names) == 4096 + 4096 * 256
 
 
-def test_a_plain_file_is_read_whole_up_to_the_limit(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345")
 
@@ -188,7 +188,7 @@ def test_a_plain_file_is_read_whole_up_to_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [open_regular_file, open_spool_file])
-def test_a_fifo_a_device_a_socket_and_a_folder_are_refused_at_once(
+def test_a_fifo_a_device_a_socket_and_a_folder_are_rejected_at_once(
     tmp_path: Path, opened: object
 ) -> None:
     assert callable(opened)
@@ -199,7 +199,7 @@ def test_a_fifo_a_device_a_socket_and_a_folder_are_refused_at_once(
     before = num_held(paths)
 
     for path in paths:
-        with pytest.raises(OSError):  # noqa: PT011  # a socket's own words are the system's
+        with pytest.raises(OSError):  # noqa: PT011  # the message for a socket is the system's
             opened(path)
 
     assert num_held(paths) == before
@@ -207,7 +207,7 @@ def test_a_fifo_a_device_a_socket_and_a_folder_are_refused_at_once(
 
 
 def num_held(paths: list[Path]) -> int:
-    """Return how many descriptors of this process lead to one of these; others have others."""
+    """Return how many descriptors of this process refer to one of these paths."""
     num = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -215,12 +215,12 @@ def num_held(paths: list[Path]) -> int:
     return num
 
 
-def test_a_descriptor_that_is_held_is_counted(tmp_path: Path) -> None:
+def test_an_open_descriptor_is_counted(tmp_path: Path) -> None:
     with (tmp_path / "held").open("w"):
         assert num_held([tmp_path / "held"]) == 1
 
 
-def test_a_link_is_followed_where_a_person_names_the_file_and_not_in_a_spool(
+def test_a_link_is_followed_except_in_a_spool(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "real").write_bytes(b"x")

@@ -114,7 +114,7 @@ class Compute:
             chunk: Model chunk on this rank, unless `inside` has another.
             on: Tensors that the work is done on, or devices; the first tells whose clock counts.
         """
-        # All in one: what is touched anew in each forward costs a miss (decision 66).
+        # All in one: what is touched anew in each forward costs a miss (decision 50).
         state = self.thread_state
         if state.in_span:
             return NOOP_SPAN

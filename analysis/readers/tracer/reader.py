@@ -13,7 +13,7 @@ from ...arrays.grouping import sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import find_positions
 from ...replay.model import Reading, WaitIntervals, remove_overlaps
-from ...report.text import format_duration, format_ranks
+from ...report.text import format_count, format_duration, format_ranks
 from ...trace.rows import select_rows
 from ...trace.tables import num_expected_ranks
 from ..waits import is_communication, is_one_sided, split_traced_waits
@@ -74,14 +74,18 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     if run.clock_error_ns is None and (split.transfer_ns < -1).any():
         worst = float(-split.transfer_ns.min())
         warnings.append(
-            f"nobody measured the hosts' clocks against each other: some ranks leave"
-            f" communications {format_duration(worst)} before the last one enters, so who waits for"
-            " whom is known no better than that"
+            "the clock error between the hosts is unknown, and some ranks leave communications"
+            f" {format_duration(worst)} before the last one enters: waiting times are uncertain by"
+            " as much"
         )
     if num_expected_ranks(run) < run.world_size:
-        warnings.append("one tensor-parallel rank of each worker was traced; it stands for all")
+        warnings.append(
+            "one tensor-parallel rank of each worker was traced, and is taken for all of them"
+        )
     if repeated:
-        warnings.append(f"{repeated} steps ran again in a later epoch; their last run counts")
+        warnings.append(
+            f"{format_count(repeated, 'step')} repeated in a later epoch; the last epoch counts"
+        )
     portion = number_parts_by_span(spans, pieces.compute)
     with ThreadPoolExecutor(2) as aside:
         found = aside.submit(build_compute_items, joined, pieces, numbers, run, portion=portion)

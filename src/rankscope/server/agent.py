@@ -137,11 +137,11 @@ def _assemble(
         delivery=Delivery(),
         dead_letters=dead_letters,
         say=say,
-        ranks_of=lambda run_id: ranks_in(options.spool, run_id),
+        find_ranks=lambda run_id: ranks_in(options.spool, run_id),
     )
     limit = options.max_spool_bytes
-    room = None if limit is None else SpoolQuota(options.spool, limit, journal)
-    return NodeAgent(options.spool, outbox, clocks, say=say, room=room)
+    quota = None if limit is None else SpoolQuota(options.spool, limit, journal)
+    return NodeAgent(options.spool, outbox, clocks, say=say, quota=quota)
 
 
 def _open_clocks(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread]:

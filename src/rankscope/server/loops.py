@@ -297,6 +297,6 @@ def heartbeat_loop(store: Store, buffer: RowBuffer, deletions: Deletions) -> Loo
 
     return Loop(
         "heartbeats",
-        lambda: buffer.ship(write, num_at_once=HEARTBEAT_ROWS),
+        lambda: buffer.send(write, rows_per_call=HEARTBEAT_ROWS),
         pause_s=HEARTBEAT_PAUSE_S,
     )

@@ -133,7 +133,7 @@ def read_picture(
     whole = Window(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
     shown = whole if window is None else window.clip(length_ns, kept.num_ranks)
     key, ordering = (
-        StepRevision(place=place, revision=kept.revision),
+        StepRevision(step_id=place, revision=kept.revision),
         kept.orderings[group_by.value],
     )
     for level in levels_for_window(

@@ -30,7 +30,7 @@ from rankscope.collector.read.spans import (
     SpanSelection,
     group_blocks,
     read_outline,
-    read_spans_once,
+    read_spans_final,
 )
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import KINDS
@@ -214,7 +214,7 @@ class Rollups:
 
     def _roll_up_batch(self, info: RunInfo, batch: tuple[OpenStep, ...]) -> None:
         first, last = batch[0].step, batch[-1].step
-        spans = span_table(read_spans_once(self._store, info.run_id, first=first, last=last))
+        spans = span_table(read_spans_final(self._store, info.run_id, first=first, last=last))
         tables, pictures, closed = [], [], []
         epoch_begin, epoch_end = np.searchsorted(spans.epoch, (batch[0].epoch, batch[0].epoch + 1))
         spans = select_rows(spans, slice(int(epoch_begin), int(epoch_end)))
@@ -304,7 +304,7 @@ def _bounds(timeline: StepTimeline) -> tuple[int, int]:
 
 def _key(closed: ClosedStep) -> StepRevision:
     place = StepId(run_id=closed.run_id, epoch=closed.epoch, step=closed.step)
-    return StepRevision(place=place, revision=closed.revision)
+    return StepRevision(step_id=place, revision=closed.revision)
 
 
 def rollup_rows(run_id: str, closed: ClosedStep, times: KindTimes) -> pa.Table:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +9,10 @@ from hypothesis import strategies as st
 from rankscope.analysis.breakdown.kind_times import KindTimes, sum_kind_times
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.tracer.span import KINDS, Span, SpanKind, UnixNs
-from tests.analysis.drawing.test_timeline import TP, provider, span
-from tests.support.dashboard.builders import FakeProvider, report, span_table
+from tests.support.dashboard.step_builder import PAIR, comm, compute, source_of
+
+if TYPE_CHECKING:
+    from tests.support.dashboard.builders import FakeProvider
 
 STEP = 3
 
@@ -36,25 +40,15 @@ def one(kind: SpanKind, start_ns: int, end_ns: int, *, seq: int = -1, rank: int 
         name="op",
         start_ns=UnixNs(start_ns),
         duration_ns=end_ns - start_ns,
-        group_id=0 if seq < 0 else TP.group_id,
+        group_id=0 if seq < 0 else PAIR.group_id,
         seq=seq,
-    )
-
-
-def made(*spans: Span, depths: tuple[int, ...] = ()) -> FakeProvider:
-    return FakeProvider(
-        reports={"r": report(run="r")},
-        tables={"r": span_table(spans, depths=depths)},
-        groups={"r": (TP,)},
     )
 
 
 def test_waits_and_transfers_are_summed_by_rank_and_kind() -> None:
     # Rank 0 computes 40 ns and waits 40 ns for rank 1, which computes 70; then both transfer.
     found = times_of(
-        provider(
-            span(0, 100, 140), span(0, 140, 200, seq=5), span(1, 110, 180), span(1, 180, 205, seq=5)
-        )
+        source_of(compute(0, 100, 140), comm(0, 140, 200), compute(1, 110, 180), comm(1, 180, 205))
     )
 
     assert rows(found) == [
@@ -67,7 +61,7 @@ def test_waits_and_transfers_are_summed_by_rank_and_kind() -> None:
 
 
 def test_without_its_partner_a_communication_has_no_known_wait() -> None:
-    found = times_of(provider(span(0, 140, 200, seq=5)))
+    found = times_of(source_of(comm(0, 140, 200)))
 
     assert rows(found) == [(0, "tp-comm", 1, 60, 0, 0, 60)]
     assert found.num_unsplit.tolist() == [1]
@@ -75,7 +69,7 @@ def test_without_its_partner_a_communication_has_no_known_wait() -> None:
 
 def test_concurrent_compute_covers_a_communication_and_the_enclosing_span_does_not() -> None:
     # Forward 0..100, in it a communication 20..50; another one 40..130 runs concurrently.
-    nested = made(
+    nested = source_of(
         one(SpanKind.FORWARD, 0, 100),
         one(SpanKind.TP_COMM, 20, 50, seq=1),
         one(SpanKind.DP_COMM, 40, 130, seq=2),
@@ -90,7 +84,7 @@ def test_concurrent_compute_covers_a_communication_and_the_enclosing_span_does_n
 
 
 def test_compute_does_not_cover_while_its_thread_is_blocked_in_a_wait() -> None:
-    blocked = made(
+    blocked = source_of(
         one(SpanKind.BACKWARD, 0, 100),
         one(SpanKind.WAIT, 60, 100),
         one(SpanKind.DP_COMM, 50, 100, seq=1),
@@ -101,7 +95,7 @@ def test_compute_does_not_cover_while_its_thread_is_blocked_in_a_wait() -> None:
 
 
 def test_overlapping_spans_of_one_kind_count_once() -> None:
-    found = times_of(made(one(SpanKind.HOST, 0, 10), one(SpanKind.HOST, 5, 20)))
+    found = times_of(source_of(one(SpanKind.HOST, 0, 10), one(SpanKind.HOST, 5, 20)))
 
     assert rows(found) == [(0, "host", 2, 20, 0, 0, 0)]
 
@@ -124,11 +118,11 @@ SPANS = st.lists(
 def test_the_order_of_spans_changes_nothing_and_exposed_is_within_busy(
     spans: list[Span], random: object
 ) -> None:
-    found = times_of(made(*spans))
+    found = times_of(source_of(*spans))
     shuffled = list(spans)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
 
-    assert rows(times_of(made(*shuffled))) == rows(found)
+    assert rows(times_of(source_of(*shuffled))) == rows(found)
     assert found.num_spans.sum() == len(spans)
     assert (found.exposed_ns <= found.busy_ns).all()
     assert (found.exposed_ns >= 0).all()
@@ -149,7 +143,7 @@ def test_busy_and_exposed_equal_a_count_of_single_nanoseconds(spans: list[Span])
             exposed += kind in running and not covered
         return busy, exposed if kind is SpanKind.TP_COMM else 0
 
-    found = times_of(made(*spans))
+    found = times_of(source_of(*spans))
 
     for place in range(len(found)):
         kind = KINDS[int(found.kind[place])]
@@ -159,7 +153,7 @@ def test_busy_and_exposed_equal_a_count_of_single_nanoseconds(spans: list[Span])
 
 def test_sums_are_exact_above_2_to_the_53() -> None:
     huge = 2**53 + 1
-    found = times_of(made(one(SpanKind.HOST, 0, huge)))
+    found = times_of(source_of(one(SpanKind.HOST, 0, huge)))
 
     assert found.busy_ns.dtype == np.int64
     assert found.busy_ns.tolist() == [huge]

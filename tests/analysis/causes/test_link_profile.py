@@ -1,44 +1,175 @@
+"""Links that are slower than alike ones, than in their own other steps, or all together."""
+
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.analysis.causes.link_profile import find_slow_links
-from tests.support.analysis.link_builders import group, profile
+from tests.support.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankscope.analysis.causes.link_profile import LinkProfile
+    from rankscope.analysis.replay.model import Link
 
 ALL = group(*range(16))
 NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)
 
 
-def phases(ms: Sequence[float]) -> list[tuple[int, int]]:
-    """Return the slow phases of a lone group that takes so long, give or take 1 %."""
+def slow_phases(ms: Sequence[float]) -> list[tuple[int, int]]:
+    """Return the slow phases of a single group with these transfer times and 1 % of noise."""
     noisy = [value * (1 + NOISE[step % 5] / 10) for step, value in enumerate(ms)]
     return [
         (each.phase.first, each.phase.last) for each in find_slow_links(profile({ALL: noisy}), 0.0)
     ]
 
 
-def test_a_lone_group_that_became_slower_is_held_against_its_own_past() -> None:
-    # WHEN it takes 13 instead of 10 ms from step 4 on, and from step 2 of 20 on.
-    assert phases([10.0] * 4 + [13.0] * 6) == [(4, 9)]
-    assert phases([10.0] * 2 + [13.0] * 18) == [(2, 19)]
+def test_a_single_group_that_became_slow_is_compared_with_its_own_faster_steps() -> None:
+    # GIVEN 13 instead of 10 ms from step 4 of 10 on, and from step 2 of 20 on
+    assert slow_phases([10.0] * 4 + [13.0] * 6) == [(4, 9)]
+    assert slow_phases([10.0] * 2 + [13.0] * 18) == [(2, 19)]
 
 
-def test_a_lone_group_that_was_slow_from_the_first_step_until_some_later_one_is_told() -> None:
-    assert phases([13.0] * 5 + [10.0] * 5) == [(0, 4)]
+def test_a_single_group_that_was_slow_at_first_is_found() -> None:
+    assert slow_phases([13.0] * 5 + [10.0] * 5) == [(0, 4)]
 
 
-def test_a_lone_group_that_never_changed_proves_nothing() -> None:
-    assert phases([13.0] * 10) == []
-    # One step alone that was faster is no past either.
-    assert phases([10.0] + [13.0] * 9) == []
+def test_a_single_group_that_did_not_change_is_not_slow() -> None:
+    assert slow_phases([13.0] * 10) == []
+    # AND one faster step is no baseline
+    assert slow_phases([10.0] + [13.0] * 9) == []
 
 
-def test_a_lone_group_whose_steps_vary_as_much_as_its_phase_exceeds_them_proves_nothing() -> None:
-    # Means 12.6 and 10.0 ms; each varies by about 1.6 ms: t = 2.6 / (1.6 sqrt(1/5 + 1/5)) = 2.6,
-    # and 7.7 is asked of 8 degrees of freedom where any of 10 steps might have begun it.
+def test_a_single_group_whose_steps_vary_much_is_not_slow() -> None:
+    # GIVEN means of 12.6 and 10.0 ms, both with a deviation of 1.6 ms: t = 2.6 / (1.6 sqrt(1/5 +
+    # 1/5)) = 2.6, while 7.7 is required for 8 degrees of freedom and 10 steps that may begin it
     varying = {ALL: [8.5, 11.5, 10.2, 8.3, 11.5, 11.0, 14.5, 12.5, 10.8, 14.2]}
 
     assert find_slow_links(profile(varying), 0.0) == ()
+
+
+NUM_STEPS = 10
+JITTER = (0.0, 0.01, -0.01, 0.005, -0.005, 0.01, 0.0, -0.01, 0.005, 0.0)
+SIZE = 4
+"""Ranks of a stage: stage 0 has ranks 0 to 3, stage 1 has ranks 4 to 7, ..."""
+
+
+def pipelines(
+    factor: dict[tuple[int, int], dict[int, float]],
+    *,
+    num_stages: int = 4,
+    everywhere: dict[int, float] | None = None,
+) -> LinkProfile:
+    """Return links of 10 ms with 1 % of jitter, both ways between neighbouring stages.
+
+    Args:
+        factor: By (stage, next stage), by step: factor of these links, both ways.
+        num_stages: Stages of 4 ranks each.
+        everywhere: By step: factor of all links.
+    """
+    links: dict[Link, list[float]] = {}
+    for rank in range(SIZE * (num_stages - 1)):
+        stage = rank // SIZE
+        slow = factor.get((stage, stage + 1), {})
+        for way, (src, dst) in enumerate(((rank, rank + SIZE), (rank + SIZE, rank))):
+            links[pair(src, dst)] = [
+                10.0
+                * (1 + JITTER[(step + rank + 3 * way) % NUM_STEPS])
+                * slow.get(step, 1.0)
+                * (everywhere or {}).get(step, 1.0)
+                for step in range(NUM_STEPS)
+            ]
+    return profile(links, ranks_per_stage=SIZE)
+
+
+def slow_links(found: LinkProfile) -> set[tuple[tuple[int, ...], int, int]]:
+    """Return (members, first step, last step) of each slow link."""
+    return {
+        (found.transfers.links[each.link].members, each.phase.first, each.phase.last)
+        for each in find_slow_links(found, 0.0)
+    }
+
+
+def between(low: int, high: int, first: int, last: int) -> set[tuple[tuple[int, ...], int, int]]:
+    """Return the same for all links between two stages, both ways."""
+    ends = [(SIZE * low + place, SIZE * high + place) for place in range(SIZE)]
+    return {(way, first, last) for end in ends for way in (end, end[::-1])}
+
+
+@pytest.mark.parametrize(("first", "last"), [(3, 9), (2, 9), (0, 5), (4, 7)])
+def test_all_links_between_two_stages_that_became_slow_together_are_found(
+    first: int, last: int
+) -> None:
+    found = pipelines({(1, 2): dict.fromkeys(range(first, last + 1), 1.5)})
+
+    assert slow_links(found) == between(1, 2, first, last)
+    # AND each takes 15 ms against 10 ms
+    for each in find_slow_links(found, 0.0):
+        assert each.phase.excess_ratio == pytest.approx(0.5, abs=0.03)
+        assert each.expected_ns == pytest.approx(10e6, rel=0.02)
+    slow = [set(link.members) <= set(range(4, 12)) for link in found.transfers.links]
+    assert found.rose_together.tolist() == slow
+
+
+def test_one_slow_link_between_two_stages_is_compared_with_the_others() -> None:
+    links = {pair(rank, rank + SIZE): [10.0] * NUM_STEPS for rank in range(3 * SIZE)}
+    links[pair(5, 9)] = [10.0] * 4 + [15.0] * 6
+
+    found = profile(links, ranks_per_stage=SIZE)
+
+    assert slow_links(found) == {((5, 9), 4, 9)}
+    assert not found.rose_together.any()
+
+
+def test_links_between_two_stages_that_are_slow_from_the_first_step_on_are_not_found() -> None:
+    assert slow_links(pipelines({(1, 2): dict.fromkeys(range(NUM_STEPS), 1.5)})) == set()
+
+
+def test_a_change_of_all_links_is_not_a_change_of_one_uplink() -> None:
+    # GIVEN three times as long in a first step that opens connections, and 1.5 times from step 4 on
+    everywhere = {0: 3.0} | dict.fromkeys(range(4, 10), 1.5)
+
+    assert slow_links(pipelines({}, everywhere=everywhere)) == set()
+    # AND beside it, an uplink that is slow from step 5 to 8 is found
+    both = pipelines({(0, 1): dict.fromkeys(range(5, 9), 2.0)}, everywhere=everywhere)
+    assert slow_links(both) == between(0, 1, 5, 8)
+
+
+def test_links_that_stay_while_all_others_become_faster_are_not_slow() -> None:
+    faster = dict.fromkeys(range(5, 10), 0.5)
+
+    assert slow_links(pipelines({(0, 1): faster, (2, 3): faster})) == set()
+
+
+def test_links_whose_load_changes_gradually_are_not_slow() -> None:
+    # GIVEN a wave of 40 %: 10, 11.4, 12.8, 13.7, 14, ... ms. It changes by at most 1.5 ms between
+    # steps, while half of the excess of steps 2 to 6 is about 2 ms
+    wave = {step: 1.0 + 0.4 * math.sin(math.pi * step / 8) for step in range(NUM_STEPS)}
+
+    assert slow_links(pipelines({(1, 2): wave})) == set()
+
+
+def test_the_links_of_a_job_with_two_stages_have_no_others_to_be_compared_with() -> None:
+    slow = {(0, 1): dict.fromkeys(range(3, 10), 1.5)}
+
+    assert slow_links(pipelines(slow, num_stages=2)) == set()
+    assert slow_links(pipelines(slow, num_stages=3)) == between(0, 1, 3, 9)
+
+
+def test_half_of_all_links_that_are_slow_for_a_while_do_not_count_as_noise() -> None:
+    slow = {(0, 1): dict.fromkeys(range(3, 7), 1.5)}
+
+    assert slow_links(pipelines(slow, num_stages=3)) == between(0, 1, 3, 6)
+
+
+def test_links_that_vary_as_much_as_they_rose_are_not_slow() -> None:
+    # GIVEN means of 10.0 and 12.6 ms in steps 0 to 4 and 5 to 9, and a common deviation of 1.6 ms:
+    # t = 2.6 / (1.6 sqrt(1/5 + 1/5)) = 2.6, while more than 8 is required
+    tenths = (8.5, 11.5, 10.2, 8.3, 11.5, 11.0, 14.5, 12.5, 10.8, 14.2)
+    varying = {step: value / 10 for step, value in enumerate(tenths)}
+
+    assert slow_links(pipelines({(1, 2): varying})) == set()

@@ -5,15 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes import data_stall, gc_pause, slow_compute
 from rankscope.analysis.causes.candidate import Candidate
 from rankscope.analysis.causes.slow_compute import drop_waiting_partners
-from rankscope.tracer.topology import Layout
-from tests.support.analysis.cluster import MS, gpt_cluster, source_of
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.cluster import (
+    MS,
+    PIPELINE,
+    WORLD,
+    Begin,
+    Cluster,
+    Collective,
+    Compute,
+    End,
+    Recv,
+    Send,
+    Source,
+    gpt_cluster,
+    source_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankscope.analysis.causes.detector import Cause
+    from tests.support.analysis.cluster import Action
 
 LAYOUT = Layout(dp=5, pp=4)
 LAST_STAGE = (15, 16, 17, 18, 19)
@@ -113,3 +133,56 @@ def test_an_intermittent_stall_explains_only_an_intermittently_slow_partner() ->
     for each in (pause, stall):
         assert drop_waiting_partners([intermittent], [each], WORKERS) == ()
         assert drop_waiting_partners([slow], [each], WORKERS) == (slow,)
+
+
+CP_RANKS = (0, 1, 2, 3, 4, 5, 6, 7)
+CP, PP_KINDS = KIND_CODES[SpanKind.CP_COMM], (SpanKind.PP_SEND, SpanKind.PP_RECV)
+
+
+def ring_job(*, slow_rank: int, factor: float) -> Source:
+    """Return 4 pairs of context-parallel ranks over 8 steps; one rank is slow from step 3 on.
+
+    Each pair exchanges its keys by sends of kind cp-comm, a ring of two.
+    """
+    cluster = Cluster(
+        Layout(dp=4, cp=2),
+        {WORLD: (SpanKind.DP_COMM, CP_RANKS), PIPELINE: (SpanKind.CP_COMM, CP_RANKS)},
+    )
+
+    def script(rank: int, step: int) -> Iterator[Action]:
+        peer = rank ^ 1
+        first, then = (Send(peer), Recv(peer)) if rank < peer else (Recv(peer), Send(peer))
+        length = round(10 * MS * (factor if rank == slow_rank and step >= 3 else 1.0))
+        for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+            yield Begin(kind, 0)
+            yield Compute(length)
+            yield first
+            yield then
+            yield Compute(length)
+            yield End()
+        yield Collective(WORLD, SpanKind.DP_COMM)
+
+    cluster.run(8, script)
+    source = source_of(cluster)
+    is_pair = np.isin(source.span_table.kind, [KIND_CODES[kind] for kind in PP_KINDS])
+    kinds = np.where(is_pair, CP, source.span_table.kind).astype(np.int8)
+    (epoch,) = source.info.epochs
+    ranks = tuple(
+        replace(info, coords=Coords(dp=info.rank // 2, cp=info.rank % 2)) for info in epoch.ranks
+    )
+    return replace(
+        source,
+        info=replace(source.info, epochs=(replace(epoch, ranks=ranks),)),
+        span_table=replace(source.span_table, kind=kinds),
+    )
+
+
+def test_the_slow_rank_of_a_traced_ring_is_named_without_its_partner() -> None:
+    # GIVEN rank 4, which takes 1.5 times as long, and its partner 5, which waits for it
+    (finding,) = analyze_run(ring_job(slow_rank=4, factor=1.5), "run").findings
+
+    # THEN only rank 4 is slow. A healthy step takes 4 x 10 ms and 5 transfers of 0.5 ms, a slow one
+    # 4 x 15 ms and the same transfers: (3 x 42.5 + 5 x 62.5) / 8 / 42.5 = 1.294
+    assert (finding.cause, finding.ranks, finding.steps) == ("slow-compute", (4,), (3, 7))
+    assert finding.slowdown is not None
+    assert abs(finding.slowdown - 1.294) < 0.001

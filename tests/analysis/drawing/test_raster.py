@@ -1,52 +1,49 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.drawing.raster import StepAreas, bin_edges, draw_raster, measure_areas
-from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline, read_timeline
+from rankscope.analysis.drawing.raster import bin_edges, draw_raster, measure_areas
+from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline
 from rankscope.analysis.trace.rows import select_rows
-from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.tracer.span import KIND_CODES, Span, SpanKind, UnixNs
-from tests.support.dashboard.builders import FakeProvider, report, span_table
+from rankscope.tracer.span import KIND_CODES, SpanKind
+from tests.support.dashboard.step_builder import comm, compute, source_of, step_of
+
+if TYPE_CHECKING:
+    from rankscope.analysis.drawing.raster import StepAreas
 
 FORWARD = KIND_CODES[SpanKind.FORWARD]
 BACKWARD = KIND_CODES[SpanKind.BACKWARD]
 WAIT = KIND_CODES[SpanKind.WAIT]
 TP_COMM = KIND_CODES[SpanKind.TP_COMM]
 
+RANDOM_SPANS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 10**6),
+        st.integers(0, 10**5),
+        st.sampled_from([SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.PP_SEND]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+"""Rank, start, duration and kind of each span."""
 
-def piece(
-    rank: int, start_ns: int, end_ns: int, kind: SpanKind = SpanKind.FORWARD, seq: int = -1
-) -> Span:
-    return Span(
-        rank=rank,
-        step=3,
-        kind=kind,
-        name="op",
-        start_ns=UnixNs(start_ns),
-        duration_ns=end_ns - start_ns,
-        group_id=0 if seq < 0 else 7,
-        seq=seq,
-    )
+LINES = ((0, 1), (2, 3))
+"""Ranks 0 and 1 share the first line, 2 and 3 the second."""
 
 
-def drawn(*spans: Span, depths: tuple[int, ...] = ()) -> StepTimeline:
-    pair = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
-    provider = FakeProvider(
-        reports={"r": report(run="r")},
-        tables={"r": span_table(spans, depths=depths)},
-        groups={"r": (pair,)},
-    )
-    return read_timeline(provider, "r", epoch=0, step=3)
+def random_step(spans: list[tuple[int, int, int, SpanKind]]) -> StepTimeline:
+    return step_of(*(compute(rank, at, at + size, kind) for rank, at, size, kind in spans))
 
 
 def test_a_cell_has_the_kind_that_fills_most_of_it() -> None:
     # Bins of 10 ns: forward fills the first, backward 7 of the second's 10.
-    timeline = drawn(piece(0, 0, 13), piece(0, 13, 40, SpanKind.BACKWARD))
+    timeline = step_of(compute(0, 0, 13), compute(0, 13, 40, SpanKind.BACKWARD))
 
     raster = draw_raster(timeline, (0,), max_lines=1, num_bins=4)
 
@@ -57,7 +54,7 @@ def test_a_cell_has_the_kind_that_fills_most_of_it() -> None:
 
 
 def test_a_span_shorter_than_a_pixel_still_shows() -> None:
-    timeline = drawn(piece(0, 0, 1), piece(1, 0, 100))
+    timeline = step_of(compute(0, 0, 1), compute(1, 0, 100))
 
     raster = draw_raster(timeline, (0, 1), max_lines=2, num_bins=4)
 
@@ -66,18 +63,17 @@ def test_a_span_shorter_than_a_pixel_still_shows() -> None:
 
 
 def test_a_blocked_thread_takes_its_time_from_the_span_around_it() -> None:
-    timeline = drawn(piece(0, 0, 40), piece(0, 12, 30, SpanKind.WAIT), depths=(0, 1))
+    timeline = step_of(compute(0, 0, 40), compute(0, 12, 30, SpanKind.WAIT), depths=(0, 1))
 
     raster = draw_raster(timeline, (0,), max_lines=1, num_bins=4)
 
     assert raster.compute.kind.tolist() == [[FORWARD, WAIT, WAIT, FORWARD]]
 
 
-def test_communication_shows_where_it_waits_and_where_it_moves_bytes() -> None:
-    early = piece(0, 0, 40, SpanKind.TP_COMM, seq=0)
-    late = piece(1, 20, 40, SpanKind.TP_COMM, seq=0)
+def test_communication_shows_when_it_waits_and_when_it_moves_bytes() -> None:
+    early, late = comm(0, 0, 40), comm(1, 20, 40)
 
-    raster = draw_raster(drawn(early, late), (0, 1), max_lines=2, num_bins=4)
+    raster = draw_raster(step_of(early, late), (0, 1), max_lines=2, num_bins=4)
 
     assert raster.comm.kind.tolist() == [
         [WAIT, WAIT, TP_COMM, TP_COMM],
@@ -85,8 +81,8 @@ def test_communication_shows_where_it_waits_and_where_it_moves_bytes() -> None:
     ]
 
 
-def test_rows_follow_the_order_asked_for_and_join_neighbours() -> None:
-    timeline = drawn(piece(0, 0, 10), piece(1, 10, 20), piece(2, 30, 40))
+def test_lines_follow_the_order_of_ranks_and_join_neighbours() -> None:
+    timeline = step_of(compute(0, 0, 10), compute(1, 10, 20), compute(2, 30, 40))
 
     one_each = draw_raster(timeline, (2, 0, 1), max_lines=3, num_bins=4)
     joined = draw_raster(timeline, (2, 0, 1), max_lines=2, num_bins=4)
@@ -106,49 +102,35 @@ def test_rows_follow_the_order_asked_for_and_join_neighbours() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1)
 )
-def test_the_cells_of_a_row_hold_all_time_of_its_spans(
-    pieces: list[tuple[int, int, int]],
+def test_the_cells_of_a_line_hold_all_time_of_its_spans(
+    spans: list[tuple[int, int, int]],
 ) -> None:
-    timeline = drawn(*(piece(rank, start, start + size) for rank, start, size in pieces))
+    timeline = step_of(*(compute(rank, start, start + size) for rank, start, size in spans))
 
     raster = draw_raster(timeline, (0, 1, 2, 3), max_lines=4, num_bins=16)
 
     width = np.diff(raster.edges_ns)
-    held = (raster.compute.filled_ratio.astype(np.float64) * width).sum(axis=1)
-    wanted = [sum(size for rank, _, size in pieces if rank == row) for row in range(4)]
-    assert np.allclose(held, wanted, rtol=1e-4, atol=1)
+    drawn = (raster.compute.filled_ratio.astype(np.float64) * width).sum(axis=1)
+    expected = [sum(size for rank, _, size in spans if rank == line) for line in range(4)]
+    assert np.allclose(drawn, expected, rtol=1e-4, atol=1)
 
 
-PIECES = st.lists(
-    st.tuples(
-        st.integers(0, 3),
-        st.integers(0, 10**6),
-        st.integers(0, 10**5),
-        st.sampled_from([SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.PP_SEND]),
-    ),
-    min_size=1,
-    max_size=12,
-)
-LINES = ((0, 1), (2, 3))
-"""Ranks 0 and 1 share the first line, 2 and 3 the second."""
-
-
-def test_edges_are_whole_and_those_of_four_times_as_many_contain_them() -> None:
+def test_edges_are_whole_and_every_fourth_of_a_finer_grid() -> None:
     assert bin_edges(10, 4).tolist() == [0, 2, 5, 7, 10]
     assert bin_edges(10, 16)[::4].tolist() == [0, 2, 5, 7, 10]
     assert bin_edges(3 * 10**15, 57_600)[-1] == 3 * 10**15  # 35 days: no overflow on the way
 
 
-def test_a_span_covers_of_each_bin_what_it_overlaps() -> None:
-    timeline = drawn(piece(0, 0, 25), piece(1, 0, 100))
+def test_a_span_covers_the_part_of_each_bin_that_it_overlaps() -> None:
+    timeline = step_of(compute(0, 0, 25), compute(1, 0, 100))
 
     areas = measure_areas(timeline, [(0,), (1,)], num_bins=10)
 
     assert areas.outer[FORWARD].tolist() == [[10, 10, 5, 0, 0, 0, 0, 0, 0, 0], [10] * 10]
 
 
-def test_nested_and_waiting_time_is_kept_apart() -> None:
-    timeline = drawn(piece(0, 0, 40), piece(0, 12, 30, SpanKind.WAIT), depths=(0, 1))
+def test_nested_time_is_measured_separately() -> None:
+    timeline = step_of(compute(0, 0, 40), compute(0, 12, 30, SpanKind.WAIT), depths=(0, 1))
 
     areas = measure_areas(timeline, [(0,)], num_bins=4)
 
@@ -157,36 +139,36 @@ def test_nested_and_waiting_time_is_kept_apart() -> None:
 
 
 def test_a_step_of_fewer_ns_than_bins_loses_nothing() -> None:
-    timeline = drawn(piece(0, 0, 3))
-
-    areas = measure_areas(timeline, [(0,)], num_bins=8)
+    areas = measure_areas(step_of(compute(0, 0, 3)), [(0,)], num_bins=8)
 
     assert int(areas.outer[FORWARD].sum()) == 3
 
 
 @settings(deadline=None)
-@given(PIECES)
-def test_joined_bins_are_those_of_a_coarser_grid(
-    pieces: list[tuple[int, int, int, SpanKind]],
+@given(RANDOM_SPANS)
+def test_joined_bins_equal_those_of_a_coarser_grid(
+    spans: list[tuple[int, int, int, SpanKind]],
 ) -> None:
-    timeline = drawn(*(piece(rank, at, at + size, kind) for rank, at, size, kind in pieces))
+    timeline = random_step(spans)
 
     fine = measure_areas(timeline, LINES, num_bins=32).join_bins(4)
     coarse = measure_areas(timeline, LINES, num_bins=8)
 
-    assert told(fine) == told(coarse)
+    assert lists(fine) == lists(coarse)
     assert np.array_equal(fine.raster().compute.kind, coarse.raster().compute.kind)
 
 
 @settings(deadline=None)
-@given(PIECES)
-def test_portions_add_up_to_the_step(pieces: list[tuple[int, int, int, SpanKind]]) -> None:
-    timeline = drawn(*(piece(rank, at, at + size, kind) for rank, at, size, kind in pieces))
+@given(RANDOM_SPANS)
+def test_the_areas_of_portions_add_up_to_the_step(
+    spans: list[tuple[int, int, int, SpanKind]],
+) -> None:
+    timeline = random_step(spans)
     whole = measure_areas(timeline, LINES, num_bins=8)
 
     parts = [
         measure_areas(portion, LINES, num_bins=8)
-        for portion in (of_ranks(timeline, 0, 1), of_ranks(timeline, 2, 3))
+        for portion in (only_ranks(timeline, 0, 1), only_ranks(timeline, 2, 3))
     ]
 
     for name in ("outer", "comm"):
@@ -195,21 +177,20 @@ def test_portions_add_up_to_the_step(pieces: list[tuple[int, int, int, SpanKind]
             assert np.array_equal(found[0] + found[1], area)
 
 
-def of_ranks(timeline: StepTimeline, *ranks: int) -> StepTimeline:
-    """Return the same step with the spans of some ranks alone."""
+def only_ranks(timeline: StepTimeline, *ranks: int) -> StepTimeline:
+    """Return the same step with the spans of some ranks only."""
     keep = np.isin(timeline.spans.rank, ranks)
-    info = FakeProvider(reports={"r": report(run="r")}).run_info("r")
+    spans = select_rows(timeline.spans, keep)
     if not keep.any():
-        none = select_rows(timeline.spans, keep)
         return replace(
-            timeline, spans=none, wait_ns=timeline.wait_ns[keep],
+            timeline, spans=spans, wait_ns=timeline.wait_ns[keep],
             transfer_ns=timeline.transfer_ns[keep], last_rank=timeline.last_rank[keep],
         )  # fmt: skip
-    portion = make_timeline(info, select_rows(timeline.spans, keep), epoch=0, step=3)
+    portion = make_timeline(source_of().run_info("r"), spans, epoch=0, step=3)
     return replace(portion, begin_ns=timeline.begin_ns, end_ns=timeline.end_ns)
 
 
-def told(areas: StepAreas) -> dict[str, dict[int, list[list[int]]]]:
+def lists(areas: StepAreas) -> dict[str, dict[int, list[list[int]]]]:
     """Return the areas as lists."""
     return {
         name: {code: area.tolist() for code, area in getattr(areas, name).items()}

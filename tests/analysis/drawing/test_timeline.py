@@ -8,40 +8,17 @@ import pytest
 from rankscope.analysis.drawing.timeline import make_timeline, read_timeline
 from rankscope.analysis.readers.waits import split_traced_waits
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.tracer.span import Span, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords
-from tests.support.dashboard.builders import FakeProvider, report, span_table
-
-TP = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
+from tests.support.dashboard.step_builder import comm, compute, source_of
 
 
-def span(rank: int, start_ns: int, end_ns: int, *, step: int = 3, seq: int = -1) -> Span:
-    return Span(
-        rank=rank,
-        step=step,
-        kind=SpanKind.FORWARD if seq < 0 else SpanKind.TP_COMM,
-        name="op",
-        start_ns=UnixNs(start_ns),
-        duration_ns=end_ns - start_ns,
-        group_id=0 if seq < 0 else TP.group_id,
-        seq=seq,
-    )
-
-
-def provider(*spans: Span) -> FakeProvider:
-    return FakeProvider(
-        reports={"r": report(run="r")}, tables={"r": span_table(spans)}, groups={"r": (TP,)}
-    )
-
-
-def test_a_step_is_cut_out_of_its_run_and_its_communication_split() -> None:
-    source = provider(
-        span(0, 100, 140),
-        span(0, 140, 200, seq=5),
-        span(1, 110, 180),
-        span(1, 180, 205, seq=5),
-        span(1, 900, 950, step=4),
+def test_a_timeline_has_the_spans_of_one_step_with_wait_and_transfer() -> None:
+    source = source_of(
+        compute(0, 100, 140),
+        comm(0, 140, 200),
+        compute(1, 110, 180),
+        comm(1, 180, 205),
+        replace(compute(1, 900, 950), step=4),
     )
 
     timeline = read_timeline(source, "r", epoch=0, step=3)
@@ -54,9 +31,9 @@ def test_a_step_is_cut_out_of_its_run_and_its_communication_split() -> None:
     assert timeline.coords[5] == Coords(pp=1, dp=0, tp=1)
 
 
-def test_the_split_of_the_page_is_that_of_the_verdict() -> None:
+def test_timeline_and_verdict_split_waits_alike() -> None:
     # GIVEN clocks whose error is unknown
-    source = provider(*(span(rank, 9 * rank, 40, seq=5) for rank in (0, 1)))
+    source = source_of(comm(0, 0, 40), comm(1, 9, 40))
     info = replace(source.run_info("r"), clock_error_ns=None)
     spans = source.tables["r"]
 
@@ -67,19 +44,21 @@ def test_the_split_of_the_page_is_that_of_the_verdict() -> None:
     assert timeline.transfer_ns.tolist() == split.transfer_ns.tolist()
 
 
-def test_spans_of_another_epoch_of_the_same_step_stay_out() -> None:
-    source = provider(span(0, 100, 140), span(1, 100, 150))
+def test_spans_of_the_same_step_in_another_epoch_are_left_out() -> None:
+    source = source_of(compute(0, 100, 140), compute(1, 100, 150))
     source.tables["r"] = replace(source.tables["r"], epoch=np.array([0, 1], dtype=np.int32))
 
-    assert read_timeline(source, "r", epoch=1, step=3).spans.rank.tolist() == [1]
-    assert read_timeline(source, "r", epoch=1, step=3).coords == {}
+    timeline = read_timeline(source, "r", epoch=1, step=3)
+
+    assert timeline.spans.rank.tolist() == [1]
+    assert timeline.coords == {}
 
 
-def test_a_step_without_spans_is_named() -> None:
+def test_a_step_without_spans_is_an_error_that_names_it() -> None:
     with pytest.raises(EmptyRunError, match="no spans of step 9 in epoch 0"):
-        read_timeline(provider(span(0, 0, 1)), "r", epoch=0, step=9)
+        read_timeline(source_of(compute(0, 0, 1)), "r", epoch=0, step=9)
 
 
-def test_an_unknown_run_is_named_with_those_there_are() -> None:
+def test_an_unknown_run_is_an_error_that_names_the_known_runs() -> None:
     with pytest.raises(UnknownRunError, match=r"no run 'x' in this store \(runs: r\)"):
-        read_timeline(provider(), "x", epoch=0, step=3)
+        read_timeline(source_of(), "x", epoch=0, step=3)

@@ -1,4 +1,4 @@
-"""The agent before a collector that answers wrongly, or asks it to wait: all arrives, once."""
+"""The agent with a collector that gives wrong answers or asks it to wait: all rows arrive once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.retry import LONGEST_ASKED_S, Backoff
+from rankscope.collector.agent.retry import LONGEST_RETRY_AFTER_S, Backoff
 from tests.support.collector.agent_rig import Rig, assert_clean, write_spans
 from tests.support.collector.fake_collector import TOKEN, FakeCollector, Reply
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Reply(status=200, body=b"[" * 100_000),
     ],
 )
-def test_no_answer_but_the_right_one_counts_as_an_acknowledgement(
+def test_only_the_right_answer_is_an_acknowledgement(
     reply: Reply, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     with FakeCollector() as collector:
@@ -57,7 +57,7 @@ def test_no_answer_but_the_right_one_counts_as_an_acknowledgement(
         rig.close()
 
 
-STRANGERS = [
+FOREIGN_ANSWERS = [
     Reply(status=200, document={"status": "ok"}),
     Reply(status=200, document={"schema": 1, "num_rows": 0}),
     Reply(status=200, document=[]),
@@ -67,16 +67,16 @@ STRANGERS = [
     Reply(status=413, body=b"<html>Request Entity Too Large</html>"),
     Reply(status=422, document={"detail": [{"type": "missing"}]}),
 ]
-"""What a balancer, a gateway or a sign-in page may answer in a collector's place."""
+"""Possible answers of a load balancer, a gateway or a sign-in page."""
 
 
-@pytest.mark.parametrize("reply", STRANGERS)
-@pytest.mark.parametrize("where", ["/v1/rows/", "/v1/spans", "/v1/resume"])
-def test_nothing_is_given_up_on_the_word_of_a_stranger(
-    where: str, reply: Reply, oracle: Oracle, spool: Path, tmp_path: Path
+@pytest.mark.parametrize("reply", FOREIGN_ANSWERS)
+@pytest.mark.parametrize("prefix", ["/v1/rows/", "/v1/spans", "/v1/resume"])
+def test_rows_are_given_up_only_if_the_collector_itself_says_so(
+    prefix: str, reply: Reply, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     with FakeCollector() as collector:
-        collector.misbehave = lambda path, _: reply if path.startswith(where) else None
+        collector.misbehave = lambda path, _: reply if path.startswith(prefix) else None
         builder = SpoolBuilder(spool, run_id="run")
         builder.group(5, kind="dp", name="dp", members=[0, 1])
         write_spans(builder, oracle, 20)
@@ -97,35 +97,33 @@ def test_nothing_is_given_up_on_the_word_of_a_stranger(
         rig.close()
 
 
-def test_a_proxy_that_lets_only_small_bodies_through_gets_smaller_ones(
+def test_a_proxy_that_limits_the_length_of_bodies_gets_shorter_ones(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    most, lengths = 10_000, []
+    limit, lengths = 10_000, []
     too_large = Reply(status=413, body=b"<html>Request Entity Too Large</html>")
     for rank in range(60):
         builder = SpoolBuilder(spool, run_id="run", rank=rank)
         write_spans(builder, oracle, 20)
         builder.end()
 
-    def refuse_long(path: str, body: bytes) -> Reply | None:
+    def reject_long(path: str, body: bytes) -> Reply | None:
         if path == "/v1/spans":
             lengths.append(len(body))
-        return too_large if len(body) > most else None
+        return too_large if len(body) > limit else None
 
     with FakeCollector() as collector:
-        collector.misbehave = refuse_long
+        collector.misbehave = reject_long
         rig = Rig(spool, collector.url)
         rig.turn_until(lambda: not list(spool.glob("run/*/seg-*")))
 
-        assert max(lengths) > most
+        assert max(lengths) > limit
         assert_clean(tmp_path, collector.stored)
         assert not (rig.state / "dead").exists()
         rig.close()
 
 
-def test_a_pause_that_was_asked_for_is_kept_and_no_request_falls_into_it(
-    oracle: Oracle, spool: Path
-) -> None:
+def test_no_request_is_sent_within_the_pause_of_retry_after(oracle: Oracle, spool: Path) -> None:
     with FakeCollector() as collector:
         busy = Reply(status=503, headers={"retry-after": "20"})
         collector.misbehave = lambda path, _: busy if path == "/v1/spans" else None
@@ -140,7 +138,7 @@ def test_a_pause_that_was_asked_for_is_kept_and_no_request_falls_into_it(
         rig.close()
 
 
-def test_a_token_that_is_replaced_is_taken_up_and_nothing_is_lost(
+def test_a_replaced_token_is_used_at_once_and_nothing_is_lost(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     # GIVEN a token that has expired
@@ -156,10 +154,10 @@ def test_a_token_that_is_replaced_is_taken_up_and_nothing_is_lost(
         rig.turn()
         while rig.pauses.now_s - begun_s < 59:
             rig.turn()
-        # THEN the collector is asked once a minute
+        # THEN the agent tries once a minute
         assert len(collector.requests) == 1
 
-        # WHEN it is replaced, nobody waits for the minute to end
+        # WHEN it is replaced, the agent does not wait for the end of the minute
         file.write_text(TOKEN)
         before_s = rig.pauses.now_s
         rig.turn_until(lambda: len(collector.stored.rows) >= 20)
@@ -171,7 +169,7 @@ def test_a_token_that_is_replaced_is_taken_up_and_nothing_is_lost(
         rig.close()
 
 
-def test_a_token_that_is_replaced_while_a_request_is_under_way_is_taken_up(
+def test_a_token_replaced_during_a_request_is_used_at_once(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -191,12 +189,12 @@ def test_a_token_that_is_replaced_while_a_request_is_under_way_is_taken_up(
         before_s = rig.pauses.now_s
         rig.turn_until(lambda: len(collector.stored.rows) >= 4)  # the newest row waits
 
-        assert rig.pauses.now_s - before_s < 10  # not the minute's end
+        assert rig.pauses.now_s - before_s < 10  # not the end of the minute
         rig.close()
 
 
 @pytest.mark.parametrize("content", ["", "two words", "\x00\xff", "x" * 10_000])
-def test_a_token_file_that_holds_none_is_waited_for(
+def test_the_agent_waits_for_a_valid_token_file(
     content: str, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -213,15 +211,13 @@ def test_a_token_file_that_holds_none_is_waited_for(
         before_s = rig.pauses.now_s
         rig.turn_until(lambda: len(collector.stored.rows) >= 5)
 
-        assert rig.pauses.now_s - before_s < 10  # not the minute's end
+        assert rig.pauses.now_s - before_s < 10  # not the end of the minute
         assert_clean(tmp_path, collector.stored)
         rig.close()
 
 
-def test_a_trouble_that_becomes_another_is_told_with_its_own_reason(
-    oracle: Oracle, spool: Path
-) -> None:
-    # GIVEN a collector that is away, then refuses the token, and is away again
+def test_each_new_reason_of_a_trouble_is_logged_once(oracle: Oracle, spool: Path) -> None:
+    # GIVEN a collector that fails, then rejects the token, and fails again
     with FakeCollector() as collector:
         write_spans(SpoolBuilder(spool, run_id="run"), oracle, 5)
         rig = Rig(spool, collector.url)
@@ -231,17 +227,17 @@ def test_a_trouble_that_becomes_another_is_told_with_its_own_reason(
         )
         rig.turn_until(lambda: len(collector.stored.rows) >= 4)
 
-        # THEN each reason is told once, and the end
-        told = [line.partition(": ")[2].partition(";")[0] for line in rig.lines]
-        assert told[0] == "the collector answers 502"
-        assert told[1].startswith("the collector does not know the token")
-        assert told[2].startswith("works again after")
-        assert len(told) == 3
+        # THEN each reason is logged once, and the end
+        logged = [line.partition(": ")[2].partition(";")[0] for line in rig.lines]
+        assert logged[0] == "the collector answers 502"
+        assert logged[1].startswith("the collector does not know the token")
+        assert logged[2].startswith("works again after")
+        assert len(logged) == 3
         rig.close()
 
 
-def test_sixty_four_agents_do_not_come_back_together() -> None:
-    # GIVEN 64 agents that lose their collector at once and try for two minutes
+def test_sixty_four_agents_do_not_retry_together() -> None:
+    # GIVEN 64 agents that lose their collector at once and retry for two minutes
     chooser = random.Random(5)
     tries = [0] * 121
     for _ in range(64):
@@ -250,16 +246,16 @@ def test_sixty_four_agents_do_not_come_back_together() -> None:
             tries[int(now_s)] += 1
             now_s += backoff.failed()
 
-    # THEN after the first seconds no second sees more than half of them, and each of them
+    # THEN after the first seconds at most half of them try in one second, and each of them
     # tries once in five seconds
     assert max(tries[20:]) <= 32
     assert sum(tries[60:]) / 64 <= 14
 
 
-def test_agents_that_were_told_the_same_time_come_back_apart() -> None:
+def test_agents_with_the_same_retry_after_return_at_different_times() -> None:
     chooser = random.Random(5)
     pauses_s = [Backoff(uniform=chooser.uniform).failed(20.0) for _ in range(64)]
 
     assert min(pauses_s) >= 20
     assert max(pauses_s) - min(pauses_s) >= 4
-    assert Backoff(uniform=lambda low, _: low).failed(1e9) == LONGEST_ASKED_S
+    assert Backoff(uniform=lambda low, _: low).failed(1e9) == LONGEST_RETRY_AFTER_S

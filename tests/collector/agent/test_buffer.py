@@ -20,39 +20,39 @@ def numbers_of(found: Sequence[Row]) -> list[int]:
     return [row["n"] for row in found]
 
 
-def test_rows_go_in_order_and_a_bounded_number_at_a_time() -> None:
+def test_rows_are_sent_in_order_in_bounded_batches() -> None:
     sent: list[list[int]] = []
     buffer = RowBuffer()
     buffer.add(rows(0, 5))
 
-    buffer.ship(lambda some: sent.append(numbers_of(some)), num_at_once=2)
+    buffer.send(lambda batch: sent.append(numbers_of(batch)), rows_per_call=2)
 
     assert sent == [[0, 1], [2, 3], [4]]
     assert len(buffer) == 0
 
 
-def test_the_oldest_make_room_and_are_counted() -> None:
+def test_the_oldest_rows_are_dropped_and_counted() -> None:
     buffer = RowBuffer(max_rows=3)
     buffer.add(rows(0, 5))
     sent: list[int] = []
 
-    buffer.ship(lambda some: sent.extend(numbers_of(some)), num_at_once=10)
+    buffer.send(lambda batch: sent.extend(numbers_of(batch)), rows_per_call=10)
 
     assert (sent, buffer.num_dropped) == ([2, 3, 4], 2)
 
 
-def test_what_was_not_taken_waits_in_its_place_before_what_came_meanwhile() -> None:
+def test_rows_that_failed_stay_before_rows_added_meanwhile() -> None:
     buffer = RowBuffer(max_rows=5)
     buffer.add(rows(0, 3))
 
-    def refuse(_some: Sequence[Row]) -> None:
+    def fail(_batch: Sequence[Row]) -> None:
         buffer.add(rows(3, 7))
         raise OSError
 
-    with pytest.raises(OSError):  # noqa: PT011  # our own
-        buffer.ship(refuse, num_at_once=2)
+    with pytest.raises(OSError):  # noqa: PT011  # raised by fail
+        buffer.send(fail, rows_per_call=2)
 
-    # THEN of 0 to 6 the newest five are there, and two are counted
+    # THEN of 0 to 6 the newest five stay, and two are counted
     sent: list[int] = []
-    buffer.ship(lambda some: sent.extend(numbers_of(some)), num_at_once=10)
+    buffer.send(lambda batch: sent.extend(numbers_of(batch)), rows_per_call=10)
     assert (sent, buffer.num_dropped) == ([2, 3, 4, 5, 6], 2)

@@ -46,7 +46,7 @@ def estimate(
     error_ns: int = 100,
     num_probes: int = 500,
 ) -> ClockEstimate:
-    """Return what probes say that found this offset at this moment."""
+    """Return the estimate of probes with this offset at a time."""
     fit = ClockFit(
         at_ns=MonotonicNs(at_ns),
         offset_ns=offset_ns,
@@ -58,7 +58,7 @@ def estimate(
 
 
 class Host:
-    """A host of which a test says what its probes found."""
+    """A host whose estimate a test sets."""
 
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         builder = SpoolBuilder(folder / "spool", run_id="run")
@@ -93,48 +93,48 @@ def host(tmp_path: Path, clock: FakeClock) -> Iterator[Host]:
     made.journal.close()
 
 
-def test_no_row_is_placed_before_the_clock_is_tied(host: Host) -> None:
-    with pytest.raises(RetryLaterError, match="being tied"):
+def test_no_row_is_mapped_before_the_clock_is_aligned(host: Host) -> None:
+    with pytest.raises(RetryLaterError, match="being aligned"):
         host.clocks.clock_map(host.identity)
 
     host.found = estimate(77 * S)
-    placed = host.clocks.clock_map(host.identity)
+    mapped = host.clocks.clock_map(host.identity)
 
-    assert placed.unix_at(host.clock()) == host.clock() + 77 * S
+    assert mapped.unix_at(host.clock()) == host.clock() + 77 * S
 
 
-def test_a_collector_that_answers_no_probe_leaves_the_anchor_with_an_unknown_error(
+def test_without_probes_the_anchor_is_used_with_an_unknown_error(
     host: Host,
 ) -> None:
     with pytest.raises(RetryLaterError):
         host.clocks.clock_map(host.identity)
     host.clock.advance_s(6)
 
-    placed = host.clocks.clock_map(host.identity)
+    mapped = host.clocks.clock_map(host.identity)
 
-    assert placed.unix_at(5_000) == 5_000 + OFFSET_NS
+    assert mapped.unix_at(5_000) == 5_000 + OFFSET_NS
     (row,) = host.clocks.take_rows()
     assert (row["offset_ns"], row["clock_error_ns"]) == (OFFSET_NS, -1)
 
 
-def test_a_host_that_waits_for_a_job_has_the_collectors_time(
+def test_a_host_without_a_run_has_the_time_of_the_collector(
     host: Host, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a wall clock that is an hour ahead, and no run
     monkeypatch.setattr("time.time_ns", lambda: OFFSET_NS + clock() + 3_600 * S)
     clock.now_ns = 5 * S
 
-    # WHEN no probe was answered yet, THEN nothing else is known
+    # WHEN no probe was answered yet, THEN the time is that of the wall clock
     assert host.clocks.unix_now() == OFFSET_NS + 3_605 * S
 
-    # WHEN one was, THEN samples bear the time that spans will
+    # WHEN one was answered, THEN samples have the same time as spans
     host.found = estimate(OFFSET_NS, num_probes=1)
     assert host.clocks.unix_now() == OFFSET_NS + 5 * S
     host.found = estimate(OFFSET_NS)
     assert host.clocks.clock_map(host.identity).unix_at(5 * S) == OFFSET_NS + 5 * S
 
 
-def test_a_restarted_agent_places_rows_as_the_last_one_did(host: Host) -> None:
+def test_a_restarted_agent_maps_times_as_the_last_one_did(host: Host) -> None:
     host.found = estimate(77 * S, at_ns=host.clock(), drift_ppb=40_000)
     before = host.clocks.clock_map(host.identity)
     host.clock.advance_s(16)
@@ -148,43 +148,43 @@ def test_a_restarted_agent_places_rows_as_the_last_one_did(host: Host) -> None:
         assert after.unix_at(at_ns) == before.unix_at(at_ns)
 
 
-def test_a_new_estimate_changes_no_moment_that_may_have_been_sent(host: Host) -> None:
+def test_a_new_estimate_changes_no_time_that_may_have_been_sent(host: Host) -> None:
     host.found = estimate(77 * S)
-    placed = host.clocks.clock_map(host.identity)
+    mapped = host.clocks.clock_map(host.identity)
     host.clock.advance_s(16)
-    moments = [10**12, host.clock() - 1, host.clock()]
-    before = [placed.unix_at(at_ns) for at_ns in moments]
+    times = [10**12, host.clock() - 1, host.clock()]
+    before = [mapped.unix_at(at_ns) for at_ns in times]
 
     host.found = estimate(77 * S + MS, at_ns=host.clock())
     host.clocks.renew()
 
-    assert [placed.unix_at(at_ns) for at_ns in moments] == before
-    # THEN it slews to the new one: 1 ms over 10 s, from a second later on
+    assert [mapped.unix_at(at_ns) for at_ns in times] == before
+    # THEN it slews to the new one: 1 ms over 10 s, from one second later
     begin_ns = host.clock() + LEAD_NS
-    assert placed.unix_at(begin_ns + SLEW_NS // 2) == begin_ns + SLEW_NS // 2 + 77 * S + MS // 2
-    assert placed.unix_at(begin_ns + SLEW_NS) == begin_ns + SLEW_NS + 77 * S + MS
+    assert mapped.unix_at(begin_ns + SLEW_NS // 2) == begin_ns + SLEW_NS // 2 + 77 * S + MS // 2
+    assert mapped.unix_at(begin_ns + SLEW_NS) == begin_ns + SLEW_NS + 77 * S + MS
 
 
-def test_a_clock_that_is_hardly_known_yet_is_not_followed(host: Host) -> None:
-    # GIVEN another collector's clock, a minute later, of which 31 probes tell
+def test_an_estimate_with_few_probes_is_not_followed(host: Host) -> None:
+    # GIVEN another collector's clock, a minute later, with 31 probes
     host.found = estimate(77 * S)
-    placed = host.clocks.clock_map(host.identity)
+    mapped = host.clocks.clock_map(host.identity)
     host.clock.advance_s(61)
     host.found = estimate(78 * S, at_ns=host.clock(), num_probes=31)
     host.clocks.renew()
     host.clock.advance_s(5)
-    assert placed.unix_at(host.clock()) == host.clock() + 77 * S
+    assert mapped.unix_at(host.clock()) == host.clock() + 77 * S
 
-    # WHEN one more has come
+    # WHEN there is one more
     host.found = estimate(78 * S, at_ns=host.clock(), num_probes=32)
     host.clocks.renew()
 
-    # THEN it is followed, at once: nothing waits for the next renewal
+    # THEN it is followed at once, before the next regular renewal
     host.clock.advance_s(2)
-    assert placed.unix_at(host.clock()) == host.clock() + 78 * S
+    assert mapped.unix_at(host.clock()) == host.clock() + 78 * S
 
 
-def test_the_error_that_is_told_holds_what_is_still_to_be_slewed(host: Host) -> None:
+def test_the_reported_error_includes_the_remaining_slew(host: Host) -> None:
     host.found = estimate(77 * S)
     host.clocks.clock_map(host.identity)
     host.clock.advance_s(16)
@@ -199,9 +199,7 @@ def test_the_error_that_is_told_holds_what_is_still_to_be_slewed(host: Host) -> 
 
 
 @pytest.mark.parametrize(("shift_ns", "num_stretches"), [(4 * MS, 2), (-4 * MS, 2), (6 * MS, 1)])
-def test_a_difference_beyond_any_measurement_is_stepped_over(
-    shift_ns: int, num_stretches: int
-) -> None:
+def test_a_difference_beyond_measurement_error_is_a_step(shift_ns: int, num_stretches: int) -> None:
     known = ClockMap.fixed(10 * S)
 
     found = next_stretches(known, estimate(10 * S + shift_ns), 100 * S)
@@ -210,20 +208,20 @@ def test_a_difference_beyond_any_measurement_is_stepped_over(
     assert found[-1].offset_ns == 10 * S + shift_ns
 
 
-def test_time_never_runs_back_while_it_is_slewed() -> None:
+def test_time_never_runs_backwards_in_a_slew() -> None:
     known = ClockMap.fixed(10 * S)
     for stretch in next_stretches(known, estimate(10 * S - 4 * MS), 100 * S):
         known.add(stretch)
 
-    moments = [known.unix_at(99 * S + step * MS * 10) for step in range(1_500)]
+    times = [known.unix_at(99 * S + step * MS * 10) for step in range(1_500)]
 
-    assert moments == sorted(moments)
+    assert times == sorted(times)
 
 
-def test_a_clock_that_drifts_is_followed_within_fifty_microseconds(
+def test_a_drifting_clock_is_followed_within_fifty_microseconds(
     host: Host, clock: FakeClock
 ) -> None:
-    # GIVEN a host 10 ms and 50 ppm off, and 1 ms of jitter each way
+    # GIVEN a host that is off by 10 ms and 50 ppm, and 1 ms of jitter each way
     chooser = random.Random(3)
     begun_ns = clock()
 
@@ -236,27 +234,27 @@ def test_a_clock_that_drifts_is_followed_within_fifty_microseconds(
         clock.now_ns += round(chooser.expovariate(1 / MS)) + 200_000
         return ProbeReply(reference_id="ref", received_ns=at, replied_ns=at)
 
-    tied = ClockSync(exchange, monotonic_ns=clock)
-    placed: ClockMap | None = None
+    sync = ClockSync(exchange, monotonic_ns=clock)
+    mapped: ClockMap | None = None
     # WHEN it is probed for twenty minutes
     while clock() - begun_ns < 1_200 * S:
-        tied.poll()
-        host.found = tied.estimate() if (clock() - begun_ns) % S < 100 * MS else host.found
-        if placed is None and host.found is not None and host.found.num_probes >= 300:
-            placed = host.clocks.clock_map(host.identity)
+        sync.poll()
+        host.found = sync.estimate() if (clock() - begun_ns) % S < 100 * MS else host.found
+        if mapped is None and host.found is not None and host.found.num_probes >= 300:
+            mapped = host.clocks.clock_map(host.identity)
         host.clocks.renew()
         clock.advance_s(0.05 if clock() - begun_ns < 30 * S else 0.5)
 
-    # THEN each moment after the first slew is where it belongs
-    assert placed is not None
+    # THEN each time after the first slew is within 50 us
+    assert mapped is not None
     errors = [
-        abs(placed.unix_at(begun_ns + second * S) - truth(begun_ns + second * S))
+        abs(mapped.unix_at(begun_ns + second * S) - truth(begun_ns + second * S))
         for second in range(90, 1_200, 10)
     ]
     assert max(errors) <= 50_000
 
 
-def test_a_wall_clock_that_jumps_becomes_an_event_and_changes_no_time(
+def test_a_step_of_the_wall_clock_is_an_event_and_changes_no_time(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     # GIVEN a run that trains, on a host whose wall clock is set back by an hour
@@ -276,20 +274,20 @@ def test_a_wall_clock_that_jumps_becomes_an_event_and_changes_no_time(
         rig.turn_until(lambda: bool(collector.stored.rows))
         rig.turn()
 
-        told = next(row for row in collector.stored.described["events"] if row["line"] == -4)
-        assert (told["run_id"], told["rank"], told["kind"]) == ("run", 1, "wall-clock-step")
-        assert told["at_ns"] == 7_000 + OFFSET_NS
+        event = next(row for row in collector.stored.described["events"] if row["line"] == -4)
+        assert (event["run_id"], event["rank"], event["kind"]) == ("run", 1, "wall-clock-step")
+        assert event["at_ns"] == 7_000 + OFFSET_NS
         rig.close()
 
 
-def test_what_the_first_probes_say_is_known_at_once() -> None:
-    # GIVEN a collector that answers two probes, and then stands
+def test_the_first_probes_give_an_estimate_at_once() -> None:
+    # GIVEN a collector that answers two probes, and then blocks
     answers = iter(range(2))
-    is_over = threading.Event()
+    is_done = threading.Event()
 
     def exchange() -> ProbeReply:
         if next(answers, None) is None:
-            is_over.wait()
+            is_done.wait()
             raise ConnectionResetError
         at = UnixNs(time.monotonic_ns())
         return ProbeReply(reference_id="r", received_ns=at, replied_ns=at)
@@ -298,7 +296,7 @@ def test_what_the_first_probes_say_is_known_at_once() -> None:
     probes = ProbeThread(ClockSync(exchange, monotonic_ns=time.monotonic_ns, config=config))
     probes.start()
 
-    # THEN both count, though a third never comes
+    # THEN both count, although a third is never answered
     def is_known() -> bool:
         latest = probes.latest()
         return latest is not None and latest.num_probes == 2
@@ -307,4 +305,4 @@ def test_what_the_first_probes_say_is_known_at_once() -> None:
         wait_until(is_known)
     finally:
         probes.stop()
-        is_over.set()
+        is_done.set()

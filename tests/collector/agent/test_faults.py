@@ -1,4 +1,4 @@
-"""The agent behind a bad network, and through an outage: all arrives, once."""
+"""The agent with a bad network, and in an outage: all rows arrive once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope.collector.agent.link import Deadlines
 from rankscope.tracer.spool import DropReason
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
-from tests.support.collector.fake_collector import FakeCollector, refusal
+from tests.support.collector.fake_collector import FakeCollector, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     ],
     ids=["cut", "blackhole", "no-answer", "half-answer", "half-head", "half-body", "too-slow"],
 )
-def test_a_network_that_fails_and_heals_costs_no_row_and_doubles_none(
+def test_a_network_failure_loses_and_duplicates_no_row(
     faults: Faults, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
@@ -44,7 +44,7 @@ def test_a_network_that_fails_and_heals_costs_no_row_and_doubles_none(
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 10)
         rig.turn_until(lambda: len(collector.stored.rows) >= 8)
-        rig.lose_patience()
+        rig.shorten_deadlines()
         proxy.faults = faults
         write_spans(builder, oracle, 100)
         builder.end()
@@ -57,10 +57,10 @@ def test_a_network_that_fails_and_heals_costs_no_row_and_doubles_none(
         rig.close()
 
 
-def test_a_slow_network_gets_through_with_smaller_requests(
+def test_a_slow_network_succeeds_with_smaller_requests(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN 64 kbit/s, so that the whole does not fit into a deadline
+    # GIVEN 64 kbit/s, so that a whole request does not fit into a deadline
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         proxy.faults = Faults(bytes_per_s=64_000 / 8, slice_bytes=1_000)
         for rank in range(8):
@@ -75,10 +75,10 @@ def test_a_slow_network_gets_through_with_smaller_requests(
         rig.close()
 
 
-def test_what_was_stuck_in_the_network_and_arrives_late_is_stored_once(
+def test_a_request_that_arrives_late_is_stored_once(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a request that stands in the network when the agent has given it up
+    # GIVEN a request that is still in the network after the agent's timeout
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         rig = Rig(spool, f"http://localhost:{proxy.port}")
         builder = SpoolBuilder(spool, run_id="run")
@@ -86,11 +86,11 @@ def test_what_was_stuck_in_the_network_and_arrives_late_is_stored_once(
         write_spans(builder, oracle, 30)
         builder.end()
         proxy.faults = Faults(is_blackholed=True)
-        rig.lose_patience()
+        rig.shorten_deadlines()
         rig.turn()
         rig.turn()
         assert any_unanswered(rig)
-        # WHEN everything goes on
+        # WHEN the network works again
         proxy.faults = Faults()
         rig.turn_until(lambda: len(collector.stored.rows) >= 30 and not any_unanswered(rig))
 
@@ -101,10 +101,10 @@ def test_what_was_stuck_in_the_network_and_arrives_late_is_stored_once(
 # Outages
 
 
-def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
+def test_an_outage_beyond_the_quota_is_accounted_for_to_the_row(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN no collector, and ranks that write ten times what the spool may hold
+    # GIVEN no collector, and ranks that write ten times the quota of the spool
     port = fixed_port()
     builders = []
     for rank in range(4):
@@ -115,7 +115,7 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
     for _ in range(30):
         rig.turn()
 
-    # WHEN the collector comes back
+    # WHEN the collector is back
     for builder in builders:
         builder.end()
     with FakeCollector(port=port) as back:
@@ -125,7 +125,7 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
         newest = {row["rank"]: row for row in back.stored.described["ranks"]}
         num_dropped = sum(row["dropped"].get("agent-spool-full", 0) for row in newest.values())
 
-        # THEN each row is stored or counted as dropped, and the oldest were kept
+        # THEN each row is stored or counted as dropped, and the oldest are kept
         assert num_dropped > 0
         assert back.stored.rows
         assert_clean(tmp_path, back.stored, num_dropped=num_dropped)
@@ -133,7 +133,7 @@ def test_an_outage_beyond_all_limits_is_accounted_for_to_the_row(
     rig.close()
 
 
-def test_a_backlog_is_freed_while_it_is_shipped_and_not_only_at_its_end(
+def test_segments_of_a_backlog_are_deleted_while_it_is_sent(
     oracle: Oracle, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankscope.collector.agent.agent.BATCH_ROWS", 128)
@@ -157,7 +157,7 @@ def test_a_backlog_is_freed_while_it_is_shipped_and_not_only_at_its_end(
     rig.close()
 
 
-def test_what_the_ranks_dropped_stands_beside_what_the_agent_dropped(
+def test_rows_dropped_by_the_ranks_and_by_the_agent_are_both_counted(
     oracle: Oracle, spool: Path
 ) -> None:
     builder = SpoolBuilder(spool, run_id="run")
@@ -165,7 +165,7 @@ def test_what_the_ranks_dropped_stands_beside_what_the_agent_dropped(
     builder.drop(DropReason.SPOOL_FULL, 7)
     builder.end()
     with FakeCollector() as collector:
-        collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
+        collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
         rig = Rig(spool, collector.url)
         rig.turn_until((rig.state / "dead").exists)
         for _ in range(3):
@@ -176,9 +176,7 @@ def test_what_the_ranks_dropped_stands_beside_what_the_agent_dropped(
     rig.close()
 
 
-def test_two_agents_at_one_collector_do_not_disturb_each_other(
-    oracle: Oracle, tmp_path: Path
-) -> None:
+def test_two_agents_of_one_collector_do_not_interfere(oracle: Oracle, tmp_path: Path) -> None:
     with FakeCollector() as collector:
         rigs = []
         for rank in range(2):

@@ -1,4 +1,4 @@
-"""The agent killed at every step, or on a full disk: all arrives, once."""
+"""The agent killed at every step, or on a full disk: all rows arrive once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class CrashError(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class Killer:
-    """Ends the process at a moment before or after a change of the journal."""
+    """Raises `CrashError` before or after a change of the journal."""
 
     def __init__(self) -> None:
         self._num_left = 0
 
     def kill_at(self, point: int) -> None:
-        """End the process at the n-th moment from now on."""
+        """Raise at the n-th call from now on."""
         self._num_left = point
 
     def __call__(self) -> None:
@@ -37,7 +37,7 @@ class Killer:
             raise CrashError
 
 
-def test_a_kill_at_every_durable_step_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
+def test_a_kill_at_every_change_of_the_journal_loses_and_duplicates_no_row(tmp_path: Path) -> None:
     point, has_crashed = 0, True
     while has_crashed:
         point += 1
@@ -47,7 +47,7 @@ def test_a_kill_at_every_durable_step_costs_no_row_and_doubles_none(tmp_path: Pa
 
 
 def crash_once(folder: Path, point: int) -> bool:
-    """Ship a run with one crash on the way, check it, and return whether there was one."""
+    """Send a run with one crash at ``point``; return whether it happened."""
     spool = folder / "spool"
     spool.mkdir(parents=True)
     with Oracle(folder / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
@@ -82,10 +82,10 @@ def crash_once(folder: Path, point: int) -> bool:
     return has_crashed
 
 
-def test_a_kill_between_storing_and_confirming_doubles_nothing(
+def test_a_kill_between_storing_and_acknowledging_duplicates_nothing(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN an agent that is killed when its cut is stored and before it could note that
+    # GIVEN an agent that is killed after its cut is stored and before the journal has that
     with FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 24)
@@ -107,10 +107,10 @@ def test_a_kill_between_storing_and_confirming_doubles_nothing(
         again.close()
 
 
-def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew(
+def test_an_agent_killed_during_a_request_sends_no_row_in_another_cut(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a cut that is under way, neither here nor there, when the agent is killed
+    # GIVEN a cut that is in the network when the agent is killed
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         builder = SpoolBuilder(spool, run_id="run")
         rig = Rig(spool, f"http://localhost:{proxy.port}")
@@ -118,12 +118,12 @@ def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew
         write_spans(builder, oracle, 24)
         builder.seal()
         proxy.faults = Faults(is_blackholed=True)
-        rig.lose_patience()
+        rig.shorten_deadlines()
         rig.turn()
         assert any_unanswered(rig)
         rig.close()
 
-        # WHEN the next one, with more rows to ship, has shipped all, and then the first arrives
+        # WHEN the next agent has sent all rows and more, and then the first request arrives
         builder.new_segment()
         write_spans(builder, oracle, 10)
         builder.end()
@@ -138,7 +138,9 @@ def test_an_agent_killed_while_its_request_stood_in_the_network_cuts_no_row_anew
         again.close()
 
 
-def test_what_can_not_be_noted_is_not_sent(oracle: Oracle, spool: Path, tmp_path: Path) -> None:
+def test_cuts_that_the_journal_can_not_record_are_not_sent(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
     is_full = False
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""The link against whatever may stand where a collector should."""
+"""The link, with servers that answer wrongly or not at all."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 QUICK = Deadlines(connect_s=30, stall_s=0.3, answer_s=0.3)
-"""For tests that wait for them."""
+"""Deadlines for tests that wait until they pass."""
 
-PATIENT = Deadlines(connect_s=60, stall_s=60, answer_s=60)
+LONG = Deadlines(connect_s=60, stall_s=60, answer_s=60)
 TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
 MEBIBYTE = bytes(1 << 20)
 
 
 @contextmanager
 def speaking(talk: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Lend a port behind which ``talk`` is done with each connection."""
+    """Serve a port: ``talk`` is called with each connection; yield the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def accept() -> None:
@@ -50,7 +50,7 @@ def speaking(talk: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 @contextmanager
-def link_to(port: int, *, deadlines: Deadlines = PATIENT) -> Iterator[Link]:
+def link_to(port: int, *, deadlines: Deadlines = LONG) -> Iterator[Link]:
     url = f"http://localhost:{port}"
     link = Link([url], agent="host/1", environment=TOKEN, deadlines=deadlines)
     try:
@@ -59,7 +59,7 @@ def link_to(port: int, *, deadlines: Deadlines = PATIENT) -> Iterator[Link]:
         link.close()
 
 
-def drip(text: bytes) -> Callable[[socket.socket], None]:
+def trickle(text: bytes) -> Callable[[socket.socket], None]:
     def talk(connection: socket.socket) -> None:
         while True:
             for byte in text:
@@ -80,7 +80,7 @@ def flood(connection: socket.socket) -> None:
         connection.sendall(MEBIBYTE)
 
 
-def test_an_answer_brings_its_status_and_body() -> None:
+def test_an_answer_has_status_and_body() -> None:
     with FakeCollector() as collector, link_to(collector.port) as link:
         answer = link.post("/v1/clock", b"", content_type="application/json")
 
@@ -88,34 +88,34 @@ def test_an_answer_brings_its_status_and_body() -> None:
     assert b"reference_id" in answer.body
 
 
-def test_the_token_and_the_agent_go_with_each_request_and_the_connection_stays() -> None:
-    heard: list[bytes] = []
+def test_each_request_has_token_and_agent_name_on_one_connection() -> None:
+    received: list[bytes] = []
 
     def talk(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-        heard.append(connection.recv(65536))
+        received.append(connection.recv(65536))
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
     with speaking(talk) as port, link_to(port) as link:
         link.get("/v1/resume")
         link.get("/v1/resume")
 
-    assert b"Authorization: Bearer test-token\r\n" in heard[0]
-    assert b"X-Rankscope-Agent: host/1\r\n" in heard[0]
+    assert b"Authorization: Bearer test-token\r\n" in received[0]
+    assert b"X-Rankscope-Agent: host/1\r\n" in received[0]
 
 
 def test_a_body_of_ten_gigabytes_is_not_read() -> None:
     with speaking(flood) as port, link_to(port) as link:
         tracemalloc.start()
         answer = link.get("/v1/resume")
-        _, most_bytes = tracemalloc.get_traced_memory()
+        _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
 
     assert answer.body == b""
-    assert most_bytes < 16 * MAX_ANSWER_BYTES
+    assert peak_bytes < 16 * MAX_ANSWER_BYTES
 
 
-def test_a_redirect_is_an_answer_and_nobody_goes_there() -> None:
+def test_a_redirect_is_not_followed() -> None:
     with FakeCollector() as other, FakeCollector() as collector, link_to(collector.port) as link:
         headers = {"location": f"{other.url}/v1/resume"}
         collector.misbehave = lambda _path, _body: Reply(status=307, headers=headers)
@@ -129,12 +129,12 @@ def test_a_redirect_is_an_answer_and_nobody_goes_there() -> None:
     "talk",
     [
         swallow,
-        drip(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000),
-        drip(b"x"),
+        trickle(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000),
+        trickle(b"x"),
     ],
     ids=["silence", "headers-that-never-end", "no-status-line"],
 )
-def test_who_never_answers_is_given_up_in_time(talk: Callable[[socket.socket], object]) -> None:
+def test_an_exchange_without_an_answer_times_out(talk: Callable[[socket.socket], object]) -> None:
     with speaking(talk) as port, link_to(port, deadlines=QUICK) as link:
         begun_s = time.monotonic()
         with pytest.raises(LinkError) as caught:
@@ -149,7 +149,7 @@ def test_who_never_answers_is_given_up_in_time(talk: Callable[[socket.socket], o
     [b"", b"\0\0\0\0\r\n\r\n", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 abc\r\n\r\n"],
     ids=["nothing", "zeros", "another-protocol", "no-status"],
 )
-def test_what_is_no_http_is_an_error_of_the_link(answer: bytes) -> None:
+def test_an_answer_that_is_not_http_is_a_link_error(answer: bytes) -> None:
     def talk(connection: socket.socket) -> None:
         connection.sendall(answer)
 
@@ -157,7 +157,7 @@ def test_what_is_no_http_is_an_error_of_the_link(answer: bytes) -> None:
         link.get("/v1/resume")
 
 
-def test_a_connection_that_was_closed_while_idle_is_no_trouble() -> None:
+def test_a_connection_closed_while_idle_is_no_error() -> None:
     with FakeCollector() as collector, link_to(collector.port) as link:
 
         def close_after(_path: str, _body: bytes) -> Reply:
@@ -167,23 +167,23 @@ def test_a_connection_that_was_closed_while_idle_is_no_trouble() -> None:
         assert [link.get("/v1/resume").status for _ in range(3)] == [200, 200, 200]
 
 
-def test_a_late_answer_makes_the_next_deadline_longer_until_one_comes_in_time() -> None:
-    # GIVEN a collector that takes longer, each time, than the first deadline
-    is_given_up = threading.Event()
+def test_each_timeout_doubles_the_next_until_an_answer_is_in_time() -> None:
+    # GIVEN a collector that always takes longer than the first deadline
+    has_timed_out = threading.Event()
 
     def talk(connection: socket.socket) -> None:
-        is_given_up.wait(PATIENT.answer_s)
+        has_timed_out.wait(LONG.answer_s)
         time.sleep(0.5)
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 
     with speaking(talk) as port, link_to(port, deadlines=QUICK) as link:
-        # WHEN it is asked again and again, with deadlines of 0.3, 0.6, 1.2 ... seconds
+        # WHEN requests are repeated, with deadlines of 0.3, 0.6, 1.2 ... seconds
         with pytest.raises(LinkError, match="no answer in time"):
             link.get("/")
-        is_given_up.set()
+        has_timed_out.set()
         statuses = [status_of(link) for _ in range(8)]
 
-    # THEN the answer is in time at last
+    # THEN an answer is in time
     assert 200 in statuses
 
 
@@ -194,30 +194,30 @@ def status_of(link: Link) -> int | None:
         return None
 
 
-def test_an_address_that_fails_makes_room_for_the_next() -> None:
+def test_the_next_address_is_used_after_a_failure() -> None:
     dead_port = fixed_port()
     with FakeCollector() as collector:
         urls = [f"http://localhost:{dead_port}", collector.url]
-        link = Link(urls, agent="host/1", environment=TOKEN, deadlines=PATIENT)
+        link = Link(urls, agent="host/1", environment=TOKEN, deadlines=LONG)
         with pytest.raises(LinkError):
             link.get("/v1/resume?run_id=x")
         assert link.get("/v1/resume?run_id=x").status == 200
         link.close()
 
 
-def test_an_address_that_can_take_nothing_just_now_makes_room_for_the_next() -> None:
+def test_the_next_address_is_used_after_a_server_error() -> None:
     with FakeCollector() as full, FakeCollector() as other:
         full.misbehave = lambda _path, _body: Reply(status=503)
-        link = Link([full.url, other.url], agent="host/1", environment=TOKEN, deadlines=PATIENT)
+        link = Link([full.url, other.url], agent="host/1", environment=TOKEN, deadlines=LONG)
         statuses = [link.get("/v1/resume?run_id=run").status for _ in range(3)]
         link.close()
 
     assert statuses == [503, 200, 200]
 
 
-def test_a_closed_link_ends_who_waits_on_it() -> None:
+def test_closing_a_link_ends_the_request_in_progress() -> None:
     with speaking(swallow) as port:
-        link = Link([f"http://localhost:{port}"], agent="h/1", environment=TOKEN, deadlines=PATIENT)
+        link = Link([f"http://localhost:{port}"], agent="h/1", environment=TOKEN, deadlines=LONG)
         found: list[BaseException] = []
 
         def wait() -> None:
@@ -239,7 +239,7 @@ def test_a_closed_link_ends_who_waits_on_it() -> None:
         link.get("/")
 
 
-def test_a_link_that_is_closed_while_it_connects_sends_nothing(
+def test_a_link_closed_while_it_connects_sends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with FakeCollector() as collector, link_to(collector.port) as link:
@@ -257,16 +257,16 @@ def test_a_link_that_is_closed_while_it_connects_sends_nothing(
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://collector.example:8050", "plain text"),
         ("ftp://collector.example", "https://HOST"),
         ("collector.example", "https://HOST"),
         ("https://user:secret@collector.example", "RANKSCOPE_TOKEN_FILE"),
-        ("https://collector.example:x", "no number"),
+        ("https://collector.example:x", "not a number"),
     ],
 )
-def test_an_address_that_can_not_be_used_is_refused_at_once(url: str, told: str) -> None:
-    with pytest.raises(AgentConfigError, match=told) as caught:
+def test_an_unusable_address_is_an_error_at_the_start(url: str, message: str) -> None:
+    with pytest.raises(AgentConfigError, match=message) as caught:
         Link([url], agent="host/1", environment=TOKEN)
     assert "secret" not in str(caught.value)

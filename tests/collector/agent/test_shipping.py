@@ -1,4 +1,4 @@
-"""From a spool to a collector that works, and to one that does not, and back."""
+"""The way from a spool to a collector that works, fails, or rejects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rankscope.collector.identity import segment_id
 from tests.faults.checker import Oracle, check
 from tests.support.collector.agent_rig import Rig, write_spans
-from tests.support.collector.fake_collector import FakeCollector, Reply, refusal
+from tests.support.collector.fake_collector import FakeCollector, Reply, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
 
@@ -31,7 +31,7 @@ def verdict_of(collector: FakeCollector, tmp_path: Path, **account: int) -> Verd
     return check(tmp_path / "oracle", collector.stored.rows, **account)
 
 
-def test_all_rows_and_descriptions_arrive_once_and_segments_are_freed(
+def test_all_rows_and_descriptions_arrive_once_and_segments_are_deleted(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     ranks = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in range(2)]
@@ -51,7 +51,7 @@ def test_all_rows_and_descriptions_arrive_once_and_segments_are_freed(
     rig.close()
 
 
-def test_small_segments_of_many_ranks_go_in_few_requests(
+def test_small_segments_of_many_ranks_are_sent_in_one_request(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     for rank in range(20):
@@ -66,7 +66,7 @@ def test_small_segments_of_many_ranks_go_in_few_requests(
     rig.close()
 
 
-def test_an_answer_that_is_lost_costs_no_row_and_doubles_none(
+def test_a_lost_answer_loses_and_duplicates_no_row(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     builder = SpoolBuilder(spool, run_id="run")
@@ -83,10 +83,10 @@ def test_an_answer_that_is_lost_costs_no_row_and_doubles_none(
     rig.close()
 
 
-def test_a_restarted_agent_goes_on_where_the_last_one_was(
+def test_a_restarted_agent_continues_where_the_last_one_stopped(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN an agent that ended after its cut was stored and before it heard of it
+    # GIVEN an agent that ended after its cut was stored and before it was acknowledged
     builder = SpoolBuilder(spool, run_id="run")
     write_spans(builder, oracle, 40)
     collector.after_storing = lambda: Reply(status=503)
@@ -101,7 +101,7 @@ def test_a_restarted_agent_goes_on_where_the_last_one_was(
     second = Rig(spool, collector.url)
     second.turn_until(lambda: len(collector.stored.rows) >= 60)
 
-    # THEN it sent the old cut again as it was, and then the rest
+    # THEN it sent the old cut again unchanged, and then the rest
     assert verdict_of(collector, tmp_path).is_clean
     second.close()
 
@@ -125,7 +125,7 @@ def test_an_agent_that_lost_its_journal_asks_the_collector(
     second.close()
 
 
-def test_what_the_collector_holds_is_asked_page_by_page_for_our_ranks_only(
+def test_the_agent_asks_page_by_page_for_its_own_ranks_only(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     builders = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in (3, 5)]
@@ -158,7 +158,7 @@ def test_what_the_collector_holds_is_asked_page_by_page_for_our_ranks_only(
     rig.close()
 
 
-def test_while_nobody_answers_the_agent_keeps_all_and_says_so_once(
+def test_an_outage_loses_nothing_and_is_logged_once(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     port = fixed_port()
@@ -182,7 +182,7 @@ def test_while_nobody_answers_the_agent_keeps_all_and_says_so_once(
     rig.close()
 
 
-def test_one_poison_cut_of_a_hundred_is_parked_with_its_bytes_and_the_rest_arrives(
+def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arrive(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     from rankscope.collector.wire.codec import decode_cuts
@@ -192,39 +192,39 @@ def test_one_poison_cut_of_a_hundred_is_parked_with_its_bytes_and_the_rest_arriv
         write_spans(builder, oracle, 2)
         builder.end()
 
-    def refuse_poison(path: str, body: bytes) -> Reply | None:
+    def reject_one(path: str, body: bytes) -> Reply | None:
         if path == "/v1/spans" and any(cut.key.rank == 37 for cut in decode_cuts(body)):
-            return refusal(422, "row 1 is poison")
+            return rejection(422, "row 1: no")
         return None
 
-    collector.misbehave = refuse_poison
+    collector.misbehave = reject_one
     rig = Rig(spool, collector.url)
     rig.turn_until(lambda: len(collector.stored.rows) >= 198)
     for _ in range(3):
         rig.turn()
 
     assert verdict_of(collector, tmp_path, num_dropped=2).is_clean
-    (told,) = (spool / ".agent" / "dead").glob("*.json")
-    document = json.loads(told.read_text())
+    (letter,) = (spool / ".agent" / "dead").glob("*.json")
+    document = json.loads(letter.read_text())
     assert (document["status"], document["reason"], document["rank"]) == (
         422,
-        "row 1 is poison",
+        "row 1: no",
         37,
     )
-    (kept,) = decode_cuts(told.with_suffix(".body").read_bytes())
+    (kept,) = decode_cuts(letter.with_suffix(".body").read_bytes())
     assert (kept.key.rank, kept.rows.spans.num_rows) == (37, 2)
     newest = [row for row in collector.stored.described["ranks"] if row["rank"] == 37][-1]
     assert newest["dropped"] == {"refused": 2}
     rig.close()
 
 
-def test_a_poison_cut_alone_is_refused_three_times_before_it_is_parked(
+def test_a_single_cut_is_rejected_three_times_before_it_is_a_dead_letter(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     builder = SpoolBuilder(spool, run_id="run")
     write_spans(builder, oracle, 2)
     builder.end()
-    collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
+    collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
     rig.turn_until((spool / ".agent" / "dead").exists)
@@ -234,25 +234,25 @@ def test_a_poison_cut_alone_is_refused_three_times_before_it_is_parked(
     rig.close()
 
 
-def test_a_collector_that_refuses_everything_does_not_empty_the_spool_into_the_parking(
+def test_a_collector_that_rejects_everything_does_not_empty_the_spool(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     for rank in range(100):
         builder = SpoolBuilder(spool, run_id="run", rank=rank)
         write_spans(builder, oracle, 1)
         builder.end()
-    collector.misbehave = lambda path, _: refusal(400) if path == "/v1/spans" else None
+    collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
     for _ in range(5):
         rig.turn()
 
     assert 8 <= len(list((spool / ".agent" / "dead").glob("*.json"))) <= 9
-    assert any("refuses everything" in line for line in rig.lines)
+    assert any("rejects everything" in line for line in rig.lines)
     rig.close()
 
 
-def test_a_cut_that_is_there_with_another_content_is_parked_and_the_others_go_on(
+def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     builders = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in range(2)]
@@ -272,11 +272,11 @@ def test_a_cut_that_is_there_with_another_content_is_parked_and_the_others_go_on
     again = Rig(spool, collector.url)
     again.turn_until(lambda: len(list((spool / ".agent" / "dead").glob("*.json"))) == 2)
 
-    assert any("stored before with another content" in line for line in again.lines)
+    assert any("stored before with other content" in line for line in again.lines)
     again.close()
 
 
-def test_a_run_that_was_deleted_is_let_go_and_others_go_on(
+def test_a_deleted_run_is_dropped_and_others_continue(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     from rankscope.collector.wire.codec import decode_cuts
@@ -303,7 +303,7 @@ def test_a_run_that_was_deleted_is_let_go_and_others_go_on(
     rig.close()
 
 
-def test_a_run_that_the_token_does_not_cover_keeps_no_other_waiting(
+def test_a_run_that_the_token_does_not_cover_delays_no_other(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     from rankscope.collector.wire.codec import decode_cuts
@@ -328,7 +328,7 @@ def test_a_run_that_the_token_does_not_cover_keeps_no_other_waiting(
     rig.close()
 
 
-def test_a_collector_too_old_for_our_data_leaves_it_in_the_spool(
+def test_data_that_is_too_new_for_the_collector_stays_in_the_spool(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     builder = SpoolBuilder(spool, run_id="run")
@@ -351,7 +351,7 @@ def test_a_collector_too_old_for_our_data_leaves_it_in_the_spool(
     rig.close()
 
 
-def test_one_description_that_is_refused_is_parked_and_all_else_arrives(
+def test_one_rejected_description_becomes_a_dead_letter_and_the_others_arrive(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     for rank in range(5):
@@ -359,11 +359,11 @@ def test_one_description_that_is_refused_is_parked_and_all_else_arrives(
         write_spans(builder, oracle, 4)
         builder.end()
 
-    def refuse_one(path: str, body: bytes) -> Reply | None:
-        is_poison = path == "/v1/rows/ranks" and b'"rank": 3' in body
-        return refusal(422, "row 3, host: no") if is_poison else None
+    def reject_rank(path: str, body: bytes) -> Reply | None:
+        is_rejected = path == "/v1/rows/ranks" and b'"rank": 3' in body
+        return rejection(422, "row 3, host: no") if is_rejected else None
 
-    collector.misbehave = refuse_one
+    collector.misbehave = reject_rank
     rig = Rig(spool, collector.url)
     rig.turn_until(lambda: len(collector.stored.rows) == 20)
     for _ in range(2):
@@ -371,8 +371,8 @@ def test_one_description_that_is_refused_is_parked_and_all_else_arrives(
 
     assert verdict_of(collector, tmp_path).is_clean
     assert {row["rank"] for row in collector.stored.described["ranks"]} == {0, 1, 2, 4}
-    told = [json.loads(path.read_text()) for path in (rig.state / "dead").glob("ranks-*.json")]
-    assert {(document["status"], document["reason"]) for document in told} == {
+    letters = [json.loads(path.read_text()) for path in (rig.state / "dead").glob("ranks-*.json")]
+    assert {(document["status"], document["reason"]) for document in letters} == {
         (422, "row 3, host: no")
     }
     rig.close()

@@ -1,4 +1,4 @@
-"""The agent's side of TLS: whom it speaks to, and that it never speaks in plain text instead."""
+"""The agent's side of TLS: valid certificates only, and never plain text instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankscope.collector.http.tls import TlsFiles as ServerFiles
 
 TOKEN = {"RANKSCOPE_TOKEN": "test-token"}
-PATIENT = Deadlines(connect_s=60, stall_s=60, answer_s=60)
+LONG = Deadlines(connect_s=60, stall_s=60, answer_s=60)
 
 
 @pytest.fixture
@@ -45,19 +45,19 @@ def serving(
 
 
 def ask(url: str, tls: TlsFiles) -> int:
-    link = Link([url], agent="host/1", environment=TOKEN, tls=tls, deadlines=PATIENT)
+    link = Link([url], agent="host/1", environment=TOKEN, tls=tls, deadlines=LONG)
     try:
         return link.get("/v1/resume?run_id=run").status
     finally:
         link.close()
 
 
-def test_a_collector_whose_certificate_is_good_is_spoken_to(authority: Authority) -> None:
+def test_a_collector_with_a_valid_certificate_is_used(authority: Authority) -> None:
     with serving(authority.issue("localhost")) as collector:
         assert ask(collector.url, TlsFiles(ca=authority.file)) == 200
 
 
-def test_the_agent_shows_its_own_certificate_where_one_is_asked_for(authority: Authority) -> None:
+def test_the_agent_presents_its_certificate_if_one_is_required(authority: Authority) -> None:
     own = authority.issue("agent", file="agent")
     with serving(authority.issue("localhost"), client_ca=authority.file) as collector:
         tls = TlsFiles(ca=authority.file, certificate=own.cert, key=own.key)
@@ -66,14 +66,14 @@ def test_the_agent_shows_its_own_certificate_where_one_is_asked_for(authority: A
             ask(collector.url, TlsFiles(ca=authority.file))
 
 
-def test_a_certificate_that_is_renewed_while_the_agent_runs_is_shown_from_then_on(
+def test_a_certificate_renewed_while_the_agent_runs_is_used_from_then_on(
     authority: Authority, tmp_path: Path
 ) -> None:
-    # GIVEN an agent whose own certificate has run out
+    # GIVEN an agent whose own certificate has expired
     own = authority.issue("agent", from_day=-9, days=3, file="agent")
     tls = TlsFiles(ca=authority.file, certificate=own.cert, key=own.key)
     with serving(authority.issue("localhost"), client_ca=authority.file) as collector:
-        link = Link([collector.url], agent="a", environment=TOKEN, tls=tls, deadlines=PATIENT)
+        link = Link([collector.url], agent="a", environment=TOKEN, tls=tls, deadlines=LONG)
         with pytest.raises(LinkError):
             link.get("/v1/resume?run_id=run")
 
@@ -84,19 +84,19 @@ def test_a_certificate_that_is_renewed_while_the_agent_runs_is_shown_from_then_o
             link.get("/v1/resume?run_id=run")
         renewed.key.replace(own.key)
 
-        # THEN the next connection shows it
+        # THEN the next connection uses it
         assert link.get("/v1/resume?run_id=run").status == 200
         link.close()
 
 
-def test_another_authority_is_believed_once_its_file_is_there(
+def test_a_replaced_ca_file_is_used_for_the_next_connection(
     authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other")
     with serving(other.issue("localhost")) as collector:
         tls = TlsFiles(ca=authority.file)
-        link = Link([collector.url], agent="a", environment=TOKEN, tls=tls, deadlines=PATIENT)
+        link = Link([collector.url], agent="a", environment=TOKEN, tls=tls, deadlines=LONG)
         with pytest.raises(LinkError, match="certificate"):
             link.get("/v1/resume?run_id=run")
 
@@ -107,7 +107,7 @@ def test_another_authority_is_believed_once_its_file_is_there(
 
 
 @pytest.mark.parametrize("fault", ["expired", "other-name", "other-authority", "unknown-authority"])
-def test_any_other_certificate_is_refused_and_nothing_was_sent(
+def test_an_invalid_certificate_is_rejected_before_anything_is_sent(
     fault: str, authority: Authority, tmp_path: Path
 ) -> None:
     names = ["elsewhere.example"] if fault == "other-name" else ["localhost"]
@@ -126,7 +126,7 @@ def test_any_other_certificate_is_refused_and_nothing_was_sent(
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
-def test_old_versions_of_tls_are_refused(version: ssl.TLSVersion, authority: Authority) -> None:
+def test_old_versions_of_tls_are_rejected(version: ssl.TLSVersion, authority: Authority) -> None:
     with serving(authority.issue("localhost"), only=version) as collector:
         with pytest.raises(LinkError):
             ask(collector.url, TlsFiles(ca=authority.file))
@@ -135,8 +135,8 @@ def test_old_versions_of_tls_are_refused(version: ssl.TLSVersion, authority: Aut
 
 @pytest.fixture
 def plain_port() -> Iterator[tuple[int, bytearray]]:
-    """A port behind which nobody speaks TLS, and what came there."""
-    heard = bytearray()
+    """Serve a port without TLS; yield the port and the bytes that it received."""
+    received = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def listen() -> None:
@@ -144,30 +144,28 @@ def plain_port() -> Iterator[tuple[int, bytearray]]:
                 while True:
                     connection, _ = server.accept()
                     with connection:
-                        heard.extend(connection.recv(65536))
+                        received.extend(connection.recv(65536))
                         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
         threading.Thread(target=listen, daemon=True).start()
-        yield server.getsockname()[1], heard
+        yield server.getsockname()[1], received
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_collector_that_lost_its_tls_hears_no_token(
+def test_a_collector_without_tls_receives_no_token(
     authority: Authority, plain_port: tuple[int, bytearray]
 ) -> None:
-    port, heard = plain_port
+    port, received = plain_port
 
     with pytest.raises(LinkError):
         ask(f"https://localhost:{port}", TlsFiles(ca=authority.file))
 
-    assert b"test-token" not in heard
-    assert heard[:1] == b"\x16"  # a TLS handshake, and nothing else
+    assert b"test-token" not in received
+    assert received[:1] == b"\x16"  # a TLS handshake, and nothing else
 
 
 @pytest.mark.parametrize("name", ["missing.pem", "no-certificate.pem"])
-def test_a_file_that_holds_no_certificate_is_refused_at_the_start(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_without_a_certificate_is_an_error_at_the_start(name: str, tmp_path: Path) -> None:
     (tmp_path / "no-certificate.pem").write_text("hello")
 
     with pytest.raises(AgentConfigError, match="certificates can't be used"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.report.report import RankStepExcess, StepTimes
-from rankscope.dashboard.figures.excess import excess_figure, excess_note, worst_in_blocks
+from rankscope.dashboard.figures.excess import excess_figure, excess_note, join_neighbours
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report, traces
 
@@ -41,7 +41,7 @@ def test_noise_stays_pale_beside_the_step_time() -> None:
     assert traces(excess_figure(made))[0].zmax == pytest.approx(100.0)
 
 
-def test_long_steps_are_told_in_seconds() -> None:
+def test_long_steps_are_drawn_in_seconds() -> None:
     made = replace(
         report(),
         excess=RankStepExcess(ranks=(0,), steps=(0,), excess_ns=np.array([[26e9]])),
@@ -53,7 +53,7 @@ def test_long_steps_are_told_in_seconds() -> None:
     assert cells.colorbar.title.text == "excess (s)"
 
 
-def test_a_crowd_of_ranks_is_joined_and_the_page_says_so() -> None:
+def test_too_many_ranks_share_rows_and_a_note_says_so() -> None:
     made = report(layout=Layout(pp=8, dp=192, tp=8), slow_rank=777, num_steps=12)
 
     cells = traces(excess_figure(made))[0]
@@ -62,15 +62,15 @@ def test_a_crowd_of_ranks_is_joined_and_the_page_says_so() -> None:
     assert list(cells.y)[:2] == ["0-15", "16-31"]
     assert np.asarray(cells.z)[48, 11] == pytest.approx(192, rel=0.05)
     assert excess_note(made.excess) == (
-        "Showing 12,288 ranks in 768 rows; each cell is its worst member."
+        "12,288 ranks in 768 rows. Each cell shows its largest excess."
     )
 
 
-def test_what_fits_needs_no_note() -> None:
+def test_ranks_that_fit_need_no_note() -> None:
     assert excess_note(report().excess) == ""
 
 
-def test_no_steps_draw_an_empty_map() -> None:
+def test_a_report_without_steps_is_an_empty_heat_map() -> None:
     nothing = RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
 
     assert np.size(traces(excess_figure(replace(report(), excess=nothing)))[0].z) == 0
@@ -85,27 +85,27 @@ def excess(*rows: list[float]) -> RankStepExcess:
     )
 
 
-def test_what_fits_keeps_a_cell_for_each_rank_and_step() -> None:
-    shown = worst_in_blocks(excess([1.0, 2.0], [3.0, 4.0]), max_rows=2, max_columns=2)
+def test_each_rank_and_step_has_a_cell_if_all_fit() -> None:
+    blocks = join_neighbours(excess([1.0, 2.0], [3.0, 4.0]), max_rows=2, max_columns=2)
 
-    assert shown.rank_blocks == ((0, 0), (1, 1))
-    assert shown.step_blocks == ((10, 10), (11, 11))
-    assert shown.excess_ns.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert blocks.rank_blocks == ((0, 0), (1, 1))
+    assert blocks.step_blocks == ((10, 10), (11, 11))
+    assert blocks.excess_ns.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
-def test_a_block_shows_its_worst_member_and_unknown_only_where_all_are() -> None:
+def test_a_block_has_its_largest_excess_and_is_unknown_if_all_are() -> None:
     nan = float("nan")
-    shown = worst_in_blocks(
+    blocks = join_neighbours(
         excess([1.0, nan, 5.0], [9.0, nan, nan], [nan, nan, 2.0]), max_rows=2, max_columns=3
     )
 
-    assert shown.rank_blocks == ((0, 1), (2, 2))
-    assert np.array_equal(shown.excess_ns, [[9.0, nan, 5.0], [nan, nan, 2.0]], equal_nan=True)
+    assert blocks.rank_blocks == ((0, 1), (2, 2))
+    assert np.array_equal(blocks.excess_ns, [[9.0, nan, 5.0], [nan, nan, 2.0]], equal_nan=True)
 
 
-def test_no_ranks_or_steps_make_no_blocks() -> None:
+def test_without_ranks_and_steps_there_are_no_blocks() -> None:
     nothing = RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
 
-    shown = worst_in_blocks(nothing, max_rows=5, max_columns=5)
+    blocks = join_neighbours(nothing, max_rows=5, max_columns=5)
 
-    assert (shown.rank_blocks, shown.step_blocks, shown.excess_ns.size) == ((), (), 0)
+    assert (blocks.rank_blocks, blocks.step_blocks, blocks.excess_ns.size) == ((), (), 0)

@@ -6,7 +6,7 @@ from rankscope.dashboard.figures.step_time import step_time_figure
 from tests.support.dashboard.builders import report, traces
 
 
-def test_lines_break_where_step_numbers_are_not_adjacent() -> None:
+def test_a_line_breaks_at_missing_steps() -> None:
     sampled = replace(
         report(mfu=False), actual_s_by_step={4: 0.5, 3: 0.4, 9: 0.6}, ideal_s_by_step={}
     )
@@ -19,8 +19,8 @@ def test_lines_break_where_step_numbers_are_not_adjacent() -> None:
     assert list(figure.layout.xaxis.categoryarray) == ["3", "4", "(5-8)", "9"]
 
 
-def test_steps_stand_in_order_where_only_the_last_were_analysed() -> None:
-    # GIVEN a long run: its MFU is known of all steps, the rest of the last two
+def test_steps_are_in_order_if_only_the_last_were_analysed() -> None:
+    # GIVEN a long run: MFU is known for all steps, the rest for the last two
     made = report()
     assert made.mfu is not None
     mfu = replace(made.mfu, by_step={0: 0.4, 1: 0.3, 2: 0.4, 5: 0.2, 6: 0.2})
@@ -36,7 +36,7 @@ def test_steps_stand_in_order_where_only_the_last_were_analysed() -> None:
     figure = step_time_figure(long)
     ideal, actual, share = traces(figure)
 
-    # THEN the axis has the places 0, 1, 2, the hole, 5, 6, whichever line came first
+    # THEN the axis has the steps 0, 1, 2, the missing ones, 5, 6, in this order
     for axis in (figure.layout.xaxis, figure.layout.xaxis2):
         assert axis.categoryorder == "array"
         assert list(axis.categoryarray) == ["0", "1", "2", "(3-4)", "5", "6"]
@@ -46,7 +46,7 @@ def test_steps_stand_in_order_where_only_the_last_were_analysed() -> None:
     assert {(shape.x0, shape.x1) for shape in figure.layout.shapes} == {(3.5, 5.5)}
 
 
-def test_a_line_breaks_where_only_the_other_quantity_is_known() -> None:
+def test_a_line_breaks_at_steps_of_which_only_the_other_quantity_is_known() -> None:
     made = report()
     assert made.mfu is not None
     mfu = replace(made.mfu, by_step={0: 0.4, 1: 0.3, 2: 0.4})
@@ -58,7 +58,7 @@ def test_a_line_breaks_where_only_the_other_quantity_is_known() -> None:
     assert list(actual.y) == [1.0, None, 3.0]
 
 
-def test_start_up_steps_are_hollow_and_nothing_is_smoothed() -> None:
+def test_points_of_warm_up_steps_are_hollow_and_no_value_is_smoothed() -> None:
     made = replace(report(), actual_s_by_step={0: 9.0, 1: 1.0, 2: 3.0}, warmup_steps=(0,))
 
     figure = step_time_figure(made)
@@ -68,7 +68,7 @@ def test_start_up_steps_are_hollow_and_nothing_is_smoothed() -> None:
     assert list(line.y) == [9.0, 1.0, 3.0]
 
 
-def test_the_shade_stands_where_the_findings_steps_do_on_a_sampled_axis() -> None:
+def test_the_shading_covers_the_steps_of_the_finding_on_an_axis_with_missing_steps() -> None:
     known = {3: 0.4, 12: 0.5, 13: 0.5, 29: 0.6}
     sampled = replace(
         report(onset=10, num_steps=30, mfu=False), actual_s_by_step=known, ideal_s_by_step=known
@@ -76,11 +76,11 @@ def test_the_shade_stands_where_the_findings_steps_do_on_a_sampled_axis() -> Non
 
     shaded = step_time_figure(sampled).layout.shapes
 
-    # Places: 3 is 0, the hole 1, 12 is 2, 13 is 3, the hole 4, 29 is 5.
+    # Places: step 3 is 0, missing 1, step 12 is 2, step 13 is 3, missing 4, step 29 is 5.
     assert {(shape.x0, shape.x1) for shape in shaded} == {(1.5, 5.5)}
 
 
-def test_mfu_has_its_own_axis_on_the_same_steps_and_is_absent_where_unknown() -> None:
+def test_mfu_has_its_own_axis_over_the_same_steps_and_none_if_unknown() -> None:
     known, unknown = step_time_figure(report()), step_time_figure(report(mfu=False))
 
     assert [trace.name for trace in traces(known)] == ["ideal", "step time", "MFU"]
@@ -89,7 +89,7 @@ def test_mfu_has_its_own_axis_on_the_same_steps_and_is_absent_where_unknown() ->
     assert [trace.name for trace in traces(unknown)] == ["ideal", "step time"]
 
 
-def test_the_steps_of_the_top_finding_are_shaded_and_a_healthy_run_has_no_shade() -> None:
+def test_the_steps_of_the_top_finding_are_shaded_and_none_of_a_healthy_run() -> None:
     shaded = step_time_figure(report(onset=10, num_steps=30)).layout.shapes
 
     assert {(shape.x0, shape.x1) for shape in shaded} == {(9.5, 29.5)}
@@ -104,7 +104,7 @@ def test_every_axis_names_its_unit() -> None:
     assert layout.yaxis2.title.text == "MFU (%)"
 
 
-def test_the_ideal_of_a_single_step_is_seen() -> None:
+def test_the_ideal_of_a_single_step_is_a_point() -> None:
     made = replace(report(mfu=False), actual_s_by_step={3: 1.8}, ideal_s_by_step={3: 1.3})
 
     ideal, actual = traces(step_time_figure(made))

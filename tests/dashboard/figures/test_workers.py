@@ -10,7 +10,7 @@ from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report, traces
 
 
-def test_dp_runs_along_x_and_stages_along_y() -> None:
+def test_columns_are_dp_positions_and_rows_are_stages() -> None:
     made = replace(
         report(),
         slowdown_by_worker={(0, 0): 1.0, (1, 0): 1.5, (2, 0): 1.1, (0, 1): 1.0, (2, 1): None},
@@ -27,7 +27,7 @@ def test_dp_runs_along_x_and_stages_along_y() -> None:
     assert cells.text[0][1] == "1.50x"
 
 
-def test_the_scale_is_neutral_at_one_and_noise_stays_pale() -> None:
+def test_the_scale_is_neutral_at_one_and_wide_enough_for_noise() -> None:
     noisy = replace(report(), slowdown_by_worker={(0, 0): 1.01, (1, 0): 0.99})
     slow = replace(report(), slowdown_by_worker={(0, 0): 1.4, (1, 0): 1.0})
 
@@ -37,20 +37,20 @@ def test_the_scale_is_neutral_at_one_and_noise_stays_pale() -> None:
     assert (strong.zmin, strong.zmax) == pytest.approx((0.6, 1.4))
 
 
-def test_a_crowd_of_workers_is_not_labelled() -> None:
-    crowd = traces(worker_figure(report(layout=Layout(dp=192, pp=8), slow_rank=7)))[0]
+def test_many_workers_are_not_labelled() -> None:
+    many = traces(worker_figure(report(layout=Layout(dp=192, pp=8), slow_rank=7)))[0]
 
-    assert crowd.text is None
-    assert np.shape(crowd.z) == (8, 192)
-
-
-def test_no_workers_draw_nothing() -> None:
-    nothing = replace(report(), slowdown_by_worker={}, exact_slowdown_by_worker={})
-
-    assert np.size(traces(worker_figure(nothing))[0].z) == 0
+    assert many.text is None
+    assert np.shape(many.z) == (8, 192)
 
 
-def test_ranks_of_an_unknown_layout_are_columns_of_their_own_and_no_positions() -> None:
+def test_without_workers_the_heat_map_is_empty() -> None:
+    empty = replace(report(), slowdown_by_worker={}, exact_slowdown_by_worker={})
+
+    assert np.size(traces(worker_figure(empty))[0].z) == 0
+
+
+def test_each_rank_of_an_unknown_layout_is_a_column() -> None:
     made = replace(
         report(),
         layout=Layout(),

@@ -93,7 +93,7 @@ def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[Pic
     kept = read_kept_picture(store, place_of(run_id))
     assert kept is not None
     assert kept.num_spans == len(timeline.spans)
-    key = StepRevision(place=place_of(run_id), revision=kept.revision)
+    key = StepRevision(step_id=place_of(run_id), revision=kept.revision)
     compared = []
     for by in GroupBy:
         ranks = row_order(timeline, by)
@@ -213,20 +213,6 @@ def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
     fresh = draw_raster(timeline, part.ranks, max_lines=2, num_bins=4 * NUM_BINS)
     first = fresh.edges_ns.tolist().index(part.raster.edges_ns[0])
     assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
-
-
-def test_finer_levels_are_kept_while_several_spans_fall_on_each_of_their_pixels() -> None:
-    # 12,288 ranks on 512 lines of 24: 460,800 pixels; four times as many by cutting either way,
-    # twelve times on lines of two.
-    assert finest_zooms(num_spans=7_372_799, num_ranks=12_288) == {24: 0}
-    assert finest_zooms(num_spans=7_372_800, num_ranks=12_288) == {24: 1, 6: 0}
-    assert finest_zooms(num_spans=24_576_000, num_ranks=12_288) == {24: 1, 6: 0, 2: 0}
-    assert finest_zooms(num_spans=20_000, num_ranks=1) == {1: 1}
-    # Finer lines lie within coarser ones, whatever their number.
-    for num_ranks in range(1, 9_000, 7):
-        sizes = list(finest_zooms(num_spans=10**9, num_ranks=num_ranks))
-        assert all(coarse % fine == 0 for coarse, fine in itertools.pairwise(sizes))
-        assert sizes[-1] == 1
 
 
 def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:

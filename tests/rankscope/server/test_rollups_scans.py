@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.read.rollups import SELECT_OPEN, SELECT_OPEN_ONCE
+from rankscope.collector.read.rollups import SELECT_OPEN, SELECT_OPEN_FINAL
 from rankscope.collector.store.store import Store, open_store
 from rankscope.server.rollups import Rollups
 from tests.support.rankscope.rollup_runs import (
@@ -40,7 +40,7 @@ class RecordingStore:
         self.insert_rows = store.insert_rows
 
     def rows(self, sql: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        if sql in (SELECT_OPEN, SELECT_OPEN_ONCE) and parameters is not None:
+        if sql in (SELECT_OPEN, SELECT_OPEN_FINAL) and parameters is not None:
             self.firsts.append(parameters["first"])
         return self._store.rows(sql, parameters)
 

@@ -1,4 +1,4 @@
-"""Links with given transfer times, step by step."""
+"""Links with given transfer times."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ def pair(src: int, dst: int) -> Link:
 def profile(
     ms_of: Mapping[Link, Sequence[float]], *, num: int = 2, ranks_per_stage: int = 0
 ) -> LinkProfile:
-    """Return the profile of links with ``num`` equal transfers a step, each as long as told.
+    """Return the profile of links with given transfer times.
 
     Operation k of the replay is carried by link k. Links of equal kind and size are alike. Ranks
-    are numbered stage by stage; without a number of ranks in each there is one stage.
+    are numbered stage by stage.
+
+    Args:
+        ms_of: By link, the time of one transfer in each step.
+        num: Transfers per step.
+        ranks_per_stage: 0: there is one stage.
     """
     links = tuple(ms_of)
     sizes = sorted({(link.kind, len(link.members)) for link in links})

@@ -1,4 +1,4 @@
-"""An agent with everything real but the collector and, where a test says so, the disk."""
+"""A real agent with a fake collector and, if a test asks for it, a faulty journal."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from tests.support.collector.spool_builder import SpoolBuilder
 
 WAIT_S = 60.0
-PATIENT = Deadlines(connect_s=30, stall_s=30, answer_s=30)
-IMPATIENT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
+LONG = Deadlines(connect_s=30, stall_s=30, answer_s=30)
+SHORT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
 
 
 class Pauses:
-    """A clock for the agent's pauses that jumps over them."""
+    """A clock of the agent's pauses that skips them."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -47,17 +47,17 @@ class Pauses:
 
 
 class Rig:
-    """One agent process, as far as its parts go.
+    """The parts of one agent process.
 
     Args:
-        spool: Its spool; the state lies in ``.agent`` in it.
-        url: The collector, or several.
+        spool: Its spool; the state folder is ``.agent`` in it.
+        url: Address of the collector, or several.
         connect: Opens the journal's database.
-        max_spool_bytes: Limit of the spool; None: none.
-        environment: Where the token is.
-        deadlines: How long the parts of an exchange may take.
-        own: Name and boot of its host.
-        watch: What happens to its clocks.
+        max_spool_bytes: Quota of the spool; None: no quota.
+        environment: Variables that name the token.
+        deadlines: Timeouts of the parts of an exchange.
+        own: Name and boot id of its host.
+        watch: Returns the events of its clocks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Rig:
         connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
         max_spool_bytes: int | None = None,
         environment: dict[str, str] | None = None,
-        deadlines: Deadlines = PATIENT,
+        deadlines: Deadlines = LONG,
         own: tuple[str, bytes] | None = None,
         watch: Callable[[], Sequence[ClockEvent]] = tuple,
     ) -> None:
@@ -86,7 +86,7 @@ class Rig:
             delivery=Delivery(pause=lambda _s: None),
             dead_letters=DeadLetters(self.state / "dead"),
             say=self.lines.append,
-            ranks_of=lambda run_id: ranks_in(spool, run_id),
+            find_ranks=lambda run_id: ranks_in(spool, run_id),
         )
         clocks = AgentClocks(
             self.journal,
@@ -95,33 +95,33 @@ class Rig:
             monotonic_ns=lambda: round(self.pauses() * 1e9),
             watch=watch,
         )
-        room = None
+        quota = None
         if max_spool_bytes is not None:
-            room = SpoolQuota(spool, max_spool_bytes, self.journal, monotonic_s=self.pauses)
+            quota = SpoolQuota(spool, max_spool_bytes, self.journal, monotonic_s=self.pauses)
         self.agent = NodeAgent(
-            spool, self.outbox, clocks, say=self.lines.append, room=room, monotonic_s=self.pauses
+            spool, self.outbox, clocks, say=self.lines.append, quota=quota, monotonic_s=self.pauses
         )
 
     def turn(self) -> float:
-        """Take a turn, and skip the pause that it asks for."""
+        """Take a turn, and skip the pause after it."""
         pause_s = self.agent.turn()
         self.pauses.now_s += pause_s
         return pause_s
 
     def turn_until(self, is_done: Callable[[], bool]) -> None:
-        """Take turns until something holds; fail when it never does."""
+        """Take turns until ``is_done`` returns True; fail if it does not in time."""
         deadline_s = time.monotonic() + WAIT_S
         while not is_done():
             assert time.monotonic() < deadline_s, self.lines
             self.turn()
 
-    def lose_patience(self, deadlines: Deadlines = IMPATIENT) -> None:
-        """Wait so long from now on: before a fault, a machine that stands still is none."""
+    def shorten_deadlines(self, deadlines: Deadlines = SHORT) -> None:
+        """Use short deadlines from now on. Earlier, a slow machine would look like a fault."""
         self.link._deadlines = deadlines
         self.link._answer_s = deadlines.answer_s
 
     def close(self) -> None:
-        """End as a process does: nothing is said to anybody."""
+        """End as a killed process does, without a message to the collector."""
         self.agent.close()
         self.journal.close()
         self.link.close()
@@ -159,7 +159,7 @@ def faulty(fault: Callable[[], None]) -> Callable[..., sqlite3.Connection]:
 def write_spans(
     builder: SpoolBuilder, oracle: Oracle, num_spans: int, *, chooser: random.Random | None = None
 ) -> None:
-    """Write spans of one process, each noted in the oracle."""
+    """Write spans of one process and record each in the oracle."""
     chooser = chooser or random.Random(0)
     for _ in range(num_spans):
         if builder.next_row == builder.capacity:

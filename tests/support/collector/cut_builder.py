@@ -1,4 +1,4 @@
-"""Cuts made by hand: spans of one segment whose names say which rows they are."""
+"""Builder of cuts: spans of one segment, named by their rows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def span_cut(
     names: list[str] | None = None,
     **columns: Any,  # noqa: ANN401 -- arrays by column
 ) -> Cut:
-    """Return the cut of these rows, each a span named ``s<row>``.
+    """Return a cut of the rows ``first_row`` to ``end_row``, each a span named ``s<row>``.
 
     Args:
-        content: Changes the hash: other bytes in the same rows.
-        names: Of the spans, instead.
+        content: Another text changes the hash, as other bytes in the same rows do.
+        names: Names of the spans.
         columns: Values of further columns of the spans.
     """
     rows = np.arange(first_row, end_row, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""A collector that keeps what it is sent in memory, and can be told to misbehave."""
+"""Fake collector: keeps what it receives in memory, and can misbehave."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "test-token"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What goes back instead of the right answer."""
+    """An answer that is sent instead of the right one."""
 
     status: int
     document: Any = None
@@ -34,17 +34,17 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def refusal(status: int, reason: str = "no") -> Reply:
-    """Return what a collector answers to what it will never have."""
+def rejection(status: int, reason: str = "no") -> Reply:
+    """Return the answer with which a collector rejects a request for good."""
     return Reply(status=status, document={"schema": 1, "error": reason})
 
 
 @dataclass(slots=True)
 class Stored:
-    """What the collector holds; it outlives the server that filled it."""
+    """Rows that a collector stored; they outlive its server."""
 
     rows: list[tuple[Key, str]] = field(default_factory=list)
-    """Each span row that was inserted, as often as it was."""
+    """Each inserted span row, repeated if it was inserted again."""
 
     cuts: dict[tuple[str, int, int, int], str] = field(default_factory=dict)
     """(run, segment, first row, end row) -> sha256."""
@@ -52,10 +52,10 @@ class Stored:
     described: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def take(self, cut: Cut) -> str:
-        """Store a cut and return its state, as the ledger would have it.
+        """Store a cut and return its state, like the ledger.
 
-        Unlike the ledger it takes rows twice that come in cuts of other bounds: an agent
-        never cuts anew what it may have sent.
+        Unlike the ledger it stores rows again if they come in cuts with other bounds: an agent
+        must never send a row in another cut.
         """
         place = (cut.key.run_id, cut.key.segment, cut.key.first_row, cut.key.end_row)
         known = self.cuts.get(place)
@@ -69,7 +69,7 @@ class Stored:
         return "stored"
 
     def end_rows(self, run_id: str) -> dict[str, int]:
-        """Return the end of what is held of each segment of a run."""
+        """Return the row after the last that is stored of each segment of a run."""
         found: dict[str, int] = {}
         for run, segment, _, end_row in self.cuts:
             if run == run_id:
@@ -78,12 +78,12 @@ class Stored:
 
 
 class FakeCollector:
-    """Serves a port of the loopback from threads of its own.
+    """A collector on a port of the loopback, in its own threads.
 
     Args:
-        stored: What it holds already.
-        port: 0: any.
-        context: TLS; None: plain.
+        stored: Rows that it has already.
+        port: 0: any free port.
+        context: TLS; None: plain HTTP.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class FakeCollector:
         """Method and path of each, in order."""
 
         self.misbehave: Callable[[str, bytes], Reply | None] = lambda _path, _body: None
-        """Asked before each request is served: an answer instead of the right one."""
+        """Called before each request; may return an answer instead of the right one."""
 
         self.after_storing: Callable[[], Reply | None] = lambda: None
-        """Asked when cuts are stored and not yet answered."""
+        """Called after cuts are stored and before they are answered; may return another answer."""
 
         self.clock = ReferenceClock.start()
         self._lock = threading.Lock()

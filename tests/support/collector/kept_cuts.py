@@ -1,4 +1,4 @@
-"""A sink that keeps what it is given, in memory."""
+"""Sink that keeps its cuts in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KeptCuts:
-    """What a tail hands to its store, in order."""
+    """A sink that keeps the cuts of a tail, in order."""
 
     def __init__(self) -> None:
         self.cuts: list[Cut] = []

@@ -1,4 +1,4 @@
-"""A spool written field by field from `tracer.spool`'s structs, independent of the tracer."""
+"""Builder of spools from the structs of `tracer.spool`, independent of the tracer."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ OFFSET_NS = ANCHOR_UNIX_NS - ANCHOR_MONOTONIC_NS
 
 BOOT_ID = bytes(range(16))
 ELSEWHERE = "another-host"
-"""A host that isn't this one, so nobody looks for the pid."""
+"""Name of another host, on which the pid is not checked."""
 
 
 class SpoolBuilder:
-    """One process's folder. Rows go to the current segment of the current lane."""
+    """The folder of one process. Rows go to its current segment."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class SpoolBuilder:
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """The run, the epoch and the rank."""
+        """Run, epoch and rank."""
         return self._shared["run_id"], self._shared["epoch"], self._shared["rank"]
 
     def rename(self, run_id: str) -> None:
-        """Say another run's name in the headers, in the folder of the first."""
+        """Change the run id in the headers; the folder keeps its name."""
         self._shared["run_id"] = run_id
         header = pack_header(self._identity(capacity=4096), magic=PROCESS_MAGIC)
         self._write(PROCESS_FILE, 0, header)
@@ -121,7 +121,7 @@ class SpoolBuilder:
         self._write(self.segment.name, 0, pack_header(identity, magic=SEGMENT_MAGIC))
 
     def new_segment(self, *, number: int | None = None) -> None:
-        """Begin a segment; the one before stays as it is (see `seal`)."""
+        """Begin a segment; `seal` the one before first."""
         number = self._num_segments if number is None else number
         self._num_segments += 1
         self.segment = self.folder / f"seg-{number:06d}.rsp"
@@ -131,11 +131,11 @@ class SpoolBuilder:
         self.next_row = 0
 
     def seal(self) -> None:
-        """Say that the lane has moved on."""
+        """Seal the current segment."""
         self._write(self.segment.name, SEALED_OFFSET, SEALED.pack(1 + self.next_row))
 
     def claim(self) -> int:
-        """Take a row without writing it."""
+        """Claim a row without writing it; return its number."""
         self.next_row += 1
         return self.next_row - 1
 
@@ -204,7 +204,7 @@ class SpoolBuilder:
         return row
 
     def name(self, text: str) -> int:
-        """Intern a name, cut as the layout asks."""
+        """Return the id of a name, cut to the length of a slot."""
         if text not in self._names:
             name_id = self._names[text] = len(self._names)
             raw = text.encode("utf-8", "surrogatepass")[: NAME_BYTES - 2]
@@ -244,7 +244,7 @@ class SpoolBuilder:
             file.write(line + end)
 
     def end(self, *, at_ns: int = 0) -> None:
-        """Say goodbye as the tracer does: seal, then the exit record."""
+        """End as the tracer does: seal the segment, then write the exit record."""
         self.seal()
         self.write_json(EXIT_FILE, {"state": "ended", "at_ns": at_ns})
 
@@ -324,7 +324,7 @@ class SpoolBuilder:
 
 
 def this_host() -> dict[str, Any]:
-    """Return the identity of this very process, which is alive and older than its spool."""
+    """Return the identity of this process, which is alive and older than its spool."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     return {
         "host": socket.gethostname(),

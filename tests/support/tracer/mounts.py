@@ -1,4 +1,4 @@
-"""Run a program on a disk of its own: one that is small, or turns read-only."""
+"""Programs on a disk of their own, one that is small or turns read-only."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAY_NOT_MOUNT = 77
-"""Exit code by which a command of `run_with_mounts` says that it was refused one."""
+"""Exit code of a command of `run_with_mounts` that may not mount."""
 
 
 def run_with_mounts(
     command: list[str | Path], spool: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that mounts, where nobody else sees it, with the tracer's folder set.
+    """Run a command that mounts file systems in a private namespace and records into ``spool``.
 
-    Where the kernel forbids such mounts the test is skipped, with ``CI=true`` it fails.
+    If the kernel forbids such mounts, the test is skipped; with ``CI=true`` it fails.
     """
     needs_mounts()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Read a spool back, by the contract alone, as rows a test can speak about."""
+"""Rows of a spool, read through the contract modules alone."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def read_spans(folder: Path) -> list[Row]:
-    """Return all spans but pauses of the garbage collector, which come as they please."""
+    """Return all spans except garbage collector pauses, which come at any time."""
     rows = read_rows(folder)
     return [row for row in rows if row.record == RecordType.SPAN and row.kind != SpanKind.GC]
 
 
 def missing_kinds(folder: Path) -> list[set[str]]:
-    """Return of which kinds each step says that it lacks spans."""
+    """Return the kinds that each step record lists as not recorded."""
     steps = [row for row in read_rows(folder) if row.record == RecordType.STEP]
     masks = [STEP.unpack(row.second)[3] for row in sorted(steps, key=lambda row: row.step)]
     return [set(unpack_kinds(mask)) for mask in masks]
@@ -105,12 +105,12 @@ def dropped(folder: Path) -> dict[DropReason, int]:
 
 
 def count_dropped(folder: Path) -> int:
-    """Return how many records the process dropped, for whichever reason."""
+    """Return how many records the process dropped, for all reasons except `KEPT_REASONS`."""
     return sum(num for reason, num in dropped(folder).items() if reason not in KEPT_REASONS)
 
 
 def open_names(folder: Path) -> list[str]:
-    """Return the names of what stands open in any segment."""
+    """Return the names of all entries in the open tables."""
     names = read_names((folder / PROCESS_FILE).read_bytes())
     found = []
     for path in sorted(folder.glob(SEGMENT_GLOB)):

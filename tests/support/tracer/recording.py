@@ -1,4 +1,4 @@
-"""Start a recorder in a test, in this process or in one that may die."""
+"""Recorders for tests, in this process or in a child that may be killed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 NUM_IN_STARTER = segment_capacity(STARTER_BYTES)
-"""Records that a lane's first segment holds, where the spool is not small."""
+"""Number of records in a lane's first segment, unless the spool limit is small."""
 
 LONGEST_S = 120.0
 PAUSE_S = 0.005
 
 
 class AlarmError(Exception):
-    """What a signal handler of the job raises."""
+    """Raised by a signal handler of the job."""
 
 
 def recorder_in(
@@ -51,15 +51,15 @@ def recorder_in(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return once another thread or process has made ``condition`` true; fail if none does."""
+    """Wait until another thread or process has made ``condition`` true; fail after a timeout."""
     deadline_s = time.monotonic() + LONGEST_S
     while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
+        assert time.monotonic() < deadline_s, f"still false after {LONGEST_S:.0f} s"
         time.sleep(PAUSE_S)
 
 
 def run_script(script: str, spool: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run Python source in a process of its own with the tracer's folder set."""
+    """Run Python source in a child process that records into ``spool``."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         cwd=ROOT,

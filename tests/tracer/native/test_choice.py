@@ -1,4 +1,4 @@
-"""The compiled lines: they are there where they can be, and cannot be told from the Python ones."""
+"""The extension is used if it can be built, and behaves like its Python counterpart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.paths import ROOT
 from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import recorder_in
 
-ALIKE = (
+SHARED_TESTS = (
     "capture/test_alone.py",
     "capture/test_gloo.py",
     "capture/test_interrupted_forward.py",
@@ -49,11 +49,11 @@ ALIKE = (
     "record/test_span_faults.py",
     "test_harmless.py",
 )
-"""Tests of what spans do, whoever enters and leaves them."""
+"""Tests that must pass with and without the extension."""
 
 
 class Rows:
-    """A segment whose rows lie anywhere."""
+    """A segment with arbitrary row offsets."""
 
     def __init__(self, *offsets: object, num_bytes: int = 4096) -> None:
         self.rows = iter(offsets)
@@ -72,7 +72,7 @@ def head_of(name_id: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Return what this process holds now: its largest so far hides what comes after a peak."""
+    """Return the present memory of this process; its maximum would hide growth after a peak."""
     gc.collect()
     return int(psutil.Process().memory_info().rss)
 
@@ -83,21 +83,21 @@ def can_compile() -> bool:
     return shutil.which(compiler) is not None and header.is_file()
 
 
-def is_asked_for_python() -> bool:
+def is_python_requested() -> bool:
     return os.environ.get("RANKSCOPE_PURE_PYTHON", "0") not in {"", "0"}
 
 
-def test_where_there_is_a_compiler_the_compiled_lines_are_used() -> None:
-    assert (can_compile() and not is_asked_for_python()) == IS_COMPILED
+def test_the_extension_is_used_if_there_is_a_compiler() -> None:
+    assert (can_compile() and not is_python_requested()) == IS_COMPILED
 
 
 @pytest.mark.timeout(600)
-def test_python_alone_passes_the_same_tests(tmp_path: Path) -> None:
+def test_python_without_the_extension_passes_the_same_tests(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            f"--basetemp={tmp_path}/twin",
-            *(f"tests/tracer/{name}" for name in ALIKE),
+            f"--basetemp={tmp_path}/python",
+            *(f"tests/tracer/{name}" for name in SHARED_TESTS),
         ],
         cwd=ROOT,
         env={**os.environ, "RANKSCOPE_PURE_PYTHON": "1"},
@@ -115,7 +115,7 @@ def test_python_alone_passes_the_same_tests(tmp_path: Path) -> None:
     [Rows(1 << 40), Rows(4096 - 8), Rows(4096 - 48), Rows("no number")],
     ids=["past the end", "too near", "one word short", "no number"],
 )
-def test_a_row_that_is_none_is_counted_and_nothing_is_raised(tmp_path: Path, segment: Rows) -> None:
+def test_an_invalid_row_is_counted_and_nothing_is_raised(tmp_path: Path, segment: Rows) -> None:
     recorder = recorder_in(tmp_path)
     lane = recorder.lane()
     own = lane.segment
@@ -133,7 +133,7 @@ def test_a_row_that_is_none_is_counted_and_nothing_is_raised(tmp_path: Path, seg
     assert [(row.name, row.depth) for row in read_spans(tmp_path)] == [("y", 0)]
 
 
-def test_left_before_it_was_entered_and_entered_twice_a_span_is_recorded_once_at_most(
+def test_a_span_left_before_it_is_entered_or_entered_twice_is_recorded_once_at_most(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path)
@@ -153,12 +153,12 @@ def test_left_before_it_was_entered_and_entered_twice_a_span_is_recorded_once_at
 
 
 @pytest.mark.parametrize("wrong", [(), (None, 1), ("lane", 1)])
-def test_a_ready_span_of_no_lane_is_refused(wrong: tuple[Any, ...]) -> None:
+def test_a_ready_span_needs_a_lane(wrong: tuple[Any, ...]) -> None:
     with pytest.raises((TypeError, AttributeError)):
         ReadySpan(*wrong)
 
 
-def test_spans_and_lanes_that_nobody_holds_are_collected(tmp_path: Path) -> None:
+def test_unreferenced_spans_and_lanes_are_collected(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
 
     def num_objects() -> int:
@@ -180,7 +180,7 @@ def test_spans_and_lanes_that_nobody_holds_are_collected(tmp_path: Path) -> None
     recorder.shutdown()
 
 
-def test_a_million_spans_of_any_end_leave_nothing_behind(tmp_path: Path) -> None:
+def test_a_million_spans_leak_no_memory_and_no_reference(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, spool_bytes=1 << 17)
     recorder.begin_steps()
     error = ValueError("the job's")
@@ -204,7 +204,8 @@ def test_a_million_spans_of_any_end_leave_nothing_behind(tmp_path: Path) -> None
     now = [sys.getrefcount(one) for one in (None, error, ValueError, *spans)]
     assert growth_bytes < 4 << 20
     more = [two - one for one, two in zip(references, now, strict=True)]
-    assert max(map(abs, more)) < 1_000, more  # the thread that makes segments refers to None too
+    # Not 0: the background thread changes the number of references to None too.
+    assert max(map(abs, more)) < 1_000, more
     recorder.shutdown()
     assert count_dropped(tmp_path) + len(read_spans(tmp_path)) == 1_100_000
 
@@ -220,14 +221,14 @@ def test_numbers_are_those_of_a_range_each_taken_once(bounds: tuple[int, int, in
     assert list(left) == []
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of compiled numbers alone")
+@pytest.mark.skipif(not IS_COMPILED, reason="only compiled numbers check their range")
 @pytest.mark.parametrize("bounds", [(-8, 8, 8), (0, 8, 0), (0, 8, -8), (0, 2**63 - 1, 8)])
-def test_numbers_that_go_nowhere_are_refused(bounds: tuple[int, int, int]) -> None:
+def test_numbers_reject_an_invalid_range(bounds: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="step positive"):
         numbers(*bounds)
 
 
-def test_a_count_stands_where_it_was_told_and_goes_along() -> None:
+def test_a_drop_count_is_written_at_its_offset_and_can_change_its_buffer() -> None:
     buffer, another = bytearray(32), bytearray(32)
     drops = DropCount(buffer, 8)
     for _ in range(3):
@@ -240,9 +241,9 @@ def test_a_count_stands_where_it_was_told_and_goes_along() -> None:
     assert sum(buffer) == 3
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of compiled counts alone")
+@pytest.mark.skipif(not IS_COMPILED, reason="only compiled counts check their buffer")
 @pytest.mark.parametrize("offset", [32, 28, 3, -8, 1 << 40])
-def test_a_count_that_would_stand_elsewhere_is_refused(offset: int) -> None:
+def test_a_drop_count_rejects_an_offset_outside_its_buffer(offset: int) -> None:
     buffer = bytearray(32)
     with pytest.raises(IndexError):
         DropCount(buffer, offset)
@@ -256,7 +257,7 @@ def test_a_count_that_would_stand_elsewhere_is_refused(offset: int) -> None:
 
 
 def found_by(finder: Finder, name: str) -> object:
-    """Return what another thread finds."""
+    """Return the span that another thread finds."""
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(finder.find(name)))
     thread.start()
@@ -264,17 +265,17 @@ def found_by(finder: Finder, name: str) -> object:
     return found[0]
 
 
-def test_a_thread_finds_its_own_spans_by_name_and_no_other_threads(tmp_path: Path) -> None:
+def test_a_thread_finds_its_own_spans_by_name_and_not_those_of_others(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     finder, lane = recorder.lanes.finder, recorder.lane()
-    names = [f"name {number}" for number in range(50)]  # more than are kept at hand
+    names = [f"name {number}" for number in range(50)]  # more than the cache holds
     spans = [recorder.span(name) for name in names]
 
     for _ in range(2):
         assert [finder.find(name) for name in names] == spans
         assert [found_by(finder, name) for name in names[:3]] == [None] * 3
     assert [lane.ready_by_name[name].span for name in names] == spans
-    assert finder.find("".join(["name", " 7"])) is spans[7]  # equal, and another object
+    assert finder.find("".join(["name", " 7"])) is spans[7]  # equal but a different object
 
     with spans[7]:
         assert finder.find(names[7]) is None
@@ -294,7 +295,7 @@ class Loud(str):
 
 
 @pytest.mark.parametrize("name", [Loud("x"), 1, None, [], "y", "\ud800"])
-def test_what_is_no_name_of_a_span_is_not_found(tmp_path: Path, name: object) -> None:
+def test_an_unknown_or_invalid_name_is_not_found(tmp_path: Path, name: object) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("x"):
         pass
@@ -305,7 +306,9 @@ def test_what_is_no_name_of_a_span_is_not_found(tmp_path: Path, name: object) ->
     assert count_dropped(tmp_path) == 0
 
 
-def test_a_span_of_an_ended_thread_is_not_found_by_the_next_with_its_lane(tmp_path: Path) -> None:
+def test_the_span_of_an_ended_thread_is_not_found_by_the_next_thread_of_its_lane(
+    tmp_path: Path,
+) -> None:
     recorder = recorder_in(tmp_path)
     lanes: list[object] = []
 
@@ -326,7 +329,7 @@ def test_a_span_of_an_ended_thread_is_not_found_by_the_next_with_its_lane(tmp_pa
     assert [row.name for row in read_spans(tmp_path)] == ["x"] * 3
 
 
-def test_a_span_is_entered_and_left_however_it_is_found(tmp_path: Path) -> None:
+def test_a_span_is_entered_and_left_by_any_lookup_of_its_methods(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     span: Any = recorder.span("x")
 
@@ -345,8 +348,8 @@ def test_a_span_is_entered_and_left_however_it_is_found(tmp_path: Path) -> None:
     assert [row.name for row in read_spans(tmp_path)] == ["x"] * 4
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of compiled spans alone")
-def test_a_span_that_is_called_otherwise_is_refused_and_stays_as_it_was(
+@pytest.mark.skipif(not IS_COMPILED, reason="only compiled spans check their arguments")
+def test_a_span_called_with_other_arguments_raises_and_is_unchanged(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path)
@@ -372,8 +375,8 @@ def test_a_span_that_is_called_otherwise_is_refused_and_stays_as_it_was(
     assert count_dropped(tmp_path) == len(read_spans(tmp_path)) == 0
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="Python asks for the buffer each time")
-def test_what_a_lane_writes_to_stays_mapped_until_it_writes_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.skipif(not IS_COMPILED, reason="the Python lane does not hold the buffer")
+def test_the_segment_of_a_lane_remains_mapped_until_the_lane_leaves_it(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     lane = recorder.lane()
     segment = lane.segment

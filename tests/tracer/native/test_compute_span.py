@@ -1,4 +1,4 @@
-"""Spans of forward and backward by the host's clock, compiled and not."""
+"""Compute spans by the host clock, with and without the extension."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(recorder: Recorder, name: str, times: int = 1) -> None:
             pass
 
 
-def test_what_lies_inside_belongs_to_its_micro_batch_and_what_follows_to_the_step(
+def test_spans_inside_belong_to_the_micro_batch_and_later_ones_to_the_step(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path)
@@ -65,7 +65,7 @@ def test_what_lies_inside_belongs_to_its_micro_batch_and_what_follows_to_the_ste
     ]
 
 
-def test_it_is_shown_while_it_lasts_though_its_lane_writes_elsewhere_by_then(
+def test_it_remains_in_the_open_table_if_its_lane_changes_the_segment(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=SMALL_BYTES)
@@ -84,7 +84,7 @@ def test_it_is_shown_while_it_lasts_though_its_lane_writes_elsewhere_by_then(
     assert [row.name for row in read_spans(tmp_path)].count("forward") == 2
 
 
-def test_where_the_table_is_full_it_is_recorded_and_not_shown(tmp_path: Path) -> None:
+def test_with_a_full_open_table_it_is_recorded_all_the_same(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     compute = Compute(recorder)
     slots = recorder.lane().segment.open_slots
@@ -98,7 +98,7 @@ def test_where_the_table_is_full_it_is_recorded_and_not_shown(tmp_path: Path) ->
     assert dropped(tmp_path) == {}
 
 
-def test_an_error_that_leaves_it_passes_and_marks_it(tmp_path: Path) -> None:
+def test_an_error_passes_it_and_sets_its_error_flag(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     compute, error = Compute(recorder), ValueError("the job's")
 
@@ -117,7 +117,7 @@ def test_an_error_that_leaves_it_passes_and_marks_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raised", [AlarmError, KeyboardInterrupt])
-def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_place(
+def test_a_handlers_exception_at_its_end_reaches_the_job_and_the_lane_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
 ) -> None:
     def interrupted(*about: object) -> None:
@@ -141,7 +141,7 @@ def test_what_a_handler_raises_as_it_ends_reaches_the_job_and_leaves_all_in_plac
     assert open_names(tmp_path) == []
 
 
-def test_a_hundred_thousand_leave_nothing_behind(tmp_path: Path) -> None:
+def test_a_hundred_thousand_leak_no_reference_and_no_entry(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, spool_bytes=1 << 17)
     compute = Compute(recorder)
     lane = recorder.lane()
@@ -158,16 +158,17 @@ def test_a_hundred_thousand_leave_nothing_behind(tmp_path: Path) -> None:
     recorder.shutdown()
 
     more = [two - one for one, two in zip(before, after, strict=True)]
-    assert max(map(abs, more)) < 1_000, more  # the thread that makes segments refers to None too
-    assert num_free >= OPEN_CAPACITY - 1  # the compiled lines keep one at hand
+    # Not 0: the background thread changes the number of references to None too.
+    assert max(map(abs, more)) < 1_000, more
+    assert num_free >= OPEN_CAPACITY - 1  # the compiled lane keeps one entry for reuse
     assert len(read_spans(tmp_path)) + count_dropped(tmp_path) == 101_000
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of the compiled function alone")
+@pytest.mark.skipif(not IS_COMPILED, reason="only the compiled function checks its arguments")
 @pytest.mark.parametrize(
     ("at", "wrong"), [(2, None), (3, "head"), (3, -1), (4, 1 << 40), (5, None), (5, "0")]
 )
-def test_what_no_span_can_be_made_of_is_refused(tmp_path: Path, at: int, wrong: object) -> None:
+def test_invalid_arguments_are_rejected(tmp_path: Path, at: int, wrong: object) -> None:
     recorder = recorder_in(tmp_path)
     arguments: list[Any] = [Compute(recorder).thread_state, recorder, recorder.lane(), 1, 0, 0]
     compute_span(*arguments)
@@ -181,7 +182,7 @@ def test_what_no_span_can_be_made_of_is_refused(tmp_path: Path, at: int, wrong: 
 
 
 @pytest.mark.parametrize("place", [(1 << 31, 0, 0), (0, -(1 << 31) - 1, 0), ("0", 0, 0)])
-def test_a_place_that_no_record_holds_is_refused_and_nothing_changes(
+def test_a_place_outside_32_bits_is_rejected_and_nothing_changes(
     tmp_path: Path, place: tuple[Any, ...]
 ) -> None:
     recorder = recorder_in(tmp_path)

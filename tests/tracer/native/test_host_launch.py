@@ -1,4 +1,4 @@
-"""Communications by the host's clock, and the records and lines of a lane, compiled and not."""
+"""Communications by the host clock, and a lane's records and open entries."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     recorder.shutdown()
 
 
-def test_a_launch_and_its_wait_tell_which_communication_they_are_of(
-    job: Job, tmp_path: Path
-) -> None:
+def test_a_launch_and_its_wait_record_their_communication(job: Job, tmp_path: Path) -> None:
     job.lane.set_place(3, 5, 1)
     launch = job.launch((7, NONE, NONE, 1 << 40, 9))
     job.lane.set_place(3, 6, 0)
@@ -100,7 +98,7 @@ def test_a_launch_and_its_wait_tell_which_communication_they_are_of(
     ("flags", "blocked_ns", "is_bound"),
     [(ASYNC, BLOCKED_NS - 1, True), (ASYNC, BLOCKED_NS, False), (0, 1, False)],
 )
-def test_an_end_is_a_bound_where_an_asynchronous_one_was_found_done(
+def test_the_end_is_a_bound_if_an_asynchronous_launch_was_found_done(
     job: Job, tmp_path: Path, flags: int, blocked_ns: int, *, is_bound: bool
 ) -> None:
     launch = job.launch(flags=flags)
@@ -112,7 +110,7 @@ def test_an_end_is_a_bound_where_an_asynchronous_one_was_found_done(
     assert not wait.flags & SpanFlag.END_BOUND
 
 
-def test_whoever_comes_first_tells_the_end(job: Job, tmp_path: Path) -> None:
+def test_the_first_caller_sets_the_end(job: Job, tmp_path: Path) -> None:
     launch = job.launch()
     launch.end(launch.start_ns + 20, SpanFlag.ERROR)
     launch.end(launch.start_ns + 30)
@@ -127,7 +125,7 @@ def test_whoever_comes_first_tells_the_end(job: Job, tmp_path: Path) -> None:
     ]
 
 
-def test_a_call_that_waited_by_itself_was_blocked_from_begin_to_end(
+def test_a_call_that_waited_by_itself_was_blocked_from_start_to_end(
     job: Job, tmp_path: Path
 ) -> None:
     launch = job.launch((0, 0, 1, 8, 0), flags=0)
@@ -143,7 +141,7 @@ def test_a_call_that_waited_by_itself_was_blocked_from_begin_to_end(
     assert (launch.seq, launch.is_collective) == (11, False)
 
 
-def test_a_lost_one_is_neither_shown_nor_written(job: Job, tmp_path: Path) -> None:
+def test_a_lost_launch_is_neither_shown_nor_written(job: Job, tmp_path: Path) -> None:
     launch = Launch(job.recorder, job.group, job.lane, (0, NONE, NONE, 8, 0), job.heads, ASYNC)
     launch.lose()
     launch.show()
@@ -156,7 +154,7 @@ def test_a_lost_one_is_neither_shown_nor_written(job: Job, tmp_path: Path) -> No
     assert read_spans(tmp_path) == []
 
 
-def test_what_is_not_wanted_is_passed_over_and_not_dropped(tmp_path: Path) -> None:
+def test_a_launch_left_out_by_request_is_not_counted_as_dropped(tmp_path: Path) -> None:
     job = Job(recorder_in(tmp_path, settings=Settings(recording=False)))
     job.recorder.begin_steps()
     launch = job.launch()
@@ -168,7 +166,7 @@ def test_what_is_not_wanted_is_passed_over_and_not_dropped(tmp_path: Path) -> No
     assert dropped(tmp_path) == {}
 
 
-def test_launches_go_on_in_the_next_segment_and_what_finds_no_room_is_counted(
+def test_launches_continue_in_the_next_segment_and_drops_are_counted(
     tmp_path: Path,
 ) -> None:
     job = Job(recorder_in(tmp_path, segment_bytes=SMALL_BYTES, spool_bytes=3 * SMALL_BYTES))
@@ -183,7 +181,7 @@ def test_launches_go_on_in_the_next_segment_and_what_finds_no_room_is_counted(
     assert [row.seq for row in rows if row.kind != "wait"][:8] == list(range(8))
 
 
-def test_a_line_is_freed_once(job: Job) -> None:
+def test_an_open_entry_is_freed_once(job: Job) -> None:
     segment = job.lane.segment
     entry = job.lane.open(5, 1 << 32)
     assert entry is not None
@@ -194,7 +192,7 @@ def test_a_line_is_freed_once(job: Job) -> None:
     assert (num_left, len(segment.open_slots)) == (OPEN_CAPACITY - 1, OPEN_CAPACITY)
 
 
-def test_a_full_table_shows_nothing_more_and_fails_nobody(job: Job, tmp_path: Path) -> None:
+def test_a_full_open_table_raises_nothing(job: Job, tmp_path: Path) -> None:
     launches = [job.launch() for _ in range(OPEN_CAPACITY + 3)]
     num_shown = len(open_names(tmp_path))
     for launch in launches:
@@ -206,7 +204,7 @@ def test_a_full_table_shows_nothing_more_and_fails_nobody(job: Job, tmp_path: Pa
     assert len(read_spans(tmp_path)) == OPEN_CAPACITY + 3
 
 
-def test_records_of_launches_leave_nothing_behind(tmp_path: Path) -> None:
+def test_launches_leak_no_reference(tmp_path: Path) -> None:
     job = Job(recorder_in(tmp_path, spool_bytes=1 << 17))
     lanes = (job.lane, job.recorder.comm_lane)
     second = bytes(RECORD_BYTES // 2)
@@ -223,12 +221,12 @@ def test_records_of_launches_leave_nothing_behind(tmp_path: Path) -> None:
     before, after = some(1_000), some(20_000)
     job.recorder.shutdown()
 
-    # 20,000 would show; what else lives in this process comes and goes by some dozens.
+    # A leak would add 20,000; other objects of this process vary by some dozens.
     grown = [two - one for one, two in zip(before, after, strict=True)]
     assert max(map(abs, grown)) < 1_000, grown
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of the compiled lines alone")
+@pytest.mark.skipif(not IS_COMPILED, reason="only the compiled lane checks its arguments")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -244,7 +242,7 @@ def test_records_of_launches_leave_nothing_behind(tmp_path: Path) -> None:
         (1, 5, 6, bytes(16), 5, 0, None, None),
     ],
 )
-def test_what_no_record_can_be_made_of_is_refused_and_takes_no_row(
+def test_invalid_record_arguments_are_rejected_and_take_no_row(
     job: Job, wrong: tuple[Any, ...]
 ) -> None:
     num_claimed = job.lane.num_claimed()
@@ -255,7 +253,7 @@ def test_what_no_record_can_be_made_of_is_refused_and_takes_no_row(
     assert job.lane.num_claimed() == num_claimed
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of the compiled type alone")
+@pytest.mark.skipif(not IS_COMPILED, reason="only the compiled type checks its arguments")
 @pytest.mark.parametrize(
     ("at", "wrong"),
     [
@@ -269,7 +267,7 @@ def test_what_no_record_can_be_made_of_is_refused_and_takes_no_row(
         (5, "flags"),
     ],
 )
-def test_what_no_launch_can_be_made_of_is_refused(job: Job, at: int, wrong: object) -> None:
+def test_invalid_launch_arguments_are_rejected(job: Job, at: int, wrong: object) -> None:
     arguments: list[Any] = [
         *(job.recorder, job.group, job.lane),
         *((0, NONE, NONE, 8, 0), job.heads, ASYNC),

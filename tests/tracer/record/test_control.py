@@ -33,8 +33,8 @@ HOST_BIT = 1 << 10
 """Kind code of `host` in docs/spool-format.md."""
 
 
-def ask(recorder: Recorder, document: Mapping[str, object]) -> None:
-    """Write the process's control file and have it taken, without the second."""
+def write_and_poll(recorder: Recorder, document: Mapping[str, object]) -> None:
+    """Write the process's control file and poll it, without waiting for the next turn."""
     write_control(recorder.folder, document)
     recorder.sampling_control.control.poll()
 
@@ -56,7 +56,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def left_out(folder: Path) -> dict[int, int]:
-    """Return what each step record says of itself."""
+    """Return the kinds left out of each step, by its record."""
     return {
         row.step: struct.unpack_from("<I", row.second, 24)[0]
         for row in read_rows(folder)
@@ -64,7 +64,7 @@ def left_out(folder: Path) -> dict[int, int]:
     }
 
 
-def test_every_third_step_is_recorded_and_the_others_say_so(tmp_path: Path) -> None:
+def test_every_third_step_is_recorded_and_the_others_list_what_is_left_out(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, settings=Settings(sample_every=3))
     recorder.begin_steps(4)
     for _ in range(6):
@@ -84,13 +84,13 @@ def test_every_third_step_is_recorded_and_the_others_say_so(tmp_path: Path) -> N
     assert dropped(tmp_path) == {}
 
 
-def test_recording_goes_off_and_on_at_step_boundaries(tmp_path: Path) -> None:
+def test_recording_turns_off_and_on_at_step_boundaries(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps()
-    ask(recorder, {"recording": False})
-    take_step(recorder)  # step 0 had begun: it is recorded whole
+    write_and_poll(recorder, {"recording": False})
+    take_step(recorder)  # step 0 has begun before: it is recorded completely
     take_step(recorder)
-    ask(recorder, {"recording": True})
+    write_and_poll(recorder, {"recording": True})
     take_step(recorder)
     take_step(recorder)
     recorder.shutdown()
@@ -99,10 +99,10 @@ def test_recording_goes_off_and_on_at_step_boundaries(tmp_path: Path) -> None:
     assert left_out(tmp_path) == {0: 0, 1: ALL_KINDS, 2: ALL_KINDS, 3: 0}
 
 
-def test_a_change_waits_for_the_step_that_it_names(tmp_path: Path) -> None:
+def test_a_change_applies_from_the_step_that_it_names(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps()
-    ask(recorder, {"recording": False, "from_step": 3})
+    write_and_poll(recorder, {"recording": False, "from_step": 3})
     for _ in range(5):
         take_step(recorder)
     recorder.shutdown()
@@ -122,7 +122,7 @@ def test_a_change_waits_for_the_step_that_it_names(tmp_path: Path) -> None:
         ("all", ["dp-comm", "wait", "forward", "checkpoint", "host"]),
     ],
 )
-def test_a_level_keeps_what_it_says(tmp_path: Path, level: str, kept: list[str]) -> None:
+def test_a_level_records_its_kinds_only(tmp_path: Path, level: str, kept: list[str]) -> None:
     recorder = recorder_in(tmp_path, settings=Settings(level=level))
     recorder.begin_steps()
     for kind in ("dp-comm", "wait", "forward", "checkpoint", "host"):
@@ -138,7 +138,9 @@ def test_a_level_keeps_what_it_says(tmp_path: Path, level: str, kept: list[str])
     assert others == [RecordType.STEP, RecordType.MICROBATCH]
 
 
-def test_a_communication_is_kept_or_not_by_the_step_in_which_it_began(tmp_path: Path) -> None:
+def test_a_communication_is_recorded_by_the_settings_of_the_step_in_which_it_began(
+    tmp_path: Path,
+) -> None:
     recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
     recorder.begin_steps()
     lane = recorder.lane()
@@ -152,7 +154,7 @@ def test_a_communication_is_kept_or_not_by_the_step_in_which_it_began(tmp_path: 
     assert steps_with(tmp_path, "all_reduce") == [0, 2]
 
 
-def test_the_function_of_the_module_follows(tmp_path: Path) -> None:
+def test_the_module_function_follows_the_settings(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
     set_current(recorder)
     try:
@@ -170,10 +172,10 @@ def test_the_function_of_the_module_follows(tmp_path: Path) -> None:
     assert steps_with(tmp_path, "mine") == steps_with(tmp_path, "data") == [0, 2]
 
 
-def test_a_job_without_steps_is_switched_at_once(tmp_path: Path) -> None:
+def test_settings_apply_at_once_in_a_job_without_steps(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("before"):
-        ask(recorder, {"recording": False})
+        write_and_poll(recorder, {"recording": False})
     with recorder.span("off"):
         pass
     recorder.shutdown()
@@ -182,22 +184,22 @@ def test_a_job_without_steps_is_switched_at_once(tmp_path: Path) -> None:
     assert read_spans(tmp_path)[0].step == NONE
 
 
-def test_the_background_thread_finds_a_file_of_the_run_and_hands_it_out(tmp_path: Path) -> None:
+def test_the_background_thread_reads_the_file_of_the_run_and_calls_handlers(tmp_path: Path) -> None:
     folder = tmp_path / "process"
     folder.mkdir()
     recorder = recorder_in(folder)
-    told: list[tuple[Mapping[str, object], str]] = []
-    recorder.on_control(lambda asked: told.append((asked, threading.current_thread().name)))
+    received: list[tuple[Mapping[str, object], str]] = []
+    recorder.on_control(lambda asked: received.append((asked, threading.current_thread().name)))
 
     write_control(tmp_path, {"profile": {"ranks": [0]}, "sample_every": 5})
-    wait_until(lambda: bool(told))
+    wait_until(lambda: bool(received))
     recorder.shutdown()
 
-    assert told == [({"profile": {"ranks": [0]}, "sample_every": 5}, "rankscope-spool")]
+    assert received == [({"profile": {"ranks": [0]}, "sample_every": 5}, "rankscope-spool")]
     assert recorder.sampling.settings.sample_every == 5
 
 
-def test_a_process_goes_before_its_run_and_what_is_gone_no_longer_holds(tmp_path: Path) -> None:
+def test_a_process_overrides_its_run_and_a_removed_file_no_longer_applies(tmp_path: Path) -> None:
     folder = tmp_path / "process"
     folder.mkdir()
     files = ControlFiles(folder)
@@ -212,24 +214,24 @@ def test_a_process_goes_before_its_run_and_what_is_gone_no_longer_holds(tmp_path
     assert files.poll() == {"level": "comm", "sample_every": 5}
 
 
-def test_a_late_handler_is_told_what_already_stands(tmp_path: Path) -> None:
+def test_a_late_handler_receives_the_present_content(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    ask(recorder, {"profile": 3})
-    told: list[Mapping[str, object]] = []
-    recorder.on_control(told.append)
+    write_and_poll(recorder, {"profile": 3})
+    received: list[Mapping[str, object]] = []
+    recorder.on_control(received.append)
     recorder.sampling_control.control.poll()
     recorder.sampling_control.control.poll()
     recorder.shutdown()
 
-    assert told == [{"profile": 3}]
+    assert received == [{"profile": 3}]
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[]", "one JSON object"),
-        ("[" * 60_000, "no JSON"),
+        ("[" * 60_000, "not valid JSON"),
         (" " * 65_537, "longer than 65536 bytes"),
         ('{"sample_every": 0}', "sample_every"),
         ('{"sample_every": true}', "sample_every"),
@@ -238,12 +240,13 @@ def test_a_late_handler_is_told_what_already_stands(tmp_path: Path) -> None:
         ('{"recording": false, "from_step": -2}', "from_step"),
     ],
 )
-def test_a_bad_file_is_counted_and_told_and_changes_nothing(
+def test_an_invalid_file_is_counted_and_reported_and_changes_nothing(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     recorder = recorder_in(tmp_path)
-    (tmp_path / "whole").write_text(text)
-    (tmp_path / "whole").rename(tmp_path / CONTROL_FILE)  # nobody may look at the half of it
+    (tmp_path / "complete").write_text(text)
+    # Atomic: the background thread may read it at any time.
+    (tmp_path / "complete").rename(tmp_path / CONTROL_FILE)
     recorder.sampling_control.control.poll()
     recorder.sampling_control.control.poll()
     recorder.begin_steps()
@@ -256,19 +259,19 @@ def test_a_bad_file_is_counted_and_told_and_changes_nothing(
     assert steps_with(tmp_path, "mine") == [0]
 
 
-def test_a_handler_that_raises_does_not_keep_the_others_from_being_told(tmp_path: Path) -> None:
+def test_a_handler_that_raises_does_not_prevent_the_other_handlers(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    told: list[Mapping[str, object]] = []
+    received: list[Mapping[str, object]] = []
 
-    def fails(asked: Mapping[str, object]) -> None:
+    def fails(document: Mapping[str, object]) -> None:
         raise OSError("mine")
 
     recorder.on_control(fails)
-    recorder.on_control(told.append)
-    ask(recorder, {"x": 1})
+    recorder.on_control(received.append)
+    write_and_poll(recorder, {"x": 1})
     recorder.shutdown()
 
-    assert told == [{"x": 1}]
+    assert received == [{"x": 1}]
     assert "OSError" in (tmp_path / "events.jsonl").read_text()
 
 

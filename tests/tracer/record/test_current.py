@@ -1,4 +1,4 @@
-"""`tracer.span` itself, asked for by a name alone or otherwise, compiled and not."""
+"""`tracer.span` and `tracer.traced`, with and without the extension."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WRONG: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_the_module_s_function_tells_what_it_takes_and_refuses_the_rest(
+def test_the_module_function_has_a_signature_and_rejects_other_arguments(
     installed: Path, *, is_recorded: bool
 ) -> None:
     if not is_recorded:
@@ -61,7 +61,7 @@ def test_the_module_s_function_tells_what_it_takes_and_refuses_the_rest(
     assert [row.name for row in read_spans(installed)] == ["x", "x", "x"] * is_recorded
 
 
-def test_a_thread_that_turns_recording_on_and_off_disturbs_no_span(installed: Path) -> None:
+def test_turning_recording_on_and_off_in_another_thread_breaks_no_span(installed: Path) -> None:
     recorder, is_over = current_tracer(), threading.Event()
     seen = {True: 0, False: 0}
     interval_s = sys.getswitchinterval()
@@ -78,7 +78,7 @@ def test_a_thread_that_turns_recording_on_and_off_disturbs_no_span(installed: Pa
         return min(seen.values()) >= NUM_EACH
 
     thread = threading.Thread(target=turn)
-    sys.setswitchinterval(1e-5)  # so that it gets its turn within a span
+    sys.setswitchinterval(1e-5)  # so that the other thread runs within a span
     thread.start()
     try:
         deadline_s = time.monotonic() + LONGEST_S
@@ -95,8 +95,8 @@ def test_a_thread_that_turns_recording_on_and_off_disturbs_no_span(installed: Pa
     assert DropReason.INTERNAL_ERROR not in dropped(installed)
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="of the compiled function alone")
-def test_what_is_no_function_and_what_finds_nothing_are_refused() -> None:
+@pytest.mark.skipif(not IS_COMPILED, reason="only the compiled function checks its arguments")
+def test_fast_span_and_set_finder_reject_wrong_types() -> None:
     def span(name: str) -> None:
         pass
 
@@ -107,7 +107,7 @@ def test_what_is_no_function_and_what_finds_nothing_are_refused() -> None:
         set_finder(3)  # type: ignore[arg-type]
 
 
-def test_a_module_that_is_loaded_again_records_nothing_and_then_what_it_is_told_to(
+def test_a_reloaded_module_records_nothing_until_a_tracer_is_installed(
     tmp_path: Path,
 ) -> None:
     script = """
@@ -136,9 +136,9 @@ def test_a_module_that_is_loaded_again_records_nothing_and_then_what_it_is_told_
     assert recorded == {"run": ["once"], "again": ["again"]}
 
 
-def test_a_finder_that_is_asked_no_more_is_let_go(tmp_path: Path) -> None:
+def test_a_replaced_finder_is_freed(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    finder, _ = recorder.lanes.finder, recorder.lane()  # which holds it too
+    finder, _ = recorder.lanes.finder, recorder.lane()  # the lane refers to it too
     before = sys.getrefcount(finder)
     for _ in range(100):
         set_current(recorder)
@@ -179,7 +179,7 @@ def test_a_function_keeps_its_name_and_each_call_is_a_span(installed: Path) -> N
     assert recorded(installed) == [("own name", 16 + 64), (name, 16)]
 
 
-def test_the_span_of_an_async_function_lasts_as_long_as_it_does(installed: Path) -> None:
+def test_the_span_of_an_async_function_lasts_as_long_as_the_function(installed: Path) -> None:
     went_on = asyncio.Event()
 
     @tracer.traced("waits")
@@ -206,7 +206,7 @@ def test_the_span_of_an_async_function_lasts_as_long_as_it_does(installed: Path)
     assert inside.end_ns <= waits.end_ns
 
 
-def test_methods_of_a_class_and_static_ones_stay_what_they_are(installed: Path) -> None:
+def test_class_methods_and_static_methods_remain_so(installed: Path) -> None:
     class Model:
         @tracer.traced("class")
         @classmethod
@@ -228,7 +228,7 @@ def test_methods_of_a_class_and_static_ones_stay_what_they_are(installed: Path) 
 
 
 class Hostile:
-    """A callable of which nothing can be asked."""
+    """A callable whose attributes all raise."""
 
     def _raise(self) -> Any:  # noqa: ANN401
         raise ArithmeticError
@@ -244,10 +244,10 @@ class Hostile:
 
 
 @pytest.mark.parametrize("make", [Hostile, functools.partial(functools.partial, int, "6")])
-def test_a_callable_of_which_nothing_can_be_asked_is_traced_all_the_same(
+def test_a_callable_whose_attributes_raise_is_traced_too(
     installed: Path, make: Callable[[], Callable[[], int]]
 ) -> None:
-    function = make()  # here, because pytest would ask
+    function = make()  # here, because pytest reads attributes of parameters
     assert tracer.traced(function)() == 6
     assert tracer.traced("own name")(function)() == 6
 

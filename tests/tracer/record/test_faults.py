@@ -1,4 +1,4 @@
-"""What may befall a traced process: rows A1, A2, A7, A12 and A16 to A18 of the fault matrix."""
+"""Faults of a traced process: rows A1, A2, A7, A12 and A16 to A18 of the fault matrix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # -- A1, A2: the process dies ---------------------------------------------------
 
 
-def test_what_was_recorded_before_a_kill_is_there_to_the_last_record(tmp_path: Path) -> None:
+def test_all_records_before_a_kill_are_readable(tmp_path: Path) -> None:
     script = """
         import mmap, sys
         from rankscope import tracer
@@ -80,7 +80,7 @@ def test_a_crash_in_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     ("method", "num_workers"),
     [("fork", 0), ("fork", 2), ("fork", 4), ("spawn", 2), ("forkserver", 2)],
 )
-def test_loader_workers_leave_the_parents_records_alone(
+def test_data_loader_workers_do_not_touch_the_records_of_the_parent(
     tmp_path: Path, method: str, num_workers: int
 ) -> None:
     program = tmp_path / "program.py"
@@ -143,7 +143,9 @@ def test_loader_workers_leave_the_parents_records_alone(
 # -- A12: the end -----------------------------------------------------------------------------
 
 
-def test_leaving_within_a_span_beside_a_busy_thread_ends_in_time(tmp_path: Path) -> None:
+def test_a_process_that_exits_within_a_span_beside_a_busy_thread_ends_in_time(
+    tmp_path: Path,
+) -> None:
     done = run_script(
         """
         import threading
@@ -169,7 +171,7 @@ def test_leaving_within_a_span_beside_a_busy_thread_ends_in_time(tmp_path: Path)
 # -- A16, A17: turned off, and without the libraries --------------------------------------------
 
 
-def test_the_kill_switch_leaves_no_folder_and_one_shared_span(tmp_path: Path) -> None:
+def test_the_off_switch_makes_no_folder_and_one_shared_span(tmp_path: Path) -> None:
     done = run_script(
         """
         from rankscope import tracer
@@ -209,7 +211,7 @@ def test_without_torch_numpy_and_arrow_spans_and_steps_are_recorded(tmp_path: Pa
 # -- A18: restarts -----------------------------------------------------------------------------
 
 
-def test_a_restarted_rank_writes_beside_its_former_life_not_over_it(tmp_path: Path) -> None:
+def test_a_restarted_rank_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         from rankscope import tracer

@@ -1,4 +1,4 @@
-"""What a process records where there is no room: rows A9 and A10 of the fault matrix."""
+"""Recording with a full disk or without memory: rows A9 and A10 of the fault matrix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SPANS = """
     import gc, resource, signal, sys
     from rankscope import tracer
-    gc.disable()  # a pause of a millisecond is a span too
+    gc.disable()  # a pause of a millisecond would be a span too
     {before}
     tracer.install()
     {after}
@@ -37,16 +37,16 @@ UNTIL_FULL = """
     from tests.support.tracer.recording import wait_until
     wait_until(lambda: tracer.current_tracer()._pool._on_full is None)
     """
-"""The process may be over before its thread has looked for one segment more."""
+"""Keeps the process alive until its thread has failed to make one more segment."""
 
 
-def produced_is_stored_and_dropped(folder: Path, num_spans: int) -> bool:
+def is_each_written_or_counted(folder: Path, num_spans: int) -> bool:
     return len(read_spans(folder)) + count_dropped(folder) == num_spans
 
 
-def test_a_file_system_without_room_costs_records_that_are_counted(tmp_path: Path) -> None:
-    # A file may not grow beyond 1,060,864 bytes: room for the names and for the first records,
-    # not for a segment of 2 MiB.
+def test_a_full_file_system_drops_records_and_counts_them(tmp_path: Path) -> None:
+    # Files are limited to 1,060,864 bytes: enough for the names and the first records, not for a
+    # segment of 2 MiB.
     done = run_script(
         SPANS.format(
             before="resource.setrlimit(resource.RLIMIT_FSIZE, (1_060_864, 1_060_864))", after=""
@@ -66,7 +66,7 @@ def test_a_file_system_without_room_costs_records_that_are_counted(tmp_path: Pat
     assert "File too large" in (folder / "events.jsonl").read_text()
 
 
-def test_a_disk_that_fills_up_kills_nobody(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_does_not_end_the_job(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent(SPANS.format(before="", after="") + UNTIL_FULL))
     disk = tmp_path / "disk"
@@ -84,20 +84,20 @@ def test_a_disk_that_fills_up_kills_nobody(tmp_path: Path) -> None:
     folder = only_folder(tmp_path / "kept")
     stored = len(read_spans(folder))
     assert 8_000 < stored < 4 * 2**20 / 128
-    assert produced_is_stored_and_dropped(folder, 20_000)
+    assert is_each_written_or_counted(folder, 20_000)
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "state", "told"),
+    ("end", "code", "state", "message"),
     [
         ("pass", 0, "ended", ""),
         ("raise KeyError('why')", 1, "failed", "KeyError: 'why'"),
-        # Escaped, its message and traceback take more than was reserved.
+        # Escaped, its message and traceback take more than the reserved bytes.
         ("exec('\\n' * 9 + 'raise KeyError(chr(0x4e00) * 60_000)')", 1, "failed", ""),
     ],
 )
-def test_how_a_process_ended_is_known_though_its_disk_is_full(
-    tmp_path: Path, end: str, code: int, state: str, told: str
+def test_the_exit_record_is_written_on_a_full_disk(
+    tmp_path: Path, end: str, code: int, state: str, message: str
 ) -> None:
     script = tmp_path / "job.py"
     script.write_text(f"""
@@ -109,7 +109,7 @@ try:
         while file.write(bytes(4096)):
             pass
 except OSError:
-    for _ in range(20_000):  # else a spare segment that is removed at the end leaves room
+    for _ in range(20_000):  # otherwise a spare segment that is removed at the end frees space
         with tracer.span("x"):
             pass
     {end}
@@ -127,10 +127,10 @@ except OSError:
     assert done.returncode == code, done.stderr
     record = json.loads((tmp_path / "exit.json").read_text())
     assert record["state"] == state
-    assert record.get("exception", {}).get("traceback", "").strip().endswith(told)
+    assert record.get("exception", {}).get("traceback", "").strip().endswith(message)
 
 
-def test_a_disk_that_is_full_from_the_beginning_shows_no_process_that_was_lost(
+def test_a_disk_that_is_full_at_the_start_gets_no_process_folder(
     tmp_path: Path,
 ) -> None:
     done = run_script(
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_from_the_beginning_shows_no_process_that_was_lost(
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_disk_that_has_room_again_is_written_to_again(tmp_path: Path) -> None:
+def test_recording_continues_once_the_disk_has_space_again(tmp_path: Path) -> None:
     done = run_script(
         """
         import gc, resource
@@ -184,10 +184,10 @@ def test_a_disk_that_has_room_again_is_written_to_again(tmp_path: Path) -> None:
     names = [row.name for row in read_spans(folder)]
     assert names.count("with room") == 100
     assert len(set(dropped(folder)) - {DropReason.SPOOL_FULL, DropReason.NO_SEGMENT}) == 0
-    assert produced_is_stored_and_dropped(folder, int(done.stdout))
+    assert is_each_written_or_counted(folder, int(done.stdout))
 
 
-def test_a_folder_that_goes_away_costs_records_only(tmp_path: Path) -> None:
+def test_a_removed_folder_drops_records_only(tmp_path: Path) -> None:
     done = run_script(
         SPANS.format(
             before="import shutil, os",
@@ -198,12 +198,12 @@ def test_a_folder_that_goes_away_costs_records_only(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0
-    # The process may end before its background thread has looked for a segment in vain.
+    # The process may end before its background thread has failed to make a segment.
     assert done.stderr.count("No such file or directory") <= 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_may_cut_a_mapped_file_short(tmp_path: Path) -> None:
+def test_a_mapped_file_is_read_only(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("*.rsp")}
     recorder.shutdown()
@@ -215,7 +215,7 @@ def test_nobody_may_cut_a_mapped_file_short(tmp_path: Path) -> None:
 # -- A10: memory ---------------------------------------------------------------------------
 
 
-def test_the_jobs_own_memory_error_passes_and_recording_goes_on(tmp_path: Path) -> None:
+def test_a_memory_error_of_the_job_is_passed_on_and_recording_continues(tmp_path: Path) -> None:
     done = run_script(
         """
         import resource
@@ -242,5 +242,5 @@ def test_the_jobs_own_memory_error_passes_and_recording_goes_on(tmp_path: Path) 
     caught, num_spans = map(int, done.stdout.split())
     assert caught > 0
     folder = only_folder(tmp_path)
-    assert produced_is_stored_and_dropped(folder, num_spans)
+    assert is_each_written_or_counted(folder, num_spans)
     assert DropReason.INTERNAL_ERROR not in dropped(folder)

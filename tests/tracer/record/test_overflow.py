@@ -1,4 +1,4 @@
-"""A8, A9 and A11 of the faults: nobody collects, a disk that turns read-only, a runaway loop."""
+"""Overflow: no agent, a disk that turns read-only, a runaway loop (rows A8, A9 and A11)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rankscope.tracer.record.recorder import Recorder
 
 SEGMENT_BYTES = 4096 + 512 * 128
-"""Of 512 records."""
+"""A segment of 512 records."""
 
 NO_ROOM = frozenset({DropReason.SPOOL_FULL, DropReason.NO_SEGMENT})
 
 
-def account_of(folder: Path) -> SpoolCounts:
+def counts_of(folder: Path) -> SpoolCounts:
     return read_counts((folder / PROCESS_FILE).read_bytes())
 
 
@@ -32,7 +32,7 @@ def record(recorder: Recorder, num_spans: int) -> None:
             pass
 
 
-def test_without_an_agent_the_oldest_are_kept_the_newest_counted_and_nothing_else_lost(
+def test_without_an_agent_the_oldest_records_are_kept_and_the_newest_dropped_and_counted(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=SEGMENT_BYTES, spool_bytes=3 * SEGMENT_BYTES)
@@ -40,16 +40,16 @@ def test_without_an_agent_the_oldest_are_kept_the_newest_counted_and_nothing_els
     for step in range(1000):
         record(recorder, 9)
         recorder.step()
-        if step == 100:  # 1,010 records: two segments are full but for 14 rows
+        if step == 100:  # 1,010 records: 14 rows of two segments are left
             wait_until(lambda: len(recorder._pool.spares) == 1)
     recorder.shutdown()
 
-    account, rows = account_of(tmp_path), read_rows(tmp_path)
-    assert account.num_produced == 10_000
-    assert account.num_written == len(rows) == 3 * 512
+    counts, rows = counts_of(tmp_path), read_rows(tmp_path)
+    assert counts.num_produced == 10_000
+    assert counts.num_written == len(rows) == 3 * 512
     assert set(dropped(tmp_path)) <= NO_ROOM
     assert sum(dropped(tmp_path).values()) == 10_000 - 3 * 512
-    # What is kept is the begin of the run, without a hole: of ten records a step, 153 steps ended.
+    # The beginning of the run is kept without a gap: ten records per step, 153 steps ended.
     kept = [row.step for row in rows if row.record == RecordType.STEP]
     assert kept == list(range(153))
 
@@ -57,7 +57,7 @@ def test_without_an_agent_the_oldest_are_kept_the_newest_counted_and_nothing_els
 BURST = """
     import gc, os
     from rankscope import tracer
-    gc.disable()  # a pause of a millisecond is a span too
+    gc.disable()  # a pause of a millisecond would be a span too
     tracer.install()
 
     def record(num_spans):
@@ -69,17 +69,17 @@ BURST = """
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    record(10_000)  # full from here on
+    record(10_000)  # the spool is full from here on
     before_bytes = resident_bytes()
     record(990_000)
     print(resident_bytes() - before_bytes)
     """
 
 
-def test_a_burst_of_a_million_spans_takes_no_memory_and_each_is_stored_or_counted(
+def test_a_burst_of_a_million_spans_takes_no_memory_and_each_is_written_or_counted(
     tmp_path: Path,
 ) -> None:
-    # A process of its own: here, what other tests left may grow meanwhile.
+    # A separate process: in this one, memory of other tests may grow at the same time.
     done = run_script(
         BURST,
         tmp_path,
@@ -88,12 +88,12 @@ def test_a_burst_of_a_million_spans_takes_no_memory_and_each_is_stored_or_counte
     )
 
     folder = only_folder(tmp_path)
-    account = account_of(folder)
-    assert account.num_produced == 1_000_000
-    assert account.num_written == len(read_rows(folder)) == 2 * 512
+    counts = counts_of(folder)
+    assert counts.num_produced == 1_000_000
+    assert counts.num_written == len(read_rows(folder)) == 2 * 512
     assert set(dropped(folder)) <= NO_ROOM
     assert sum(dropped(folder).values()) == 1_000_000 - 2 * 512
-    assert int(done.stdout) < 1 << 20  # one byte and a bit for each span would show
+    assert int(done.stdout) < 1 << 20  # just over one byte per span would fail
 
 
 READ_ONLY = """
@@ -103,8 +103,8 @@ READ_ONLY = """
     from tests.support.tracer.reading import dropped
     from rankscope.tracer.spool import DropReason
     folder = tracer.install().folder
-    # A mount of its own over the folder: the files that are mapped keep theirs, as on a disk
-    # that the kernel has turned read-only, and everything by name is refused.
+    # A read-only mount over the folder: mapped files keep the former one, as on a disk that the
+    # kernel has turned read-only, and every access by name fails.
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     if subprocess.run(["mount", "-o", "remount,bind,ro", folder]).returncode:
         sys.exit(77)
@@ -119,7 +119,7 @@ READ_ONLY = """
     """
 
 
-def test_a_spool_that_turns_read_only_costs_records_that_are_counted_and_nothing_else(
+def test_a_spool_that_turns_read_only_drops_records_and_counts_them(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "job.py"
@@ -133,9 +133,9 @@ def test_a_spool_that_turns_read_only_costs_records_that_are_counted_and_nothing
     assert done.stderr.count("\n") == 1
     assert "Read-only file system" in done.stderr
     (folder,) = (spool / "run").iterdir()
-    account = account_of(folder)
-    assert account.num_produced == int(done.stdout)
-    assert account.num_written == len(read_rows(folder)) == NUM_IN_STARTER + 2 * 512
-    assert sum(dropped(folder).values()) == account.num_produced - account.num_written
+    counts = counts_of(folder)
+    assert counts.num_produced == int(done.stdout)
+    assert counts.num_written == len(read_rows(folder)) == NUM_IN_STARTER + 2 * 512
+    assert sum(dropped(folder).values()) == counts.num_produced - counts.num_written
     assert set(dropped(folder)) <= NO_ROOM
     assert not (folder / "exit.json").exists()

@@ -1,4 +1,4 @@
-"""What a job hands over is written down without running the job's code."""
+"""Plain copies of a job's values, without running the job's code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rankscope.tracer.record.plain_values import (
 
 
 class Liar:
-    """Says nothing of its class but by raising."""
+    """An object whose ``__class__`` raises."""
 
-    @property  # type: ignore[misc] # nobody else's class does so
+    @property  # type: ignore[misc] # no other class does this
     def __class__(self) -> type:
         raise KeyError("do not ask")
 
@@ -44,26 +44,26 @@ def test_subclasses_of_scalars_keep_their_value() -> None:
     assert plain_copy([Text("a"), Number(3), Real(0.5), True, None]) == ["a", 3, 0.5, True, None]
 
 
-def test_a_number_too_long_for_python_to_write_out_is_told_by_its_length() -> None:
+def test_a_number_too_long_for_python_to_print_is_described_by_its_size() -> None:
     assert plain_copy(2**63) == "9223372036854775808"
     assert plain_copy(-(1 << 50_000)) == "<int of 50001 bits>"
 
 
-def test_what_is_no_exception_makes_an_exit_record_all_the_same() -> None:
+def test_an_object_that_is_not_an_exception_gives_an_exit_record_too() -> None:
     class Opaque:
         def __getattr__(self, name: str) -> object:
             raise RuntimeError(name)
 
-    told = failed_record(Opaque(), 5)["exception"]  # type: ignore[arg-type]
+    exception = failed_record(Opaque(), 5)["exception"]  # type: ignore[arg-type]
 
-    assert isinstance(told, dict)
-    assert told["traceback"] == ""
-    assert told["type"].endswith("Opaque")
+    assert isinstance(exception, dict)
+    assert exception["traceback"] == ""
+    assert exception["type"].endswith("Opaque")
 
 
-def test_a_container_that_holds_itself_or_another_many_times_costs_no_more_than_any() -> None:
+def test_a_recursive_or_shared_container_costs_no_more_than_any_other() -> None:
     within: list[object] = []
-    within += [within] * 10  # 10 to the power of the depth
+    within += [within] * 10  # 10 to the power of the depth items
     many: object = 0
     for _ in range(4):
         many = [many] * 40
@@ -73,7 +73,7 @@ def test_a_container_that_holds_itself_or_another_many_times_costs_no_more_than_
         assert len(json.dumps(plain_copy(value))) < 2_000_000
 
 
-def test_keys_are_text_that_can_be_stored_and_no_longer_than_values() -> None:
-    told = plain_copy({"\ud800": 1, "k" * (MAX_TEXT + 1): 2, 3: 4})
+def test_keys_become_storable_text_of_bounded_length() -> None:
+    copy = plain_copy({"\ud800": 1, "k" * (MAX_TEXT + 1): 2, 3: 4})
 
-    assert told == {"?": 1, "k" * MAX_TEXT: 2, "<int>": 4}
+    assert copy == {"?": 1, "k" * MAX_TEXT: 2, "<int>": 4}

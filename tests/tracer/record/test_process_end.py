@@ -1,4 +1,4 @@
-"""How a traced process may end: well, by an exception, killed, or as a fork of another."""
+"""Ends of a traced process: normal, by an exception, killed, or as a fork."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exit_record(spool: Path) -> dict[str, object]:
     return document
 
 
-def test_a_process_that_ends_says_so_and_seals_what_it_wrote(tmp_path: Path) -> None:
+def test_a_process_that_ends_writes_an_exit_record_and_seals_its_segments(tmp_path: Path) -> None:
     done = run_script(
         """
         import gc
@@ -46,7 +46,7 @@ def test_a_process_that_ends_says_so_and_seals_what_it_wrote(tmp_path: Path) -> 
     assert sealed_rows(segment.read_bytes()) == 1
 
 
-def test_a_process_killed_by_an_exception_leaves_it_behind(tmp_path: Path) -> None:
+def test_the_exit_record_holds_the_exception_that_ended_the_process(tmp_path: Path) -> None:
     done = run_script(
         """
         import sys
@@ -69,7 +69,7 @@ def test_a_process_killed_by_an_exception_leaves_it_behind(tmp_path: Path) -> No
     assert exception["traceback"].endswith("ValueError: no such luck\n")
 
 
-def test_an_exit_record_is_bounded_whatever_the_exception_says(tmp_path: Path) -> None:
+def test_an_exit_record_is_bounded_for_any_exception(tmp_path: Path) -> None:
     done = run_script(
         """
         from rankscope import tracer
@@ -94,7 +94,7 @@ def test_an_exit_record_is_bounded_whatever_the_exception_says(tmp_path: Path) -
     assert (only_folder(tmp_path) / "exit.json").stat().st_size < 150_000
 
 
-def test_a_recorded_exception_stays_when_the_process_then_ends_quietly(tmp_path: Path) -> None:
+def test_a_recorded_exception_remains_if_the_process_then_ends_normally(tmp_path: Path) -> None:
     run_script(
         """
         from rankscope import tracer
@@ -110,7 +110,7 @@ def test_a_recorded_exception_stays_when_the_process_then_ends_quietly(tmp_path:
     assert exit_record(tmp_path)["state"] == "failed"
 
 
-def test_sys_exit_is_no_failure(tmp_path: Path) -> None:
+def test_sys_exit_is_not_a_failure(tmp_path: Path) -> None:
     done = run_script("import sys, tracer; tracer.install(); sys.exit(3)", tmp_path)
 
     assert done.returncode == 3
@@ -164,8 +164,8 @@ def torn(folder: Path) -> int:
     return gaps
 
 
-def test_forked_children_are_silent_and_the_parent_loses_nothing(tmp_path: Path) -> None:
-    # Not from this process: a fork copies the page tables of all that it holds.
+def test_forked_children_write_nothing_and_the_parent_loses_nothing(tmp_path: Path) -> None:
+    # In a separate process: a fork of this one would copy all its page tables.
     done = run_script(
         """
         import os, pathlib, sys, threading, time
@@ -212,7 +212,7 @@ def test_forked_children_are_silent_and_the_parent_loses_nothing(tmp_path: Path)
     assert names.count("parent") + sum(dropped(tmp_path).values()) == recorded
 
 
-def test_no_signal_handler_is_touched(tmp_path: Path) -> None:
+def test_no_signal_handler_is_changed(tmp_path: Path) -> None:
     done = run_script(
         """
         import signal

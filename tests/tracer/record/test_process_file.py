@@ -12,45 +12,45 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def account_in(folder: Path) -> SpoolCounts:
+def counts_in(folder: Path) -> SpoolCounts:
     return read_counts((folder / PROCESS_FILE).read_bytes())
 
 
-def test_what_was_produced_was_stored_or_dropped(tmp_path: Path) -> None:
-    # Segments of 8 records, room for two.
+def test_produced_is_written_plus_dropped(tmp_path: Path) -> None:
+    # Two segments of 8 records.
     segment_bytes = 4096 + 8 * 128
     recorder = recorder_in(tmp_path, segment_bytes=segment_bytes, spool_bytes=2 * segment_bytes)
     for _ in range(30):
         with recorder.span("x"):
             pass
     recorder.step()  # begins step 0, ends none
-    recorder.step(tokens="many")  # type: ignore[arg-type]  # a bad argument loses no record
+    recorder.step(tokens="many")  # type: ignore[arg-type]  # an invalid argument drops no record
     recorder.shutdown()
 
-    account = account_in(tmp_path)
-    assert account.num_produced == 31
-    assert account.num_written == len(read_rows(tmp_path)) == 16
+    counts = counts_in(tmp_path)
+    assert counts.num_produced == 31
+    assert counts.num_written == len(read_rows(tmp_path)) == 16
     assert sum(dropped(tmp_path).values()) == 15 + 1
 
 
-def test_the_account_is_renewed_while_the_process_runs(tmp_path: Path) -> None:
+def test_the_counters_are_updated_while_the_process_runs(tmp_path: Path) -> None:
     begun_ns = time.monotonic_ns()
     recorder = recorder_in(tmp_path)
     for _ in range(5):
         with recorder.span("x"):
             pass
     recorder.resolver_lag_ns = 70
-    wait_until(lambda: account_in(tmp_path).num_written == 5)
-    wait_until(lambda: account_in(tmp_path).own_cpu_ns > 0)
-    account = account_in(tmp_path)
+    wait_until(lambda: counts_in(tmp_path).num_written == 5)
+    wait_until(lambda: counts_in(tmp_path).own_cpu_ns > 0)
+    counts = counts_in(tmp_path)
     recorder.shutdown()
 
-    assert begun_ns < account.at_ns <= time.monotonic_ns()
-    assert account.resolver_lag_ns == 70
-    assert account.num_produced == 5
+    assert begun_ns < counts.at_ns <= time.monotonic_ns()
+    assert counts.resolver_lag_ns == 70
+    assert counts.num_produced == 5
 
 
-def test_the_account_lies_where_the_page_says(tmp_path: Path) -> None:
+def test_the_counters_have_the_documented_offsets(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("x"):
         pass

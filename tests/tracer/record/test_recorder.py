@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Hostile:
-    """Raises whatever is asked of it."""
+    """An object whose methods all raise."""
 
     def __str__(self) -> str:
         raise RuntimeError("do not ask")
@@ -44,7 +44,7 @@ def record(recorder: Recorder, name: Any, **place: Any) -> None:  # noqa: ANN401
         pass
 
 
-def test_a_span_inside_another_lies_within_it_and_one_deeper(tmp_path: Path) -> None:
+def test_a_nested_span_is_inside_the_outer_one_and_one_level_deeper(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("outer"):
         record(recorder, "inner", kind=SpanKind.DATA, microbatch=3, chunk=1)
@@ -60,7 +60,7 @@ def test_a_span_inside_another_lies_within_it_and_one_deeper(tmp_path: Path) -> 
     assert outer.flags == SpanFlag.HOST_CLOCK
 
 
-def test_an_exception_leaves_a_span_as_the_same_object_and_marks_it(tmp_path: Path) -> None:
+def test_an_exception_passes_a_span_unchanged_and_sets_its_error_flag(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     raised = KeyError("mine")
 
@@ -99,7 +99,7 @@ def test_steps_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     assert struct.unpack_from("<qq", held.second) == (10, 58)
 
 
-def test_without_begin_the_first_step_call_only_begins(tmp_path: Path) -> None:
+def test_without_begin_steps_the_first_step_call_begins_step_0(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     recorder.step(tokens=1)
     recorder.step(tokens=2)
@@ -121,7 +121,9 @@ def test_without_begin_the_first_step_call_only_begins(tmp_path: Path) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_bad_name_is_replaced_and_counted(tmp_path: Path, name: object, expected: str) -> None:
+def test_an_invalid_name_is_replaced_and_counted(
+    tmp_path: Path, name: object, expected: str
+) -> None:
     recorder = recorder_in(tmp_path)
     record(recorder, name)
     recorder.shutdown()
@@ -162,7 +164,7 @@ def recorder(tmp_path: Path) -> Any:  # noqa: ANN401
     assert DropReason.INTERNAL_ERROR not in dropped(tmp_path)
 
 
-def test_long_names_are_cut_between_characters(tmp_path: Path) -> None:
+def test_long_names_are_truncated_between_characters(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     record(recorder, "a" + "ä" * 200)  # 1 + 2 * 200 bytes; the 127th ä would end at byte 255
     record(recorder, "b" * 10_000_000)
@@ -180,13 +182,13 @@ def test_names_beyond_the_table_share_one(tmp_path: Path) -> None:
     recorder.shutdown()
 
     names = [row.name for row in read_spans(tmp_path)]
-    # Taken before: "__other__", the track "comm", and the track "main" with the first span.
+    # Names in use before: "__other__", the track "comm" and, with the first span, the track "main".
     assert names[:4093] == [f"name {number}" for number in range(4093)]
     assert set(names[4093:]) == {"__other__"}
 
 
 def test_a_full_spool_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
-    # A segment of 8 records, room for two segments.
+    # Two segments of 8 records.
     segment_bytes = 4096 + 8 * 128
     recorder = recorder_in(tmp_path, segment_bytes=segment_bytes, spool_bytes=2 * segment_bytes)
     for number in range(100):
@@ -200,7 +202,7 @@ def test_a_full_spool_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
     assert sum(counts.values()) == 84
 
 
-def test_no_room_at_all_drops_everything_and_raises_nothing(tmp_path: Path) -> None:
+def test_without_any_space_everything_is_dropped_and_nothing_raised(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, spool_bytes=0)
     for _ in range(10):
         record(recorder, "lost")
@@ -210,7 +212,7 @@ def test_no_room_at_all_drops_everything_and_raises_nothing(tmp_path: Path) -> N
     assert dropped(tmp_path) == {DropReason.SPOOL_FULL: 10}
 
 
-def test_a_folder_that_vanishes_costs_records_not_the_job(tmp_path: Path) -> None:
+def test_a_folder_that_vanishes_drops_records_and_raises_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     folder.mkdir()
     recorder = recorder_in(folder, segment_bytes=4096 + 4 * 128)
@@ -231,11 +233,11 @@ def test_each_thread_has_a_track_and_loses_nothing(tmp_path: Path) -> None:
 
     def work() -> None:
         with recorder.span("first"):
-            ready.wait()  # four threads alive at once need four lanes
+            ready.wait()  # four threads at once need four lanes
         for _ in range(500):
             record(recorder, "x")
 
-    # Spares come one by one; every thread must find one, so each starts after the last has.
+    # Spares are made one by one, and each thread needs one: it starts after the previous has it.
     threads = [threading.Thread(target=work, name=f"worker-{number}") for number in range(4)]
     for thread in threads:
         recorder._pool.prepare_spare()
@@ -252,7 +254,7 @@ def test_each_thread_has_a_track_and_loses_nothing(tmp_path: Path) -> None:
     }
 
 
-def test_a_thread_that_ends_leaves_its_lane_to_the_next(tmp_path: Path) -> None:
+def test_the_lane_of_an_ended_thread_is_reused(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     for number in range(20):
         thread = threading.Thread(target=record, args=(recorder, f"{number}"))
@@ -280,7 +282,7 @@ def test_spans_opened_by_finalizers_and_signal_handlers_are_all_kept(tmp_path: P
         fired += 1
         record(recorder, "alarm")
 
-    # The whole segment is taken before: a handler within that loses its record, by design.
+    # Take a whole segment first: a handler during that drops its record, by design.
     for _ in range(NUM_IN_STARTER + 1):
         record(recorder, "first")
     previous = signal.signal(signal.SIGALRM, on_alarm)
@@ -306,7 +308,7 @@ def test_spans_opened_by_finalizers_and_signal_handlers_are_all_kept(tmp_path: P
 
 def record_until_the_alarm(recorder: Recorder) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.002)
-    for _ in range(5_000_000):  # for seconds; nearly all of them are the tracer's
+    for _ in range(5_000_000):  # some seconds, almost all of them in code of the tracer
         with recorder.span("x"):
             pass
 
@@ -329,7 +331,7 @@ def test_a_signal_handlers_exception_reaches_the_job(tmp_path: Path) -> None:
     assert DropReason.INTERNAL_ERROR not in dropped(tmp_path)
 
 
-def test_what_lasts_stands_in_the_open_table_until_it_ends(tmp_path: Path) -> None:
+def test_a_long_span_is_in_the_open_table_until_it_ends(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("outer"), recorder.span("inner"):
         wait_until(lambda: open_names(tmp_path) == ["outer"])
@@ -337,7 +339,7 @@ def test_what_lasts_stands_in_the_open_table_until_it_ends(tmp_path: Path) -> No
     recorder.shutdown()
 
 
-def test_a_captured_span_stands_in_the_open_table_at_once(tmp_path: Path) -> None:
+def test_a_captured_span_is_in_the_open_table_at_once(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.host_span("optimizer", SpanKind.OPTIMIZER), recorder.span("inner"):
         assert open_names(tmp_path) == ["optimizer"]
@@ -346,7 +348,7 @@ def test_a_captured_span_stands_in_the_open_table_at_once(tmp_path: Path) -> Non
 
 
 def test_spans_that_overlap_without_nesting_keep_their_own_times(tmp_path: Path) -> None:
-    # As tasks of one event loop do.
+    # As tasks of an event loop do.
     recorder = recorder_in(tmp_path)
     first, second = recorder.span("first"), recorder.span("second")
     first.__enter__()
@@ -373,13 +375,13 @@ def test_shutdown_twice_and_spans_after_it_do_nothing(tmp_path: Path) -> None:
     assert read_spans(tmp_path) == []
 
 
-def test_after_goodbye_no_file_is_mapped_though_the_recorder_is_held(tmp_path: Path) -> None:
+def test_after_shutdown_no_file_is_mapped_while_the_recorder_is_referenced(tmp_path: Path) -> None:
     def num_mapped() -> int:
         return Path("/proc/self/maps").read_text().count(str(tmp_path))
 
     recorder = recorder_in(tmp_path)
     record(recorder, "x")
-    assert num_mapped() > 1  # the process file, the segment in use and a spare
+    assert num_mapped() > 1  # process file, current segment and a spare
     recorder.shutdown()
 
     assert num_mapped() == 0

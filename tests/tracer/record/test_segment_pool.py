@@ -1,4 +1,4 @@
-"""Segments that lie ready: what a thread's first records go to, and what that costs the job."""
+"""Starters and spares of the segment pool, and the mapping of files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record(recorder: Recorder, name: str) -> None:
 def record_and_stay(recorder: Recorder, until_all_have: threading.Barrier) -> None:
     for _ in range(90):
         record(recorder, "x")
-    until_all_have.wait()  # threads alive at once need lanes of their own
+    until_all_have.wait()  # threads at once need a lane each
 
 
 def finish(recorder: Recorder, threads: list[threading.Thread]) -> None:
@@ -38,8 +38,8 @@ def finish(recorder: Recorder, threads: list[threading.Thread]) -> None:
     recorder.shutdown()
 
 
-def recorder_with_starters_alone(folder: Path) -> Recorder:
-    """Return a recorder for which there is no room for a whole segment."""
+def recorder_with_starters_only(folder: Path) -> Recorder:
+    """Return a recorder whose spool limit leaves no space for a whole segment."""
     return recorder_in(folder, segment_bytes=1 << 20, spool_bytes=1 << 20)
 
 
@@ -49,7 +49,7 @@ def num_kept(folder: Path) -> dict[str, int]:
 
 
 def mapped_and_held(folder: Path) -> tuple[int, int]:
-    """Return how many files of ``folder`` this process has mapped, and how many descriptors."""
+    """Return how many files of ``folder`` this process has mapped and how many it has open."""
     maps = Path("/proc/self/maps").read_text()
     held = 0
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -59,7 +59,7 @@ def mapped_and_held(folder: Path) -> tuple[int, int]:
 
 
 def test_a_thread_that_begins_while_no_segment_is_ready_loses_nothing(tmp_path: Path) -> None:
-    recorder = recorder_with_starters_alone(tmp_path)
+    recorder = recorder_with_starters_only(tmp_path)
     all_have = threading.Barrier(2 * NUM_STARTERS, timeout=LONGEST_S)
     threads = [
         threading.Thread(target=record_and_stay, args=(recorder, all_have), name=f"worker-{number}")
@@ -74,8 +74,8 @@ def test_a_thread_that_begins_while_no_segment_is_ready_loses_nothing(tmp_path: 
     assert dropped(tmp_path) == {}
 
 
-def test_threads_that_begin_at_one_moment_lose_nothing(tmp_path: Path) -> None:
-    recorder = recorder_with_starters_alone(tmp_path)
+def test_threads_that_begin_at_the_same_moment_lose_nothing(tmp_path: Path) -> None:
+    recorder = recorder_with_starters_only(tmp_path)
     together = threading.Barrier(NUM_STARTERS, timeout=LONGEST_S)
 
     def work() -> None:
@@ -93,7 +93,7 @@ def test_threads_that_begin_at_one_moment_lose_nothing(tmp_path: Path) -> None:
     assert dropped(tmp_path) == {}
 
 
-def test_a_small_budget_is_spent_on_whole_segments(tmp_path: Path) -> None:
+def test_a_small_spool_limit_is_used_for_whole_segments(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=1 << 16, spool_bytes=(1 << 20) - 1)
     record(recorder, "x")
 
@@ -102,7 +102,7 @@ def test_a_small_budget_is_spent_on_whole_segments(tmp_path: Path) -> None:
     recorder.shutdown()
 
 
-def test_what_is_ready_and_not_taken_is_removed_at_the_end(tmp_path: Path) -> None:
+def test_segments_that_were_not_taken_are_removed_at_shutdown(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=1 << 16)
     record(recorder, "x")
     recorder.shutdown()
@@ -112,21 +112,21 @@ def test_what_is_ready_and_not_taken_is_removed_at_the_end(tmp_path: Path) -> No
     assert [row.name for row in read_spans(tmp_path)] == ["x"]
 
 
-def test_what_is_mapped_holds_no_descriptor_of_the_job(tmp_path: Path) -> None:
+def test_a_mapping_holds_no_file_descriptor(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     for _ in range(1_000):
         record(recorder, "x")
-    wait_until(lambda: not recorder._pool.needs_segments())  # then nothing is being mapped
+    wait_until(lambda: not recorder._pool.needs_segments())  # then no mapping is in progress
     num_mapped, num_held = mapped_and_held(tmp_path)
     with (tmp_path / "process.rsp").open("rb"):
         assert mapped_and_held(tmp_path) == (num_mapped, num_held + 1)
     recorder.shutdown()
 
-    assert num_mapped >= 2 + NUM_STARTERS  # the names, where the lane writes
+    assert num_mapped >= 2 + NUM_STARTERS  # the process file and the current segment
     assert num_held == 0
 
 
-def test_a_mapping_is_the_files_and_is_let_go_of(tmp_path: Path) -> None:
+def test_a_mapping_shows_the_file_and_is_unmapped(tmp_path: Path) -> None:
     mapped = map_file(tmp_path / "file", NUM_BYTES)
     mapped[:5] = b"begin"
     mapped[-3:] = b"end"
@@ -138,7 +138,7 @@ def test_a_mapping_is_the_files_and_is_let_go_of(tmp_path: Path) -> None:
     assert mapped_and_held(tmp_path) == (0, 0)
 
 
-def test_a_file_that_may_not_be_mapped_is_an_error_and_maps_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_mapped_raises_and_maps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(NUM_BYTES))
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(PermissionError):

@@ -1,4 +1,4 @@
-"""What may befall a span: rows A4, A5 and A13 of the fault matrix, and promise 1."""
+"""Faults during a span: rows A4, A5 and A13 of the fault matrix, and promise 1."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# -- A4, A13: exceptions, and handlers within the tracer's lines ------------------
+# -- A4, A13: exceptions, and signal handlers during code of the tracer ------------
 
 
-def test_an_exit_stack_and_a_context_manager_by_hand_record_as_with_does(installed: Path) -> None:
+def test_an_exit_stack_and_manual_calls_record_as_with_does(installed: Path) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracer.span("stacked"))
 
@@ -38,15 +38,15 @@ def test_an_exit_stack_and_a_context_manager_by_hand_record_as_with_does(install
 
     with pytest.raises(KeyError):
         fail_within()
-    by_hand = tracer.span("by hand")
-    by_hand.__enter__()
-    by_hand.__exit__(None, None, None)
+    manual = tracer.span("manual")
+    manual.__enter__()
+    manual.__exit__(None, None, None)
 
     flags = {row.name: int(row.flags) for row in read_spans(installed)}
-    assert flags == {"stacked": 16, "stacked and failed": 16 + 64, "by hand": 16}
+    assert flags == {"stacked": 16, "stacked and failed": 16 + 64, "manual": 16}
 
 
-def test_an_exception_passes_a_span_that_was_entered_before_unchanged(installed: Path) -> None:
+def test_an_exception_passes_a_span_that_was_used_before_unchanged(installed: Path) -> None:
     def fail(times: int) -> None:
         for number in range(times):
             with tracer.span("x"):
@@ -62,7 +62,7 @@ def test_an_exception_passes_a_span_that_was_entered_before_unchanged(installed:
     assert [int(row.flags) for row in read_spans(installed)] == [16, 16, 16 + 64]
 
 
-def test_a_name_within_itself_and_tasks_side_by_side_keep_their_own_times(
+def test_recursive_names_and_concurrent_tasks_keep_their_own_times(
     installed: Path,
 ) -> None:
     def descend(levels: int) -> None:
@@ -70,7 +70,7 @@ def test_a_name_within_itself_and_tasks_side_by_side_keep_their_own_times(
             if levels:
                 descend(levels - 1)
 
-    descend(0)  # so that the span is one that was made before
+    descend(0)  # so that the span is a reused one
     descend(2)
     first = tracer.span("task")
     first.__enter__()
@@ -85,7 +85,7 @@ def test_a_name_within_itself_and_tasks_side_by_side_keep_their_own_times(
     assert one.start_ns <= two.start_ns <= one.end_ns <= two.end_ns
 
 
-def test_names_nested_deeper_than_a_byte_counts_are_all_kept(installed: Path) -> None:
+def test_more_than_255_nested_spans_are_all_recorded(installed: Path) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(300):
             stack.enter_context(tracer.span(f"level {number}"))
@@ -93,7 +93,7 @@ def test_names_nested_deeper_than_a_byte_counts_are_all_kept(installed: Path) ->
     assert [row.depth for row in read_spans(installed)] == list(range(300))
 
 
-def test_a_span_left_after_its_thread_has_ended_leaves_the_next_thread_at_its_own_depth(
+def test_a_span_left_after_its_thread_ended_does_not_change_the_depth_of_the_next_thread(
     installed: Path,
 ) -> None:
     left_open: list[Any] = []
@@ -103,7 +103,7 @@ def test_a_span_left_after_its_thread_has_ended_leaves_the_next_thread_at_its_ow
         for span in left_open:
             span.__enter__()
 
-    def go_on() -> None:  # in the lane of the thread that has ended
+    def go_on() -> None:  # uses the lane of the thread that has ended
         with tracer.span("before"):
             pass
         for span in left_open:
@@ -125,7 +125,7 @@ def test_a_span_left_after_its_thread_has_ended_leaves_the_next_thread_at_its_ow
     ]
 
 
-def test_more_spans_that_are_never_left_than_a_record_can_count_keep_a_depth(
+def test_the_depth_of_too_many_spans_never_left_is_clipped(
     installed: Path,
 ) -> None:
     for _ in range(70_000):
@@ -140,7 +140,7 @@ def test_more_spans_that_are_never_left_than_a_record_can_count_keep_a_depth(
 
 
 def leave_often(entered: list[str], *, fails: bool) -> None:
-    """Enter and leave spans until the alarm, or for seconds; note each."""
+    """Enter and leave spans until the alarm, or for some seconds; append each to ``entered``."""
     signal.setitimer(signal.ITIMER_REAL, 0.001)
     for _ in range(5_000_000):
         entered.append("x")
@@ -150,7 +150,7 @@ def leave_often(entered: list[str], *, fails: bool) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_handler_that_raises_reaches_the_job_and_costs_at_most_the_span_in_hand(
+def test_a_signal_handlers_exception_reaches_the_job_and_loses_one_span_at_most(
     installed: Path, *, fails: bool
 ) -> None:
     def on_alarm(number: int, frame: object) -> None:
@@ -158,8 +158,8 @@ def test_a_handler_that_raises_reaches_the_job_and_costs_at_most_the_span_in_han
 
     entered: list[str] = []
     previous = signal.signal(signal.SIGALRM, on_alarm)
-    # A collection runs callbacks (hypothesis has one), and Python ignores what a handler raises
-    # in one: the alarm would be lost.
+    # Garbage collection runs callbacks (hypothesis has one), and Python ignores an exception that a
+    # handler raises in one: the alarm would be lost.
     gc.disable()
     try:
         for _ in range(30):
@@ -170,13 +170,13 @@ def test_a_handler_that_raises_reaches_the_job_and_costs_at_most_the_span_in_han
         signal.signal(signal.SIGALRM, previous)
         gc.enable()
 
-    # With each of the 30 the span in hand may go, where it was raised before the span began, or
-    # at the first instruction of `__exit__`.
+    # Each of the 30 alarms may lose one span, if it comes before the span begins or at the first
+    # instruction of `__exit__`.
     assert abs(len(read_spans(installed)) + count_dropped(installed) - len(entered)) <= 30
 
 
 @pytest.mark.parametrize("raised", [AlarmError, KeyboardInterrupt])
-def test_what_a_handler_raises_where_a_span_ends_in_python_reaches_the_job(
+def test_a_handlers_exception_in_python_code_at_the_end_of_a_span_reaches_the_job(
     installed: Path, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
 ) -> None:
     def interrupted(*about: object, **named: object) -> None:
@@ -194,7 +194,7 @@ def test_what_a_handler_raises_where_a_span_ends_in_python_reaches_the_job(
     assert dropped(installed) == {}
 
 
-def test_handlers_and_finalizers_that_use_the_name_they_interrupt_lose_nothing(
+def test_handlers_and_finalizers_that_use_the_interrupted_name_lose_nothing(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 24)
@@ -214,7 +214,7 @@ def test_handlers_and_finalizers_that_use_the_name_they_interrupt_lose_nothing(
         def __del__(self) -> None:
             record()
 
-    record()  # takes the segment: a handler within that loses its record, by design
+    record()  # takes the segment: a handler during that drops its record, by design
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     previous = signal.signal(signal.SIGALRM, lambda number, frame: record())
@@ -240,7 +240,7 @@ def test_handlers_and_finalizers_that_use_the_name_they_interrupt_lose_nothing(
     assert all(row.duration_ns < 10**10 for row in rows)
 
 
-def test_more_threads_than_lanes_share_the_last_one_and_lose_nothing(tmp_path: Path) -> None:
+def test_more_threads_than_lanes_share_the_last_lane_and_lose_nothing(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=4096 + 64 * 128, spool_bytes=1 << 22)
     everyone = threading.Barrier(70, timeout=LONGEST_S)
 
@@ -253,7 +253,7 @@ def test_more_threads_than_lanes_share_the_last_one_and_lose_nothing(tmp_path: P
 
     threads = [threading.Thread(target=work) for _ in range(70)]
     for thread in threads:
-        recorder._pool.prepare_spare()  # spares come one by one, and each thread may need one
+        recorder._pool.prepare_spare()  # spares are made one by one, and each thread may need one
         thread.start()
     for thread in threads:
         thread.join()
@@ -262,7 +262,7 @@ def test_more_threads_than_lanes_share_the_last_one_and_lose_nothing(tmp_path: P
     rows = read_spans(tmp_path)
     assert dropped(tmp_path) == {}
     assert len(rows) == 70 * 4
-    assert len({row.track for row in rows}) == 63  # of 64 lanes one is that of communication
+    assert len({row.track for row in rows}) == 63  # one of the 64 lanes is that of communication
 
 
 # -- A5: hostile arguments ---------------------------------------------------------
@@ -297,13 +297,13 @@ RECURSIVE["me"] = RECURSIVE
     kind=st.one_of(st.none(), st.sampled_from(tracer.SpanKind), st.text(), st.just(RECURSIVE)),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_argument_makes_the_module_s_function_raise(
+def test_no_argument_makes_the_module_functions_raise(
     module_recorder: Path,
     name: Any,  # noqa: ANN401
     place: Any,  # noqa: ANN401
     kind: Any,  # noqa: ANN401
 ) -> None:
-    for _ in range(2):  # the second time it may be a span that was made before
+    for _ in range(2):  # the second time it may be a reused span
         with tracer.span(name):
             pass
         with tracer.span(name, kind=kind, microbatch=place, chunk=place):
@@ -321,16 +321,16 @@ def module_recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert DropReason.INTERNAL_ERROR not in dropped(folder)
 
 
-# -- promise 1: our own errors ------------------------------------------------------------------
+# -- promise 1: errors of the tracer ----------------------------------------------
 
 
-def test_an_error_of_the_tracers_own_is_counted_and_reaches_nobody(
+def test_an_error_of_the_tracer_is_counted_and_does_not_reach_the_job(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*about: object) -> None:
         raise RuntimeError
 
-    # Compiled as if it were the tracer's own file: that is how an error is told to be ours.
+    # Compiled under a file name of the tracer, by which its errors are recognized.
     broken.__code__ = broken.__code__.replace(co_filename=tracer.__file__)
     tracer.begin_steps()
     monkeypatch.setattr("rankscope.tracer.record.lane.Lane.write", broken)

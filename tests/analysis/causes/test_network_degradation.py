@@ -1,0 +1,414 @@
+"""Slow networks, as opposed to slow links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.causes import slow_compute, slow_link
+from rankscope.analysis.causes.candidate import Candidate
+from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.causes.network_degradation import (
+    NetworkSymptom,
+    find_common_slowness,
+    find_network_symptom,
+    find_slow_network,
+    has_one_location,
+    is_only_group,
+    judge_only_group,
+)
+from rankscope.analysis.causes.slow_link import Culprit
+from rankscope.analysis.statistics.phases import Phase
+from rankscope.analysis.trace.context import empty_samples
+from rankscope.analysis.trace.tables import RankInfo
+from rankscope.tracer.topology import Coords
+from tests.support.analysis.link_builders import group, pair, profile
+from tests.support.analysis.sample_builders import S, samples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankscope.analysis.replay.model import Link
+
+SIZE, NUM_STAGES, NUM_STEPS = 4, 4, 10
+STEP_NS = 100_000_000
+JITTER = (0.0, 0.01, -0.01, 0.005, -0.005, 0.01, 0.0, -0.01, 0.005, 0.0)
+PHASE = (3 * S, 6 * S)
+TWO_HOSTS = {
+    rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"h{rank // SIZE}") for rank in range(8)
+}
+HOST_NAMES = {rank: info.host for rank, info in TWO_HOSTS.items()}
+
+
+def candidates_of(
+    links: dict[Link, list[float]],
+    ranks: Mapping[int, RankInfo],
+    *,
+    blamed: tuple[Candidate, ...] = (),
+    num: int = 2,
+    step_ns: int = STEP_NS,
+) -> tuple[Candidate, ...]:
+    """Return the candidates of these links, with ``num`` transfers per step and no counters."""
+    return find_slow_network(
+        profile(links, ranks_per_stage=len(ranks), num=num),
+        ranks,
+        blamed=blamed,
+        step_ns=float(step_ns),
+        step_start_ns={step: step * step_ns for step in range(NUM_STEPS)},
+        samples=empty_samples(),
+    )
+
+
+def slow_device(rank: int, excess_ratio: float) -> Candidate:
+    """Return a rank that computes slowly in steps 3 to 7."""
+    return Candidate(
+        cause=slow_compute.CAUSE,
+        ranks=(rank,),
+        steps=(3, 7),
+        part=None,
+        excess_ratio=excess_ratio,
+        threshold=0.05,
+        evidence="",
+    )
+
+
+def slow_for_a_while(factor: float, *, first: int, last: int) -> list[float]:
+    """Return transfers of 2 ms with 1 % of jitter, multiplied by a factor in some steps."""
+    step = np.arange(NUM_STEPS)
+    slow = np.where((step >= first) & (step <= last), factor, 1.0)
+    return [float(ms) for ms in 2.0 * (1 + np.array(JITTER)) * slow]
+
+
+def candidates_with_slow_uplinks(*slow_stages: int) -> tuple[Candidate, ...]:
+    """Return the candidates of four stages on four hosts, with a small group of all ranks.
+
+    Pairs take 2 ms and the group 20 us, with 1 % of jitter. In steps 3 to 9 the pairs between each
+    of the given stages and the next one, and then also the group, take five times as long.
+    """
+    slow = np.where(np.arange(NUM_STEPS) >= 3, 5.0, 1.0)
+    links: dict[Link, list[float]] = {}
+    for rank in range(SIZE * (NUM_STAGES - 1)):
+        for ends in ((rank, rank + SIZE), (rank + SIZE, rank)):
+            jitter = np.roll(JITTER, sum(ends) + ends[0])
+            factor = slow if rank // SIZE in slow_stages else np.ones(NUM_STEPS)
+            links[pair(*ends)] = (2.0 * (1 + jitter) * factor).tolist()
+    whole = slow if slow_stages else np.ones(NUM_STEPS)
+    links[group(*range(SIZE * NUM_STAGES))] = (0.02 * (1 + np.array(JITTER)) * whole).tolist()
+    ranks = {
+        rank: RankInfo(
+            rank=rank,
+            coords=Coords(dp=rank % SIZE, pp=rank // SIZE),
+            host=f"h{rank // SIZE}",
+        )
+        for rank in range(SIZE * NUM_STAGES)
+    }
+    return find_slow_network(
+        profile(links, ranks_per_stage=SIZE),
+        ranks,
+        blamed=(),
+        step_ns=float(STEP_NS),
+        step_start_ns={step: step * STEP_NS for step in range(NUM_STEPS)},
+        samples=empty_samples(),
+    )
+
+
+def test_a_slow_uplink_is_one_candidate_and_explains_the_group_that_uses_it() -> None:
+    (found,) = candidates_with_slow_uplinks(1)
+
+    assert (found.cause.name, found.ranks) == ("slow-link", tuple(range(4, 12)))
+    assert found.steps == (3, 9)
+    assert found.excess_ratio == pytest.approx(4.0, rel=0.03)
+    assert found.evidence.startswith(
+        "transfers over all links between stages 1 and 2 (hosts h1 and h2) take 10.0 ms against"
+        " 2.02 ms in other steps, scaled by the change of links between other stages (+"
+    )
+    # Operation k is carried by link k: the 8 slow pairs, and the group, which is the 25th.
+    assert found.part is not None
+    assert np.flatnonzero(found.part).tolist() == [*range(8, 16), 24]
+
+
+def test_links_between_most_stages_that_became_slow_are_the_network() -> None:
+    (found,) = candidates_with_slow_uplinks(0, 1)
+
+    assert (found.cause.name, found.steps) == ("network-degradation", (3, 9))
+
+
+def test_links_that_do_not_change_are_no_candidates() -> None:
+    assert candidates_with_slow_uplinks() == ()
+
+
+def test_the_only_group_is_found_though_it_becomes_slow_and_fast_again_in_a_short_run() -> None:
+    # GIVEN a group that takes 1.6 times as long in steps 4 to 8 of 10: its noise is 1 %, but two
+    # of its nine changes between steps are those of the phase itself
+    links = {group(*range(8)): slow_for_a_while(1.6, first=4, last=8)}
+
+    (found,) = candidates_of(links, TWO_HOSTS)
+
+    assert (found.cause.name, found.steps) == ("network-degradation", (4, 8))
+    assert found.excess_ratio == pytest.approx(0.6, abs=0.03)
+    assert (
+        candidates_of({group(*range(8)): slow_for_a_while(1.0, first=4, last=8)}, TWO_HOSTS) == ()
+    )
+
+
+def test_a_slow_device_explains_its_links_only_by_its_own_factor() -> None:
+    links = {group(*range(8)): slow_for_a_while(2.0, first=3, last=7)}
+
+    # A factor of 1.9 leaves 2.0 / 1.9, 5 %. One of 1.25 leaves 60 %.
+    assert candidates_of(links, TWO_HOSTS, blamed=(slow_device(2, 0.9),)) == ()
+    assert len(candidates_of(links, TWO_HOSTS, blamed=(slow_device(2, 0.25),))) == 1
+
+
+def test_the_rest_that_a_device_leaves_must_cost_a_hundredth_of_a_step() -> None:
+    # GIVEN transfers of 2 ms per step that take twice as long, beside a rank that is 25 % slower:
+    # 1.5 to 3 ms are unexplained
+    links = {group(*range(8)): slow_for_a_while(2.0, first=3, last=7)}
+    blamed = (slow_device(2, 0.25),)
+
+    assert len(candidates_of(links, TWO_HOSTS, blamed=blamed, step_ns=100_000_000)) == 1
+    assert candidates_of(links, TWO_HOSTS, blamed=blamed, step_ns=1_000_000_000) == ()
+    assert len(candidates_of(links, TWO_HOSTS, step_ns=1_000_000_000)) == 1
+
+
+def test_an_intermittently_slow_device_does_not_explain_a_lastingly_slow_link() -> None:
+    links = {group(*range(8)): slow_for_a_while(2.0, first=3, last=7)}
+    intermittent = replace(slow_device(2, 0.9), shown_steps=(3, 5, 7))
+
+    assert len(candidates_of(links, TWO_HOSTS, blamed=(intermittent,))) == 1
+    # AND one that is slow in all steps of the link does, even if not in others before
+    throughout = replace(slow_device(2, 0.9), steps=(1, 7), shown_steps=(1, *range(3, 8)))
+    assert candidates_of(links, TWO_HOSTS, blamed=(throughout,)) == ()
+
+
+FOUR_HOSTS = {rank: f"host {rank // 4}" for rank in range(16)}
+GROUPS = [group(k, k + 4, k + 8, k + 12) for k in range(4)]
+
+
+def test_all_links_slower_in_some_steps_are_a_slow_network() -> None:
+    slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
+
+    found = find_common_slowness(profile(dict.fromkeys(GROUPS, slow)), FOUR_HOSTS)
+
+    assert found is not None
+    phase, links = found
+    assert (phase.first, phase.last) == (4, 7)
+    assert links.all()
+
+
+def test_a_network_that_is_slow_in_nearly_all_steps_is_found_from_its_onset_on() -> None:
+    slow = [10.0, 10.1, *[13.0, 13.1, 12.9] * 6]
+
+    found = find_common_slowness(profile(dict.fromkeys(GROUPS, slow)), FOUR_HOSTS)
+
+    assert found is not None
+    assert (found[0].first, found[0].last) == (2, 19)
+
+
+def test_links_that_differ_much_within_a_step_are_no_slow_network() -> None:
+    # GIVEN a healthy run whose transfers vary by 20 %: five links, 14 steps, in tenths of their
+    # median. By chance the medians of steps 4 to 13 differ by 3 %, and those of steps 0 to 3 are
+    # 8 to 16 % higher. The links of one step differ by 14 %, so the standard error of a median of
+    # five is 1.25 x 14 % / sqrt 5 = 8 %
+    tenths = np.array(
+        [
+            [12.09, 9.44, 12.16, 10.03, 11.7, 9.05, 9.49, 12.09, 9.74, 13.7, 10.84, 9.97, 9.75, 8],
+            [11.61, 12.37, 10.55, 9.83, 9.52, 9.56, 7.96, 9.39, 9.87, 10.67, 10.13, 10.46, 9.68,
+             11.31],
+            [8.21, 10.83, 9.71, 10.99, 11.1, 11.28, 9.71, 9.78, 5.89, 8.58, 13.38, 7.16, 13.66,
+             10.22],
+            [12.12, 9.16, 11.15, 12.58, 9.12, 9.06, 8.62, 12.91, 10.07, 9.93, 9.02, 10.14, 8.7,
+             10.47],
+            [9.91, 11.17, 11.54, 12.47, 9.86, 9.71, 10.58, 8.75, 11.12, 8.29, 8.43, 9.41, 10.29,
+             10.09],
+        ]
+    )  # fmt: skip
+    links = [*GROUPS, group(*range(16))]
+
+    assert find_common_slowness(profile(dict(zip(links, tenths, strict=True))), FOUR_HOSTS) is None
+
+
+def test_links_inside_a_host_do_not_count_beside_links_between_hosts() -> None:
+    inside = [pair(4 * host, 4 * host + 1) for host in range(4)]
+    slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
+    usual = [10.0, 10.1, 9.9, 10.0] * 2 + [10.0, 10.1]
+
+    found = find_common_slowness(
+        profile({**dict.fromkeys(inside, usual), **dict.fromkeys(GROUPS, slow)}), FOUR_HOSTS
+    )
+
+    assert found is not None
+    assert found[1].tolist() == [False] * 4 + [True] * 4
+
+
+def test_single_slow_steps_are_found_if_counters_may_confirm_them() -> None:
+    # GIVEN two slow steps of eight: four of the seven changes between steps are theirs
+    flapping = [10.0, 10.1, 9.9, 10.0, 28.0, 10.1, 28.0, 9.9]
+    links = profile(dict.fromkeys(GROUPS, flapping))
+
+    found = find_common_slowness(links, FOUR_HOSTS, min_steps=1)
+
+    assert found is not None
+    assert (found[0].first, found[0].last) == (4, 6)
+    assert found[1].all()
+    # AND without counters they are not enough
+    assert find_common_slowness(links, FOUR_HOSTS) is None
+
+
+def test_steps_that_vary_by_a_fifth_are_no_flapping_network() -> None:
+    # GIVEN a lower half of 0, 1, 1 and 2 below the median of 10: a deviation of 1.5 and more
+    usual = [10.0, 9.0, 11.0, 8.0, 12.0, 9.0, 11.0, 12.0]
+
+    assert (
+        find_common_slowness(profile(dict.fromkeys(GROUPS, usual)), FOUR_HOSTS, min_steps=1) is None
+    )
+
+
+STEPS = [10.0] * 8
+NO_COUNTERS = NetworkSymptom(word="", hosts=(), is_known=False)
+
+
+def culprit(*ranks: int, links: tuple[int, ...]) -> Culprit:
+    phase = Phase(row=0, first=4, last=7, excess_ratio=0.3, deviation=0.01, threshold=0.1)
+    slow = tuple(
+        SlowLink(link=link, phase=phase, expected_ns=10.0, transfer_ns=13.0) for link in links
+    )
+    return Culprit(ranks=ranks, links=slow, location="one dp-comm group of 8 ranks")
+
+
+def slow_candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
+    return Candidate(
+        cause=slow_link.CAUSE,
+        ranks=ranks,
+        steps=(4, 7),
+        part=np.array(part),
+        excess_ratio=0.3,
+        threshold=0.1,
+        evidence="transfers take longer",
+    )
+
+
+def is_only(links: dict[Link, list[float]], hosts: dict[int, str] = HOST_NAMES) -> bool:
+    """Return whether link 0, the group of all ranks, is the only link between hosts."""
+    return is_only_group(profile(links), [culprit(*range(8), links=(0,))], hosts)
+
+
+def test_a_group_of_all_ranks_may_be_the_only_link_between_two_hosts() -> None:
+    whole = group(*range(8))
+
+    assert is_only({whole: STEPS})
+    # AND links inside a host do not count
+    assert is_only({whole: STEPS, group(0, 1, 2, 3): STEPS, pair(4, 5): STEPS})
+
+
+def test_a_group_beside_another_link_between_hosts_is_not_the_only_one() -> None:
+    assert not is_only({group(*range(8)): STEPS, pair(0, 4): STEPS})
+
+
+def test_a_group_on_one_host_or_on_unknown_hosts_has_no_network() -> None:
+    assert not is_only({group(*range(8)): STEPS}, dict.fromkeys(range(8), "a"))
+    assert not is_only({group(*range(8)): STEPS}, dict.fromkeys(range(8), ""))
+
+
+def test_without_counters_the_only_group_is_reported_as_the_network_with_half_the_confidence() -> (
+    None
+):
+    found = judge_only_group(slow_candidate(*range(8), part=(True,)), HOST_NAMES, NO_COUNTERS)
+
+    assert (found.cause.name, found.certainty) == ("network-degradation", 0.5)
+    assert found.evidence == (
+        "transfers take longer; no network counters were recorded; the job has no other group"
+        " between hosts, so a slow link of it and a slow network look alike"
+    )
+
+
+def test_counters_that_rose_on_no_host_make_the_only_group_a_slow_link() -> None:
+    slow = slow_candidate(*range(8), part=(True,))
+    quiet = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0", "h1", "h2"}))
+    on_one_host = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0"}))
+
+    found = judge_only_group(slow, HOST_NAMES, quiet)
+
+    assert (found.cause.name, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
+    assert found.evidence == (
+        "transfers take longer; network counters did not rise on any of its hosts, so one link of"
+        " it is slow"
+    )
+    assert judge_only_group(slow, HOST_NAMES, on_one_host).cause.name == "network-degradation"
+
+
+def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() -> None:
+    one = NetworkSymptom(word="retransmit", hosts=("h1",), is_known=True)
+    both = NetworkSymptom(word="congestion", hosts=("h0", "h1"), is_known=True)
+    slow = slow_candidate(*range(8), part=(True,))
+
+    found = judge_only_group(slow, HOST_NAMES, one)
+    network = judge_only_group(slow, HOST_NAMES, both)
+
+    assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
+    assert found.evidence.endswith("; retransmit counters rose on 1 host, h1 (ranks 4 to 7)")
+    assert (network.cause.name, network.ranks) == ("network-degradation", tuple(range(8)))
+    assert network.evidence.endswith("; congestion counters rose on 2 hosts")
+
+
+def test_slow_links_with_one_location_are_no_slow_network_if_others_are_fast() -> None:
+    # GIVEN a slow ring of all ranks, a slow half of it, and a healthy other half
+    links = {group(*range(8)): STEPS, group(0, 1, 2, 3): STEPS, group(4, 5, 6, 7): STEPS}
+    one_host = dict.fromkeys(range(8), "a")
+    slow = slow_candidate(*range(8), part=(True, True, False))
+    place = [culprit(0, 1, 2, 3, links=(0, 1))]
+
+    assert has_one_location(profile(links), slow, place, one_host)
+    # AND if all links are slow, or if there are several culprits, no location explains it
+    everything = slow_candidate(*range(8), part=(True, True, True))
+    assert not has_one_location(profile(links), everything, place, one_host)
+    assert not has_one_location(profile(links), slow, place * 2, one_host)
+
+
+def test_a_counter_that_rises_in_the_phase_names_the_symptom_and_its_hosts() -> None:
+    quiet = [0.0, 1, 2, 3, 4, 5, 6]
+    readings = samples(
+        "rdma-retransmitted-packets",
+        {("a", -1): [0.0, 1, 2, 3, 900, 1800, 2700], ("b", -1): quiet, ("c", -1): quiet},
+    )
+
+    symptom = find_network_symptom(readings, PHASE)
+
+    assert (symptom.word, symptom.hosts) == ("retransmit", ("a",))
+
+
+def test_counters_may_rise_on_all_hosts_alike() -> None:
+    # GIVEN 10 a second at first, and 100 a second from second 3 on
+    marked = [0.0, 10, 20, 30, 130, 230, 330]
+    readings = samples("rdma-ecn-marked-packets", {("a", -1): marked, ("b", -1): marked})
+
+    symptom = find_network_symptom(readings, PHASE)
+
+    assert (symptom.word, symptom.hosts) == ("congestion", ("a", "b"))
+
+
+def test_only_hosts_with_congestion_counters_are_watched() -> None:
+    quiet = {("a", -1): [0.0] * 7, ("b", -1): [0.0] * 7}
+
+    marks = find_network_symptom(samples("rdma-ecn-marked-packets", quiet), PHASE)
+    losses = find_network_symptom(samples("tcp-retransmitted-packets", quiet), PHASE)
+
+    assert (marks.word, marks.watched) == ("", frozenset({"a", "b"}))
+    assert (losses.is_known, losses.watched) == (True, frozenset())
+
+
+def test_counters_that_do_not_rise_differ_from_no_counters() -> None:
+    quiet = samples("rdma-ecn-marked-packets", {("a", -1): [0.0, 1, 2, 3, 4, 5, 6]})
+
+    assert str(find_network_symptom(quiet, PHASE)) == "network counters did not rise"
+    assert str(find_network_symptom(empty_samples(), PHASE)) == "no network counters were recorded"
+
+
+def test_a_process_named_as_a_symptom_is_none() -> None:
+    # A container named "pause" is in every pod.
+    busier = {("a", -1): [0.0, 0, 0, 9, 9, 9, 0], ("a", 0): [9.0, 9, 9, 0, 0, 0, 9]}
+    command = samples("process-cpu-cores:pause", busier)
+
+    assert not find_network_symptom(command, PHASE).is_known
