@@ -34,7 +34,7 @@ def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
             raise HTTPException(400, str(error)) from None
         if not grant.covers(run_id):
             raise HTTPException(403, "this token is for other runs")
-        if not deletions.is_deleted(run_id) and not deletions.holds(run_id):
+        if not deletions.is_deleted(run_id) and not deletions.has_rows(run_id):
             raise HTTPException(404, f"no run {run_id!r} in this store")
         deletion = deletions.delete(run_id)
         return {

@@ -1,1 +1,1 @@
-"""Removal of rows: expiry and deletion of runs."""
+"""Deletion of runs, and expiry of their rows."""

@@ -1,8 +1,8 @@
-"""Delete a run for good: a tombstone first, then its rows, then whatever still comes.
+"""Deletion of runs: a tombstone first, then the run's rows, then rows that still arrive.
 
-The tombstone hides the run from every list at once and outlives it: a batch that
-comes late, or a spool that is read again, finds the run deleted and is refused. Rows
-that were on their way as the tombstone was written are swept up afterwards.
+The tombstone hides the run from every list at once, and outlives it: a batch that arrives late, or
+a spool that is read again, belongs to a deleted run and is refused. Rows that were in progress
+when the tombstone was written are removed by a later sweep.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..errors import RunDeletedError
 from ..identity import check_run_name
-from .removal import await_removals, free_hidden
+from .removal import apply_deleted_masks, wait_for_removals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
     from ..spool.cut import Cut, Resume, Sink
     from ..store.store import Store
 
-REFRESH_NS = 1_000_000_000
-"""How long a tombstone of another collector may stay unknown here; what slips in is swept up."""
+REFRESH_NS = NS_PER_S
+"""Age from which on the cached tombstones are read again; rows that arrive before are swept."""
 
-ASKED, EXPIRED = "asked", "expired"
-"""Why a run was deleted: somebody asked for it, or it was kept for long enough."""
+REQUESTED, EXPIRED = "asked", "expired"
+"""Reasons of a deletion, as stored: requested by a user, or the end of the run's retention."""
 
 TOMBSTONES = "deletions"
 
@@ -45,13 +47,15 @@ ORDER BY table
 
 SELECT_TOMBSTONES = "SELECT run_id, at_ns, reason, done_ns FROM deletions FINAL"
 
+COUNT_TOMBSTONES = "SELECT count() AS n FROM deletions WHERE run_id = {run_id:String}"
+
 COUNT_RUN = """
 SELECT replaceRegexpOne(_table, '_local$', '') AS table, count() AS num_rows
 FROM merge(currentDatabase(), {tables:String})
 WHERE run_id = {run_id:String} GROUP BY table ORDER BY table = 'runs', table
 """
 
-SELECT_LEFT = """
+SELECT_LATE = """
 SELECT DISTINCT run_id FROM merge(currentDatabase(), {tables:String})
 WHERE run_id IN (SELECT run_id FROM deletions) ORDER BY run_id
 """
@@ -62,24 +66,21 @@ HIDE_RUN = (
 )
 
 
-COUNT_TOMBSTONES = "SELECT count() AS n FROM deletions WHERE run_id = {run_id:String}"
-
-
 def was_deleted(store: Store, run_id: str) -> bool:
-    """Return whether the run has a tombstone, asking the store anew."""
+    """Return whether the run has a tombstone, with a query of its own."""
     return bool(store.rows(COUNT_TOMBSTONES, {"run_id": run_id})[0]["n"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What a deletion removed."""
+    """Result of a deletion."""
 
     run_id: str
     at_ns: int
-    """When the run was first deleted, Unix time."""
+    """Unix time at which the run was first deleted."""
 
     num_rows: dict[str, int]
-    """By table; a table that held nothing of the run is left out."""
+    """Number of removed rows by table; tables without any are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +91,12 @@ class _Tombstone:
 
 
 class Deletions:
-    """The tombstones of one store. Threads share it.
+    """The tombstones of one store, cached. Threads may share it.
 
     Args:
         store: The store.
         unix_ns: Clock of the tombstones.
-        monotonic_ns: Clock for how old the known tombstones are.
+        monotonic_ns: Clock of the cache's age.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Deletions:
         self._read_ns: int | None = None
 
     def is_deleted(self, run_id: str) -> bool:
-        """Return whether the run has a tombstone; one of another process counts within a second.
+        """Return whether the run has a tombstone; another process's one counts within a second.
 
         Raises:
             StoreError: The tombstones could not be read.
@@ -121,33 +122,33 @@ class Deletions:
         return self.deleted_ns(run_id) is not None
 
     def deleted_ns(self, run_id: str) -> int | None:
-        """Return when the run was deleted, Unix time; None where it was not."""
+        """Return the Unix time of the run's deletion; None if it was not deleted."""
         found = self._tombstones().get(run_id)
         return None if found is None else found.at_ns
 
-    def holds(self, run_id: str) -> bool:
-        """Return whether any table has rows of the run, whatever else is told of it."""
+    def has_rows(self, run_id: str) -> bool:
+        """Return whether any table has rows of the run, even if the run has no description."""
         bound = {"tables": self._tables(), "run_id": run_id}
         return bool(self._store.rows(COUNT_RUN, bound))
 
     def check(self, run_id: str) -> None:
-        """Do nothing for a run that may take in rows.
+        """Check that a run may be written.
 
         Raises:
-            RunDeletedError: It has a tombstone.
+            RunDeletedError: It was deleted.
         """
         at_ns = self.deleted_ns(run_id)
         if at_ns is not None:
             raise RunDeletedError(run_id, at_ns=at_ns)
 
-    def delete(self, run_id: str, *, reason: str = ASKED) -> Deletion:
-        """Delete a run; to do it again does no harm.
+    def delete(self, run_id: str, *, reason: str = REQUESTED) -> Deletion:
+        """Delete a run. May be repeated.
 
-        No query sees its rows when this returns; the engine frees their bytes in the
-        background. Cut short, it is finished by the next `sweep`.
+        No query sees its rows when this returns; the engine frees their bytes in the background.
+        An interrupted deletion is completed by the next `sweep`.
 
         Raises:
-            StoreQueryError: The engine took too long; the tombstone stands.
+            StoreQueryError: The engine took too long; the tombstone is in place.
             RunNameError: No run can have this name.
         """
         check_run_name(run_id)
@@ -157,30 +158,30 @@ class Deletions:
             tombstone = _Tombstone(at_ns=self._unix_ns(), reason=reason)
             self._write(run_id, tombstone)
         removed = self._remove(run_id)
-        free_hidden(self._store, removed)
+        apply_deleted_masks(self._store, removed)
         self._write(run_id, replace(tombstone, done_ns=self._unix_ns()))
         return Deletion(run_id=run_id, at_ns=tombstone.at_ns, num_rows=removed)
 
     def sweep(self) -> tuple[str, ...]:
-        """Remove rows that came in behind a tombstone; return the runs that had any."""
+        """Remove rows that arrived after a tombstone; return the runs that had any."""
         self._refresh()
-        rows = self._store.rows(SELECT_LEFT, {"tables": self._tables()})
-        left = tuple(row["run_id"] for row in rows)
+        rows = self._store.rows(SELECT_LATE, {"tables": self._tables()})
+        late = tuple(row["run_id"] for row in rows)
         unfinished = {run_id for run_id, stone in self._known.items() if stone.done_ns is None}
-        for run_id in sorted(unfinished.union(left)):
+        for run_id in sorted(unfinished.union(late)):
             self.delete(run_id)
-        return left
+        return late
 
     def _remove(self, run_id: str) -> dict[str, int]:
         bound = {"tables": self._tables(), "run_id": run_id}
         removed = {row["table"]: row["num_rows"] for row in self._store.rows(COUNT_RUN, bound)}
         for table in removed:
             self._store.command(HIDE_RUN, {"table": table, "run_id": run_id})
-        await_removals(self._store, removed)
+        wait_for_removals(self._store, removed)
         return removed
 
     def _tables(self) -> str:
-        """Return a pattern of every table with rows of runs, those of later migrations too."""
+        """Return a pattern of all tables with rows of runs, those of later migrations included."""
         rows = self._store.rows(SELECT_TABLES, {"tombstones": TOMBSTONES})
         return f"^({'|'.join(row['table'] for row in rows)})$"
 
@@ -201,31 +202,30 @@ class Deletions:
         return self._known
 
     def _refresh(self) -> None:
-        begun_ns = self._monotonic_ns()
+        began_ns = self._monotonic_ns()
         found = {
             row.pop("run_id"): _Tombstone(**row) for row in self._store.rows(SELECT_TOMBSTONES)
         }
         with self._lock:
-            # One that was written here meanwhile may be younger than this reading.
+            # Merged, not replaced: a tombstone may have been written here during the query.
             self._known = {**self._known, **found}
-            self._read_ns = begun_ns
+            self._read_ns = began_ns
 
 
-class UndeletedSink:
-    """A sink that passes on what is of no deleted run; the rest counts as taken.
+class DeletedRunFilter:
+    """A sink that drops rows of deleted runs and passes on all others.
 
-    A spool's tail goes on behind such cuts and frees their segments: nobody wants them.
+    Dropped cuts count as taken, so the tail of a spool goes on behind them and frees their
+    segments.
 
     Args:
-        sink: Where to.
+        sink: The sink behind.
         deletions: The tombstones.
     """
 
     def __init__(self, sink: Sink, deletions: Deletions) -> None:
         self._sink = sink
         self._deletions = deletions
-        self.num_refused_rows = 0
-        """Rows of cuts that were kept out."""
 
     def resume(self, run_id: str) -> Resume:
         """Return what the sink behind holds of a run."""
@@ -237,18 +237,12 @@ class UndeletedSink:
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
         """Store descriptions of runs that are not deleted."""
-        kept = [row for row in rows if not self._is_deleted(row.get("run_id", ""))]
+        kept = [row for row in rows if not self._deletions.is_deleted(row.get("run_id", ""))]
         if kept:
             self._sink.upsert(table, kept)
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
         """Store the rows of cuts whose runs are not deleted."""
-        kept = [cut for cut in cuts if not self._is_deleted(cut.key.run_id)]
+        kept = [cut for cut in cuts if not self._deletions.is_deleted(cut.key.run_id)]
         if kept:
             self._sink.ingest(kept)
-        offered = sum(cut.key.end_row - cut.key.first_row for cut in cuts)
-        stored = sum(cut.key.end_row - cut.key.first_row for cut in kept)
-        self.num_refused_rows += offered - stored
-
-    def _is_deleted(self, run_id: str) -> bool:
-        return self._deletions.is_deleted(run_id)

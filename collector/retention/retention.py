@@ -1,12 +1,13 @@
-"""Which rows are kept no longer, and their removal.
+"""Expiry: the rows that are no longer kept, and their removal.
 
-A run is live while it runs, or while rows or heartbeats of it came in the last quarter of
-an hour. One that is said to run, or that nobody described, and was not heard of for as long, by
-this process' own clock, is lost: it counts as ended at the last that was heard. Nothing of a live
-run ever expires, save heartbeats: their table itself keeps the last hour and each rank's newest.
-Of a run that has ended, the spans go first, but those of the steps around its findings; much later
-these; in the end the run itself, like one that is deleted. Imported traces stay until somebody
-deletes them.
+A run is live while it is running, or if rows or heartbeats of it came in the last `SILENCE_NS`. A
+running run, or a run without a description, that is silent for that long by this process's own
+clock is lost: its end is the time of its last row or heartbeat.
+
+Nothing of a live run expires, except heartbeats: their table itself keeps the last hour and the
+newest of each rank. After a run's end its spans expire first, except those of the steps around
+findings; these expire later; in the end the whole run expires, like a deleted one. Imported traces
+stay until they are deleted.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..read.heartbeats import SilenceWatch
+from rankscope.tracer.span import NS_PER_S
+
+from ..read.heartbeats import OWN_FORMAT, SILENCE_NS, SilenceWatch
 from ..read.steps import read_step_bounds
 from ..spool.descriptions import LOST, RUNNING
 from .deletion import EXPIRED
-from .removal import await_removals, free_where_many_hidden
+from .removal import apply_large_deleted_masks, wait_for_removals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,13 +31,16 @@ if TYPE_CHECKING:
     from ..store.store import Store
     from .deletion import Deletions
 
-HOUR_NS = 3_600_000_000_000
+HOUR_NS = 3_600 * NS_PER_S
 DAY_NS = 24 * HOUR_NS
-LIVE_NS = HOUR_NS // 4
-OWN_FORMAT = "rankscope"
 
 STEPS_BEFORE, STEPS_AFTER = 8, 32
-"""Around a finding's onset and its end; those between are kept where they are few."""
+"""Steps kept around a finding's onset and its end; those between are kept if they are few."""
+
+SAMPLE_MARGIN_NS = 60 * NS_PER_S
+"""Time around kept steps whose samples are kept: they may explain the steps."""
+
+END_OF_TIME = (1 << 63) - 1
 
 STEP_TABLES = ("spans", "microbatches")
 PICTURES = "pictures"
@@ -62,8 +68,8 @@ LEFT JOIN (
 ) AS beat USING run_id
 ORDER BY run_id
 """
-"""Of a run that nobody described only spans came, and nobody can tell that it ended: it is lost
-once it is silent. Rows of no rank are those of an import that was cut short."""
+"""A run without a description has spans only, and no record of its end: it is lost once it is
+silent. Ledger lines without a rank are of an interrupted import."""
 
 SELECT_LAST_STEPS = """
 SELECT run_id, epoch, max(step) AS last_step FROM spans
@@ -76,6 +82,19 @@ WHERE run_id IN {run_ids:Array(String)} AND first_step IS NOT NULL AND cause NOT
     ('healthy', 'insufficient-evidence')
 """
 
+COUNT_OLD = """
+SELECT count() AS n FROM {table:Identifier}
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
+AND NOT arrayExists((a, b) -> step >= a AND step <= b,
+    {kept_first:Array(Int32)}, {kept_last:Array(Int32)})
+"""
+
+HIDE_OLD = """
+DELETE FROM {table:Identifier}
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
+AND NOT arrayExists((a, b) -> step >= a AND step <= b,
+    {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
+"""
 
 HIDE_FINER_PICTURES = """
 DELETE FROM pictures
@@ -83,11 +102,7 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:
 AND NOT arrayExists((a, b) -> step >= a AND step <= b,
     {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
 """
-"""What shows a part of a step goes with the spans of that part; the whole step's picture stays."""
-
-
-MARGIN_NS = 60_000_000_000
-"""Around the steps: what happened just before and after them explains them too."""
+"""Pictures of a part of a step expire with its spans; the picture of the whole step is kept."""
 
 SELECT_EPOCHS = """
 SELECT
@@ -105,22 +120,6 @@ LEFT JOIN (
 ORDER BY first_ns
 """
 
-COUNT_OLD = """
-SELECT count() AS n FROM {table:Identifier}
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
-AND NOT arrayExists((a, b) -> step >= a AND step <= b,
-    {kept_first:Array(Int32)}, {kept_last:Array(Int32)})
-"""
-
-HIDE_OLD = """
-DELETE FROM {table:Identifier}
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step <= {last_step:Int32}
-AND NOT arrayExists((a, b) -> step >= a AND step <= b,
-    {kept_first:Array(Int32)}, {kept_last:Array(Int32)}) SETTINGS lightweight_deletes_sync = 0
-"""
-
-END_OF_TIME = (1 << 63) - 1
-
 COUNT_OLD_SAMPLES = """
 SELECT count() AS n FROM samples
 WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_ns <= b,
@@ -135,75 +134,75 @@ WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """How long after a run's end what of it is kept, ns; None: for ever."""
+class RetentionPolicy:
+    """Times after a run's end at which its rows expire, ns; None: never."""
 
     spans_ns: int | None = 2 * DAY_NS
     findings_ns: int | None = 30 * DAY_NS
-    """Spans of the steps around findings; at least ``spans_ns``."""
+    """For spans of the steps around findings; at least ``spans_ns``."""
 
     runs_ns: int | None = 365 * DAY_NS
-    """All else: steps, rollups, findings, the run's name in the list."""
+    """For everything else: steps, rollups, findings, the run's name in the list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """When a run ended, as far as anybody knows."""
+    """The end of a run, as far as it is known."""
 
     run_id: str
     state: str
     source_format: str
     closed_ns: int
-    """The last that was heard of it, Unix time."""
+    """Unix time of its end, or of its last row or heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """What is to go."""
+class DueRuns:
+    """Runs of which rows expire now."""
 
-    runs: tuple[str, ...] = ()
-    """Whole runs."""
+    whole: tuple[str, ...] = ()
+    """Runs that expire whole."""
 
     all_spans: tuple[str, ...] = ()
-    """Runs that lose every span."""
+    """Runs that lose all spans."""
 
-    plain_spans: tuple[str, ...] = ()
-    """Runs that lose the spans of steps without a finding near."""
+    other_spans: tuple[str, ...] = ()
+    """Runs that lose the spans of steps without a finding nearby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
-    """What went."""
+    """Rows that were removed."""
 
     num_spans: dict[str, int] = field(default_factory=dict)
-    """Spans removed, by run."""
+    """Number of removed spans by run."""
 
     runs: tuple[str, ...] = ()
     """Runs removed whole."""
 
 
-def due_of(ends: Iterable[RunEnd], keep: Keep, *, now_ns: int) -> Due:
-    """Return what of these runs is to go now; nothing of a live or an imported one."""
-    runs, all_spans, plain_spans = [], [], []
+def due_runs(ends: Iterable[RunEnd], policy: RetentionPolicy, *, now_ns: int) -> DueRuns:
+    """Return the runs of which rows expire now; never a live or an imported one."""
+    whole, all_spans, other_spans = [], [], []
     for end in ends:
         age_ns = now_ns - end.closed_ns
-        if end.source_format != OWN_FORMAT or end.state == RUNNING or age_ns <= LIVE_NS:
+        if end.source_format != OWN_FORMAT or end.state == RUNNING or age_ns <= SILENCE_NS:
             continue
-        if keep.runs_ns is not None and age_ns > keep.runs_ns:
-            runs.append(end.run_id)
-        elif keep.findings_ns is not None and age_ns > keep.findings_ns:
+        if policy.runs_ns is not None and age_ns > policy.runs_ns:
+            whole.append(end.run_id)
+        elif policy.findings_ns is not None and age_ns > policy.findings_ns:
             all_spans.append(end.run_id)
-        elif keep.spans_ns is not None and age_ns > keep.spans_ns:
-            plain_spans.append(end.run_id)
-    return Due(runs=tuple(runs), all_spans=tuple(all_spans), plain_spans=tuple(plain_spans))
+        elif policy.spans_ns is not None and age_ns > policy.spans_ns:
+            other_spans.append(end.run_id)
+    return DueRuns(whole=tuple(whole), all_spans=tuple(all_spans), other_spans=tuple(other_spans))
 
 
 def kept_steps(findings: Iterable[tuple[int, int]], *, last_step: int) -> list[tuple[int, int]]:
-    """Return the ranges of steps around findings, both ends included, ascending and apart.
+    """Return the ranges of steps around findings, both ends included, ascending and disjoint.
 
     Args:
-        findings: First and last step of each.
-        last_step: Of the epoch; ranges end there.
+        findings: First and last step of each finding.
+        last_step: Last step of the epoch; ranges end there.
     """
     wanted = []
     for first, last in findings:
@@ -222,14 +221,14 @@ def kept_steps(findings: Iterable[tuple[int, int]], *, last_step: int) -> list[t
 
 
 class Retention:
-    """Removes what is kept no longer.
+    """Removes expired rows.
 
     Args:
         store: The store.
-        deletions: Its tombstones: a run that goes whole gets one.
-        keep: How long what is kept.
-        unix_ns: Clock that ages are measured by.
-        monotonic_ns: Clock that the silence of a run is measured by.
+        deletions: Its tombstones: a run that expires whole gets one.
+        policy: Times of expiry.
+        unix_ns: Clock that measures ages.
+        monotonic_ns: Clock that measures the silence of runs.
     """
 
     def __init__(
@@ -237,68 +236,87 @@ class Retention:
         store: Store,
         deletions: Deletions,
         *,
-        keep: Keep | None = None,
+        policy: RetentionPolicy | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._silence = SilenceWatch(monotonic_ns=monotonic_ns)
         self._store = store
         self._deletions = deletions
-        self._keep = keep or Keep()
+        self._policy = policy or RetentionPolicy()
         self._unix_ns = unix_ns
 
     def expire(self) -> Expired:
-        """Remove what is due; return what went.
+        """Remove the rows that expire now.
 
         Raises:
-            StoreError: The store failed; what is due stays so.
+            StoreError: The store failed; the next call removes what is left.
         """
         now_ns = self._unix_ns()
-        rows = self._store.rows(SELECT_ENDS, {"live_ns": now_ns - LIVE_NS})
-        ends = [self._with_lost(RunEnd(**row)) for row in rows]
-        due = due_of(ends, self._keep, now_ns=now_ns)
-        for run_id in due.runs:
+        rows = self._store.rows(SELECT_ENDS, {"live_ns": now_ns - SILENCE_NS})
+        ends = [self._mark_lost(RunEnd(**row)) for row in rows]
+        due = due_runs(ends, self._policy, now_ns=now_ns)
+        for run_id in due.whole:
             self._deletions.delete(run_id, reason=EXPIRED)
         num_spans = self._expire_spans(due, now_ns)
-        if self._keep.spans_ns is not None:
-            expire_samples(self._store, before_ns=now_ns - self._keep.spans_ns)
-        free_where_many_hidden(self._store, (*STEP_TABLES, PICTURES, "samples"))
-        return Expired(num_spans=num_spans, runs=due.runs)
+        if self._policy.spans_ns is not None:
+            expire_samples(self._store, before_ns=now_ns - self._policy.spans_ns)
+        apply_large_deleted_masks(self._store, (*STEP_TABLES, PICTURES, "samples"))
+        return Expired(num_spans=num_spans, runs=due.whole)
 
-    def _with_lost(self, end: RunEnd) -> RunEnd:
-        """Return a run that is said to be running, and is silent, as lost."""
+    def _mark_lost(self, end: RunEnd) -> RunEnd:
+        """Return a silent running run as lost."""
         if end.state != RUNNING or not self._silence.is_silent(end.run_id, end.closed_ns):
             return end
         return replace(end, state=LOST)
 
-    def _expire_spans(self, due: Due, now_ns: int) -> dict[str, int]:
-        run_ids = [*due.all_spans, *due.plain_spans]
+    def _expire_spans(self, due: DueRuns, now_ns: int) -> dict[str, int]:
+        run_ids = [*due.all_spans, *due.other_spans]
         if not run_ids:
             return {}
-        lasts = self._store.rows(SELECT_LAST_STEPS, {"run_ids": run_ids})
-        findings = self._store.rows(SELECT_FINDINGS, {"run_ids": list(due.plain_spans)})
+        last_steps = self._store.rows(SELECT_LAST_STEPS, {"run_ids": run_ids})
+        findings = self._store.rows(SELECT_FINDINGS, {"run_ids": list(due.other_spans)})
         removed: dict[str, int] = {}
-        for row in lasts:
-            old = _old_steps(row, findings)
+        for row in last_steps:
+            old = _expired_row(row, findings)
             num_rows = {
                 table: self._store.rows(COUNT_OLD, {**old, "table": table})[0]["n"]
                 for table in STEP_TABLES
             }
             if not any(num_rows.values()):
                 continue
-            # Told first: who finds the spans gone must find the reason.
+            # Stored first: a reader that finds no spans must find the reason.
             self._store.insert_rows("expired", [{**old, "at_ns": now_ns}])
             for table in STEP_TABLES:
                 if num_rows[table]:
                     self._store.command(HIDE_OLD, {**old, "table": table})
             self._store.command(HIDE_FINER_PICTURES, old)
             removed[row["run_id"]] = removed.get(row["run_id"], 0) + num_rows["spans"]
-        await_removals(self._store, (*STEP_TABLES, PICTURES))
+        wait_for_removals(self._store, (*STEP_TABLES, PICTURES))
         return removed
 
 
-def _old_steps(row: Row, findings: Sequence[Row]) -> Row:
-    """Return the row of table ``expired`` for one epoch."""
+def expire_samples(store: Store, *, before_ns: int) -> int:
+    """Remove samples older than a Unix time, except those around steps whose spans are kept.
+
+    Returns:
+        Number of removed samples.
+    """
+    windows = _kept_windows(store)
+    old = {
+        "before_ns": before_ns,
+        "first": [first for first, _ in windows],
+        "last": [last for _, last in windows],
+    }
+    num_old = int(store.rows(COUNT_OLD_SAMPLES, old)[0]["n"])
+    if num_old:
+        store.command(HIDE_OLD_SAMPLES, old)
+        wait_for_removals(store, ["samples"])
+    return num_old
+
+
+def _expired_row(row: Row, findings: Sequence[Row]) -> Row:
+    """Return the row of table ``expired`` for an epoch."""
     near = [
         (found["first_step"], found["first_step"] if found["last_step"] is None
          else found["last_step"])
@@ -315,37 +333,18 @@ def _old_steps(row: Row, findings: Sequence[Row]) -> Row:
     }
 
 
-def expire_samples(store: Store, *, before_ns: int) -> int:
-    """Remove the readings of before a time, but those beside steps whose spans are kept.
-
-    Returns:
-        How many went.
-    """
-    windows = _windows(store)
-    old = {
-        "before_ns": before_ns,
-        "first": [first for first, _ in windows],
-        "last": [last for _, last in windows],
-    }
-    num_old = int(store.rows(COUNT_OLD_SAMPLES, old)[0]["n"])
-    if num_old:
-        store.command(HIDE_OLD_SAMPLES, old)
-        await_removals(store, ["samples"])
-    return num_old
-
-
-def _windows(store: Store) -> list[tuple[int, int]]:
-    """Return the times, Unix ns, of all steps whose spans are kept, ascending and apart."""
+def _kept_windows(store: Store) -> list[tuple[int, int]]:
+    """Return the times, Unix ns, around steps whose spans are kept, ascending and disjoint."""
     found: list[tuple[int, int]] = []
     for row in store.rows(SELECT_EPOCHS, {"end_of_time": END_OF_TIME}):
-        found += _kept_bounds(store, row) if row["is_expired"] else [_padded(row)]
-    joined: list[tuple[int, int]] = []
+        found += _kept_bounds(store, row) if row["is_expired"] else [_epoch_bounds(row)]
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(found):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            joined.append((first, last))
-    return joined
+            merged.append((first, last))
+    return merged
 
 
 def _kept_bounds(store: Store, row: Row) -> list[tuple[int, int]]:
@@ -353,8 +352,13 @@ def _kept_bounds(store: Store, row: Row) -> list[tuple[int, int]]:
         read_step_bounds(store, row["run_id"], first=first, last=last)
         for first, last in zip(row["kept_first"], row["kept_last"], strict=True)
     ]
-    return [(found[0] - MARGIN_NS, found[1] + MARGIN_NS) for found in bounds if found is not None]
+    return [
+        (found[0] - SAMPLE_MARGIN_NS, found[1] + SAMPLE_MARGIN_NS)
+        for found in bounds
+        if found is not None
+    ]
 
 
-def _padded(row: Row) -> tuple[int, int]:
-    return (row["first_ns"] - MARGIN_NS, min(row["last_ns"], END_OF_TIME - MARGIN_NS) + MARGIN_NS)
+def _epoch_bounds(row: Row) -> tuple[int, int]:
+    last_ns = min(row["last_ns"], END_OF_TIME - SAMPLE_MARGIN_NS)
+    return (row["first_ns"] - SAMPLE_MARGIN_NS, last_ns + SAMPLE_MARGIN_NS)

@@ -16,7 +16,7 @@ from rankscope.collector.read.runs import list_runs, read_run
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.read.steps import read_steps
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.removal import free_hidden, free_where_many_hidden
+from rankscope.collector.retention.removal import apply_deleted_masks, apply_large_deleted_masks
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.cluster import (
     ClusterStatementError,
@@ -189,12 +189,16 @@ def test_the_engine_parses_all_that_every_migration_says_to_a_cluster(store: Sto
 CHANGING = ("CREATE ", "ALTER ", "DELETE ", "OPTIMIZE ", "TRUNCATE ", "DROP ", "RENAME ")
 
 
+AGENT = "rankscope.collector.agent"
+"""Its journal is a SQLite file, with statements of its own."""
+
+
 def changing_statements() -> dict[str, str]:
-    """Return every constant of our packages that changes tables, by where it stands."""
+    """Return every constant of our packages that changes tables, by its module and name."""
     found: dict[str, str] = {}
     for package in (collector, rankscope):
         for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if entry.name.endswith("__main__"):
+            if entry.name.endswith("__main__") or entry.name.startswith(AGENT):
                 continue
             for name, value in vars(importlib.import_module(entry.name)).items():
                 several = value.values() if isinstance(value, dict) else [value]
@@ -204,7 +208,7 @@ def changing_statements() -> dict[str, str]:
     return found
 
 
-def test_whatever_our_own_code_says_to_change_tables_can_be_said_to_a_cluster() -> None:
+def test_every_statement_of_ours_that_changes_tables_has_a_form_for_clusters() -> None:
     found = changing_statements()
 
     assert {
@@ -304,15 +308,15 @@ def test_parts_are_written_anew_where_many_of_a_servers_rows_are_hidden(
     # GIVEN a run whose rows lie there twice, and none is hidden: nothing is to be done
     store_run(store, tmp_path, "hidden")
     store.insert_arrow("spans", store.arrow(COPY_SPANS, {"run_id": "hidden"}))
-    free_hidden(store, ["spans"])  # of the tests before
+    apply_deleted_masks(store, ["spans"])  # of the tests before
     wait_until_none_is_hidden(store)
     (before,) = store.rows(COUNT_FREED)
-    free_where_many_hidden(store, ["spans"])
+    apply_large_deleted_masks(store, ["spans"])
     assert store.rows(COUNT_FREED) == [before]
 
     # WHEN half of them are removed
     store.command("DELETE FROM spans WHERE run_id = 'hidden' AND rank = 1")
-    free_where_many_hidden(store, ["spans"])
+    apply_large_deleted_masks(store, ["spans"])
 
     (after,) = store.rows(COUNT_FREED)
     # Where a merge came first, it has written them anew already and nothing is hidden.

@@ -204,7 +204,7 @@ def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
 
 def _serve(store: Store, endpoint: Endpoint) -> None:
     from rankscope.collector.retention.deletion import Deletions
-    from rankscope.collector.retention.retention import Keep
+    from rankscope.collector.retention.retention import RetentionPolicy
 
     from ..server.serve import serve_opened
     from ..server.upkeep import open_upkeep
@@ -212,7 +212,7 @@ def _serve(store: Store, endpoint: Endpoint) -> None:
 
     before = StoreSource(store).runs()
     deletions = Deletions(store)
-    loops = [open_upkeep(store, deletions, Keep())]
+    loops = [open_upkeep(store, deletions, RetentionPolicy())]
     with log_lines(Log()) as log:
         serve_opened(
             store,

@@ -50,7 +50,7 @@ def delete_run(store_url: str, run_id: str) -> Deletion:
 def _delete_here(store_url: str, run_id: str) -> Deletion:
     with open_store(store_url) as store:
         deletions = Deletions(store)
-        if not (deletions.is_deleted(run_id) or deletions.holds(run_id)):
+        if not (deletions.is_deleted(run_id) or deletions.has_rows(run_id)):
             raise UnknownRunError(run_id, read_run_names(store))
         return deletions.delete(run_id)
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.retention import Keep
+from rankscope.collector.retention.retention import RetentionPolicy
 from rankscope.collector.store.location import (
     default_store_url,
     remove_server_file,
@@ -67,7 +67,7 @@ class ServeOptions:
     samples: bool = False
     """Whether to read the counters of this host once a second, beside the spool."""
 
-    keep: Keep = field(default_factory=Keep)
+    keep: RetentionPolicy = field(default_factory=RetentionPolicy)
     """Retention times."""
 
     only: Part | None = None
@@ -273,10 +273,10 @@ def _open_spool(
     Raises:
         BadInputError: The spool is not empty, and nothing of it can be read.
     """
-    from rankscope.collector.retention.deletion import UndeletedSink
+    from rankscope.collector.retention.deletion import DeletedRunFilter
     from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 
-    sink = PlacedSink(UndeletedSink(writer, deletions), topology)
+    sink = PlacedSink(DeletedRunFilter(writer, deletions), topology)
     # Deleted while the job runs: a rank that has used up its quota of the spool drops records.
     tail = SpoolTail(folder, sink, segment_policy=SegmentPolicy.DELETE_WHILE_RUNNING)
     stack.callback(tail.close)

@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
+from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention, RetentionPolicy
 
 from ..errors import BadInputError
 from ..terminal import lines as terminal
@@ -74,7 +74,7 @@ class Upkeep:
             self._say(f"removed the expired run {run_id!r}")
 
 
-def open_upkeep(store: Store, deletions: Deletions, keep: Keep) -> Loop:
+def open_upkeep(store: Store, deletions: Deletions, keep: RetentionPolicy) -> Loop:
     """Return the loop for the upkeep of a store.
 
     Args:
@@ -82,11 +82,11 @@ def open_upkeep(store: Store, deletions: Deletions, keep: Keep) -> Loop:
         deletions: Tombstones of the store.
         keep: Retention times.
     """
-    upkeep = Upkeep(deletions, Retention(store, deletions, keep=keep), Rollups(store))
+    upkeep = Upkeep(deletions, Retention(store, deletions, policy=keep), Rollups(store))
     return Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S)
 
 
-def parse_keep(*, spans: str, findings: str, runs: str) -> Keep:
+def parse_keep(*, spans: str, findings: str, runs: str) -> RetentionPolicy:
     """Return the retention times of the flags.
 
     Args:
@@ -97,7 +97,7 @@ def parse_keep(*, spans: str, findings: str, runs: str) -> Keep:
     Raises:
         BadInputError: A text is not a duration, or one is shorter than the one before it.
     """
-    keep = Keep(
+    keep = RetentionPolicy(
         spans_ns=_duration_ns("--keep-spans", spans),
         findings_ns=_duration_ns("--keep-findings", findings),
         runs_ns=_duration_ns("--keep-runs", runs),

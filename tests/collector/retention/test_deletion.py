@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.errors import RunDeletedError, RunNameError
 from rankscope.collector.read.runs import list_runs, read_run, read_run_names
-from rankscope.collector.retention.deletion import REFRESH_NS, Deletions, UndeletedSink
+from rankscope.collector.retention.deletion import REFRESH_NS, DeletedRunFilter, Deletions
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -25,7 +25,7 @@ RUN_TABLES = (
     "bad_rows", "samples", "manifests", "attempts", "owners", "expired", "rollups", "closed_steps",
     "pictures", "heartbeats",
 )  # fmt: skip
-"""Every table whose rows belong to a run: a new one must be added here, knowing what it means."""
+"""All tables whose rows belong to a run. A new table must be added here."""
 
 
 def fill(store: Store, run_id: str, tables: tuple[str, ...] = ("runs", "spans")) -> None:
@@ -35,7 +35,7 @@ def fill(store: Store, run_id: str, tables: tuple[str, ...] = ("runs", "spans"))
 
 
 def num_rows(store: Store, run_id: str) -> dict[str, int]:
-    """Return how many rows each table holds of a run, where it holds any."""
+    """Return the number of a run's rows by table; tables without any are left out."""
     found = store.rows(
         "SELECT _table AS table, count() AS n FROM merge(currentDatabase(), '^[a-z_]*$')"
         " WHERE run_id = {run_id:String} AND table != 'deletions' GROUP BY table",
@@ -44,17 +44,17 @@ def num_rows(store: Store, run_id: str) -> dict[str, int]:
     return {row["table"]: row["n"] for row in found}
 
 
-def comes_true(condition: Callable[[], bool]) -> bool:
-    """Return whether the engine's background work makes it true within a minute."""
-    give_up_s = time.monotonic() + 60
+def becomes_true(condition: Callable[[], bool]) -> bool:
+    """Return whether a condition becomes true within a minute of background work."""
+    end_s = time.monotonic() + 60
     while not condition():
-        if time.monotonic() > give_up_s:
+        if time.monotonic() > end_s:
             return False
         time.sleep(0.02)
     return True
 
 
-def test_every_table_of_runs_is_known_here(store: Store) -> None:
+def test_the_list_of_tables_with_runs_is_complete(store: Store) -> None:
     found = store.rows(
         "SELECT table FROM system.columns"
         " WHERE database = currentDatabase() AND name = 'run_id' ORDER BY table"
@@ -63,9 +63,7 @@ def test_every_table_of_runs_is_known_here(store: Store) -> None:
     assert [row["table"] for row in found] == sorted((*RUN_TABLES, "deletions"))
 
 
-def test_a_deleted_run_leaves_no_row_in_any_table_and_its_neighbour_stays(
-    store: Store, run_id: str
-) -> None:
+def test_deleting_a_run_removes_its_rows_from_every_table(store: Store, run_id: str) -> None:
     neighbour = f"{run_id}-neighbour"
     fill(store, run_id, RUN_TABLES)
     fill(store, neighbour, RUN_TABLES)
@@ -77,42 +75,44 @@ def test_a_deleted_run_leaves_no_row_in_any_table_and_its_neighbour_stays(
     assert num_rows(store, neighbour) == dict.fromkeys(RUN_TABLES, 1)
 
 
-def test_its_bytes_are_gone_from_the_disk_too(store: Store, run_id: str) -> None:
+def test_deleting_a_run_frees_its_bytes(store: Store, run_id: str) -> None:
     def num_stored() -> int:
         found = store.rows(
             "SELECT sum(rows) AS n FROM system.parts WHERE table = 'spans' AND active"
         )
         return int(found[0]["n"])
 
-    # Others' rows that were deleted before may go at any moment: only what is many tells.
+    # Rows that other tests deleted may be freed at any moment, so this run has many more.
     store.insert_rows("spans", [{"run_id": run_id, "row": row} for row in range(5000)])
     assert num_stored() >= 5000
 
     Deletions(store).delete(run_id)
 
-    assert comes_true(lambda: num_stored() < 5000)
+    assert becomes_true(lambda: num_stored() < 5000)
 
 
-def test_the_tombstone_stands_before_the_first_row_goes(store: Store, run_id: str) -> None:
+def test_the_tombstone_is_written_before_the_first_row_is_removed(
+    store: Store, run_id: str
+) -> None:
     fill(store, run_id)
     deletions = Deletions(_DiesAtDelete(store))  # type: ignore[arg-type]
 
     with pytest.raises(_DiedError):
         deletions.delete(run_id)
 
-    # GIVEN a process that died there, WHEN another one looks THEN the run is not shown ...
+    # GIVEN a process that died there THEN another process does not show the run ...
     assert num_rows(store, run_id)
     assert Deletions(store).is_deleted(run_id)
     assert run_id not in read_run_names(store)
     assert run_id not in [row["run_id"] for row in list_runs(store)]
     assert read_run(store, run_id).epochs == []
-    # ... and what is left of it goes with the next sweep, which tells of late rows only.
+    # ... and the next sweep removes the rest of it, and returns late rows only.
     assert run_id in Deletions(store).sweep()
     assert num_rows(store, run_id) == {}
     assert Deletions(store).sweep() == ()
 
 
-def test_deleting_again_keeps_the_first_time_and_takes_what_came_meanwhile(
+def test_a_second_deletion_keeps_the_first_time_and_removes_late_rows(
     store: Store, run_id: str
 ) -> None:
     fill(store, run_id)
@@ -125,7 +125,7 @@ def test_deleting_again_keeps_the_first_time_and_takes_what_came_meanwhile(
     assert again.num_rows == {"spans": 1}
 
 
-def test_rows_that_slip_in_behind_the_tombstone_are_swept(store: Store, run_id: str) -> None:
+def test_rows_that_arrive_after_the_tombstone_are_swept(store: Store, run_id: str) -> None:
     fill(store, run_id)
     deletions = Deletions(store)
     deletions.delete(run_id)
@@ -137,7 +137,7 @@ def test_rows_that_slip_in_behind_the_tombstone_are_swept(store: Store, run_id: 
     assert num_rows(store, run_id) == {}
 
 
-def test_a_deletion_elsewhere_is_known_within_a_second(
+def test_a_deletion_by_another_process_is_known_within_a_second(
     store: Store, run_id: str, clock: FakeClock
 ) -> None:
     here = Deletions(store, monotonic_ns=clock)
@@ -149,7 +149,9 @@ def test_a_deletion_elsewhere_is_known_within_a_second(
     assert here.is_deleted(run_id)
 
 
-def test_a_deleted_run_is_refused_in_words(store: Store, run_id: str) -> None:
+def test_the_error_for_a_deleted_run_has_the_time_of_its_deletion(
+    store: Store, run_id: str
+) -> None:
     deletions = Deletions(store, unix_ns=lambda: 1_700_000_000_000_000_000)
     deletions.check(run_id)
     deletions.delete(run_id)
@@ -160,12 +162,12 @@ def test_a_deleted_run_is_refused_in_words(store: Store, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x' OR 1=1 --", "../x"])
-def test_a_name_that_no_run_can_have_deletes_nothing(store: Store, name: str) -> None:
+def test_an_invalid_run_name_deletes_nothing(store: Store, name: str) -> None:
     with pytest.raises(RunNameError):
         Deletions(store).delete(name)
 
 
-def test_samples_of_hosts_and_clocks_belong_to_no_run_and_stay(store: Store, run_id: str) -> None:
+def test_samples_of_hosts_and_clocks_are_kept(store: Store, run_id: str) -> None:
     store.insert_rows("samples", [{"run_id": "", "host": run_id, "name": "x"}])
     store.insert_rows("clock", [{"host": run_id}])
     fill(store, run_id)
@@ -185,7 +187,7 @@ def test_a_run_deleted_while_it_is_written_stays_deleted(
     spool = SpoolBuilder(tmp_path, run_id=run_id)
     neighbour = SpoolBuilder(tmp_path, run_id=f"{run_id}-neighbour")
     deletions = Deletions(store)
-    sink = UndeletedSink(StoreWriter(store), deletions)
+    sink = DeletedRunFilter(StoreWriter(store), deletions)
     tail = SpoolTail(tmp_path, sink, grace_ns=0)
     spool.span("forward", step=0, start_ns=0)
     spool.span("forward", step=1, start_ns=50)
@@ -193,7 +195,7 @@ def test_a_run_deleted_while_it_is_written_stays_deleted(
     tail.poll()
     assert num_rows(store, run_id)["spans"] == 2
 
-    # WHEN the run is deleted and the rank goes on
+    # WHEN the run is deleted while its rank continues
     deletions.delete(run_id)
     spool.span("forward", step=2, start_ns=90)
     neighbour.span("forward", step=0, start_ns=0)
@@ -201,15 +203,14 @@ def test_a_run_deleted_while_it_is_written_stays_deleted(
     neighbour.end()
     progress = tail.poll()
 
-    # THEN nothing of it is stored, and its neighbour in the same batch is
+    # THEN none of its rows is stored, and those of another run in the same batch are
     assert num_rows(store, run_id) == {}
     assert num_rows(store, f"{run_id}-neighbour")["spans"] == 1
-    assert sink.num_refused_rows == 1
     assert progress.problems == ()
 
 
 class _DiedError(Exception):
-    """Stands for a process that is killed."""
+    """Simulates the death of the process."""
 
 
 class _DiesAtDelete:

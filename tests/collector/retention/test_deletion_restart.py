@@ -1,10 +1,10 @@
-"""A store of its own, closed and opened again: a process holds one path at a time."""
+"""Deletion over a restart: a store that is closed and opened again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.retention.deletion import Deletions, UndeletedSink
+from rankscope.collector.retention.deletion import DeletedRunFilter, Deletions
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COUNT = "SELECT count() AS n FROM spans WHERE run_id = 'gone'"
 
 
-def test_the_whole_spool_read_again_after_a_restart_brings_nothing_back(tmp_path: Path) -> None:
+def test_reading_the_whole_spool_again_restores_no_deleted_row(tmp_path: Path) -> None:
     spool_dir, url = tmp_path / "spool", f"chdb://{tmp_path / 'store'}"
     spool = SpoolBuilder(spool_dir, run_id="gone")
     spool.span("forward", step=0, start_ns=0)
@@ -28,9 +28,7 @@ def test_the_whole_spool_read_again_after_a_restart_brings_nothing_back(tmp_path
         assert store.rows(COUNT) == [{"n": 2}]
         Deletions(store).delete("gone")
 
-    # WHEN a new process, knowing nothing, reads the whole spool
+    # WHEN a new process reads the whole spool
     with open_store(url) as store:
-        sink = UndeletedSink(StoreWriter(store), Deletions(store))
-        SpoolTail(spool_dir, sink).poll()
+        SpoolTail(spool_dir, DeletedRunFilter(StoreWriter(store), Deletions(store))).poll()
         assert store.rows(COUNT) == [{"n": 0}]
-        assert sink.num_refused_rows == 3

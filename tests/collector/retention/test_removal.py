@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.retention.removal import await_removals
+from rankscope.collector.retention.removal import wait_for_removals
 
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 ENDLESS = "DELETE FROM clock WHERE sleepEachRow(0.1) = 0 SETTINGS lightweight_deletes_sync = 0"
 
 
-def test_it_waits_for_nothing_where_nothing_is_removed(store: Store) -> None:
-    await_removals(store, ["spans", "steps"], patience_s=0)
+def test_it_does_not_wait_if_nothing_is_removed(store: Store) -> None:
+    wait_for_removals(store, ["spans", "steps"], timeout_s=0)
 
 
-def test_a_removal_that_takes_too_long_is_told_and_goes_on(store: Store) -> None:
+def test_a_removal_that_takes_too_long_is_an_error_and_continues(store: Store) -> None:
     store.insert_rows("clock", [{"host": "a"}, {"host": "b"}])
     store.command(ENDLESS)
 
     with pytest.raises(StoreQueryError, match="table clock are still being removed after 0 s"):
-        await_removals(store, ["clock"], patience_s=0)
+        wait_for_removals(store, ["clock"], timeout_s=0)
 
-    await_removals(store, ["clock"])
+    wait_for_removals(store, ["clock"])
     assert store.rows("SELECT count() AS n FROM clock") == [{"n": 0}]

@@ -12,14 +12,14 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import (
     DAY_NS,
     HOUR_NS,
-    MARGIN_NS,
+    SAMPLE_MARGIN_NS,
     STEPS_AFTER,
     STEPS_BEFORE,
-    Due,
-    Keep,
+    DueRuns,
     Retention,
+    RetentionPolicy,
     RunEnd,
-    due_of,
+    due_runs,
     kept_steps,
 )
 
@@ -33,11 +33,11 @@ NUM_STEPS = 200
 
 
 def ended(run_id: str, age_ns: int, **changes: str) -> RunEnd:
-    words = {"state": "ended", "source_format": "rankscope", **changes}
-    return RunEnd(run_id=run_id, closed_ns=NOW_NS - age_ns, **words)
+    fields = {"state": "ended", "source_format": "rankscope", **changes}
+    return RunEnd(run_id=run_id, closed_ns=NOW_NS - age_ns, **fields)
 
 
-def test_spans_go_after_two_days_those_around_findings_after_thirty_and_all_after_a_year() -> None:
+def test_spans_expire_after_2_days_around_findings_after_30_and_runs_after_365() -> None:
     ends = [
         ended("young", 47 * HOUR_NS),
         ended("old", 49 * HOUR_NS),
@@ -45,8 +45,8 @@ def test_spans_go_after_two_days_those_around_findings_after_thirty_and_all_afte
         ended("oldest", 366 * DAY_NS),
     ]
 
-    assert due_of(ends, Keep(), now_ns=NOW_NS) == Due(
-        runs=("oldest",), all_spans=("older",), plain_spans=("old",)
+    assert due_runs(ends, RetentionPolicy(), now_ns=NOW_NS) == DueRuns(
+        whole=("oldest",), all_spans=("older",), other_spans=("old",)
     )
 
 
@@ -60,24 +60,24 @@ def test_spans_go_after_two_days_those_around_findings_after_thirty_and_all_afte
     ],
     ids=lambda end: end.run_id,
 )
-def test_what_never_expires(end: RunEnd) -> None:
-    assert due_of([end], Keep(), now_ns=NOW_NS) == Due()
+def test_runs_that_never_expire(end: RunEnd) -> None:
+    assert due_runs([end], RetentionPolicy(), now_ns=NOW_NS) == DueRuns()
 
 
-def test_a_run_of_which_rows_came_a_moment_ago_is_live_whatever_its_state() -> None:
-    at_once = Keep(spans_ns=0, findings_ns=0, runs_ns=0)
+def test_a_run_with_recent_rows_is_live_whatever_its_state() -> None:
+    at_once = RetentionPolicy(spans_ns=0, findings_ns=0, runs_ns=0)
 
-    assert due_of([ended("lost", 14 * 60 * SECOND_NS)], at_once, now_ns=NOW_NS) == Due()
-    assert due_of([ended("lost", 16 * 60 * SECOND_NS)], at_once, now_ns=NOW_NS).runs == ("lost",)
-
-
-def test_for_ever_is_for_ever() -> None:
-    keep = Keep(spans_ns=None, findings_ns=None, runs_ns=None)
-
-    assert due_of([ended("old", 4000 * DAY_NS)], keep, now_ns=NOW_NS) == Due()
+    assert due_runs([ended("lost", 14 * 60 * SECOND_NS)], at_once, now_ns=NOW_NS) == DueRuns()
+    assert due_runs([ended("lost", 16 * 60 * SECOND_NS)], at_once, now_ns=NOW_NS).whole == ("lost",)
 
 
-def test_a_short_finding_is_kept_whole_and_of_a_long_one_both_ends() -> None:
+def test_a_policy_without_times_expires_nothing() -> None:
+    policy = RetentionPolicy(spans_ns=None, findings_ns=None, runs_ns=None)
+
+    assert due_runs([ended("old", 4000 * DAY_NS)], policy, now_ns=NOW_NS) == DueRuns()
+
+
+def test_kept_steps_cover_short_findings_and_both_ends_of_long_ones() -> None:
     assert kept_steps([(50, 60)], last_step=1000) == [(42, 92)]
     assert kept_steps([(50, 500)], last_step=1000) == [(42, 82), (492, 532)]
     assert kept_steps([(2, 2)], last_step=10) == [(0, 10)]
@@ -87,7 +87,7 @@ def test_a_short_finding_is_kept_whole_and_of_a_long_one_both_ends() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8))
-def test_every_onset_and_end_is_kept_and_the_ranges_are_apart(
+def test_every_onset_and_end_is_kept_in_disjoint_ranges(
     ends: list[tuple[int, int]],
 ) -> None:
     findings = [(min(pair), max(pair)) for pair in ends]
@@ -103,7 +103,7 @@ def test_every_onset_and_end_is_kept_and_the_ranges_are_apart(
 
 
 def store_run(store: Store, run_id: str, *, state: str = "ended", closed_ns: int = NOW_NS) -> None:
-    """Store a run of one rank that ended at ``closed_ns``, a step a second."""
+    """Store a run of one rank that ended at ``closed_ns``, with one step per second."""
     began_ns = closed_ns - NUM_STEPS * SECOND_NS
     store.insert_rows(
         "runs",
@@ -143,15 +143,13 @@ def steps_with_spans(store: Store, run_id: str) -> list[int]:
     return [row["step"] for row in rows]
 
 
-def expire(store: Store, *, after_ns: int, keep: Keep | None = None) -> dict[str, int]:
-    """Expire at a time after `NOW_NS`; return the spans that went, by run."""
-    retention = Retention(store, Deletions(store), keep=keep, unix_ns=lambda: NOW_NS + after_ns)
+def expire(store: Store, *, after_ns: int, policy: RetentionPolicy | None = None) -> dict[str, int]:
+    """Expire at a time after `NOW_NS`; return the numbers of removed spans by run."""
+    retention = Retention(store, Deletions(store), policy=policy, unix_ns=lambda: NOW_NS + after_ns)
     return retention.expire().num_spans
 
 
-def test_a_run_loses_its_spans_and_keeps_the_steps_around_its_finding(
-    store: Store, run_id: str
-) -> None:
+def test_an_old_run_keeps_only_the_spans_around_its_finding(store: Store, run_id: str) -> None:
     store_run(store, run_id)
     finding = {"run_id": run_id, "cause": "slow-compute", "first_step": 100, "last_step": 101}
     store.insert_rows("findings", [{**finding, "epoch": 0}])
@@ -161,13 +159,13 @@ def test_a_run_loses_its_spans_and_keeps_the_steps_around_its_finding(
     assert expire(store, after_ns=49 * HOUR_NS)[run_id] == NUM_STEPS + 1 - 42
 
     assert steps_with_spans(store, run_id) == list(range(92, 134))
-    (told,) = store.rows("SELECT * FROM expired WHERE run_id = {r:String}", {"r": run_id})
-    assert (told["last_step"], told["kept_first"], told["kept_last"]) == (199, [92], [133])
-    # Its steps stay, and to look again changes nothing.
+    (expired,) = store.rows("SELECT * FROM expired WHERE run_id = {r:String}", {"r": run_id})
+    assert (expired["last_step"], expired["kept_first"], expired["kept_last"]) == (199, [92], [133])
+    # Its steps are kept, and a second call changes nothing.
     (counted,) = [row for row in list_runs(store) if row["run_id"] == run_id]
     assert counted["num_steps"] == NUM_STEPS
     assert run_id not in expire(store, after_ns=50 * HOUR_NS)
-    # A month later its finding is a sentence only, a year later it is gone and stays so.
+    # A month later the finding has no spans, a year later the run is gone for good.
     assert expire(store, after_ns=31 * DAY_NS)[run_id] == 42
     assert steps_with_spans(store, run_id) == []
     expire(store, after_ns=366 * DAY_NS)
@@ -175,17 +173,17 @@ def test_a_run_loses_its_spans_and_keeps_the_steps_around_its_finding(
     assert Deletions(store).is_deleted(run_id)
 
 
-def test_a_running_run_keeps_everything_forty_days_later(store: Store, run_id: str) -> None:
+def test_a_running_run_never_expires(store: Store, run_id: str) -> None:
     store_run(store, run_id, state="running")
 
     assert run_id not in expire(store, after_ns=40 * DAY_NS)
 
     assert steps_with_spans(store, run_id) == [-1, *range(NUM_STEPS)]
-    Deletions(store).delete(run_id)  # the store is shared, and a live run keeps its hosts' readings
+    Deletions(store).delete(run_id)  # the store is shared, and a live run keeps its hosts' samples
 
 
-def test_a_run_that_nobody_described_expires_once_it_is_silent(store: Store, run_id: str) -> None:
-    # GIVEN spans of a run without its row in `runs`, and those of an import that was cut short
+def test_a_run_without_a_description_expires_once_it_is_silent(store: Store, run_id: str) -> None:
+    # GIVEN a run with spans and no row in `runs`, and an interrupted import
     rows = [{"run_id": run_id, "step": step, "row": step} for step in range(3)]
     store.insert_rows("spans", rows)
     store.insert_rows("ledger", [{"run_id": run_id, "at_ns": NOW_NS, "num_spans": 3}])
@@ -199,7 +197,7 @@ def test_a_run_that_nobody_described_expires_once_it_is_silent(store: Store, run
         monotonic_ns=lambda: times["monotonic"],
     )
 
-    # WHEN this process has not heard of it for long, THEN it goes like one that has ended
+    # WHEN this process saw nothing of the run for long, THEN it expires like an ended one
     assert run_id not in retention.expire().runs
     times["monotonic"] += 16 * MINUTE_NS
     gone = retention.expire().runs
@@ -209,7 +207,7 @@ def test_a_run_that_nobody_described_expires_once_it_is_silent(store: Store, run
     assert steps_with_spans(store, run_id) == []
 
 
-def test_rows_that_come_late_make_a_run_live_again(store: Store, run_id: str) -> None:
+def test_late_rows_make_a_run_live_again(store: Store, run_id: str) -> None:
     store_run(store, run_id)
     later = NOW_NS + 49 * HOUR_NS
     store.insert_rows("ledger", [{"run_id": run_id, "segment": 2, "at_ns": later}])
@@ -218,7 +216,7 @@ def test_rows_that_come_late_make_a_run_live_again(store: Store, run_id: str) ->
     assert run_id in expire(store, after_ns=98 * HOUR_NS)
 
 
-def test_a_run_that_was_heard_of_a_moment_ago_is_live(store: Store, run_id: str) -> None:
+def test_a_run_with_recent_heartbeats_is_live(store: Store, run_id: str) -> None:
     store_run(store, run_id)
     later = NOW_NS + 49 * HOUR_NS
     store.insert_rows("heartbeats", [{"run_id": run_id, "at_ns": later, "state": "training"}])
@@ -227,14 +225,14 @@ def test_a_run_that_was_heard_of_a_moment_ago_is_live(store: Store, run_id: str)
     assert run_id in expire(store, after_ns=49 * HOUR_NS + 16 * MINUTE_NS)
 
 
-def test_readings_go_with_the_spans_that_they_explain(store: Store, run_id: str) -> None:
-    far = NOW_NS + 1000 * DAY_NS  # away from the runs of other tests
+def test_samples_expire_with_the_spans_around_them(store: Store, run_id: str) -> None:
+    far = NOW_NS + 1000 * DAY_NS  # far from the runs of other tests
     store_run(store, run_id, closed_ns=far)
     finding = {"run_id": run_id, "cause": "slow-compute", "first_step": 150, "last_step": 150}
     store.insert_rows("findings", [finding])
     began_ns = far - NUM_STEPS * SECOND_NS
     times = {
-        "before all": began_ns - 10 * MARGIN_NS,
+        "before all": began_ns - 10 * SAMPLE_MARGIN_NS,
         "at step 20": began_ns + 20 * SECOND_NS,
         "at step 150": began_ns + 150 * SECOND_NS,
         "now": far + 49 * HOUR_NS,

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Keep, Retention
+from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention, RetentionPolicy
 from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.server.rollups import Rollups
@@ -82,7 +82,7 @@ def test_rows_expire_a_minute_after_the_start_and_then_every_hour(tmp_path: Path
 
 
 def test_durations_are_hours_days_or_forever() -> None:
-    assert parse_keep(spans="48h", findings="30d", runs="forever") == Keep(
+    assert parse_keep(spans="48h", findings="30d", runs="forever") == RetentionPolicy(
         spans_ns=48 * HOUR_NS, findings_ns=30 * DAY_NS, runs_ns=None
     )
 
