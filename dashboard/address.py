@@ -19,7 +19,7 @@ MAX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What an address shows."""
+    """A page and its parameters: the content of an address."""
 
     page: str = OVERVIEW
     """First part of the path."""

@@ -78,7 +78,7 @@ def takes(
 ) -> Callable[[Callable[[AnyPost], Result]], Callable[..., Result]]:
     """Return a decorator that calls a callback with its values as one ``model``.
 
-    It stands directly above the function, below Dash's decorator.
+    It goes directly above the function, below Dash's decorator.
     """
 
     def decorate(callback: Callable[[AnyPost], Result]) -> Callable[..., Result]:

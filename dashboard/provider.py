@@ -1,4 +1,4 @@
-"""What the dashboard draws, from whoever has it finished."""
+"""Source of the dashboard's data: finished results of one store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class ReportProvider(Protocol):
     """Finished results of one store; an unknown run raises `trace.errors.UnknownRunError`.
 
-    The pages call it from any thread, and ask for the same result again and
-    again while a run trains: an implementation caches by `revision`.
+    Pages call it from any thread, and request the same result again and again while a run trains:
+    an implementation caches results by `revision`. No call waits long: a result that is still
+    being made is reported as such, and the page asks again.
     """
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -26,10 +27,7 @@ class ReportProvider(Protocol):
         ...
 
     def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:
-        """Return the diagnosis; None while the run is known and has no step to analyse yet.
-
-        It does not wait long: while the diagnosis is made it returns how far that is.
-        """
+        """Return the diagnosis; None if the run is known but has no step to analyse yet."""
         ...
 
     def verdict(self, report: RunReport) -> str:
@@ -37,18 +35,19 @@ class ReportProvider(Protocol):
         ...
 
     def timeline(self, run_id: str, *, epoch: int, step: int) -> StepTimeline | None:
-        """Return one step; `analysis.trace.errors.EmptyRunError` where it holds no spans.
+        """Return one step; None while it is being read.
 
-        None: it is being drawn, and there when it is asked for again.
+        Raises:
+            EmptyRunError: The step has no spans.
         """
         ...
 
     def picture(
         self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
     ) -> StepPicture | None:
-        """Return the pixels of a step, or of a part of it, where these are kept.
+        """Return the stored picture of a step, or of a window of it.
 
-        None: draw them from `timeline`, which tells whether they are being drawn.
+        None if there is none: `timeline` then returns the step, or None while it is being read.
         """
         ...
 
@@ -60,13 +59,13 @@ class ReportProvider(Protocol):
         ...
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
-        """Return a number that changes whenever the kept picture of a step does."""
+        """Return a number that changes with the stored picture of a step."""
         ...
 
     def liveness(self, run_id: str) -> RankLiveness | None:
-        """Return how many ranks of a live run are heard of; None where nobody tells of any."""
+        """Return which ranks of a live run are silent; None if it sent no heartbeats."""
         ...
 
     def revision(self, run_id: str) -> int:
-        """Return a number that changes whenever new data of the run came."""
+        """Return a number that changes whenever new data of the run is stored."""
         ...

@@ -34,7 +34,7 @@ MAX_BARS = 10_000
 bars in 0.3 s, and more of them slower."""
 
 MAX_LINES = 512
-"""Lines of a picture: about as many as a screen shows apart."""
+"""Lines of a picture: a screen has hardly more than one pixel for each."""
 
 NUM_BINS = 900
 """Bins of a picture of a whole step: one for each pixel of a usual window's width."""

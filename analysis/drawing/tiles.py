@@ -39,7 +39,7 @@ MAX_ZOOM = 4
 
 SPANS_PER_PIXEL = 4
 """Least mean number of spans on a pixel of a finer level. A step of 12,288 ranks x 2,000 spans
-then has 1.2 pixels a span in three orderings, which take a fifth of the spans' bytes or less."""
+then has 1.2 pixels a span in three orderings, which take at most a fifth of the spans' bytes."""
 
 MAX_WINDOW_BINS = 2 * NUM_BINS
 """A screen shows no more."""
@@ -78,7 +78,7 @@ class TileLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilePlan:
-    """Which tiles are made of a step."""
+    """The tiles that are made of a step."""
 
     line_ranks: int
     """Ranks of a line of the whole step's picture; 0: no tiles."""

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 
 class Shown(Post):
-    """What the page shows, kept in the page."""
+    """The shown state, which the page keeps in the browser."""
 
     run: str | None
     revision: int | None

@@ -73,7 +73,7 @@ class ShownRun(Post):
 
 
 class Shown(Post):
-    """What the frame shows, kept in the page."""
+    """The shown state, which the page keeps in the browser."""
 
     page: str
     run: str | None

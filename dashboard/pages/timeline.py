@@ -68,7 +68,7 @@ class Revisions(Post):
 
 
 class Shown(Post):
-    """What the page shows, kept in the page."""
+    """The shown state, which the page keeps in the browser."""
 
     run: str | None
     epoch: int | None

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-# Of the package, not of the session: while Playwright runs, no other test's event loop can.
+# Scope package: while Playwright runs, other tests cannot run an event loop.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     found = next((path for path in map(shutil.which, NAMES) if path), None)
@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def served(provider: ReportProvider) -> Iterator[str]:
-    """Serve the dashboard on loopback under its own policy until the block ends."""
+    """Serve the dashboard on loopback, with its content security policy."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     app = create_app(provider)
     policy = content_security_policy(app)

@@ -1,4 +1,4 @@
-"""Forty ways to smuggle script into a text, each in every text that comes from outside."""
+"""Forty payloads of script, each in every text that comes from outside."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ PAYLOADS = [f"{number:02d}|{kind}" for number, kind in enumerate(KINDS)]
 HALVES = ("".join(PAYLOADS[:20]), "".join(PAYLOADS[20:]))
 
 
-def ran(page: Page) -> bool:
-    """Return whether any of them was more than text."""
+def was_run(page: Page) -> bool:
+    """Return whether the page ran any payload."""
     found: bool = page.evaluate("window.__xss !== undefined")
     return found
 
 
-def test_there_are_forty_and_they_run_where_they_are_put_as_html(browser: Browser) -> None:
+def test_a_payload_runs_if_a_page_takes_it_as_html(browser: Browser) -> None:
     assert len(set(PAYLOADS)) == 40
     page = browser.new_page()
     page.set_content(PAYLOADS[5])
-    page.wait_for_function("window.__xss === 1")  # so a page that took them as HTML is found out
+    page.wait_for_function("window.__xss === 1")
     page.close()
 
 
 def test_the_overview_shows_each_payload_as_text(browser: Browser) -> None:
-    # GIVEN forty runs, findings and warnings that are called so
-    # (of warnings no more than twelve are shown, so four stand in each)
+    # GIVEN forty runs, findings and warnings with a payload as their text
+    # (the page shows twelve warnings, so each has four payloads)
     warnings = tuple("".join(PAYLOADS[place : place + 4]) for place in range(0, 40, 4))
     made = report(name="".join(PAYLOADS), warnings=warnings)
     finding = made.findings[0]
@@ -91,22 +91,22 @@ def test_the_overview_shows_each_payload_as_text(browser: Browser) -> None:
     with served(provider) as url, opened(browser, f"{url}/run/{quote(PAYLOADS[0], safe='')}") as it:
         it.page.wait_for_selector("#overview-workers .heatmaplayer image")
         assert it.page.text_content("h1") == provider.sentence
-        findings_told = it.page.text_content("#overview-findings") or ""
-        warnings_told = it.page.text_content("#overview-quality") or ""
+        findings_text = it.page.text_content("#overview-findings") or ""
+        quality_text = it.page.text_content("#overview-quality") or ""
         for text in PAYLOADS:
-            assert text in findings_told
-            assert text in warnings_told
-        assert not ran(it.page)
+            assert text in findings_text
+            assert text in quality_text
+        assert not was_run(it.page)
 
 
 def test_the_timeline_shows_payloads_as_text_under_the_pointer(browser: Browser) -> None:
-    # (a long name is cut there; tests/dashboard/test_text.py has the rest of what plotly obeys)
+    # A long name is cut there; tests/dashboard/test_text.py has the rest of plotly's HTML.
     provider = training_provider(name="".join(PAYLOADS[:5]))
     with served(provider) as url, opened(browser, f"{url}/timeline?run=demo-42&step=3") as it:
         it.page.wait_for_selector("#timeline-graph .barlayer .point")
         hover(it.page, (0.01, 0.03))
         assert PAYLOADS[0] in (it.page.text_content("#timeline-graph .hoverlayer") or "")
-        assert not ran(it.page)
+        assert not was_run(it.page)
 
 
 def test_a_payload_in_an_address_is_shown_as_text(browser: Browser) -> None:
@@ -115,4 +115,4 @@ def test_a_payload_in_an_address_is_shown_as_text(browser: Browser) -> None:
             with opened(browser, f"{url}/run/{quote(text, safe='')}") as it:
                 it.page.wait_for_selector(f"text={text[:3]}")
                 assert "there is no run" in it.page.inner_text("body")
-                assert not ran(it.page)
+                assert not was_run(it.page)

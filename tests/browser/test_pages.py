@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 XSS = '<img src=x onerror=window.__xss=1><script>window.__xss=1</script>" onload="window.__xss=1'
 TIMELINE = "/timeline?run=demo-42&step=3"
-PATIENCE_S = 120.0
-PATIENCE_MS = 120_000
+TIMEOUT_S = 120.0
+TIMEOUT_MS = 120_000
 
 
 PARTS = ("run-chooser", "overview-shown", "overview-liveness")
-"""Of the overview: what asks for itself."""
+"""Outputs of the overview's callbacks that poll."""
 
 
 @dataclass
 class SlowProvider(FakeProvider):
-    """A provider that takes its time for each look at a run."""
+    """A provider that needs ``answer_s`` for each request for a run's revision."""
 
     answer_s: float = 0.0
 
@@ -47,43 +47,43 @@ class SlowProvider(FakeProvider):
 
 @dataclass
 class Watched:
-    """A page, and everything on it that should not have been."""
+    """A page, with its errors and its requests to other hosts."""
 
     page: Page
     errors: list[str] = field(default_factory=list)
-    strangers: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def opened(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
     page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)  # type: ignore[arg-type]
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(TIMEOUT_MS)
     watched = Watched(page)
     home = url.split("/")[2]
 
-    def heard(kind: str, text: str) -> None:
+    def on_console(kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             watched.errors.append(text)
 
-    def requested(address: str) -> None:
+    def on_request(address: str) -> None:
         if address.startswith(("http", "ws")) and address.split("/")[2] != home:
-            watched.strangers.append(address)
+            watched.foreign.append(address)
 
-    page.on("console", lambda message: heard(message.type, message.text))
+    page.on("console", lambda message: on_console(message.type, message.text))
     page.on("pageerror", lambda error: watched.errors.append(str(error)))
     page.on("dialog", lambda dialog: watched.errors.append(dialog.message))
-    page.on("request", lambda request: requested(request.url))
+    page.on("request", lambda request: on_request(request.url))
     page.goto(url)
     try:
         yield watched
     finally:
         page.close()
     assert watched.errors == []
-    assert watched.strangers == []
+    assert watched.foreign == []
 
 
 def point_at(page: Page, part: str, at: tuple[float, float]) -> None:
-    """Move the pointer to a place given in shares of the part's width and height."""
+    """Move the pointer to a place, in shares of the part's width and height."""
     frame = page.locator(part).first.bounding_box()
     assert frame is not None
     page.mouse.move(frame["x"] + at[0] * frame["width"], frame["y"] + at[1] * frame["height"])
@@ -97,10 +97,10 @@ def drag(page: Page, part: str, start: tuple[float, float], end: tuple[float, fl
 
 
 def until(page: Page, is_so: Callable[[], bool], do: Callable[[], object]) -> None:
-    """Do something until it has shown: a figure is drawn before it listens to the pointer."""
-    give_up_s = time.monotonic() + PATIENCE_S
+    """Repeat an action until it had an effect: a figure reacts to the pointer some time later."""
+    give_up_s = time.monotonic() + TIMEOUT_S
     while not is_so():
-        assert time.monotonic() < give_up_s, "it never came true"
+        assert time.monotonic() < give_up_s, "no effect before the timeout"
         do()
         for _ in range(40):
             if is_so():
@@ -109,7 +109,7 @@ def until(page: Page, is_so: Callable[[], bool], do: Callable[[], object]) -> No
 
 
 def hover(page: Page, at: tuple[float, float]) -> None:
-    """Point at a place of the timeline until a box tells what is there."""
+    """Point at a place of the timeline until its hover text appears."""
     box = page.locator("#timeline-graph .hoverlayer .hovertext")
 
     def point() -> None:
@@ -121,7 +121,7 @@ def hover(page: Page, at: tuple[float, float]) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait until nothing is asked for: what is under way would fail as the page is left."""
+    """Wait until no request is pending: it would fail when the page is left."""
     page.wait_for_load_state("networkidle")
 
 
@@ -132,7 +132,7 @@ def test_the_overview_shows_the_verdict_and_its_evidence(browser: Browser) -> No
 
         assert seen.page.inner_text("h1") == provider.sentence
         traces = seen.page.locator("#overview-steps .scatterlayer .trace")
-        expect(traces).to_have_count(3, timeout=PATIENCE_MS)
+        expect(traces).to_have_count(3, timeout=TIMEOUT_MS)
         assert seen.page.locator("#overview-findings tbody tr").count() == 2
         assert "rank 0" in seen.page.inner_text("#overview-starved")
         assert "dropped spans" in seen.page.inner_text("#overview-quality")
@@ -143,8 +143,8 @@ def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser)
         bars = seen.page.locator("#timeline-graph .barlayer .point path")
         seen.page.wait_for_selector("#timeline-graph .barlayer .point")
         # 336 spans; rank 4 waits before 16 all-reduces, ranks 6 and 7 before one reduce-scatter.
-        # The last one draws nothing: it stands for the hatching in the legend.
-        expect(bars).to_have_count(336 + 16 + 2 + 1, timeout=PATIENCE_MS)
+        # The last one is the sample of hatching in the legend.
+        expect(bars).to_have_count(336 + 16 + 2 + 1, timeout=TIMEOUT_MS)
 
         seen.page.click("text=DP")
         seen.page.wait_for_url("**group=dp")
@@ -154,10 +154,10 @@ def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser)
         seen.page.wait_for_selector("text=step 4 of epoch 0 has no spans")
 
 
-def test_hovering_a_span_tells_whom_it_waited_for(browser: Browser) -> None:
+def test_the_hover_text_of_a_span_names_the_rank_it_waited_for(browser: Browser) -> None:
     with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
         seen.page.wait_for_selector("#timeline-graph .barlayer .point")
-        # Rank 7's reduce-scatter stands hatched in the last row, from 60 % of the axis on.
+        # Rank 7's reduce-scatter is hatched in the last row, from 60 % of the axis on.
         hover(seen.page, (0.8, 0.945))
 
         said = seen.page.text_content("#timeline-graph .hoverlayer") or ""
@@ -183,7 +183,7 @@ def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
         assert seen.page.evaluate("window.__xss === undefined")
 
 
-def test_the_theme_toggles_and_is_remembered_without_asking_the_server(browser: Browser) -> None:
+def test_the_theme_toggles_and_is_remembered_without_a_request(browser: Browser) -> None:
     provider = training_provider()
     with served(provider) as url, opened(browser, url, color_scheme="light") as seen:
         seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
@@ -227,7 +227,7 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
 
 
-def test_a_live_run_refreshes_where_answers_take_longer_than_the_pages_pace(
+def test_a_live_run_refreshes_if_answers_take_longer_than_the_poll_interval(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(components, "LIVE_MS", 200)
@@ -247,7 +247,7 @@ def test_a_live_run_refreshes_where_answers_take_longer_than_the_pages_pace(
         seen.page.wait_for_selector("text=Drawing step 3")
 
 
-def test_a_page_asks_again_after_a_question_that_nobody_answered(
+def test_a_page_polls_again_after_a_request_without_an_answer(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(components, "LIVE_MS", 200)
@@ -256,17 +256,17 @@ def test_a_page_asks_again_after_a_question_that_nobody_answered(
     provider.state = "running"
     with served(provider) as url:
         page = browser.new_page()
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(TIMEOUT_MS)
         page.goto(url)
         page.wait_for_selector("#overview-workers .heatmaplayer image")
 
-        # GIVEN a server that is away until each part of the page has asked in vain
+        # GIVEN a server that is away until each part of the page has sent a request in vain
         away: set[str] = set()
         page.route(_is_update, lambda route: _refused(route, away))
         until(page, lambda: len(away) >= len(PARTS), lambda: None)
         page.unroute(_is_update)
 
-        # WHEN it is there again, with news, THEN the page shows it
+        # WHEN it is back, with new results, THEN the page shows them
         provider.sentence = "Rank 5 is still slow."
         provider.num_changes += 1
         page.wait_for_selector("text=Rank 5 is still slow.")
@@ -283,7 +283,7 @@ def _refused(route: Route, away: set[str]) -> None:
     route.abort()
 
 
-def test_a_page_that_waits_says_what_for_and_fills_by_itself(browser: Browser) -> None:
+def test_a_page_shows_the_progress_of_the_analysis_and_then_its_result(browser: Browser) -> None:
     provider = training_provider()
     (run,) = provider.runs()
     progress = Progress(activity=Activity.COMPARING, num_spans=4_521_984)
@@ -302,7 +302,7 @@ def test_a_page_that_waits_says_what_for_and_fills_by_itself(browser: Browser) -
         assert provider.num_reports == asked
 
 
-def test_a_run_that_is_deleted_says_so(browser: Browser) -> None:
+def test_a_deleted_run_is_reported_on_its_open_page(browser: Browser) -> None:
     provider = training_provider()
     provider.state = "running"
     with served(provider) as url, opened(browser, f"{url}/run/demo-42") as seen:
@@ -313,7 +313,7 @@ def test_a_run_that_is_deleted_says_so(browser: Browser) -> None:
         assert not seen.page.is_visible("#overview-report")
 
 
-def test_the_first_run_appears_by_itself(browser: Browser) -> None:
+def test_the_first_run_appears_without_a_reload(browser: Browser) -> None:
     provider = FakeProvider()
     with served(provider) as url, opened(browser, url) as seen:
         seen.page.wait_for_selector("text=this store holds no runs yet")

@@ -60,7 +60,9 @@ def under_way(
         ),
     ],
 )
-def test_the_overview_says_what_the_analysis_does(found: AnalysisInProgress, said: str) -> None:
+def test_the_overview_shows_the_progress_of_the_analysis(
+    found: AnalysisInProgress, said: str
+) -> None:
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
     shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
@@ -70,7 +72,7 @@ def test_the_overview_says_what_the_analysis_does(found: AnalysisInProgress, sai
     assert "12 s so far" in shown
 
 
-def test_what_needs_no_analysis_is_shown_while_it_is_made() -> None:
+def test_figures_that_need_no_analysis_are_shown_during_it() -> None:
     found = under_way(Activity.READING, steps=SEEN)
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
@@ -81,7 +83,7 @@ def test_what_needs_no_analysis_is_shown_while_it_is_made() -> None:
     assert "GPU slowdown | … | after the analysis" in shown
 
 
-def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None:
+def test_earlier_findings_are_shown_during_the_analysis() -> None:
     top = replace(report().findings[0], ranks=tuple(range(6_144, 6_152)), steps=(2, 3))
     found = replace(under_way(Activity.READING), earlier_findings=(top,))
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
@@ -94,7 +96,7 @@ def test_what_was_found_before_stands_there_until_the_analysis_is_done() -> None
     )
 
 
-def test_an_analysis_that_fails_says_why() -> None:
+def test_a_failed_analysis_shows_the_reason() -> None:
     found = AnalysisFailed(run=RUN, reason="the store cannot lock", steps=SEEN)
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
@@ -105,7 +107,7 @@ def test_an_analysis_that_fails_says_why() -> None:
     assert "GPU slowdown | … | needs the analysis" in shown
 
 
-def test_a_step_is_shown_before_the_analysis_is_done() -> None:
+def test_a_step_is_shown_during_the_analysis() -> None:
     provider = training_provider()
     provider.unfinished = {"demo-42": under_way(Activity.READING, steps=SEEN)}
 
@@ -116,7 +118,7 @@ def test_a_step_is_shown_before_the_analysis_is_done() -> None:
     )
 
 
-def test_a_step_that_is_being_drawn_says_so() -> None:
+def test_a_step_that_is_being_drawn_has_a_placeholder() -> None:
     provider = training_provider()
     provider.is_drawing = True
 
@@ -134,7 +136,7 @@ def test_a_step_that_is_being_drawn_says_so() -> None:
         ("lost", "run 'demo-42' fell silent before a step was recorded completely"),
     ],
 )
-def test_a_run_without_a_step_says_whether_one_may_come(state: str, said: str) -> None:
+def test_a_run_without_a_step_says_whether_one_may_follow(state: str, said: str) -> None:
     provider = FakeProvider(reports={"demo-42": None}, state=state)
 
     overview = words(overview_page(provider, View(run="demo-42"), base_path="/"))

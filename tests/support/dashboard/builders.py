@@ -1,4 +1,4 @@
-"""Spans as columns, reports and providers that behave, for tests of what the screen shows."""
+"""Builders of span tables, reports and providers, for tests of the dashboard."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
-    """Lay spans out as columns, in the order given."""
+    """Return spans as columns, in the order given."""
     names = tuple(sorted({span.name for span in spans}))
     tracks = tuple(sorted({span.track for span in spans}))
     name_codes = {name: code for code, name in enumerate(names)}
@@ -79,7 +79,7 @@ def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] =
 
 @dataclass
 class FakeProvider:
-    """A provider over results that stand still until a test changes them."""
+    """A provider of fixed results, and a source of fixed spans; a test may change both."""
 
     reports: dict[str, RunReport | None] = field(default_factory=dict)
     tables: dict[str, SpanTable] = field(default_factory=dict)
@@ -88,10 +88,10 @@ class FakeProvider:
     state: str = "ended"
     live: RankLiveness | None = None
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
-    """Runs whose diagnosis is not there yet."""
+    """Runs whose diagnosis is not finished."""
 
     is_drawing: bool = False
-    """Whether each step is still being drawn."""
+    """Whether each step is still being read."""
 
     num_changes: int = 0
     num_reports: int = 0
@@ -203,7 +203,7 @@ def report(
     warnings: tuple[str, ...] = (),
     name: str = "",
 ) -> RunReport:
-    """Build the report of a run in which ``slow_rank`` computes slowly from ``onset`` on."""
+    """Return the report of a run in which ``slow_rank`` computes slowly from ``onset`` on."""
     layout = layout or Layout(pp=2, dp=2, tp=2)
     coords = grid_coords(layout)
     steps = tuple(range(num_steps))
@@ -326,12 +326,12 @@ def _starved(slow_rank: int | None, coords: dict[int, Coords]) -> tuple[Starved,
 
 
 def traces(figure: go.Figure) -> list[Any]:
-    """Return the figure's traces; what plotly adds to each kind of them has no static type."""
+    """Return the figure's traces, untyped: plotly's stubs lack the properties of each kind."""
     return list(figure.data)
 
 
 def shades_of(figure: dict[str, Any]) -> NDArray[np.uint8]:
-    """Return the shades of a figure of pixels, shape (lines, bins)."""
+    """Return the shades of a raster figure, shape (lines, bins)."""
     packed = figure["data"][0]["z"]
     shape = [int(size) for size in packed["shape"].split(",")]
     return np.frombuffer(b64decode(packed["bdata"]), np.uint8).reshape(shape)

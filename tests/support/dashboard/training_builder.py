@@ -1,4 +1,4 @@
-"""One training step as spans, and a provider of it."""
+"""Builder of a training step as spans, and of a provider with it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def training_step(
     num_blocks: int = 2,
     name: str = "block",
 ) -> tuple[list[Span], tuple[GroupInfo, ...]]:
-    """Play one step: forwards, backwards, TP all-reduces in them, DP all-reduce, optimizer.
+    """Return a step's spans: forward, backward and TP all-reduces, reduce-scatter, optimizer.
 
-    Every TP group moves on together; its slow member makes the others wait.
+    The ranks of a TP group go on together: its slow member makes the others wait.
     """
     spans: list[Span] = []
     groups: dict[int, GroupInfo] = {}
@@ -123,7 +123,7 @@ def _data_parallel(
 
 
 def training_provider(made: RunReport | None = None, *, name: str = "block") -> FakeProvider:
-    """Build a provider of one run whose step 3 can be drawn."""
+    """Return a provider of one run with the spans of its step 3."""
     made = made or report()
     provider = FakeProvider(reports={made.run: made})
     spans, groups = training_step(made.layout, name=name)
