@@ -19,7 +19,8 @@ from rankscope.analysis.trace.tables import (
     StepTable,
 )
 from rankscope.collector.clock.map import ClockMap
-from rankscope.collector.spool.records import RECORD, Origin, decode
+from rankscope.collector.spool.cut import CutKey
+from rankscope.collector.spool.records import RECORD, decode
 from rankscope.sources.arrow_tables import microbatch_table, span_table, step_table
 from rankscope.tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
 from rankscope.tracer.topology import Coords, Layout
@@ -108,13 +109,14 @@ def read_spool(
             head = read_header(data, magic=SEGMENT_MAGIC, path=segment)
             num = sealed_rows(data) or 0
             records = np.frombuffer(data, dtype=RECORD, offset=HEADER_BYTES, count=num)
-            found = decode(
-                records, np.arange(num, dtype=np.uint32), names=names,
-                origin=Origin(
-                    run_id=run_id, epoch=0, rank=head.rank, segment=2 * number + part,
-                    clock=ClockMap.fixed(head.anchor_unix_ns - head.anchor_monotonic_ns),
-                ),
+            key = CutKey(
+                run_id=run_id, epoch=0, rank=head.rank, process="", segment=2 * number + part,
+                first_row=0, end_row=num,
             )  # fmt: skip
+            clock = ClockMap.fixed(head.anchor_unix_ns - head.anchor_monotonic_ns)
+            found = decode(
+                records, np.arange(num, dtype=np.uint32), key=key, names=names, clock=clock
+            )
             for name, rows in tables.items():
                 rows.append(getattr(found, name))
     whole = {name: pa.concat_tables(rows).sort_by(ORDER[:3]) for name, rows in tables.items()}

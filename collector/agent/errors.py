@@ -1,4 +1,4 @@
-"""Errors of the agent. Those that say "later" lose nothing: the same is sent again."""
+"""Errors of the agent. A `RetryLaterError` loses nothing: the same data is sent again."""
 
 from __future__ import annotations
 

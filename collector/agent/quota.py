@@ -13,7 +13,6 @@ from rankscope.tracer.spool import SEGMENT_GLOB, SpoolError
 
 from ..errors import CollectorError
 from ..identity import segment_id
-from ..spool.cut import CutKey
 from ..spool.descriptions import ENDED, exit_state
 from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from ..spool.cut import CutKey
     from .journal import Journal
 
 CHECK_PERIOD_S = 5.0
@@ -116,15 +116,7 @@ class SpoolQuota:
             if first_row >= end_row:
                 return None
             return _Unsent(
-                key=CutKey(
-                    run_id=files.run_id,
-                    epoch=files.identity.epoch,
-                    rank=files.identity.rank,
-                    process=files.process,
-                    segment=segment,
-                    first_row=first_row,
-                    end_row=end_row,
-                ),
+                key=files.cut_key(reader.number, first_row, end_row),
                 num_rows=len(reader.reread(first_row, end_row).rows),
                 num_bytes=path.stat().st_blocks * BLOCK_BYTES,
             )

@@ -26,15 +26,6 @@ class ProbeReply:
     pause_ns: int = 0
     """Least time until the next probe; 0 from older collectors, which do not send it."""
 
-    def document(self) -> dict[str, Any]:
-        """Return the reply as the JSON object that `parse_reply` reads."""
-        return {
-            "reference_id": self.reference_id,
-            "received_ns": self.received_ns,
-            "replied_ns": self.replied_ns,
-            "pause_ns": self.pause_ns,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
@@ -63,8 +54,8 @@ def parse_reply(document: object) -> ProbeReply:
     """Return the reply in a JSON object.
 
     Raises:
-        ClockReplyError: It does not have the form of `ProbeReply.document`, or was sent before the
-            probe was received.
+        ClockReplyError: It does not have the fields of `ProbeReply`, or was sent before the probe
+            was received.
     """
     if not isinstance(document, dict):
         raise ClockReplyError("not a JSON object")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import asdict
 from time import monotonic_ns as read_monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,6 @@ def clock_router() -> APIRouter:
     async def clock() -> JSONResponse:
         received_ns = reference.now_ns()
         reply = reference.answer(received_ns, pause_ns=rate_limit.next_pause_ns())
-        return JSONResponse(reply.document())
+        return JSONResponse(asdict(reply))
 
     return router

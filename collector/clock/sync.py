@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_S, MonotonicNs, UnixNs
@@ -46,16 +46,9 @@ class ProbeConfig:
     max_probes: int = 1024
 
     def __post_init__(self) -> None:
-        for name in (
-            "first_probes",
-            "first_pause_ns",
-            "change_pause_ns",
-            "pause_ns",
-            "window_ns",
-            "max_probes",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,8 @@ from rankscope.tracer.spool import (
 )
 
 from ..errors import CollectorError, RunNameError
-from ..identity import MAX_INT32, check_run_name
+from ..identity import MAX_INT32, check_run_name, segment_id
+from .cut import CutKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +92,24 @@ class ProcessFiles:
             return
         self._manifest_stamp_ns = stamp_ns
         self.derived = found if isinstance(found, dict) else {}
+
+    def cut_key(self, segment: int, first_row: int, end_row: int) -> CutKey:
+        """Return the key of a range of rows of one of the process's segments.
+
+        Args:
+            segment: Number of the segment in this process.
+            first_row: First row of the range.
+            end_row: Row after the last one.
+        """
+        return CutKey(
+            run_id=self.run_id,
+            epoch=self.identity.epoch,
+            rank=self.identity.rank,
+            process=self.process,
+            segment=segment_id(self.process, segment),
+            first_row=first_row,
+            end_row=end_row,
+        )
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each interned name; `OTHER_NAME` if its slot is empty."""

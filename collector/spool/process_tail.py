@@ -12,7 +12,7 @@ from rankscope.tracer.spool import PROCESS_FILE, SEGMENT_GLOB, SpoolError
 from ..arrow_columns import to_numpy
 from ..identity import MAX_SEGMENT, segment_id
 from ..names import storable_name
-from .cut import Cut, CutKey
+from .cut import Cut
 from .descriptions import (
     ENDED,
     LOST,
@@ -28,7 +28,7 @@ from .descriptions import (
 )
 from .liveness import Liveness, read_liveness
 from .process import SpoolFolderError
-from .records import Origin, decode
+from .records import decode
 from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, read_open_spans
 
 if TYPE_CHECKING:
@@ -343,28 +343,14 @@ class ProcessTail:
         return None
 
     def _cut(self, reader: SegmentReader, reading: Reading) -> Cut:
-        identity = self.files.identity
-        segment = self._segment(reader)
-        origin = Origin(
-            run_id=self.files.run_id,
-            epoch=identity.epoch,
-            rank=identity.rank,
-            segment=segment,
-            clock=self._clock,
-        )
+        key = self.files.cut_key(reader.number, reading.first_row, reading.end_row)
         return Cut(
-            key=CutKey(
-                run_id=self.files.run_id,
-                epoch=identity.epoch,
-                rank=identity.rank,
-                process=self.files.process,
-                segment=segment,
-                first_row=reading.first_row,
-                end_row=reading.end_row,
-            ),
+            key=key,
             sha256=hashlib.sha256(reading.data).hexdigest(),
             num_torn=reading.num_torn,
-            rows=decode(reading.records, reading.rows, names=self.files, origin=origin),
+            rows=decode(
+                reading.records, reading.rows, key=key, names=self.files, clock=self._clock
+            ),
         )
 
 

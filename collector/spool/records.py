@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..clock.map import ClockMap
+    from .cut import CutKey
 
     Records = NDArray[np.void]
 
@@ -93,20 +94,6 @@ class Names(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Identity of the rows of a cut, and the map of their clock to Unix time."""
-
-    run_id: str
-    epoch: int
-    rank: int
-    segment: int
-    """As returned by `identity.segment_id`."""
-
-    clock: ClockMap
-    """Map of the host's monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CutRows:
     """Rows of one cut, by table of the store."""
 
@@ -116,7 +103,9 @@ class CutRows:
     bad_rows: pa.Table
 
 
-def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> CutRows:
+def decode(
+    records: Records, rows: NDArray[np.uint32], *, key: CutKey, names: Names, clock: ClockMap
+) -> CutRows:
     """Decode committed records.
 
     A record that can't be a measurement (unknown type or kind, time out of range) goes to
@@ -125,8 +114,9 @@ def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     Args:
         records: Shape (rows,), dtype `RECORD`.
         rows: Row number of each record in its segment.
+        key: Identity of the cut.
         names: The process's names.
-        origin: Identity that all rows share.
+        clock: Map of the host's monotonic clock to Unix time.
     """
     reason = _bad_reason(records)
     good = reason < 0
@@ -135,10 +125,10 @@ def decode(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     is_microbatch = good & (records["type"] == RecordType.MICROBATCH)
     spans, span_rows = (records, rows) if is_span.all() else (records[is_span], rows[is_span])
     return CutRows(
-        spans=_spans(spans, span_rows, names=names, origin=origin),
-        steps=_steps(records[is_step], rows[is_step], origin=origin),
-        microbatches=_microbatches(records[is_microbatch], rows[is_microbatch], origin=origin),
-        bad_rows=_bad_rows(records[~good], rows[~good], reason=reason[~good], origin=origin),
+        spans=_spans(spans, span_rows, key=key, names=names, clock=clock),
+        steps=_steps(records[is_step], rows[is_step], key=key, clock=clock),
+        microbatches=_microbatches(records[is_microbatch], rows[is_microbatch], key=key),
+        bad_rows=_bad_rows(records[~good], rows[~good], reason=reason[~good], key=key),
     )
 
 
@@ -160,7 +150,9 @@ def _bad_reason(records: Records) -> NDArray[np.int8]:
     return reason
 
 
-def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: Origin) -> pa.Table:
+def _spans(
+    records: Records, rows: NDArray[np.uint32], *, key: CutKey, names: Names, clock: ClockMap
+) -> pa.Table:
     flags = records["flags"]
     has_comm = (flags & HAS_COMM) != 0
 
@@ -170,9 +162,9 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     launch_ns = np.where(records["launch_ns"] == 0, records["start_ns"], records["launch_ns"])
     parent, has_parent = find_parent_rows(records, rows)
     named = {
-        **_identity(len(records), origin),
+        **_identity(len(records), key),
         "step": numbers(records["step"]),
-        "start_ns": numbers(origin.clock.unix_ns(records["start_ns"])),
+        "start_ns": numbers(clock.unix_ns(records["start_ns"])),
         "kind": coded_strings(records["kind"], [str(kind) for kind in KINDS]),
         "name": _named(records["name"], names),
         "track": _named(records["track"], names),
@@ -183,7 +175,7 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
         "microbatch": numbers(records["microbatch"]),
         "chunk": numbers(records["chunk"]),
         "duration_ns": numbers(records["end_ns"] - records["start_ns"]),
-        "launch_ns": numbers(np.where(launch_ns < 0, NONE, origin.clock.unix_ns(launch_ns))),
+        "launch_ns": numbers(np.where(launch_ns < 0, NONE, clock.unix_ns(launch_ns))),
         "num_bytes": comm("num_bytes", NONE),
         "interval_id": comm("interval_id", 0),
         "parent_row": optional_numbers(parent, has_parent),
@@ -194,10 +186,10 @@ def _spans(records: Records, rows: NDArray[np.uint32], *, names: Names, origin: 
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.Table:
-    start_ns = origin.clock.unix_ns(records["start_ns"])
+def _steps(records: Records, rows: NDArray[np.uint32], *, key: CutKey, clock: ClockMap) -> pa.Table:
+    start_ns = clock.unix_ns(records["start_ns"])
     named = {
-        **_identity(len(records), origin),
+        **_identity(len(records), key),
         "step": numbers(records["step"]),
         "start_ns": numbers(start_ns),
         # The duration does not pass through the clock map.
@@ -211,9 +203,9 @@ def _steps(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _microbatches(records: Records, rows: NDArray[np.uint32], *, origin: Origin) -> pa.Table:
+def _microbatches(records: Records, rows: NDArray[np.uint32], *, key: CutKey) -> pa.Table:
     named = {
-        **_identity(len(records), origin),
+        **_identity(len(records), key),
         "step": numbers(records["step"]),
         "microbatch": numbers(records["microbatch"]),
         "num_tokens": numbers(records["num_tokens"]),
@@ -224,10 +216,10 @@ def _microbatches(records: Records, rows: NDArray[np.uint32], *, origin: Origin)
 
 
 def _bad_rows(
-    records: Records, rows: NDArray[np.uint32], *, reason: NDArray[np.int8], origin: Origin
+    records: Records, rows: NDArray[np.uint32], *, reason: NDArray[np.int8], key: CutKey
 ) -> pa.Table:
     named = {
-        **_identity(len(records), origin),
+        **_identity(len(records), key),
         "row": numbers(rows),
         "reason": coded_strings(reason, BAD_REASONS),
         "record": strings([record.tobytes().hex() for record in records]),
@@ -235,12 +227,12 @@ def _bad_rows(
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _identity(num_rows: int, origin: Origin) -> dict[str, Any]:
+def _identity(num_rows: int, key: CutKey) -> dict[str, Any]:
     return {
-        "run_id": repeated_string(origin.run_id, num_rows),
-        "epoch": numbers(np.full(num_rows, origin.epoch, dtype=np.int32)),
-        "rank": numbers(np.full(num_rows, origin.rank, dtype=np.int32)),
-        "segment": numbers(np.full(num_rows, origin.segment, dtype=np.uint64)),
+        "run_id": repeated_string(key.run_id, num_rows),
+        "epoch": numbers(np.full(num_rows, key.epoch, dtype=np.int32)),
+        "rank": numbers(np.full(num_rows, key.rank, dtype=np.int32)),
+        "segment": numbers(np.full(num_rows, key.segment, dtype=np.uint64)),
     }
 
 

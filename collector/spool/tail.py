@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -64,22 +65,6 @@ class TailProgress:
 
     problems: tuple[str, ...]
     """What can't be read and why, one line each; each problem is in one poll's result only."""
-
-
-@dataclass(slots=True)
-class _Totals:
-    num_cuts: int = 0
-    num_spans: int = 0
-    num_steps: int = 0
-    num_torn: int = 0
-    num_bad: int = 0
-
-    def add(self, cut: Cut) -> None:
-        self.num_cuts += 1
-        self.num_spans += cut.rows.spans.num_rows
-        self.num_steps += cut.rows.steps.num_rows
-        self.num_torn += cut.num_torn
-        self.num_bad += cut.rows.bad_rows.num_rows
 
 
 @dataclass(slots=True)
@@ -153,7 +138,7 @@ class SpoolTail:
             StoreError: The sink failed. Nothing is lost: the next poll sends the same again.
         """
         now_ns = self._monotonic_ns()
-        totals = _Totals()
+        totals: Counter[str] = Counter()
         self._flush_rows()
         self._send_cuts(totals)
         self._find_processes()
@@ -168,11 +153,11 @@ class SpoolTail:
         self._drop_finished()
         problems, self._problems = tuple(self._problems), []
         return TailProgress(
-            num_cuts=totals.num_cuts,
-            num_spans=totals.num_spans,
-            num_steps=totals.num_steps,
-            num_torn=totals.num_torn,
-            num_bad=totals.num_bad,
+            num_cuts=totals["cuts"],
+            num_spans=totals["spans"],
+            num_steps=totals["steps"],
+            num_torn=totals["torn"],
+            num_bad=totals["bad"],
             num_processes=self._num_processes,
             num_running=sum(tail.state == RUNNING for tail in self._active.values()),
             num_unreadable=len(self._unreadable),
@@ -305,13 +290,19 @@ class SpoolTail:
         del self._active[folder]
         self._done.add(folder)
 
-    def _send_cuts(self, totals: _Totals) -> None:
+    def _send_cuts(self, totals: Counter[str]) -> None:
         if not self._pending_cuts:
             return
         self._sink.ingest([cut for _, cut in self._pending_cuts])
         for tail, cut in self._pending_cuts:
             tail.advance(cut)
-            totals.add(cut)
+            totals.update(
+                cuts=1,
+                spans=cut.rows.spans.num_rows,
+                steps=cut.rows.steps.num_rows,
+                torn=cut.num_torn,
+                bad=cut.rows.bad_rows.num_rows,
+            )
         self._pending_cuts = []
 
     def _store_ends(self) -> None:

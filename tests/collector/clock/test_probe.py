@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_reply_can_be_sent_as_json() -> None:
         reference_id="r", received_ns=UnixNs(2**60), replied_ns=UnixNs(2**60 + 3), pause_ns=5
     )
 
-    assert parse_reply(json.loads(json.dumps(reply.document()))) == reply
+    assert parse_reply(json.loads(json.dumps(asdict(reply)))) == reply
 
 
 def test_a_reply_without_a_pause_means_no_pause() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
@@ -142,7 +142,7 @@ class FakeCollector:
 
     def _right_answer(self, path: str, query: dict[str, list[str]], body: bytes) -> Reply:
         if path == "/v1/clock":
-            return Reply(status=200, document=self.clock.answer(self.clock.now_ns()).document())
+            return Reply(status=200, document=asdict(self.clock.answer(self.clock.now_ns())))
         if path == "/v1/resume":
             document: dict[str, Any] = {
                 "end_rows": self.stored.end_rows(query["run_id"][0]),

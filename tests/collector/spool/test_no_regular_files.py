@@ -27,8 +27,10 @@ def special_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_segment_that_is_no_plain_file_is_an_error_and_does_not_block(special_file: Path) -> None:
-    with pytest.raises(OSError, match=r"plain file|symbolic links"):
+def test_a_segment_that_is_no_regular_file_is_an_error_and_does_not_block(
+    special_file: Path,
+) -> None:
+    with pytest.raises(OSError, match=r"regular file|symbolic links"):
         SegmentReader(special_file, grace_ns=0)
 
     assert read_open_spans(special_file) == []
