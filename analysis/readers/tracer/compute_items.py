@@ -1,4 +1,9 @@
-"""Compute of each (rank, step) by micro-batch: its own time, waits and late partners cut out."""
+"""Compute of each micro-batch on each rank, without waits, late partners and experts.
+
+With experts, a rank computes as long as it has tokens. A rank whose experts get more tokens than
+others is not slow, so its speed is judged by what it computes outside them: up to the all-to-all
+that sends the tokens out, and after the one that brings them back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ComputeItems
 from ..tp_partners import number_workers
-from .pieces import WHOLE, Pieces, is_deferred_part, is_own_compute
+from .pieces import BACKWARD, FORWARD, WHOLE, Pieces, is_deferred_part, is_own_compute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,122 +29,122 @@ if TYPE_CHECKING:
     from .matched_waits import MatchedWaits
 
 MIN_OUTSIDE_RATIO = 0.1
-"""Share of the compute that must lie outside the experts for it to speak for the rank."""
+"""Share of the compute that must be outside the experts to represent the rank."""
 
 MAX_ODD_RATIO = 0.01
-"""Share of the compute spans in which what opens may stay open: by borders that coincide."""
+"""Share of compute spans in which an expert part may stay open, because borders coincide."""
 
 EP_COMM = KIND_CODES[SpanKind.EP_COMM]
 
 
 def build_compute_items(
-    joined: MatchedWaits,
+    matched: MatchedWaits,
     pieces: Pieces,
     numbers: NDArray[np.int32],
     run: RunInfo,
     *,
-    portion: NDArray[np.int64],
+    part: NDArray[np.int64],
 ) -> tuple[ComputeItems, NDArray[np.bool_]]:
-    """Sum each forward's and backward's own pieces, those of a split one together.
+    """Sum the own pieces of each forward and backward; the parts of a split backward are one item.
 
-    Partners whose inner communication is not traced cannot work alone: the time
-    until the last of them began the same micro-batch is no compute. The experts'
-    parts take as long as they have tokens: what lies outside stands for them.
+    Partners whose communication is not traced cannot work alone, so the time until the last of
+    them began the same micro-batch does not count as compute. The time of experts is replaced by
+    that outside them, scaled to the whole.
 
     Args:
-        joined: The run.
-        pieces: What its ranks did between their waits.
-        numbers: Its steps' numbers, ascending.
+        matched: The run.
+        pieces: Its pieces.
+        numbers: Numbers of its steps, ascending.
         run: Positions of the ranks.
-        portion: Shape (spans,): which portion of its micro-batch a compute span is.
+        part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
-        The items, and which pieces are the experts', shape (pieces,).
+        The items, and which pieces are those of experts, shape (pieces,).
     """
-    spans, windows = joined.spans, joined.windows
-    kinds = (KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    whole = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
-    whole = whole[is_one_of(spans.kind[pieces.compute[whole]], kinds)]
-    experts = is_expert_piece(joined, pieces, portion)
-    own = whole[~experts[whole]]
+    spans, rank_steps = matched.spans, matched.rank_steps
+    compute = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
+    compute = compute[is_one_of(spans.kind[pieces.compute[compute]], (FORWARD, BACKWARD))]
+    experts = is_expert_piece(matched, pieces, part)
+    own = compute[~experts[compute]]
     index, num = factorize(pieces.compute[own])
     first = np.zeros(num, dtype=np.int64)
     first[index] = np.arange(len(index))
     span = pieces.compute[own[first]]
     length = (pieces.end - pieces.start)[own].astype(np.float64)
     self_ns = np.bincount(index, weights=length, minlength=len(span)).astype(np.float64)
-    window = pieces.window[own[first]]
-    step = windows.step_index[window]
+    step = rank_steps.step_index[pieces.rank_step[own[first]]]
     rank, kind, chunk = spans.rank[span], spans.kind[span], spans.chunk[span]
-    part = portion[span]
-    order = argsort_rows(step, rank, kind, chunk, part, spans.start_ns[span])
-    kind_of_rank, _ = factorize(step[order], rank[order], kind[order], chunk[order], part[order])
-    microbatch = cumcount(kind_of_rank).astype(np.int32)
+    span_part = part[span]
+    order = argsort_rows(step, rank, kind, chunk, span_part, spans.start_ns[span])
+    step, rank, kind, chunk = step[order], rank[order], kind[order], chunk[order]
+    span_part = span_part[order]
+    series, _ = factorize(step, rank, kind, chunk, span_part)
+    microbatch = cumcount(series).astype(np.int32)
     ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
     if experts.any():
-        self_ns = self_ns * _expert_scale(joined, pieces, ranks, whole, experts)[own[first]]
+        self_ns = self_ns * _expert_scale(matched, pieces, ranks, compute, experts)[own[first]]
     own_ns = np.rint(self_ns[order]).astype(np.int64)
-    kinds_traced = {KINDS[code].value for code in sorted_unique(spans.kind[joined.comm]).tolist()}
-    worker = number_workers(ranks, kinds_traced, joined.line.ranks)
-    late_ns = _partner_delays(
-        (step[order], worker[find_positions(rank[order], joined.line.ranks)], kind[order],
-         chunk[order], part[order], microbatch),
+    traced_kinds = {KINDS[code].value for code in sorted_unique(spans.kind[matched.comm]).tolist()}
+    worker = number_workers(ranks, traced_kinds, matched.line.ranks)
+    delay_ns = _partner_delays(
+        (step, worker[find_positions(rank, matched.line.ranks)], kind, chunk, span_part,
+         microbatch),
         spans.start_ns[span][order],
     )  # fmt: skip
     items = _merge_parts(
         ComputeItems(
-            step=numbers[step[order]],
-            rank=rank[order],
-            kind=kind[order],
-            chunk=chunk[order],
+            step=numbers[step],
+            rank=rank,
+            kind=kind,
+            chunk=chunk,
             microbatch=microbatch,
-            self_ns=np.where(late_ns < own_ns, own_ns - late_ns, own_ns),
+            self_ns=np.where(delay_ns < own_ns, own_ns - delay_ns, own_ns),
         ),
         spans,
         span[order],
-        part[order],
-        deferred_ratio=_deferred_ratio(pieces, whole, portion),
+        span_part,
+        deferred_ratio=_deferred_ratio(pieces, compute, part),
     )
     return items, experts
 
 
 def _expert_scale(
-    joined: MatchedWaits,
+    matched: MatchedWaits,
     pieces: Pieces,
     ranks: Mapping[int, RankInfo],
-    whole: NDArray[np.int64],
+    compute: NDArray[np.int64],
     experts: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
     """Return all compute over that outside the experts, by kind, chunk and stage.
 
     Args:
-        joined: The run.
+        matched: The run.
         pieces: Its pieces.
-        ranks: Their stages.
-        whole: Pieces of forward and backward compute.
-        experts: Shape (pieces,): those of the experts.
+        ranks: The stages of its ranks.
+        compute: Pieces of forward and backward.
+        experts: Shape (pieces,): those of experts.
 
     Returns:
-        Shape (pieces,), 1 where it is no such compute.
+        Shape (pieces,), 1 for all other pieces.
     """
-    spans, line = joined.spans, joined.line
-    stage_of = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
-    span = pieces.compute[whole]
-    stage = stage_of[find_positions(spans.rank[span], line.ranks)]
+    spans, line = matched.spans, matched.line
+    rank_stage = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
+    span = pieces.compute[compute]
+    stage = rank_stage[find_positions(spans.rank[span], line.ranks)]
     work, num = factorize(spans.kind[span], spans.chunk[span], stage)
-    length = (pieces.end - pieces.start)[whole]
+    length = (pieces.end - pieces.start)[compute]
     total = np.bincount(work, weights=length, minlength=num)
-    outside = np.bincount(work, weights=np.where(experts[whole], 0, length), minlength=num)
-    ratio = np.ones(len(experts))
-    ratio[whole] = np.divide(total, outside, out=np.ones(num), where=outside > 0)[work]
-    return ratio
+    outside = np.bincount(work, weights=np.where(experts[compute], 0, length), minlength=num)
+    scale = np.ones(len(experts))
+    scale[compute] = np.divide(total, outside, out=np.ones(num), where=outside > 0)[work]
+    return scale
 
 
-def _deferred_ratio(pieces: Pieces, whole: NDArray[np.int64], portion: NDArray[np.int64]) -> float:
-    """Return the share of forward and backward compute that lies in later portions."""
-    length = (pieces.end - pieces.start)[whole].astype(np.float64)
+def _deferred_ratio(pieces: Pieces, compute: NDArray[np.int64], part: NDArray[np.int64]) -> float:
+    """Return the share of forward and backward compute that is in deferred parts."""
+    length = (pieces.end - pieces.start)[compute].astype(np.float64)
     total = float(length.sum())
-    deferred = is_deferred_part(portion[pieces.compute[whole]])
+    deferred = is_deferred_part(part[pieces.compute[compute]])
     return float(length[deferred].sum()) / total if total else 0.0
 
 
@@ -147,39 +152,39 @@ def _merge_parts(
     items: ComputeItems,
     spans: SpanTable,
     span: NDArray[np.int64],
-    portion: NDArray[np.int64],
+    part: NDArray[np.int64],
     *,
     deferred_ratio: float,
 ) -> ComputeItems:
-    """Make one item of the portions of each micro-batch.
+    """Merge the parts of each micro-batch into one item.
 
     Args:
-        items: One a span.
+        items: One per span.
         spans: The table.
-        span: Shape (items,): the row of each.
-        portion: Shape (items,).
-        deferred_ratio: Share of the compute in later portions.
+        span: Shape (items,): row of the span.
+        part: Shape (items,): part of the micro-batch.
+        deferred_ratio: Share of the compute in deferred parts.
     """
     if not deferred_ratio:
         return items
-    later = is_deferred_part(portion)
-    alone = np.where(portion == WHOLE, np.arange(len(items)), NOT_FOUND)
+    deferred = is_deferred_part(part)
+    separate = np.where(part == WHOLE, np.arange(len(items)), NOT_FOUND)
     work, num = factorize(
-        items.step, items.rank, items.kind, items.chunk, spans.microbatch[span], alone
+        items.step, items.rank, items.kind, items.chunk, spans.microbatch[span], separate
     )
     self_ns = np.bincount(work, weights=items.self_ns, minlength=num).astype(np.int64)
-    # Items are in order of (step, rank, kind, chunk, portion): whole ones and first halves mix.
+    # Items are sorted by (step, rank, kind, chunk, part); whole spans and first parts must mix.
     order = argsort_rows(items.step, items.rank, items.kind, items.chunk, spans.start_ns[span])
-    first = order[~later[order]]
+    first = order[~deferred[order]]
     step, rank = items.step[first], items.rank[first]
     kind, chunk = items.kind[first], items.chunk[first]
-    of_rank, _ = factorize(step, rank, kind, chunk)
+    series, _ = factorize(step, rank, kind, chunk)
     return ComputeItems(
         step=step,
         rank=rank,
         kind=kind,
         chunk=chunk,
-        microbatch=cumcount(of_rank).astype(np.int32),
+        microbatch=cumcount(series).astype(np.int32),
         self_ns=self_ns[work[first]],
         deferred_ratio=deferred_ratio,
     )
@@ -188,58 +193,58 @@ def _merge_parts(
 def _partner_delays(
     key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how long after each item the last partner began the same one. Shape (items,)."""
+    """Return the time from each item's start to the last start of the same item on a partner."""
     same, num = factorize(*key)
     latest = np.full(num, np.iinfo(np.int64).min)
     np.maximum.at(latest, same, start_ns)
-    late: NDArray[np.int64] = latest[same] - start_ns
-    return late
+    delay: NDArray[np.int64] = latest[same] - start_ns
+    return delay
 
 
 def is_expert_piece(
-    joined: MatchedWaits, pieces: Pieces, portion: NDArray[np.int64]
+    matched: MatchedWaits, pieces: Pieces, part: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell which pieces of the ranks' own compute are the experts'.
+    """Return which pieces of the ranks' own compute are those of experts.
 
-    Waits for expert-parallel communication inside a compute span open and close
-    the experts' part in turn. The later portions of a split backward hold the
-    experts' weights without a border, so they count as theirs.
+    Waits for expert-parallel communication inside a compute span begin and end the experts' time
+    in turn. The deferred parts of a split backward include the experts' weights without a border,
+    so they count as experts' time too.
 
     Args:
-        joined: Communications and waits.
-        pieces: What the ranks did between their waits.
-        portion: Shape (spans,): which portion of its micro-batch a compute span is.
+        matched: Communications and waits.
+        pieces: The pieces of all ranks' steps.
+        part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
-        Shape (pieces,): all False where there are no experts, where what opens is often not
-        closed, or where too little is left outside.
+        Shape (pieces,): all False if there are no experts, if too many expert times have no end,
+        or if too little compute is outside.
     """
     own = is_own_compute(pieces, len(pieces.start))
     nothing = np.zeros(len(own), dtype=np.bool_)
-    ends = _find_ep_wait_ends(joined)
+    ends = _find_ep_wait_ends(matched)
     if not len(ends) or not own.any():
         return nothing
-    spans, line = joined.spans, joined.line
+    spans, line = matched.spans, matched.line
     rows = sorted_unique(pieces.compute[own])
     start = line.place(spans.rank[rows], spans.start_ns[rows])
-    # A wait that ends as the span begins is of the one before.
+    # A wait that ends as the span begins belongs to the span before.
     before = np.searchsorted(ends, start, side="right")
     inside = np.searchsorted(ends, start + spans.duration_ns[rows], side="right") - before
     odd = inside % 2 == 1
     if not inside.any() or odd.mean() > MAX_ODD_RATIO:
         return nothing
-    of_piece = np.flatnonzero(own)
-    span = np.searchsorted(rows, pieces.compute[of_piece])
-    passed = np.searchsorted(ends, pieces.start[of_piece], side="right") - before[span]
+    own_rows = np.flatnonzero(own)
+    span = np.searchsorted(rows, pieces.compute[own_rows])
+    passed = np.searchsorted(ends, pieces.start[own_rows], side="right") - before[span]
     found = nothing.copy()
-    found[of_piece] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(portion[rows])[span]
+    found[own_rows] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(part[rows])[span]
     length = np.where(own, pieces.end - pieces.start, 0)
     outside = float(length[~found].sum())
     return found if outside >= MIN_OUTSIDE_RATIO * float(length.sum()) else nothing
 
 
-def _find_ep_wait_ends(joined: MatchedWaits) -> NDArray[np.int64]:
-    """Return where on the line ranks ended waiting for expert-parallel communication, sorted."""
-    known = joined.wait_comm != NOT_FOUND
-    known[known] = joined.spans.kind[joined.comm[joined.wait_comm[known]]] == EP_COMM
-    return np.sort(joined.blocked()[1][known])
+def _find_ep_wait_ends(matched: MatchedWaits) -> NDArray[np.int64]:
+    """Return the ends on the line of waits for expert-parallel communication, sorted."""
+    known = matched.wait_comm != NOT_FOUND
+    known[known] = matched.spans.kind[matched.comm[matched.wait_comm[known]]] == EP_COMM
+    return np.sort(matched.waits()[1][known])

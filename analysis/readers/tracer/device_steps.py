@@ -1,4 +1,7 @@
-"""Steps on the clock of the device: where they begin and end for what it computes."""
+"""Borders of steps on the device's clock.
+
+A module of its own, because the waterfall of an opened run needs the same borders.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 from ...arrays.grouping import factorize, is_one_of
 from ...arrays.sorting import argsort_rows
+from ...replay.model import COMPUTE_CODES
 from ..waits import is_communication
 
 if TYPE_CHECKING:
@@ -18,30 +22,31 @@ if TYPE_CHECKING:
 
     from ...trace.tables import SpanTable, StepTable
 
-STREAM_KINDS = [
-    KIND_CODES[kind]
-    for kind in (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.WAIT)
-]
-"""What a compute stream does one after the other. Asynchronous communication may outlast its step,
-so it tells no border but where a step begins."""
+STREAM_CODES = (*COMPUTE_CODES, KIND_CODES[SpanKind.WAIT])
+"""Kinds of a compute stream's own operations. Asynchronous communication may outlast its step, so
+it shows where a step begins, but not where it ends."""
 
-DEVICE_TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
-"""One of these is set in whatever was timed on a device, if only roughly."""
+_DEVICE_TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFlag.END_BOUND
+
+
+def is_device_timed(flags: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Return which spans were timed on a device, if only roughly. Shape as given."""
+    timed: NDArray[np.bool_] = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _DEVICE_TIMED) != 0)
+    return timed
 
 
 def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
-    """Return the steps with the borders that the device saw.
+    """Return the steps with their borders on the device.
 
-    A host that runs ahead says that a step ends while the device still
-    computes it. Where a rank's device computes outside of the step that it
-    computes for, that rank's steps end with the last thing that their stream
-    did, and begin where the one before ended. One without a step before it
-    begins with the first thing that its stream did: how long the device stood
-    idle until then is not known. Other ranks' steps stay as they are.
+    A host that runs ahead ends a step while its device still computes it. If the device of a rank
+    computes outside the step that its spans belong to, the rank's steps end with the last
+    operation of their stream, and begin at the end of the step before. A step without one before
+    it begins with the first operation of its stream: how long the device was idle until then is
+    unknown. Steps of other ranks do not change.
 
     Args:
         spans: The spans of these steps.
-        steps: One row per (epoch, step, rank), as the host told them.
+        steps: One row per (epoch, step, rank), as the host recorded them.
     """
     first, last = _find_stream_bounds(spans, steps)
     known = last >= 0
@@ -63,13 +68,13 @@ def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
 def _find_stream_bounds(
     spans: SpanTable, steps: StepTable
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return when each step's stream first and last did something for it; -1 where unknown."""
+    """Return the first start and last end on each step's stream; -1 if unknown."""
     first = np.full(len(steps), -1, dtype=np.int64)
     last = first.copy()
-    on_device = ((spans.flags & SpanFlag.HOST_CLOCK) == 0) & ((spans.flags & DEVICE_TIMED) != 0)
-    # A communication begins after the stream has come to its launch.
-    begins = on_device & (is_one_of(spans.kind, STREAM_KINDS) | is_communication(spans))
-    ends = is_one_of(spans.kind, STREAM_KINDS) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
+    # A communication begins after the stream has reached its launch.
+    begins = is_one_of(spans.kind, STREAM_CODES) | is_communication(spans)
+    begins &= is_device_timed(spans.flags)
+    ends = is_one_of(spans.kind, STREAM_CODES) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
     rows = np.flatnonzero(begins | ends)
     if not ends.any() or not len(steps):
         return first, last
@@ -78,12 +83,12 @@ def _find_stream_bounds(
         np.concatenate((steps.rank, spans.rank[rows])),
         np.concatenate((steps.step, spans.step[rows])),
     )
-    begin = np.full(num, np.iinfo(np.int64).max)
-    until = np.full(num, -1, dtype=np.int64)
-    np.minimum.at(begin, key[len(steps) :], spans.start_ns[rows])
-    ended = ends[rows]
+    earliest = np.full(num, np.iinfo(np.int64).max)
+    latest = np.full(num, -1, dtype=np.int64)
+    np.minimum.at(earliest, key[len(steps) :], spans.start_ns[rows])
+    has_end = ends[rows]
     end_ns = (spans.start_ns + spans.duration_ns)[rows]
-    np.maximum.at(until, key[len(steps) :][ended], end_ns[ended])
-    last = until[key[: len(steps)]]
-    first = np.where(last >= 0, begin[key[: len(steps)]], -1)
+    np.maximum.at(latest, key[len(steps) :][has_end], end_ns[has_end])
+    last = latest[key[: len(steps)]]
+    first = np.where(last >= 0, earliest[key[: len(steps)]], -1)
     return first, last

@@ -1,4 +1,4 @@
-"""Host gaps and transfers of a traced run."""
+"""Host gaps and transfers of a traced run, on which its findings rest."""
 
 from __future__ import annotations
 
@@ -36,77 +36,78 @@ _PLACE_BY_NEXT_KIND = {
 }
 
 MAX_DELAY_RATIO = 0.05
-"""Share of a communication for which another of its call may have waited: half of the least excess
-that is a finding."""
+"""Share of a communication by which another one of its call may delay it: half of the smallest
+excess that is a finding."""
 
 
 def find_gaps(
-    joined: MatchedWaits,
+    matched: MatchedWaits,
     pieces: Pieces,
     steps: StepTable,
     *,
     numbers: NDArray[np.int32],
     piece_number: NDArray[np.int64],
 ) -> GapItems:
-    """Return the host gaps of a traced run, each with where in the step it lies.
+    """Return the host gaps of a traced run, with their places in the step.
 
-    A gap before a receive counts as before the compute that the receive feeds.
-    Time between two steps of a rank counts as `Place.INPUT` of the later one.
+    A gap before a receive is placed before the compute that the receive feeds. Time between two
+    steps of a rank is `Place.INPUT` of the later one.
 
     Args:
-        joined: The run.
-        pieces: What its ranks did between their waits.
-        steps: The steps that take part.
+        matched: The run.
+        pieces: Its pieces.
+        steps: The steps that are replayed.
         numbers: Their numbers, ascending.
         piece_number: Shape (pieces,): the operation that each piece became.
     """
     rows = np.flatnonzero(~is_own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
-    window = pieces.window[rows]
-    place = _gap_places(joined, pieces)[rows]
-    between = _pauses_between_steps(joined, pieces, steps)
-    first = np.flatnonzero(between)
-    index = joined.windows.step_index
+    rank_step = pieces.rank_step[rows]
+    place = _gap_places(matched, pieces)[rows]
+    pause = _pauses_between_steps(matched, pieces, steps)
+    first = np.flatnonzero(pause)
+    index = matched.rank_steps.step_index
     return GapItems(
-        step=numbers[np.concatenate((index[window], index[pieces.window[first]]))],
-        rank=joined.windows.rank[np.concatenate((window, pieces.window[first]))],
+        step=numbers[np.concatenate((index[rank_step], index[pieces.rank_step[first]]))],
+        rank=matched.rank_steps.rank[np.concatenate((rank_step, pieces.rank_step[first]))],
         place=np.concatenate((place, np.full(len(first), Place.INPUT))).astype(np.int8),
-        gap_ns=np.concatenate(((pieces.end - pieces.start)[rows], between[first])),
+        gap_ns=np.concatenate(((pieces.end - pieces.start)[rows], pause[first])),
         operation=piece_number[np.concatenate((rows, first))],
     )
 
 
-def _gap_places(joined: MatchedWaits, pieces: Pieces) -> NDArray[np.int8]:
+def _gap_places(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int8]:
     num = len(pieces.start)
     own = is_own_compute(pieces, num)
     index = np.arange(num)
-    follows = np.minimum.accumulate(np.where(own, index, num)[::-1])[::-1]
-    known = follows < num
-    known[known] = pieces.window[follows[known]] == pieces.window[known]
+    next_own = np.minimum.accumulate(np.where(own, index, num)[::-1])[::-1]
+    known = next_own < num
+    known[known] = pieces.rank_step[next_own[known]] == pieces.rank_step[known]
     place = np.full(num, Place.OTHER, dtype=np.int8)
-    kind = joined.spans.kind[pieces.compute[follows[known]]]
-    for code, before in _PLACE_BY_NEXT_KIND.items():
-        place[np.flatnonzero(known)[kind == code]] = before
+    next_kind = matched.spans.kind[pieces.compute[next_own[known]]]
+    for code, place_before in _PLACE_BY_NEXT_KIND.items():
+        place[np.flatnonzero(known)[next_kind == code]] = place_before
 
-    launched = sorted_unique(joined.launch[~is_p2p(joined.spans)[joined.comm]])
-    # What is launched before a forward or backward (a gather of its weights) feeds it.
+    launched = sorted_unique(matched.launch[~is_p2p(matched.spans)[matched.comm]])
+    # A collective that is launched before a forward or backward (a gather of its weights) feeds it,
+    # so such a gap keeps the place of that compute.
     place[is_in_sorted(pieces.end, launched) & (place == Place.OTHER)] = Place.LAUNCH
 
-    earlier = np.maximum.accumulate(np.where(own, index, NOT_FOUND))
-    is_first = earlier < 0
-    is_first[~is_first] = pieces.window[earlier[~is_first]] != pieces.window[~is_first]
+    last_own = np.maximum.accumulate(np.where(own, index, NOT_FOUND))
+    is_first = last_own < 0
+    is_first[~is_first] = pieces.rank_step[last_own[~is_first]] != pieces.rank_step[~is_first]
     place[is_first & known] = Place.INPUT
-    for code, of_kind in _PLACE_BY_HOST_KIND.items():
-        place[pieces.host_kind == code] = of_kind
-    # A gap inside a compute span is what a host span of another kind took from it.
+    for code, host_place in _PLACE_BY_HOST_KIND.items():
+        place[pieces.host_kind == code] = host_place
+    # A gap inside a compute span was taken by a host span of another kind.
     inside = (pieces.compute != GAP) & (pieces.host_kind == GAP)
     place[inside] = Place.OTHER
     return place
 
 
 def _pauses_between_steps(
-    joined: MatchedWaits, pieces: Pieces, steps: StepTable
+    matched: MatchedWaits, pieces: Pieces, steps: StepTable
 ) -> NDArray[np.int64]:
-    """Return, at each window's first piece, how long after the rank's step before it began."""
+    """Return, at the first piece of each (step, rank), the time since the rank's step before."""
     order = argsort_rows(steps.epoch, steps.rank, steps.step)
     epoch, rank, step = steps.epoch[order], steps.rank[order], steps.step[order]
     follows = np.zeros(len(order), dtype=np.bool_)
@@ -114,36 +115,36 @@ def _pauses_between_steps(
     pause = np.diff(steps.start_ns[order], prepend=0)
     pause[1:] -= (steps.end_ns - steps.start_ns)[order][:-1]
     pause = np.where(follows, np.maximum(pause, 0), 0)
-    start = joined.line.place(steps.rank[order], steps.start_ns[order])
-    of_window = np.zeros(len(joined.windows.start), dtype=np.int64)
-    of_window[np.searchsorted(joined.windows.start, start)] = pause
-    first = np.diff(pieces.window, prepend=NOT_FOUND) != 0
-    return np.where(first, of_window[pieces.window], 0)
+    start = matched.line.place(steps.rank[order], steps.start_ns[order])
+    by_rank_step = np.zeros(len(matched.rank_steps.start), dtype=np.int64)
+    by_rank_step[np.searchsorted(matched.rank_steps.start, start)] = pause
+    first = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
+    return np.where(first, by_rank_step[pieces.rank_step], 0)
 
 
 def find_transfers(
-    joined: MatchedWaits, numbers: NDArray[np.int32], run: RunInfo, *, number: NDArray[np.int64]
+    matched: MatchedWaits, numbers: NDArray[np.int32], run: RunInfo, *, number: NDArray[np.int64]
 ) -> Transfers:
     """Return the transfers of a traced run.
 
-    Links inside one host are held against such. Instances with a buffered
-    send, rooted ones that a member left early, those that another of the same
-    call held, and those whose end is only a bound tell nothing and are left out.
+    Links inside one host are compared with each other only. Instances are excluded if they have a
+    buffered send, are rooted and a member left early, were delayed by another communication of
+    the same call, or have an end that is only a bound.
 
     Args:
-        joined: The run.
-        numbers: Its steps' numbers.
+        matched: The run.
+        numbers: Numbers of its steps.
         run: Its groups, and the hosts of its ranks.
-        number: The operation that each piece, then each communication of ``joined``, became.
+        number: The operation that each piece, then each communication of ``matched``, became.
     """
-    spans, comm = joined.spans, joined.comm
+    spans, comm = matched.spans, matched.comm
     groups = {group.group_id: group for group in traced_groups(run)}
     hosts: defaultdict[int, str] = defaultdict(str)
     hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
-    unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
-    unclear |= joined.waits_for_nobody | is_delayed_in_call(spans, joined.split, comm)
+    is_unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
+    is_unclear |= matched.has_no_wait | is_delayed_in_call(spans, matched.split, comm)
     pair = is_p2p(spans)[comm]
-    # A ring of context parallel ranks sends inside compute: its pairs are its axis's.
+    # The pairs of a context-parallel ring send inside compute; they keep the kind of their axis.
     pair_kind = spans.kind[comm].astype(np.int64)
     pair_kind[pair_kind == KIND_CODES[SpanKind.PP_RECV]] = KIND_CODES[SpanKind.PP_SEND]
     source, target = spans.src_rank[comm], spans.dst_rank[comm]
@@ -164,13 +165,13 @@ def find_transfers(
 
     return collect_transfers(
         InstanceMembers(
-            instance=joined.split.instance[comm],
-            step=numbers[joined.windows.step_index[joined.comm_window]],
+            instance=matched.split.instance[comm],
+            step=numbers[matched.rank_steps.step_index[matched.comm_rank_step]],
             duration_ns=spans.duration_ns[comm],
             num_bytes=spans.num_bytes[comm],
             name=spans.name[comm],
             names=spans.names,
-            is_unclear=unclear,
+            is_unclear=is_unclear,
             link_key=np.stack(
                 (np.where(pair, source, -1), np.where(pair, target, -1), group * ~pair)
             ),
@@ -196,13 +197,12 @@ def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bo
 def is_delayed_in_call(
     spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell the last members of communications that another one of their call kept from ending.
+    """Return the last members whose end another communication of their call delayed.
 
-    What one call issued runs as one: in a ring that sends to the next rank and
-    receives from the one before, neither ends before both partners have come.
-    The member that entered last waited for nobody, so its duration is the
-    transfer; but not where a partner of another operation of its call entered
-    later still: then no member's duration is.
+    The communications of one call run as one: in a ring that sends to the next rank and receives
+    from the one before, neither ends before both other ranks have arrived. The member that
+    entered last did not wait, so its duration is the transfer, unless a member of another
+    communication of its call entered even later. Then no member's duration is the transfer.
 
     Args:
         spans: The table.
@@ -212,14 +212,14 @@ def is_delayed_in_call(
     Returns:
         Shape as ``comm``.
     """
-    held = np.zeros(len(comm), dtype=np.bool_)
-    at = np.flatnonzero(spans.interval_id[comm] != 0)
-    if not len(at):
-        return held
-    rows = comm[at]
+    delayed = np.zeros(len(comm), dtype=np.bool_)
+    in_call = np.flatnonzero(spans.interval_id[comm] != 0)
+    if not len(in_call):
+        return delayed
+    rows = comm[in_call]
     call, _ = factorize(spans.epoch[rows], spans.rank[rows], spans.interval_id[rows])
     start, wait, length = spans.start_ns[rows], split.wait_ns[rows], spans.duration_ns[rows]
     latest = max_over_group(call, start + wait)
-    held[at] = (wait == 0) & (latest <= start + length)
-    held[at] &= latest - start > MAX_DELAY_RATIO * length
-    return held
+    delayed[in_call] = (wait == 0) & (latest <= start + length)
+    delayed[in_call] &= latest - start > MAX_DELAY_RATIO * length
+    return delayed

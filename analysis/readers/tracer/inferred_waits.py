@@ -1,10 +1,11 @@
-"""Waits that nobody recorded: a stream that stands until a communication ends was waiting for it.
+"""Waits without a record, inferred from a stream that is idle until a communication ends.
 
-Not every wait leaves a record: where a library waits in its own threads (the
-gradient buckets of a data-parallel wrapper), the trace shows a communication
-that ends and compute that goes on with it, and nothing that joins the two.
-Left alone, the time between looks like a host that launches late, on all ranks
-but the late one.
+Not every wait leaves a record. If a library waits in its own threads (for the gradient buckets of
+a data-parallel wrapper), the trace shows a communication that ends and compute that resumes with
+it, and nothing that joins the two. Without the inference, the time between looks like a late
+launch by the host, on all ranks but the late one.
+
+A module of its own: it is a statistical decision, which `matched_waits` only applies.
 """
 
 from __future__ import annotations
@@ -25,173 +26,177 @@ if TYPE_CHECKING:
     from .pieces import RankSteps
 
 RESUME_SLACK_NS = 50_000
-"""What waited for a communication goes on within this of its end. Source: as
-`analysis.breakdown.starved.UNEXPLAINED_GAP_NS`, what launching takes."""
+"""A stream that waited for a communication resumes within this of its end: the time of a launch.
+Source: as `analysis.breakdown.starved.UNEXPLAINED_GAP_NS`."""
 
 MIN_STEPS = 3
-"""Steps in which a rank must go on with the end of the same communication, at the same place of
-its program. A host that stalls goes on at any time: of gaps of 1 ms one in ten ends within the
-slack on either side by chance, and one in a thousand three times. Source: design.md section 5 asks
-as much of a host stall."""
+"""Steps in which a rank must resume with the end of the same communication, at the same place of
+its program. A stalled host resumes at any time: of gaps of 1 ms, one in ten ends within the slack
+on either side by chance, and one in a thousand does so three times. Source: design.md section 5
+requires as much of a host stall."""
 
 MIN_RANKS = 2
-"""Ranks of a group (of several that were traced) that must show it."""
+"""Ranks of a group that must show it, if several were traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnwaitedComm:
-    """Communications of which it is asked who waits; all of shape (communications,)."""
+    """Communications without a recorded wait; all of shape (communications,)."""
 
     comm: NDArray[np.int64]
     """Rows of the span table."""
 
-    window: NDArray[np.int64]
-    """The (step, rank) that launched each."""
+    rank_step: NDArray[np.int64]
+    """The (step, rank) that launched it, as an index into `RankSteps`."""
 
     launch: NDArray[np.int64]
-    """Positions on the line."""
+    """Positions on the number line."""
 
     end: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankActivity:
-    """What ranks are known to do; positions on the line."""
+    """Known activity of all ranks, as positions on the number line."""
 
     start: NDArray[np.int64]
-    """Shape (intervals,): compute, waits for something else, and what a host did itself."""
+    """Shape (intervals,): compute, waits for other things, and host spans."""
 
     end: NDArray[np.int64]
 
-    marks: NDArray[np.int64]
-    """Shape (marks,): when a host that computes launched a communication."""
+    launches: NDArray[np.int64]
+    """Shape (launches,): launches of communications by hosts that compute."""
 
-    unsure: NDArray[np.int64]
-    """Those of the marks at which it may only have come out of its queue, ascending."""
+    uncertain: NDArray[np.int64]
+    """Those of them at which the communication may only have left its queue, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StreamState:
-    """What a rank did as each communication ended; all of shape (communications,)."""
+    """State of a rank's stream at the end of each communication; all of shape (communications,)."""
 
-    stood: NDArray[np.int64]
-    """From when its stream stood; `NOT_FOUND` where it did something then."""
+    idle_since: NDArray[np.int64]
+    """Begin of its idle time; `NOT_FOUND` if it was busy."""
 
     place: NDArray[np.int64]
-    """Which of the step's doings came next, from 0; beyond all where it outlasts the step."""
+    """Number of the step's next activity, from 0; beyond all if the communication outlasts the
+    step."""
 
-    goes_on: NDArray[np.int64]
-    """When that was."""
+    resumes: NDArray[np.int64]
+    """Begin of that activity."""
 
     with_end: NDArray[np.bool_]
-    """Whether it went on with that end."""
+    """Whether it resumed with the communication's end."""
 
 
 def infer_waits(
-    spans: SpanTable, windows: RankSteps, launched: UnwaitedComm, busy: RankActivity
+    spans: SpanTable, rank_steps: RankSteps, unwaited: UnwaitedComm, activity: RankActivity
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find the waits for communications that have no record of one.
 
-    A rank waited for a communication where, in `MIN_STEPS` steps, its
-    stream stood until that communication ended and went on with the end, at
-    the same place of its program; where it was as often as not that end with
-    which it went on, if it stood at all as the communication ended; and where
-    it never went past that place before. Of a collective, `MIN_RANKS`
-    members must show it. Then it waited there in every step, also where it
-    went on later: the rest of such a gap is its own.
+    A rank waits for a communication if, at one place of its program,
+
+    * its stream was idle until the communication ended and resumed with the end, in `MIN_STEPS`
+      steps, and in at least half of the steps in which it was idle at that end;
+    * it never went past that place before the end;
+    * `MIN_RANKS` members of a collective show the same.
+
+    Then it waited there in every step, also if it resumed later: the rest of such a gap is its
+    own.
 
     Args:
         spans: The spans.
-        windows: Each (step, rank)'s step.
-        launched: Asynchronous communications whose end is known and for which no wait is
-            recorded.
-        busy: What ranks are known to do, or to wait for otherwise.
+        rank_steps: The steps of each rank.
+        unwaited: Asynchronous communications with a known end and no recorded wait.
+        activity: Known activity of the ranks, and their other waits.
 
     Returns:
-        For each wait the index into ``launched`` of what was waited for, and (start, end) on the
-        line: from when the stream stood to the communication's end.
+        For each wait the index into ``unwaited``, and (start, end) on the line: from the begin of
+        the idle time to the communication's end.
     """
-    if not len(launched.comm) or not len(busy.start):
+    if not len(unwaited.comm) or not len(activity.start):
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing, nothing
-    seen = _observe_streams(windows, launched, busy)
-    waits = _find_established(spans, windows, launched, seen) & (seen.stood != NOT_FOUND)
-    found = np.flatnonzero(waits)
-    return found, seen.stood[found], np.minimum(launched.end, seen.goes_on)[found]
+    state = _observe_streams(rank_steps, unwaited, activity)
+    waits = _find_established(spans, rank_steps, unwaited, state)
+    found = np.flatnonzero(waits & (state.idle_since != NOT_FOUND))
+    return found, state.idle_since[found], np.minimum(unwaited.end, state.resumes)[found]
 
 
 def _observe_streams(
-    windows: RankSteps, launched: UnwaitedComm, busy: RankActivity
+    rank_steps: RankSteps, unwaited: UnwaitedComm, activity: RankActivity
 ) -> _StreamState:
-    window, end = launched.window, launched.end
-    begins = np.sort(np.concatenate((busy.start, busy.marks)))
-    first = np.searchsorted(begins, windows.start)[window]
-    last = np.searchsorted(begins, windows.end)[window]
+    rank_step, end = unwaited.rank_step, unwaited.end
+    begins = np.sort(np.concatenate((activity.start, activity.launches)))
+    first = np.searchsorted(begins, rank_steps.start)[rank_step]
+    last = np.searchsorted(begins, rank_steps.end)[rank_step]
     after = np.maximum(np.searchsorted(begins, end - RESUME_SLACK_NS), first)
-    # What waits to the end of its step goes on with the step's own end.
-    goes_on = np.where(after < last, np.append(begins, 0)[after], windows.end[window])
+    # A wait until the end of the step resumes with the step's own end.
+    resumes = np.where(after < last, np.append(begins, 0)[after], rank_steps.end[rank_step])
     place = np.minimum(after, last) - first
-    outlasts = end > windows.end[window] + RESUME_SLACK_NS
+    outlasts = end > rank_steps.end[rank_step] + RESUME_SLACK_NS
     place[outlasts] = len(begins)
 
-    until = np.minimum(end, goes_on)
-    stood = np.maximum(launched.launch, windows.start[window])
-    whole_start, whole_end = merge_intervals(busy.start, busy.end)
-    before = np.searchsorted(whole_start, until) - 1
-    stood = np.maximum(stood, np.where(before >= 0, whole_end[before], NOT_FOUND))
-    # What its host did in the gap it did before it waited.
-    marks = np.sort(busy.marks)
-    marks = marks[~is_in_sorted(marks, busy.unsure)]
-    before = np.searchsorted(marks, until - RESUME_SLACK_NS) - 1
-    stood = np.maximum(stood, np.where(before >= 0, np.append(marks, 0)[before], NOT_FOUND))
-    is_gap = ~outlasts & (until - stood > RESUME_SLACK_NS)
-    is_gap &= ~is_in_sorted(goes_on, busy.unsure)
+    until = np.minimum(end, resumes)
+    idle_since = np.maximum(unwaited.launch, rank_steps.start[rank_step])
+    busy_start, busy_end = merge_intervals(activity.start, activity.end)
+    before = np.searchsorted(busy_start, until) - 1
+    idle_since = np.maximum(idle_since, np.where(before >= 0, busy_end[before], NOT_FOUND))
+    # What the host launched in the gap, it launched before it waited.
+    launches = np.sort(activity.launches)
+    launches = launches[~is_in_sorted(launches, activity.uncertain)]
+    before = np.searchsorted(launches, until - RESUME_SLACK_NS) - 1
+    last_launch = np.where(before >= 0, np.append(launches, 0)[before], NOT_FOUND)
+    idle_since = np.maximum(idle_since, last_launch)
+    is_gap = ~outlasts & (until - idle_since > RESUME_SLACK_NS)
+    is_gap &= ~is_in_sorted(resumes, activity.uncertain)
     return _StreamState(
-        stood=np.where(is_gap, stood, NOT_FOUND),
+        idle_since=np.where(is_gap, idle_since, NOT_FOUND),
         place=place,
-        goes_on=goes_on,
-        with_end=is_gap & (goes_on - end <= RESUME_SLACK_NS),
+        resumes=resumes,
+        with_end=is_gap & (resumes - end <= RESUME_SLACK_NS),
     )
 
 
 def _find_established(
-    spans: SpanTable, windows: RankSteps, launched: UnwaitedComm, seen: _StreamState
+    spans: SpanTable, rank_steps: RankSteps, unwaited: UnwaitedComm, state: _StreamState
 ) -> NDArray[np.bool_]:
-    """Tell which communications their rank waits for at the place where it goes on."""
-    comm, window = launched.comm, launched.window
+    """Return the communications that their rank waits for at the place where it resumes."""
+    comm, rank_step = unwaited.comm, unwaited.rank_step
     rank, source, target = spans.rank[comm], spans.src_rank[comm], spans.dst_rank[comm]
-    # Members of a group run one program; the two ends of a pair wait in places of their own.
-    of_rank = np.where((source >= 0) | (target >= 0), rank, NOT_FOUND)
-    carrier, _ = factorize(spans.group_id[comm].view(np.int64), source, target)
-    order = argsort_rows(window, carrier, spans.seq[comm])
-    in_step, _ = factorize(window[order], carrier[order])
+    # Members of a group run one program; the two ends of a pair wait at places of their own.
+    end_rank = np.where((source >= 0) | (target >= 0), rank, NOT_FOUND)
+    link, _ = factorize(spans.group_id[comm].view(np.int64), source, target)
+    order = argsort_rows(rank_step, link, spans.seq[comm])
+    in_step, _ = factorize(rank_step[order], link[order])
     turn = np.empty(len(comm), dtype=np.int64)
     turn[order] = cumcount(in_step)
-    what, num = factorize(carrier, turn, of_rank)
-    there, num_there = factorize(what, seen.place)
+    kind, num_kinds = factorize(link, turn, end_rank)
+    kind_place, num_kind_places = factorize(kind, state.place)
 
-    with_end = np.flatnonzero(seen.with_end)
-    support = np.bincount(there[with_end], minlength=num_there)
-    stood = np.bincount(there[seen.stood != NOT_FOUND], minlength=num_there)
-    steps = _count_distinct(there[with_end], windows.step_index[window[with_end]], num_there)
-    ranks = _count_distinct(there[with_end], rank[with_end], num_there)
-    enough = (steps >= MIN_STEPS) & (2 * support >= stood)
-    members = np.minimum(_count_distinct(what, rank, num), MIN_RANKS)
-    waits = enough[there] & (ranks[there] >= members[what])
-    # Whoever went past that place before the end does not wait there.
-    place = np.full(num, NOT_FOUND)
-    np.maximum.at(place, what[waits], seen.place[waits])
-    past = np.bincount(what[seen.place > place[what]], minlength=num) > 0
-    found: NDArray[np.bool_] = waits & (seen.place == place[what]) & ~past[what]
+    with_end = np.flatnonzero(state.with_end)
+    support = np.bincount(kind_place[with_end], minlength=num_kind_places)
+    idle = np.bincount(kind_place[state.idle_since != NOT_FOUND], minlength=num_kind_places)
+    step_index = rank_steps.step_index[rank_step[with_end]]
+    steps = _count_distinct(kind_place[with_end], step_index, num_kind_places)
+    ranks = _count_distinct(kind_place[with_end], rank[with_end], num_kind_places)
+    enough = (steps >= MIN_STEPS) & (2 * support >= idle)
+    min_ranks = np.minimum(_count_distinct(kind, rank, num_kinds), MIN_RANKS)
+    waits = enough[kind_place] & (ranks[kind_place] >= min_ranks[kind])
+    # A rank that went past that place before the end does not wait there.
+    place = np.full(num_kinds, NOT_FOUND)
+    np.maximum.at(place, kind[waits], state.place[waits])
+    went_past = np.bincount(kind[state.place > place[kind]], minlength=num_kinds) > 0
+    found: NDArray[np.bool_] = waits & (state.place == place[kind]) & ~went_past[kind]
     return found
 
 
 def _count_distinct(
-    key: NDArray[np.int64], value: NDArray[np.integer], num: int
+    key: NDArray[np.int64], value: NDArray[np.integer], num_keys: int
 ) -> NDArray[np.int64]:
     """Count the distinct values of each key."""
     pair, num_pairs = factorize(key, value)
-    first = np.zeros(num_pairs, dtype=np.int64)
-    first[pair] = key
-    found: NDArray[np.int64] = np.bincount(first, minlength=num)
+    key_of_pair = np.zeros(num_pairs, dtype=np.int64)
+    key_of_pair[pair] = key
+    found: NDArray[np.int64] = np.bincount(key_of_pair, minlength=num_keys)
     return found

@@ -65,7 +65,7 @@ def test_early_ranks_wait_for_the_last_one() -> None:
     assert split.negative.tolist() == [False, False, False]
 
 
-def test_instances_are_told_apart_by_sequence_not_by_time() -> None:
+def test_instances_are_distinguished_by_sequence_not_by_time() -> None:
     # Rank 0 enters its second all-reduce before rank 2 has entered the first.
     spans = span_table(
         [
@@ -97,7 +97,7 @@ def test_equal_sequences_of_two_epochs_or_groups_are_different_instances() -> No
     assert split.wait_ns.tolist() == [2, 1, 0, 200, 100, 0]
 
 
-def test_a_missing_member_leaves_its_instance_unknown_and_the_others_known() -> None:
+def test_missing_member_makes_only_its_instance_unknown() -> None:
     spans = span_table(
         [collective(0, 0, 9), collective(1, 4, 9)]  # rank 2 dropped its span
         + [collective(rank, rank, 50, seq=1) for rank in (0, 1, 2)]
@@ -109,21 +109,21 @@ def test_a_missing_member_leaves_its_instance_unknown_and_the_others_known() -> 
     assert split.last_rank.tolist() == [NONE, NONE, 2, 2, 2]
 
 
-def test_a_group_that_nobody_described_has_no_known_members() -> None:
+def test_undescribed_group_has_no_known_members() -> None:
     spans = span_table([collective(rank, 0, 9) for rank in (0, 1, 2)])
 
     assert split_waits(spans, [], clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
     assert split_waits(spans, [PP], clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
 
 
-def test_a_member_that_shows_twice_makes_its_instance_unknown() -> None:
+def test_repeated_member_makes_its_instance_unknown() -> None:
     # Three spans, as many as members, but rank 1 is missing and rank 0 doubled.
     spans = span_table([collective(0, 0, 9), collective(0, 1, 9), collective(2, 2, 9)])
 
     assert split_waits(spans, [TP], clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
 
 
-def test_a_span_still_open_counts_as_arrived_but_has_no_split_of_its_own() -> None:
+def test_open_span_counts_as_arrived_but_has_no_split() -> None:
     hung = replace(collective(2, 40, 45), flags=SpanFlag.OPEN)
     spans = span_table([collective(0, 0, 60), collective(1, 10, 60), hung])
 
@@ -143,7 +143,7 @@ def test_compute_and_wait_spans_have_no_split() -> None:
     assert split_waits(spans, [TP], clock_error_ns=0).wait_ns.tolist() == [-1, -1, 0, 0, 0]
 
 
-def test_a_collective_on_an_axis_of_no_known_kind_is_split_too() -> None:
+def test_collective_of_kind_other_is_split_too() -> None:
     spans = span_table(
         [replace(collective(rank, 5 * rank, 20), kind=SpanKind.OTHER) for rank in (0, 1, 2)]
     )
@@ -151,7 +151,7 @@ def test_a_collective_on_an_axis_of_no_known_kind_is_split_too() -> None:
     assert split_waits(spans, [TP], clock_error_ns=0).wait_ns.tolist() == [10, 5, 0]
 
 
-def test_both_directions_of_a_pair_count_their_own_sequence() -> None:
+def test_each_direction_of_a_pair_has_its_own_sequence() -> None:
     spans = span_table(
         [
             p2p(0, 0, 30, src=0, dst=4),
@@ -168,7 +168,7 @@ def test_both_directions_of_a_pair_count_their_own_sequence() -> None:
     assert split.last_rank.tolist() == [4, 4, 4, 4]
 
 
-def test_a_buffered_send_waits_for_nobody() -> None:
+def test_buffered_send_does_not_wait() -> None:
     # The send is over at 8; the receive begins at 20.
     spans = span_table([p2p(0, 0, 8, src=0, dst=4), p2p(4, 20, 23, src=0, dst=4)])
 
@@ -179,7 +179,7 @@ def test_a_buffered_send_waits_for_nobody() -> None:
     assert split.negative.tolist() == [False, False]
 
 
-def test_a_receive_waits_for_a_late_send() -> None:
+def test_receive_waits_for_a_late_send() -> None:
     spans = span_table([p2p(0, 20, 23, src=0, dst=4), p2p(4, 0, 25, src=0, dst=4)])
 
     split = split_waits(spans, [PP], clock_error_ns=0)
@@ -188,7 +188,7 @@ def test_a_receive_waits_for_a_late_send() -> None:
     assert split.transfer_ns.tolist() == [3, 5]
 
 
-def test_a_transfer_negative_within_the_clock_error_is_kept() -> None:
+def test_transfer_negative_within_the_clock_error_is_kept() -> None:
     # Rank 0 seems to leave 2 ns before rank 1 arrives; clocks are good to 5 ns.
     pair = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
     spans = span_table([collective(0, 0, 48), collective(1, 50, 90)])
@@ -199,7 +199,7 @@ def test_a_transfer_negative_within_the_clock_error_is_kept() -> None:
     assert not split.negative.any()
 
 
-def test_a_transfer_negative_beyond_the_clock_error_is_reported_not_clamped() -> None:
+def test_transfer_negative_beyond_the_clock_error_is_reported_not_clamped() -> None:
     pair = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
     spans = span_table([collective(0, 0, 40), collective(1, 50, 90)])
 
@@ -227,7 +227,7 @@ def test_an_unknown_clock_error_is_not_taken_for_zero() -> None:
     assert split.negative.tolist() == [False, False, True, False]
 
 
-def test_a_receive_that_ends_before_its_send_begins_is_reported() -> None:
+def test_receive_that_ends_before_its_send_begins_is_reported() -> None:
     spans = span_table([p2p(0, 20, 30, src=0, dst=4), p2p(4, 0, 12, src=0, dst=4)])
 
     split = split_waits(spans, [PP], clock_error_ns=3)
@@ -235,11 +235,11 @@ def test_a_receive_that_ends_before_its_send_begins_is_reported() -> None:
     assert split.negative.tolist() == [False, True]
 
 
-def test_no_spans_split_into_nothing() -> None:
+def test_no_spans_give_an_empty_split() -> None:
     assert len(split_waits(span_table([]), [TP], clock_error_ns=0).wait_ns) == 0
 
 
-def test_sequences_near_the_end_of_their_range_stay_apart() -> None:
+def test_sequences_near_the_end_of_their_range_are_different_instances() -> None:
     far = 2**62
     spans = span_table(
         [collective(rank, 10 * rank, 50, seq=seq) for seq in (0, far) for rank in (0, 1, 2)]
@@ -370,7 +370,7 @@ def test_relabelling_the_ranks_changes_only_the_labels(some: list[Span]) -> None
 
 
 @pytest.mark.parametrize("error_ns", [ERROR_NS, 0])
-def test_a_pair_whose_ends_end_together_is_not_buffered_within_the_clock_error(
+def test_send_that_ends_with_its_receive_is_not_buffered_within_the_clock_error(
     error_ns: int,
 ) -> None:
     # GIVEN transfers of 5 ns after receives that begin 20, 40 and 30 ns after their sends, and a
@@ -389,13 +389,13 @@ def test_a_pair_whose_ends_end_together_is_not_buffered_within_the_clock_error(
 
     split = split_waits(spans, [PP], clock_error_ns=error_ns)
 
-    # THEN with clocks known to be off by as much the sends waited, without it they were buffered
+    # THEN with clocks of that error the sends waited, with exact clocks they were buffered
     waits = [28, 0, 48, 0, 38, 0] if error_ns else [0] * 6
     assert split.wait_ns.tolist() == waits
     assert split.transfer_ns.tolist() == ([-3, 5] * 3 if error_ns else [25, 5, 45, 5, 35, 5])
 
 
-def test_a_send_that_lasts_as_long_each_time_is_buffered_within_the_clock_error_too() -> None:
+def test_send_of_constant_duration_is_buffered_within_the_clock_error_too() -> None:
     spans = span_table(
         [
             span

@@ -1,8 +1,8 @@
-"""A tiny cluster for tests that writes the ByteDance format: 1F1B, one rank a (dp, stage).
+"""Small cluster that writes the ByteDance format: 1F1B, one rank per (dp, stage).
 
-It knows nothing of the analysis. A compute begins when the one before it and
-its receive have ended; a transfer ends for both sides a latency after both
-are there; a data-parallel collective a latency after its last member entered.
+It is independent of the analysis. A compute begins when the one before it and its receive have
+ended. A transfer ends on both sides a latency after both have arrived, a data-parallel collective
+a latency after its last member entered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Worker:
 
 @dataclass
 class ByteDanceCluster:
-    """``compute_ns(dp, stage, step, microbatch, is_forward)`` says how long a compute takes."""
+    """A cluster whose computes take ``compute_ns(dp, stage, step, microbatch, is_forward)``."""
 
     dp: int
     pp: int
@@ -95,7 +95,7 @@ class ByteDanceCluster:
     def _compute(
         self, worker: _Worker, step: int, sent: dict[tuple[int, int, str, int], int]
     ) -> bool:
-        """Do the worker's next compute if what it needs was sent."""
+        """Run the worker's next compute if its input was sent; return whether it ran."""
         if not worker.todo:
             return False
         kind, mb = worker.todo[0]
@@ -111,8 +111,8 @@ class ByteDanceCluster:
             self._row(sender, step, f"{kind}-send", sent[key], arrived, mb)
             worker.now = max(worker.now, arrived)
         start = worker.now
-        taken = self.compute_ns(worker.dp, worker.stage, step, mb, forward)
-        worker.now += int(taken)
+        duration = self.compute_ns(worker.dp, worker.stage, step, mb, forward)
+        worker.now += int(duration)
         self._row(worker, step, f"{kind}-compute", start, worker.now, mb)
         worker.recv_posted = worker.now
         if 0 <= worker.stage + (1 if forward else -1) < self.pp:
@@ -120,9 +120,9 @@ class ByteDanceCluster:
         worker.todo.popleft()
         return True
 
-    def _serial(self, worker: _Worker, step: int, name: str, taken: int) -> None:
-        self._row(worker, step, name, worker.now, worker.now + taken, 0)
-        worker.now += taken
+    def _serial(self, worker: _Worker, step: int, name: str, duration: int) -> None:
+        self._row(worker, step, name, worker.now, worker.now + duration, 0)
+        worker.now += duration
 
     def _collective(self, workers: list[_Worker], step: int, name: str, *, by: str) -> None:
         groups: dict[int, list[_Worker]] = {}

@@ -1,4 +1,4 @@
-"""Rows of the ByteDance format as the files of a trace, and as the tables that analysis reads."""
+"""Traces in the ByteDance format: as files, and as the tables that analysis reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rankscope.analysis.readers.bytedance.format import TraceColumns
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
 from rankscope.tracer.span import NONE
 from rankscope.tracer.topology import Coords, Layout
@@ -22,31 +23,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankscope.analysis.readers.bytedance.format import TraceColumns
     from tests.support.analysis.bytedance_jobs import Job, Row
 
 NARROW = {
     "dp_rank": pa.int8(), "stage": pa.int8(), "rank": pa.int16(), "step": pa.int64(),
     "seq_id": pa.int32(), "mc": pa.int8(), "mb_id": pa.int8(), "gmc": pa.int16(),
 }  # fmt: skip
-COLUMN_OF = {"dp_rank": "dp", "seq_id": "seq", "mb_id": "mb", "optype": "type"}
+ROW_KEYS = {"dp_rank": "dp", "seq_id": "seq", "mb_id": "mb", "optype": "type"}
 
 
 def write_trace(
     path: Path, rows: Sequence[Row], *, rng: random.Random | None = None, seconds: float = 1e-9
 ) -> Path:
-    """Write rows as parquet; with ``rng`` in one of the many ways to write the same.
+    """Write rows as parquet, with ``rng`` in a random valid form.
 
     Args:
         path: The file.
-        rows: As `tests.support.analysis.bytedance_jobs.Job.rows` has them.
-        rng: Chooses types, encodings, and sizes of row groups; None: as the published traces.
-        seconds: How many seconds a unit of the rows' times is.
+        rows: Rows of `tests.support.analysis.bytedance_jobs.Job.rows`.
+        rng: Chooses types, encodings and sizes of row groups; None for those of the published
+            traces.
+        seconds: The unit of the rows' times.
     """
     wide = rng is not None and rng.random() < 0.5
     columns: dict[str, pa.Array[Any]] = {}
     for name, narrow in NARROW.items():
-        values = [row[COLUMN_OF.get(name, name)] for row in rows]
+        values = [row[ROW_KEYS.get(name, name)] for row in rows]
         columns[name] = pa.array(values, pa.int64() if wide else narrow)
     texts = pa.array([row["type"] for row in rows])
     form = rng.choice(["dictionary", "string", "large"]) if rng else "dictionary"
@@ -57,9 +58,9 @@ def write_trace(
     }[form]()
     floats = pa.float32() if rng is None else rng.choice([pa.float32(), pa.float64()])
     start = np.array([row["start"] for row in rows]) * seconds
-    taken = np.array([row["end"] - row["start"] for row in rows]) * seconds
+    duration = np.array([row["end"] - row["start"] for row in rows]) * seconds
     columns["start_ts"] = pa.array(start).cast(floats)
-    columns["duration"] = pa.array(taken).cast(floats)
+    columns["duration"] = pa.array(duration).cast(floats)
     names = list(columns)
     if rng:
         rng.shuffle(names)
@@ -72,13 +73,13 @@ def write_meta(path: Path, job: Job, *, as_json: bool = False) -> Path:
     sizes = {name: getattr(job, name) for name in ("dp", "dsp", "pp", "tp", "vpp")}
     document: dict[str, object] = {f"{name}_size": size for name, size in sizes.items()}
     document["world_size"] = job.dp * job.dsp * job.pp * job.tp
-    document |= {"trial_name": "made up", "run_id": 0}
+    document |= {"trial_name": "generated", "run_id": 0}
     path.write_text(json.dumps(document) if as_json else yaml.safe_dump(document))
     return path
 
 
 def source_of(run: RunInfo, columns: TraceColumns) -> Source:
-    """Return a trace's columns as the store would hand them out."""
+    """Return a trace's columns as a source of spans."""
     num = len(columns.step)
     none32, none64 = np.full(num, NONE, np.int32), np.full(num, NONE, np.int64)
     spans = SpanTable(
@@ -134,35 +135,20 @@ def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
     table = parquet.read_table(TRACES / f"trace-{name}.parquet")
     column = {key: table[key].to_numpy() for key in table.column_names if key != "optype"}
     optype = table["optype"].combine_chunks()
-    num = len(optype)
 
     def ns(seconds: np.ndarray) -> np.ndarray:
         return np.rint(seconds.astype(np.float64) * 1e9).astype(np.int64)
 
-    none32, none64 = np.full(num, NONE, np.int32), np.full(num, NONE, np.int64)
-    spans = SpanTable(
-        epoch=np.zeros(num, np.int32),
-        step=column["step"].astype(np.int32),
-        rank=column["rank"].astype(np.int32),
-        kind=np.zeros(num, np.int8),
-        name=optype.indices.to_numpy().astype(np.int32),
-        track=np.zeros(num, np.int32),
-        # Steps a day apart: each begins at 0 in the file.
+    columns = TraceColumns(
+        step=column["step"],
+        rank=column["rank"],
+        name=optype.indices.to_numpy(),
+        # Steps a day after each other: each begins at 0 in the file.
         start_ns=ns(column["start_ts"]) + column["step"] * 86_400_000_000_000,
         duration_ns=ns(column["duration"]),
-        launch_ns=none64,
-        group_id=np.zeros(num, np.uint64),
-        seq=column["seq_id"].astype(np.int64),
-        src_rank=none32,
-        dst_rank=none32,
-        microbatch=column["mb_id"].astype(np.int32),
-        chunk=column["mc"].astype(np.int32),
-        num_bytes=none64,
-        interval_id=np.zeros(num, np.int64),
-        flags=np.zeros(num, np.uint16),
-        depth=np.zeros(num, np.int16),
+        seq=column["seq_id"],
+        chunk=column["mc"],
         names=tuple(optype.dictionary.to_pylist()),
-        tracks=("",),
     )
     positions = set(
         zip(
@@ -178,19 +164,7 @@ def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
         world_size=meta["world_size"],
         epochs=(EpochInfo(epoch=0, ranks=ranks),),
     )
-    pairs = np.unique(np.stack((spans.step, spans.rank)), axis=1)
-    rows = pairs.shape[1]
-    steps = StepTable(
-        epoch=np.zeros(rows, np.int32),
-        step=pairs[0],
-        rank=pairs[1],
-        start_ns=np.zeros(rows, np.int64),
-        end_ns=np.zeros(rows, np.int64),
-        num_tokens=np.full(rows, NONE, np.int64),
-        loss=np.full(rows, np.nan),
-        left_out=np.zeros(rows, np.uint32),
-    )
     result = json.loads((TRACES / f"result-{name}.json").read_text())
     m_w = json.loads((TRACES / f"mw-{name}.json").read_text())["rem"]
     m_s = json.loads((TRACES / f"ms-{name}.json").read_text())["rem"]
-    return Source(info, spans, steps), result, m_w, m_s
+    return source_of(info, columns), result, m_w, m_s

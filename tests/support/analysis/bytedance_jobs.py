@@ -1,9 +1,8 @@
-"""Jobs that write the ByteDance format, made as Megatron's schedules would run them.
+"""Jobs that write the ByteDance format, with the schedules of Megatron.
 
-A discrete-event model: each worker is a coroutine that walks through its
-schedule (1F1B or interleaved, transfers batched or each on a stream of its own)
-and waits where it needs what another worker has not posted yet. It knows
-nothing of the analysis, and nothing of how the analysis infers the structure.
+A discrete-event model: each worker is a coroutine that runs its schedule (1F1B or interleaved,
+transfers batched or each on its own stream) and waits for transfers that another worker has not
+posted yet. It is independent of the analysis and of how that infers the structure.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MS = 1_000_000
 
 @dataclass(kw_only=True)
 class Job:
-    """What a job is like. Times in ns."""
+    """Settings of a job. Times in ns."""
 
     dp: int = 2
     pp: int = 2
@@ -33,16 +32,16 @@ class Job:
     tp: int = 1
     dsp: int = 1
     microbatches: tuple[int, ...] = (4,)
-    """Of each step."""
+    """Micro-batches of each step."""
 
     batched: bool = True
-    """Sends and receives of one call begin and end together, and hold up the computes."""
+    """Whether sends and receives of one call begin and end together, and block the computes."""
 
     records_no_ops: bool = False
-    """Transfers that a schedule asks for without a peer are recorded too."""
+    """Whether transfers at the pipeline's edge, without another end, are recorded too."""
 
     overlapped: bool = False
-    """Gradients of a chunk are reduced while other chunks compute."""
+    """Whether gradients of a chunk are reduced while other chunks compute."""
 
     forward_ns: float = 10 * MS
     latency_ns: float = 0.3 * MS
@@ -50,10 +49,10 @@ class Job:
     worker_factor: dict[tuple[int, int], float] = field(default_factory=dict)
     stage_factor: dict[int, float] = field(default_factory=dict)
     link_factor: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (dp, lower stage): of transfers to and from the next stage."""
+    """By (dp, lower stage), for transfers to and from the next stage."""
 
     length_spread: float = 0.0
-    """Micro-batches of a replica vary in length by this much."""
+    """Relative variation of the lengths of a replica's micro-batches."""
 
     stall_chance: float = 0.0
     stall_ns: float = 120 * MS
@@ -65,7 +64,7 @@ class Job:
     seed: int = 0
 
     def rows(self) -> list[Row]:
-        """Run it; return one row an operation, with ``start`` and ``end`` in ns from 0 a step."""
+        """Run the job; return one row per operation, with ``start`` and ``end`` from its step's."""
         rows: list[Row] = []
         rng = random.Random(self.seed)
         for index, num in enumerate(self.microbatches):
@@ -146,7 +145,7 @@ class _Worker:
         return number if vpp == 1 else number // (pp * vpp) * pp + number % pp
 
     def peer(self, side: str, forward: bool, number: int) -> Transfer | None:  # noqa: FBT001
-        """Name the transfer that the n-th compute of a direction sends or receives, if any."""
+        """Return the transfer that the n-th compute of a direction sends or receives, if any."""
         pp, vpp = self.job.pp, self.job.vpp
         chunk = self.chunk(number, forward=forward)
         first_chunk, last_chunk = (0, vpp - 1) if forward else (vpp - 1, 0)
@@ -163,7 +162,7 @@ class _Worker:
             return None
         return self.dp, source, forward, n
 
-    # What a worker does.
+    # The schedule of a worker.
 
     def work(self) -> Task:
         job = self.job
@@ -220,7 +219,7 @@ class _Worker:
             yield from self.call(("send", False, n), ("recv", False, n + 1))
 
     def call(self, *wanted: tuple[str, bool, int], initial: bool = False) -> Task:
-        """Post transfers; batched ones are waited for at once."""
+        """Post transfers, and wait for batched ones."""
         begin = self.now
         real: list[tuple[str, Transfer, bool]] = []
         empty: list[str] = []
@@ -247,7 +246,7 @@ class _Worker:
         self.now = end + 5_000 if (real or empty) else end
 
     def transfer_end(self, key: Transfer) -> Generator[object, None, float]:
-        """Return when a transfer of which both sides are posted ends."""
+        """Wait until both sides of a transfer are posted; return its end."""
         posted = self.step.posted
         while (key, "send") not in posted or (key, "recv") not in posted:
             yield "waiting"
@@ -271,12 +270,12 @@ class _Worker:
         self.now += 20_000 * step.noise()
         if forward and step.rng.random() < job.stall_chance:
             self.now += job.stall_ns
-        taken = job.forward_ns * (1 if forward else 2) * step.noise() / job.vpp
-        taken *= step.lengths[self.dp, self.microbatch(number)]
+        duration = job.forward_ns * (1 if forward else 2) * step.noise() / job.vpp
+        duration *= step.lengths[self.dp, self.microbatch(number)]
         if step.faulty:
-            taken *= job.worker_factor.get((self.dp, self.stage), 1.0)
-            taken *= job.stage_factor.get(self.stage, 1.0)
-        start, self.now = self.now, self.now + taken
+            duration *= job.worker_factor.get((self.dp, self.stage), 1.0)
+            duration *= job.stage_factor.get(self.stage, 1.0)
+        start, self.now = self.now, self.now + duration
         chunk = self.chunk(number, forward=forward)
         direction = "forward" if forward else "backward"
         self.record(
@@ -289,7 +288,7 @@ class _Worker:
             self.scatters.append(chunk)
 
     def sent(self, *, wait: bool) -> Task:
-        """Record the sends of a stream of their own that have ended; ``wait`` for all."""
+        """Record the sends on their own stream that have ended; ``wait`` for all of them."""
         for entry in list(self.pending):
             side, *rest = entry
             key = tuple(rest)
@@ -301,9 +300,9 @@ class _Worker:
     def finish(self) -> Task:
         job = self.job
         yield from self.sent(wait=True)
-        for name, taken in (("gc", 3_000), ("layernorm-grads-all-reduce", job.latency_ns)):
+        for name, duration in (("gc", 3_000), ("layernorm-grads-all-reduce", job.latency_ns)):
             start = self.now
-            self.now += taken * self.step.noise()
+            self.now += duration * self.step.noise()
             self.record(name, start, self.now)
         if job.overlapped:
             for chunk in self.scatters:
@@ -339,8 +338,8 @@ class _Worker:
         num = {"stage": job.dp, "dp": 2, "": job.dp * job.pp}[place[0] if place else ""]
         while len(members) < num:
             yield "waiting"
-        taken = job.latency_ns * (4 if place[:1] == ("stage",) else 1)
-        end = max(members.values()) + taken * self.step.noise()
+        duration = job.latency_ns * (4 if place[:1] == ("stage",) else 1)
+        end = max(members.values()) + duration * self.step.noise()
         self.record(name, members[self.dp, self.stage], end, chunk=chunk)
         return end
 
@@ -367,20 +366,21 @@ def _name(side: str, *, forward: bool) -> str:
 
 
 def in_float32(rows: Iterable[Row]) -> list[Row]:
-    """Return rows whose times went through the format's float32 seconds."""
+    """Return the rows with times rounded to the format's float32 seconds."""
     import numpy as np
 
-    def through(ns: int) -> int:
+    def rounded(ns: int) -> int:
         return round(float(np.float32(ns / 1e9)) * 1e9)
 
     found = []
     for row in rows:
-        start = through(row["start"])
-        found.append({**row, "start": start, "end": start + through(row["end"] - row["start"])})
+        start = rounded(row["start"])
+        found.append({**row, "start": start, "end": start + rounded(row["end"] - row["start"])})
     return found
 
 
 def from_each_steps_start(rows: list[Row]) -> list[Row]:
+    """Return the rows with times relative to the start of their step."""
     first: dict[int, int] = {}
     for row in rows:
         first[row["step"]] = min(first.get(row["step"], row["start"]), row["start"])

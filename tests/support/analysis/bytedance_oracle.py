@@ -1,8 +1,8 @@
-"""The ByteDance what-if once more: loops and dicts, a rule of the paper a paragraph, no speed.
+"""Reference implementation of the ByteDance what-if, in plain loops and dicts.
 
-It shares nothing with the analysis, so that both are wrong alike only if the
-rules were misread twice. An operation is a dict with the format's columns, but
-``start`` and ``end`` in whole nanoseconds.
+It shares no code with the analysis, so both have the same error only if the rules were misread
+twice. An operation is a dict with the format's columns, but ``start`` and ``end`` are integer
+nanoseconds.
 
 Source: arXiv 2505.05713.
 """
@@ -49,13 +49,13 @@ def worker_of(op: Op) -> tuple[int, int]:
 
 @dataclass
 class Oracle:
-    """What the rules make of a trace. Times in ns, by step."""
+    """The rules applied to a trace. Times in ns, by step."""
 
     ops: list[Op]
     pp: int
     vpp: int
     num_dp_members: int
-    """dp x dsp: without any, the data-parallel operations are left out."""
+    """dp x dsp; if 1, the data-parallel operations are ignored."""
 
     before: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     group: dict[int, Any] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Oracle:
         for worker in _split(self.ops, lambda op: (op["step"], *worker_of(op))).values():
             self._worker(worker, overlapped=overlapped)
         for collective in DATA_PARALLEL:
-            self._meet(collective, lambda op: op["stage"])
-        self._meet("embedding-grads-all-reduce", lambda op: op["dp"])
-        self._meet("optimizer-clip-main-grad", lambda op: 0)
-        self._peers()
+            self._group(collective, lambda op: op["stage"])
+        self._group("embedding-grads-all-reduce", lambda op: op["dp"])
+        self._group("optimizer-clip-main-grad", lambda op: 0)
+        self._drop_unpaired()
         self._measure()
 
     def _worker(self, ops: list[Op], *, overlapped: bool) -> None:
@@ -129,7 +129,7 @@ class Oracle:
         for transfers, alone in ((recvs, enters), (sends, leaves)):
             peered = [op for op in computes if (op["stage"], op["mc"]) != alone]
             theirs = computes
-            if len(transfers) == len(peered):  # those without a peer were not recorded
+            if len(transfers) == len(peered):  # those at the edge were not recorded
                 theirs = peered
             elif transfers is recvs and len(transfers) == len(computes) - 1:
                 theirs = computes[1:]
@@ -154,14 +154,14 @@ class Oracle:
         for earlier, later in pairwise(ops):
             self.before[later["id"]].append(earlier["id"])
 
-    def _meet(self, name: str, scope: Callable[[Op], int]) -> None:
+    def _group(self, name: str, scope: Callable[[Op], int]) -> None:
         members = [op for op in self.ops if op["type"] == name]
         for worker in _split(members, lambda op: (op["step"], *worker_of(op))).values():
             for number, op in enumerate(_numbered(worker)):
                 self.group[op["id"]] = (name, op["step"], scope(op), number)
 
-    def _peers(self) -> None:
-        """A group of p2p operations is one only if both sides are there."""
+    def _drop_unpaired(self) -> None:
+        """Drop the groups of p2p operations that have only one side."""
         sizes: dict[Any, int] = defaultdict(int)
         for key in self.group.values():
             sizes[key] += 1
@@ -178,36 +178,36 @@ class Oracle:
             arrival[key] = max(arrival.get(key, op["start"]), op["start"])
         durations: dict[str, list[float]] = defaultdict(list)
         for op in self.ops:
-            taken = op["end"] - op["start"]
+            duration = op["end"] - op["start"]
             if op["type"] in COMMUNICATION:
-                taken = op["end"] - arrival[self.group.get(op["id"], op["id"])]
-                if taken <= CLOCK_ERROR_NS:
-                    taken = 0
+                duration = op["end"] - arrival[self.group.get(op["id"], op["id"])]
+                if duration <= CLOCK_ERROR_NS:
+                    duration = 0
                     self.num_clock_errors += 1
-            self.recorded[op["id"]] = taken
-            durations[op["type"]].append(taken)
+            self.recorded[op["id"]] = duration
+            durations[op["type"]].append(duration)
         self.ideal = {
-            name: (median if name in COMMUNICATION else fmean)(taken)
-            for name, taken in durations.items()
+            name: (median if name in COMMUNICATION else fmean)(values)
+            for name, values in durations.items()
         }
 
     def replay(self, is_recorded: Part) -> dict[int, float]:
-        """Return each step's time with some operations as recorded, the others ideal."""
-        taken = {
+        """Return each step's time with some operations as recorded and the others ideal."""
+        durations = {
             op["id"]: self.recorded[op["id"]] if is_recorded(op) else self.ideal[op["type"]]
             for op in self.ops
         }
-        end = self._ends(taken)
+        end = self._ends(durations)
         if len(end) < len(self.ops):
-            raise RuntimeError("operations wait for each other in a circle")
+            raise RuntimeError("operations depend on each other in a cycle")
         times: dict[int, float] = {}
         for op in self.ops:
             if op["type"] == "optimizer":
                 times[op["step"]] = max(times.get(op["step"], 0.0), end[op["id"]])
         return times
 
-    def _ends(self, taken: dict[int, float]) -> dict[int, float]:
-        """Return when each operation ends; one that waits for itself never does."""
+    def _ends(self, durations: dict[int, float]) -> dict[int, float]:
+        """Return the end of each operation; operations of a cycle have none."""
         after: dict[int, list[int]] = defaultdict(list)
         for number, earlier in self.before.items():
             for one in earlier:
@@ -216,7 +216,7 @@ class Oracle:
         for op in self.ops:
             members[self.group.get(op["id"], op["id"])].append(op["id"])
         missing = {op["id"]: len(self.before[op["id"]]) for op in self.ops}
-        # One whose transfer is negative, as clocks may have it, can end before the step begins.
+        # With a negative transfer, as clock errors cause it, an operation can end before the step.
         start = {number: -math.inf if count else 0.0 for number, count in missing.items()}
         absent = {key: len(numbers) for key, numbers in members.items()}
         end: dict[int, float] = {}
@@ -225,9 +225,9 @@ class Oracle:
             number = ready.pop()
             key = self.group.get(number, number)
             absent[key] -= 1
-            met = max(start[one] for one in members[key])
+            arrival = max(start[one] for one in members[key])
             for one in members[key] if not absent[key] else ():
-                end[one] = met + taken[one]
+                end[one] = arrival + durations[one]
                 for later in after[one]:
                     start[later] = max(start[later], end[one])
                     missing[later] -= 1
@@ -247,8 +247,8 @@ class Oracle:
 
         def without(part: Part) -> float | None:
             total, best = _mean(recorded), _mean(ideal)
-            mended = _mean(self.replay(lambda op: not part(op)))
-            return (total - mended) / (total - best) if abs(total - best) > 1e-9 * best else None
+            fixed = _mean(self.replay(lambda op: not part(op)))
+            return (total - fixed) / (total - best) if abs(total - best) > 1e-9 * best else None
 
         shortcut = {w: min(_mean(by_dp[w[0]]), _mean(by_stage[w[1]])) for w in rank}
         worst = sorted(rank, key=lambda w: (-shortcut[w], rank[w]))

@@ -1,8 +1,8 @@
-"""A tiny cluster for tests: ranks follow scripts, and their spans come out as our tracer's.
+"""Small cluster whose ranks follow scripts and record the spans that the tracer would.
 
-It knows nothing of the analysis: a rank computes for as long as its script
-says, a collective ends for all members a transfer after the last one entered,
-a receive ends a transfer after both sides are there.
+It is independent of the analysis: a rank computes for as long as its script says, a collective
+ends on all members a transfer after the last one entered, a receive ends a transfer after both
+sides have arrived.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Rank:
 
 
 class Cluster:
-    """Runs scripts step by step and keeps what a tracer would have written."""
+    """Runs scripts step by step and keeps the spans that the tracer would record."""
 
     def __init__(self, layout: Layout, groups: dict[int, tuple[SpanKind, tuple[int, ...]]]) -> None:
         self.layout = layout
@@ -113,7 +113,7 @@ class Cluster:
                 self.steps.append((step, rank.rank, starts[rank.rank], rank.now))
 
     def _advance(self, step: int, rank: _Rank, ranks: list[_Rank]) -> bool:
-        """Do the rank's next action, or tell that it has to wait."""
+        """Run the rank's next action; return False if it has to wait."""
         match rank.next:
             case Collective() as action:
                 return self._collective(step, action, ranks)
@@ -123,11 +123,11 @@ class Cluster:
                 return False
             case Compute(ns):
                 rank.now += ns
-            case Begin() as begun:
-                rank.open.append((begun, rank.now))
+            case Begin() as begin:
+                rank.open.append((begin, rank.now))
             case End():
-                begun, start = rank.open.pop()
-                self._row(step, rank.rank, begun.kind, start, rank.now, mb=begun.microbatch)
+                begin, start = rank.open.pop()
+                self._row(step, rank.rank, begin.kind, start, rank.now, mb=begin.microbatch)
         rank.at += 1
         return True
 
@@ -298,10 +298,10 @@ def gpt_cluster(
     forward_ns: Callable[[int, int, int], int],
     num_microbatches: int = 4,
 ) -> Cluster:
-    """Train a pipeline of TP blocks, two a stage, all forwards before all backwards.
+    """Return a trained pipeline of TP blocks, two per stage, all forwards before all backwards.
 
-    ``forward_ns(rank, step, microbatch)`` is one block's forward compute;
-    backward takes twice as long.
+    ``forward_ns(rank, step, microbatch)`` is the forward compute of one block; backward takes twice
+    as long.
     """
     groups: dict[int, tuple[SpanKind, tuple[int, ...]]] = {}
     cluster = Cluster(layout, groups)
@@ -321,7 +321,7 @@ def gpt_cluster(
 
 @dataclass(frozen=True)
 class _Job:
-    """What each rank of `gpt_cluster` does."""
+    """The scripts of `gpt_cluster`."""
 
     cluster: Cluster
     forward_ns: Callable[[int, int, int], int]

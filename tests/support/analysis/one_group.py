@@ -1,4 +1,4 @@
-"""Jobs by hand whose ranks all reduce in one group, and what is told of them."""
+"""Scripted jobs whose ranks all reduce in one group, and their findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL_REDUCE = Collective(WORLD, SpanKind.DP_COMM)
 
 
 def work(kind: SpanKind, length_ns: float, *, microbatch: int = NONE) -> Iterator[Action]:
-    """Compute for so long in a span of this kind."""
+    """Yield a span of this kind with so much compute."""
     yield Begin(kind, microbatch)
     yield Compute(round(length_ns))
     yield End()
@@ -37,7 +37,7 @@ def work(kind: SpanKind, length_ns: float, *, microbatch: int = NONE) -> Iterato
 def trained(
     script: Callable[[int, int], Iterator[Action]], *, num_steps: int, layout: Layout = FOUR
 ) -> Cluster:
-    """Return a cluster after so many steps of what the script says of each rank and step."""
+    """Return a cluster that ran ``script(rank, step)`` for each rank and step."""
     ranks = tuple(range(layout.world_size))
     cluster = Cluster(layout, {WORLD: (SpanKind.DP_COMM, ranks)})
     cluster.run(num_steps, script)
@@ -47,6 +47,6 @@ def trained(
 def findings_of(
     script: Callable[[int, int], Iterator[Action]], *, num_steps: int, layout: Layout = FOUR
 ) -> tuple[Finding, ...]:
-    """Return what is told of such a job."""
+    """Return the findings of such a job."""
     cluster = trained(script, num_steps=num_steps, layout=layout)
     return analyze_run(source_of(cluster), "run").findings

@@ -1,4 +1,4 @@
-"""A sound job whose rows are lost, doubled or say other numbers: it is analysed, or refused."""
+"""Damaged rows of a job (lost, repeated, with other numbers): the analysis reports or raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 8
 NUM_JOBS = 40
-"""Of each case: some two seconds."""
+"""Jobs of each case: about two seconds."""
 
 VALUES: dict[str, tuple[int, ...]] = {
     "step": (0, 1, 7, 8, 2**31 - 1),
@@ -43,13 +43,13 @@ VALUES: dict[str, tuple[int, ...]] = {
     "flags": (0, 1, 8, 64, 0xFFFF),
     "depth": (0, 1, 32_767),
 }
-"""What a column may say: what it holds anyway, and its bounds."""
+"""Values of each column for damaged rows: usual ones and bounds."""
 
 Columns = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def sound() -> Source:
+def intact() -> Source:
     def forward_ns(rank: int, step: int, _: int) -> int:
         return (15 if rank == 5 and step >= 3 else 10) * MS
 
@@ -57,64 +57,64 @@ def sound() -> Source:
     return source_of(gpt_cluster(layout, num_steps=NUM_STEPS, forward_ns=forward_ns))
 
 
-def forged(columns: Columns, dice: random.Random, chance: np.random.Generator) -> Columns:
+def forge(columns: Columns, rng: random.Random, array_rng: np.random.Generator) -> Columns:
     """Return the columns with one kind of damage."""
     num = len(columns["rank"])
-    name = dice.choice(sorted(VALUES))
-    kind = dice.choice(("some", "of a rank", "mixed", "lost", "doubled", "another clock"))
+    name = rng.choice(sorted(VALUES))
+    kind = rng.choice(("some", "of a rank", "mixed", "lost", "repeated", "another clock"))
     changed = columns | {name: columns[name].copy()}
     if kind == "mixed":
-        changed[name] = chance.permutation(columns[name])
+        changed[name] = array_rng.permutation(columns[name])
     elif kind in ("some", "of a rank"):
         rows: NDArray[Any] = (
-            chance.integers(0, num, dice.choice((1, 3, num // 2 + 1)))
+            array_rng.integers(0, num, rng.choice((1, 3, num // 2 + 1)))
             if kind == "some"
-            else columns["rank"] == dice.randrange(8)
+            else columns["rank"] == rng.randrange(8)
         )
-        changed[name][rows] = np.array(dice.choice(VALUES[name])).astype(columns[name].dtype)
+        changed[name][rows] = np.array(rng.choice(VALUES[name])).astype(columns[name].dtype)
     elif kind == "another clock":
-        late = columns["rank"] == dice.randrange(8)
-        ahead_ns = dice.choice((MS, -MS, 3600 * 10**9))
-        changed["start_ns"] = columns["start_ns"] + np.where(late, ahead_ns, 0)
+        on_rank = columns["rank"] == rng.randrange(8)
+        ahead_ns = rng.choice((MS, -MS, 3600 * 10**9))
+        changed["start_ns"] = columns["start_ns"] + np.where(on_rank, ahead_ns, 0)
     else:
-        share = dice.choice((0.001, 0.3, 0.9))
-        keep = chance.random(num) > share
+        share = rng.choice((0.001, 0.3, 0.9))
+        keep = array_rng.random(num) > share
         twice = np.concatenate((np.arange(num), np.flatnonzero(~keep)))
         rows = np.flatnonzero(keep) if kind == "lost" else np.sort(twice)
         changed = {each: column[rows] for each, column in columns.items()}
     return changed
 
 
-def damaged(source: Source, seed: int) -> Source:
+def damage(source: Source, seed: int) -> Source:
     """Return the job with one to three kinds of damage, rows in the order of the store."""
-    dice, chance = random.Random(seed), np.random.default_rng(seed)
+    rng, array_rng = random.Random(seed), np.random.default_rng(seed)
     spans, steps = source.span_table, source.step_table
     columns: Columns = {
         field.name: getattr(spans, field.name)
         for field in fields(SpanTable)
         if field.name not in ("names", "tracks")
     }
-    for _ in range(dice.choice((1, 1, 2, 3))):
+    for _ in range(rng.choice((1, 1, 2, 3))):
         if len(columns["rank"]):
-            columns = forged(columns, dice, chance)
+            columns = forge(columns, rng, array_rng)
     order = np.lexsort(tuple(columns[name] for name in ("start_ns", "rank", "step", "epoch")))
     spans = replace(spans, **{name: column[order] for name, column in columns.items()})
-    if dice.random() < 0.3:
-        steps = select_rows(steps, chance.random(len(steps)) > dice.choice((0.05, 0.5)))
+    if rng.random() < 0.3:
+        steps = select_rows(steps, array_rng.random(len(steps)) > rng.choice((0.05, 0.5)))
     return replace(source, span_table=spans, step_table=steps)
 
 
 @pytest.mark.parametrize("first_seed", range(0, 5 * NUM_JOBS, NUM_JOBS))
-def test_whatever_became_of_the_rows_the_analysis_answers_or_refuses(
-    sound: Source, first_seed: int
+def test_analysis_of_damaged_rows_returns_a_report_or_raises_its_own_error(
+    intact: Source, first_seed: int
 ) -> None:
-    num_answers = 0
+    num_reports = 0
     for seed in range(first_seed, first_seed + NUM_JOBS):
         try:
-            report = analyze_run(damaged(sound, seed), "run")
+            report = analyze_run(damage(intact, seed), "run")
         except AnalysisError:
             continue
         assert report.findings, seed
-        num_answers += 1
+        num_reports += 1
 
-    assert num_answers > NUM_JOBS / 2
+    assert num_reports > NUM_JOBS / 2

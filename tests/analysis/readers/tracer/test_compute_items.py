@@ -43,10 +43,10 @@ def moe(
     return read(cluster)
 
 
-def test_a_rank_is_judged_by_what_it_computes_outside_its_experts() -> None:
+def test_rank_is_judged_by_what_it_computes_outside_its_experts() -> None:
     reading = moe((10, 10, 10, 13), (20, 10, 5, 8))
 
-    # All compute is 86 ms, 43 of it outside: each rank's part outside stands for twice as much.
+    # All compute is 86 ms, 43 of it outside: each rank's compute outside is doubled.
     assert (reading.items.self_ns / MS).tolist() == [20.0, 20.0, 20.0, 26.0]
 
 
@@ -62,7 +62,7 @@ def test_experts_keep_their_own_time_in_the_graph() -> None:
 @pytest.mark.parametrize(
     ("outside_ms", "is_closed"), [((10, 10, 10, 13), False), ((1, 1, 1, 1), True)]
 )
-def test_nothing_is_left_out_where_borders_do_not_match_or_little_remains(
+def test_experts_are_not_excluded_if_borders_do_not_match_or_little_remains(
     outside_ms: tuple[int, ...], *, is_closed: bool
 ) -> None:
     reading = moe(outside_ms, (20, 10, 5, 8), is_closed=is_closed)
@@ -72,7 +72,7 @@ def test_nothing_is_left_out_where_borders_do_not_match_or_little_remains(
     ]
 
 
-def test_a_wait_that_ends_where_the_next_span_begins_is_of_the_one_before() -> None:
+def test_wait_that_ends_as_the_next_span_begins_belongs_to_the_span_before() -> None:
     def script(rank: int, _: int) -> Iterator[Action]:
         for microbatch in range(2):
             yield Begin(SpanKind.FORWARD, microbatch)
@@ -85,5 +85,5 @@ def test_a_wait_that_ends_where_the_next_span_begins_is_of_the_one_before() -> N
     cluster = Cluster(Layout(dp=2, ep=2), {EXPERTS: (SpanKind.EP_COMM, (0, 1))})
     cluster.run(1, script)
 
-    # 100 ms in all, 40 ms outside: 10 ms stand for 25.
+    # 100 ms in all, 40 ms outside: 10 ms are scaled to 25.
     assert (read(cluster).items.self_ns / MS).tolist() == [25.0] * 4

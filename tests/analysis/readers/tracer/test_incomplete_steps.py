@@ -1,4 +1,4 @@
-"""Ranks that lack spans of a step, told by what they have in other steps or by themselves."""
+"""Ranks with missing spans of a step, found by comparison with other steps or declared."""
 
 from __future__ import annotations
 
@@ -36,67 +36,67 @@ def job() -> Source:
     return source_of(trained(script, num_steps=NUM_STEPS))
 
 
-def without_a_forward(source: Source, *places: tuple[int, int], num_dropped: int) -> Source:
-    """Leave out the second forward of each (rank, step)."""
+def without_a_forward(source: Source, *rank_steps: tuple[int, int], num_dropped: int) -> Source:
+    """Remove the second forward of each (rank, step)."""
     spans = source.span_table
     keep = np.ones(len(spans), dtype=np.bool_)
-    for rank, step in places:
-        mine = (spans.rank == rank) & (spans.step == step) & (spans.kind == FORWARD)
-        keep[np.flatnonzero(mine)[1]] = False
+    for rank, step in rank_steps:
+        forwards = (spans.rank == rank) & (spans.step == step) & (spans.kind == FORWARD)
+        keep[np.flatnonzero(forwards)[1]] = False
     info = replace(source.info, num_dropped=num_dropped)
     return replace(source, info=info, span_table=select_rows(spans, keep))
 
 
 @pytest.mark.parametrize(
-    ("lost", "told"),
+    ("lost", "reported"),
     [
         ((), ()),
         (((1, 2),), ((1, 2),)),
         (((1, 2), (3, 5)), ((1, 2), (3, 5))),
-        # Two are usual on rank 1 then, in six of its eight steps.
+        # Two forwards are usual on rank 1 then, in six of its eight steps.
         (tuple((1, step) for step in (0, 2, 3, 5, 7)), ()),
     ],
 )
-def test_a_rank_that_lacks_a_forward_of_a_step_is_told(
-    lost: tuple[tuple[int, int], ...], told: tuple[tuple[int, int], ...]
+def test_rank_with_a_missing_forward_is_reported(
+    lost: tuple[tuple[int, int], ...], reported: tuple[tuple[int, int], ...]
 ) -> None:
-    # Step 6 has fewer on most ranks: nothing of it was lost.
+    # Step 6 has fewer forwards on most ranks, so nothing of it was lost.
     source = without_a_forward(job(), *lost, num_dropped=2)
 
     found = find_missing(source.span_table, source.step_table, np.arange(NUM_STEPS, dtype=np.int32))
 
-    assert tuple(map(tuple, np.argwhere(found.lacks).tolist())) == told
-    assert len(found.warnings()) == bool(told)
+    assert tuple(map(tuple, np.argwhere(found.is_missing).tolist())) == reported
+    assert len(found.warnings()) == bool(reported)
 
 
-def test_steps_that_take_no_part_tell_what_is_usual() -> None:
+def test_steps_that_are_not_replayed_show_the_usual_number() -> None:
     source = without_a_forward(job(), (1, 2), num_dropped=1)
 
     found = find_missing(source.span_table, source.step_table, np.array([2, 3], dtype=np.int32))
 
-    assert np.argwhere(found.lacks).tolist() == [[1, 0]]
+    assert np.argwhere(found.is_missing).tolist() == [[1, 0]]
 
 
-def test_dropped_compute_is_no_pause() -> None:
-    # GIVEN forwards of 100 ms that three ranks dropped in turn
+def test_dropped_compute_is_not_a_pause() -> None:
+    # GIVEN three ranks that each dropped a forward of 100 ms
     lost = ((0, 1), (1, 3), (2, 5))
     report = analyze_run(without_a_forward(job(), *lost, num_dropped=3), "run")
 
-    # THEN nobody is said to have stood still, and all steps are still replayed
+    # THEN no rank is reported as stalled, and all steps are replayed
     assert [finding.cause for finding in report.findings] == ["healthy"]
     assert report.quality.coverage_ratio == 1.0
     (warning,) = report.quality.warnings
-    assert "3 times a rank lacks compute or waits of a step, first 0 in 1;" in warning
+    assert "3 times a rank misses compute or waits of a step, first rank 0 in step 1;" in warning
 
 
-def test_the_same_holes_without_a_dropped_record_are_pauses() -> None:
+def test_same_gaps_without_dropped_records_are_pauses() -> None:
     report = analyze_run(without_a_forward(job(), (0, 1), (1, 3), (2, 5), num_dropped=0), "run")
 
     assert [finding.cause for finding in report.findings] == ["gc-pause"]
 
 
 def slow_on(rank: int | None) -> Source:
-    """Train four ranks for 8 steps; one computes half as long again."""
+    """Train four ranks for 8 steps; one of them takes 50 % longer."""
 
     def script(at: int, _: int) -> Iterator[Action]:
         for microbatch in range(3):
@@ -108,15 +108,15 @@ def slow_on(rank: int | None) -> Source:
     return source_of(trained(script, num_steps=NUM_STEPS))
 
 
-def unrecorded(
+def not_recorded(
     source: Source, ranks: tuple[int, ...], kinds: tuple[SpanKind, ...], *, first_step: int
 ) -> Source:
-    """Return what is stored where ranks recorded none of these kinds from a step on."""
+    """Return the run if some ranks had recorded none of these kinds from a step on."""
     codes = [KIND_CODES[kind] for kind in kinds]
     spans, steps = source.span_table, source.step_table
     gone = np.isin(spans.rank, ranks) & (spans.step >= first_step) & np.isin(spans.kind, codes)
-    told = np.isin(steps.rank, ranks) & (steps.step >= first_step)
-    left_out = np.where(told, sum(1 << code for code in codes), 0).astype(np.uint32)
+    declares = np.isin(steps.rank, ranks) & (steps.step >= first_step)
+    left_out = np.where(declares, sum(1 << code for code in codes), 0).astype(np.uint32)
     return replace(
         source,
         info=replace(source.info, num_dropped=1),
@@ -129,10 +129,10 @@ COMPUTE = (SpanKind.FORWARD, SpanKind.BACKWARD)
 
 
 @pytest.mark.parametrize("kinds", [COMPUTE, (SpanKind.BACKWARD,), (SpanKind.FORWARD,)])
-def test_a_rank_whose_capture_failed_is_not_said_to_stand_still(
+def test_rank_whose_capture_failed_is_not_reported_as_stalled(
     kinds: tuple[SpanKind, ...],
 ) -> None:
-    report = analyze_run(unrecorded(slow_on(None), (2,), kinds, first_step=5), "run")
+    report = analyze_run(not_recorded(slow_on(None), (2,), kinds, first_step=5), "run")
 
     assert [finding.cause for finding in report.findings] == ["healthy"]
     assert report.quality.coverage_ratio == 1.0
@@ -141,8 +141,8 @@ def test_a_rank_whose_capture_failed_is_not_said_to_stand_still(
     assert warning.startswith(f"rank 2 recorded no {names} in steps 5 to 7, by request or because")
 
 
-def test_another_rank_that_is_slow_is_still_named() -> None:
-    report = analyze_run(unrecorded(slow_on(1), (2,), COMPUTE, first_step=5), "run")
+def test_another_slow_rank_is_still_named() -> None:
+    report = analyze_run(not_recorded(slow_on(1), (2,), COMPUTE, first_step=5), "run")
 
     assert [(finding.cause, finding.ranks) for finding in report.findings] == [
         ("slow-compute", (1,))
@@ -150,9 +150,9 @@ def test_another_rank_that_is_slow_is_still_named() -> None:
 
 
 @pytest.mark.parametrize("slow", [None, 2])
-def test_nobody_is_called_healthy_of_whom_nothing_is_known(slow: int | None) -> None:
+def test_rank_without_recorded_compute_is_not_reported_as_healthy(slow: int | None) -> None:
     first_step = 3 if slow is None else 0
-    source = unrecorded(slow_on(slow), (2,), COMPUTE, first_step=first_step)
+    source = not_recorded(slow_on(slow), (2,), COMPUTE, first_step=first_step)
 
     report = analyze_run(source, "run")
 
@@ -169,11 +169,11 @@ def test_nobody_is_called_healthy_of_whom_nothing_is_known(slow: int | None) -> 
         ((0, 1, 2, 3), (SpanKind.DP_COMM, SpanKind.WAIT), "dp-comm, wait"),
     ],
 )
-def test_steps_of_which_half_the_ranks_or_any_wait_lack_are_left_out(
+def test_steps_without_compute_of_half_the_ranks_or_without_a_wait_are_left_out(
     ranks: tuple[int, ...], kinds: tuple[SpanKind, ...], names: str
 ) -> None:
-    report = analyze_run(unrecorded(slow_on(None), ranks, kinds, first_step=5), "run")
+    report = analyze_run(not_recorded(slow_on(None), ranks, kinds, first_step=5), "run")
 
     assert report.steps == tuple(range(5))
     (warning,) = report.quality.warnings
-    assert warning == f"steps 5-7 left out: spans of it were not recorded: {names}"
+    assert warning == f"steps 5-7 left out: spans were not recorded: {names}"

@@ -1,4 +1,4 @@
-"""Waits without a record: who went on with the end of a communication, and who merely stalled."""
+"""Waits without a record, distinguished from hosts that stalled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP, STEP_MS = 7, 100
 ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)
 
 Row = tuple[int, int, SpanKind, float, float, int]
-"""Rank, step, kind, start and end in the step (ms), seq: -1 for what is no communication."""
+"""(rank, step, kind, start and end in the step in ms, seq); seq is -1 if it is no communication."""
 
 
 def waits_ms(
@@ -25,12 +25,12 @@ def waits_ms(
     spans, steps = tables(rows, num_ranks, num_steps, flags)
     group = GroupInfo(group_id=GROUP, kind="dp-comm", name="dp", members=tuple(range(num_ranks)))
     split = split_waits(spans, [group], clock_error_ns=0)
-    joined, _ = match_waits(spans, steps, np.arange(num_steps, dtype=np.int32), split)
+    matched, _ = match_waits(spans, steps, np.arange(num_steps, dtype=np.int32), split)
     found = []
     for start, end, comm in zip(
-        joined.line.time_at(joined.wait_start).tolist(),
-        joined.line.time_at(joined.wait_end).tolist(),
-        joined.comm[joined.wait_comm].tolist(),
+        matched.line.time_at(matched.wait_start).tolist(),
+        matched.line.time_at(matched.wait_end).tolist(),
+        matched.comm[matched.wait_comm].tolist(),
         strict=True,
     ):
         step = int(spans.step[comm])
@@ -48,7 +48,7 @@ def tables(
     rank, step, kind, start, end, seq = (np.array(column) for column in zip(*rows, strict=True))
     num, is_comm = len(rows), seq != NONE
     begin = np.rint((start + STEP_MS * step) * MS).astype(np.int64)
-    nowhere = np.full(num, NONE, dtype=np.int32)
+    none = np.full(num, NONE, dtype=np.int32)
     spans = SpanTable(
         epoch=np.zeros(num, dtype=np.int32),
         step=step.astype(np.int32),
@@ -61,10 +61,10 @@ def tables(
         launch_ns=np.zeros(num, dtype=np.int64),
         group_id=np.where(is_comm, GROUP, 0).astype(np.uint64),
         seq=seq.astype(np.int64),
-        src_rank=nowhere,
-        dst_rank=nowhere,
-        microbatch=nowhere,
-        chunk=nowhere,
+        src_rank=none,
+        dst_rank=none,
+        microbatch=none,
+        chunk=none,
         num_bytes=np.full(num, NONE, dtype=np.int64),
         interval_id=np.zeros(num, dtype=np.int64),
         flags=np.where(is_comm, flags | int(SpanFlag.ASYNC), flags).astype(np.uint16),
@@ -72,14 +72,14 @@ def tables(
         names=("",),
         tracks=("compute", "comm"),
     )
-    of_step, of_rank = (each.ravel() for each in np.mgrid[:num_steps, :num_ranks])
+    step_of_row, rank_of_row = (each.ravel() for each in np.mgrid[:num_steps, :num_ranks])
     whole = num_steps * num_ranks
     steps = StepTable(
         epoch=np.zeros(whole, dtype=np.int32),
-        step=of_step.astype(np.int32),
-        rank=of_rank.astype(np.int32),
-        start_ns=of_step * STEP_MS * MS,
-        end_ns=(of_step + 1) * STEP_MS * MS,
+        step=step_of_row.astype(np.int32),
+        rank=rank_of_row.astype(np.int32),
+        start_ns=step_of_row * STEP_MS * MS,
+        end_ns=(step_of_row + 1) * STEP_MS * MS,
         num_tokens=np.full(whole, NONE, dtype=np.int64),
         loss=np.full(whole, np.nan),
         left_out=np.zeros(whole, dtype=np.uint32),
@@ -88,25 +88,25 @@ def tables(
 
 
 def step_of(
-    rank: int, step: int, *, ends: float, goes_on: float, computed: float = 40
+    rank: int, step: int, *, ends: float, resumes: float, computed: float = 40
 ) -> list[Row]:
-    """Return a backward, its reduction, and the optimizer."""
+    """Return a backward, its reduction and the optimizer."""
     return [
         (rank, step, SpanKind.BACKWARD, 0, computed, NONE),
         (rank, step, SpanKind.DP_COMM, 30, ends, step),
-        (rank, step, SpanKind.OPTIMIZER, goes_on, goes_on + 5, NONE),
+        (rank, step, SpanKind.OPTIMIZER, resumes, resumes + 5, NONE),
     ]
 
 
 @pytest.mark.parametrize("flags", [int(SpanFlag.HOST_CLOCK), ON_DEVICE])
-def test_who_goes_on_with_the_end_of_a_communication_waited_for_it(flags: int) -> None:
+def test_rank_that_resumes_with_the_end_of_a_communication_waited_for_it(flags: int) -> None:
     # GIVEN two ranks whose optimizer begins 0.03 ms after their reduction ends, in three steps,
     # at 50, 60 and 70 ms
     rows = [
         row
         for rank in (0, 1)
         for step, ends in enumerate((50, 60, 70))
-        for row in step_of(rank, step, ends=ends, goes_on=ends + 0.03)
+        for row in step_of(rank, step, ends=ends, resumes=ends + 0.03)
     ]
 
     # THEN both waited from the end of their backward
@@ -120,39 +120,39 @@ def test_who_goes_on_with_the_end_of_a_communication_waited_for_it(flags: int) -
     ]
 
 
-def test_what_a_host_loses_after_the_end_is_no_wait() -> None:
-    # GIVEN the same, but rank 1 goes on 8 ms after the end in the last of four steps
+def test_delay_of_the_host_after_the_end_is_not_part_of_the_wait() -> None:
+    # GIVEN two ranks that resume with the end; in the last of four steps rank 1 is 8 ms late
     rows = [
         row
         for rank in (0, 1)
         for step in range(4)
-        for row in step_of(rank, step, ends=50, goes_on=58 if (rank, step) == (1, 3) else 50)
+        for row in step_of(rank, step, ends=50, resumes=58 if (rank, step) == (1, 3) else 50)
     ]
 
-    # THEN it waited until the end there, too, and no longer
+    # THEN it waited until the end in that step too, and no longer
     assert waits_ms(*rows, num_steps=4)[-1] == (1, 3, 40.0, 50.0, 3)
 
 
-def test_a_host_that_stalls_over_the_end_does_not_wait() -> None:
-    # GIVEN two ranks that go on at any time after the end, once by chance with it
+def test_host_that_stalls_past_the_end_does_not_wait() -> None:
+    # GIVEN two ranks that resume at any time after the end, once by chance with it
     late = {(0, 0): 0.0, (0, 1): 7.0, (0, 2): 3.0, (1, 0): 4.0, (1, 1): 9.0, (1, 2): 1.0}
     rows = [
         row
         for (rank, step), ms in late.items()
-        for row in step_of(rank, step, ends=50, goes_on=50 + ms)
+        for row in step_of(rank, step, ends=50, resumes=50 + ms)
     ]
 
     assert waits_ms(*rows) == []
 
 
-def test_who_once_went_on_before_the_end_does_not_wait_there() -> None:
+def test_rank_that_once_resumed_before_the_end_does_not_wait_there() -> None:
     # GIVEN four steps in three of which the optimizer begins with the end, and one in which the
     # reduction ends only while it computes
     rows = [
         row
         for rank in (0, 1)
         for step in range(4)
-        for row in step_of(rank, step, ends=50, goes_on=48 if step == 3 else 50)
+        for row in step_of(rank, step, ends=50, resumes=48 if step == 3 else 50)
     ]
 
     assert waits_ms(*rows, num_steps=4) == []
@@ -163,32 +163,32 @@ def test_two_steps_are_too_few() -> None:
         row
         for rank in (0, 1)
         for step in range(2)
-        for row in step_of(rank, step, ends=50, goes_on=50)
+        for row in step_of(rank, step, ends=50, resumes=50)
     ]
 
     assert waits_ms(*rows, num_steps=2) == []
 
 
-def test_one_rank_of_a_group_alone_shows_no_wait() -> None:
-    # GIVEN a rank that goes on with the end in each step, while the other goes on 5 ms after it
+def test_one_rank_of_a_group_is_not_enough() -> None:
+    # GIVEN a rank that resumes with the end in each step, and another that resumes 5 ms after it
     rows = [
         row
         for step in range(3)
-        for rank, goes_on in ((0, 50), (1, 55))
-        for row in step_of(rank, step, ends=50, goes_on=goes_on)
+        for rank, resumes in ((0, 50), (1, 55))
+        for row in step_of(rank, step, ends=50, resumes=resumes)
     ]
 
     assert waits_ms(*rows) == []
 
 
-def test_time_that_a_host_spends_itself_is_no_wait() -> None:
-    # GIVEN the host's collector at work until 46 ms, and then a wait until 50
+def test_time_of_the_host_is_not_a_wait() -> None:
+    # GIVEN garbage collection until 46 ms, and then a wait until 50
     rows = [
         row
         for rank in (0, 1)
         for step in range(3)
         for row in (
-            *step_of(rank, step, ends=50, goes_on=50),
+            *step_of(rank, step, ends=50, resumes=50),
             (rank, step, SpanKind.GC, 41, 46, NONE),
         )
     ]
@@ -196,9 +196,9 @@ def test_time_that_a_host_spends_itself_is_no_wait() -> None:
     assert {(start, end) for _, _, start, end, _ in waits_ms(*rows)} == {(46.0, 50.0)}
 
 
-def test_a_reduction_that_leaves_its_queue_is_no_launch_of_its_host() -> None:
-    # GIVEN a host that stalls from 40 to 80 ms in each step, while a reduction of 30 to 50 ms
-    # and one that queued behind it until 60 run on
+def test_reduction_that_leaves_its_queue_is_not_a_launch_by_its_host() -> None:
+    # GIVEN a host that stalls from 40 to 80 ms in each step, during a reduction from 30 to 50 ms
+    # and one that queued behind it until 60
     rows = [
         row
         for rank in (0, 1)
@@ -211,5 +211,5 @@ def test_a_reduction_that_leaves_its_queue_is_no_launch_of_its_host() -> None:
         )
     ]
 
-    # THEN it did not go on at 50 ms
+    # THEN it did not resume at 50 ms
     assert waits_ms(*rows) == []

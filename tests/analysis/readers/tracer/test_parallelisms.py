@@ -1,4 +1,4 @@
-"""Every mix of parallelisms: nothing is found in healthy runs, and each fault is named exactly."""
+"""Mixes of parallelisms: no finding in healthy runs, and an exact finding for each fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RUN = "simulated"
 NUM_STEPS, ONSET = 8, 3
 UNEQUAL = Noise(expert_spread=0.2)
-"""Tokens that move from expert to expert: a rank's experts compute 20 % more or less each time."""
+"""Tokens that move between experts: a rank's experts compute 20 % more or less each time."""
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "16: dp4 pp4 zero-bubble": {
@@ -77,7 +77,7 @@ def alarms(report: RunReport) -> list[Finding]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_healthy_run_is_replayed_exactly_and_nothing_is_found(layout: str) -> None:
+def test_healthy_run_is_replayed_exactly_and_has_no_alarm(layout: str) -> None:
     report = analyze_run(SimulatedSource(scenario_of(layout)), RUN)
 
     assert alarms(report) == []
@@ -88,9 +88,7 @@ def test_a_healthy_run_is_replayed_exactly_and_nothing_is_found(layout: str) -> 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_fault_is_named_with_its_ranks_and_steps_and_nothing_else(
-    layout: str, fault: str
-) -> None:
+def test_fault_is_the_only_alarm_with_its_ranks_and_steps(layout: str, fault: str) -> None:
     source = SimulatedSource(scenario_of(layout, fault))
 
     report = analyze_run(source, RUN)
@@ -101,7 +99,7 @@ def test_a_fault_is_named_with_its_ranks_and_steps_and_nothing_else(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_parts_of_each_rank_s_step_sum_to_it_exactly(layout: str) -> None:
+def test_parts_of_the_waterfall_sum_to_each_step_exactly(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout, "slow-compute"))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=1), source.steps(RUN, last=1)
 
@@ -113,7 +111,7 @@ def test_the_parts_of_each_rank_s_step_sum_to_it_exactly(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_critical_path_tiles_the_step_and_has_no_slack(layout: str) -> None:
+def test_critical_path_covers_the_step_and_has_no_slack(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=0), source.steps(RUN, last=0)
     model = read_operations(run, spans, steps).model
@@ -136,7 +134,7 @@ def test_the_critical_path_tiles_the_step_and_has_no_slack(layout: str) -> None:
         ("32: dp8 pp4 zero-bubble-v", 1 / 16),
     ],
 )
-def test_the_measured_bubble_is_near_the_schedule_s_formula(
+def test_measured_bubble_is_near_the_formula_of_the_schedule(
     layout: str, formula_ratio: float
 ) -> None:
     report = analyze_run(SimulatedSource(scenario_of(layout)), RUN)
@@ -147,10 +145,10 @@ def test_the_measured_bubble_is_near_the_schedule_s_formula(
     assert report.waterfall.bubble.measured_ratio == pytest.approx(formula_ratio, rel=0.15)
 
 
-def test_an_expert_that_always_gets_twice_the_tokens_is_no_slow_rank() -> None:
+def test_expert_that_always_gets_twice_the_tokens_is_not_a_slow_rank() -> None:
     hot = replace(scenario_of("32: dp8 ep4 pp4"), expert_weights=(2.0, 1.0, 1.0, 1.0))
 
     (found,) = alarms(analyze_run(SimulatedSource(hot), RUN))
 
-    # Four ranks share the experts; the first of each four holds the busy one.
+    # Four ranks share the experts; the first of each four has the busy one.
     assert (found.cause, found.ranks) == ("sequence-imbalance", tuple(range(0, 32, 4)))

@@ -1,4 +1,4 @@
-"""A backward split into the input's gradients and, later, the weights'."""
+"""Parts of a split backward: gradients of the input and, later, of the weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spans(kind: SpanKind, microbatch: int, *lengths_ms: int) -> Iterator[Action]
 
 
 def split(rank: int, _: int) -> Iterator[Action]:
-    """Two micro-batches: input 10 ms (12 on rank 1), weights 4 ms, in zero-bubble order."""
+    """Yield two micro-batches in zero-bubble order: input 10 ms (12 on rank 1), weights 4 ms."""
     inputs = 10 + 2 * rank
     for microbatch in range(2):
         yield from spans(SpanKind.FORWARD, microbatch, 6)
@@ -44,7 +44,7 @@ def split(rank: int, _: int) -> Iterator[Action]:
     yield from spans(SpanKind.BACKWARD, 1, 4)
 
 
-def test_each_half_of_a_split_backward_has_an_ideal_of_its_own() -> None:
+def test_each_part_of_a_split_backward_has_its_own_ideal() -> None:
     cluster = Cluster(Layout(dp=2), {})
     cluster.run(1, split)
 
@@ -56,7 +56,7 @@ def test_each_half_of_a_split_backward_has_an_ideal_of_its_own() -> None:
     assert model.ideal_ns[backward].tolist() == [11 * MS, 11 * MS, 4 * MS, 4 * MS]
 
 
-def test_the_halves_of_a_micro_batch_are_one_item() -> None:
+def test_parts_of_a_micro_batch_are_one_item() -> None:
     cluster = Cluster(Layout(dp=2), {})
     cluster.run(1, split)
 
@@ -73,7 +73,7 @@ def test_the_halves_of_a_micro_batch_are_one_item() -> None:
     assert items.deferred_ratio == 16 / (40 + 44)
 
 
-def test_a_backward_that_stays_whole_is_an_item_beside_split_ones() -> None:
+def test_whole_backward_next_to_split_ones_is_an_item() -> None:
     def script(_: int, __: int) -> Iterator[Action]:
         yield from spans(SpanKind.BACKWARD, 0, 10)
         yield from spans(SpanKind.BACKWARD, 1, 15)
@@ -90,7 +90,7 @@ def test_a_backward_that_stays_whole_is_an_item_beside_split_ones() -> None:
     assert model.ideal_ns[model.kind == BACKWARD].tolist() == [10 * MS, 15 * MS, 4 * MS]
 
 
-def test_what_is_no_pair_of_halves_stays_whole() -> None:
+def test_backwards_that_are_no_parts_stay_whole() -> None:
     def script(_: int, __: int) -> Iterator[Action]:
         yield from spans(SpanKind.FORWARD, 0, 1)
         yield from spans(SpanKind.BACKWARD, 0, 1, 1, 1, 1, 1)
@@ -100,14 +100,14 @@ def test_what_is_no_pair_of_halves_stays_whole() -> None:
     cluster.run(1, script)
     table = cluster.span_table()
 
-    # Five spans under one number are five micro-batches; two under none are two.
+    # Five spans with one number are five micro-batches; two without a number are two.
     assert number_parts(table, np.arange(len(table))).tolist() == [WHOLE] * 8
     assert is_deferred_part(np.array([0, 1, 2, 3, 4, 5])).tolist() == [
         False, False, True, False, True, True,
     ]  # fmt: skip
 
 
-def test_numbers_that_forwards_share_too_split_nothing() -> None:
+def test_numbers_that_forwards_share_too_identify_no_parts() -> None:
     def script(_: int, __: int) -> Iterator[Action]:
         for _ in range(2):
             yield from spans(SpanKind.FORWARD, 0, 5)
@@ -119,13 +119,13 @@ def test_numbers_that_forwards_share_too_split_nothing() -> None:
     assert read(cluster).items.microbatch.tolist() == [0, 1, 0, 1]
 
 
-def test_the_bubble_s_formula_counts_the_weights_gradients_as_filling_it_twice() -> None:
+def test_bubble_formula_of_a_split_backward() -> None:
     cluster = Cluster(Layout(pp=2), {})
     cluster.run(1, split)
     reading = read(cluster)
 
     shape = measure_bubble(reading, Layout(pp=2), bubble_ns=0, compute_ns=1)
 
-    # (p - 1) / m = 1/2 of F + B + W; of that F + B - W = (84 - 2 * 16) / 84 remains.
+    # (p - 1) / m = 1/2, times (F + B - W) / (F + B + W) = (84 - 2 * 16) / 84.
     assert shape is not None
     assert shape.formula_ratio == pytest.approx(0.5 * (84 - 32) / 84)

@@ -24,7 +24,7 @@ from tests.support.analysis.cluster import Source
 PAIR = 9
 
 Row = tuple[int, SpanKind, int, int, bool, int]
-"""(rank, kind, start, end, whether it is the pair's communication, flags)."""
+"""(rank, kind, start, end, whether it is communication of the pair, flags)."""
 
 
 def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
@@ -60,7 +60,7 @@ def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
 
 
 def steps_of(*rows: tuple[int, int, int, int, int]) -> StepTable:
-    """Rows of (epoch, step, rank, start, end)."""
+    """Return steps, given (epoch, step, rank, start, end)."""
     epoch, step, rank, start, end = np.array(rows, np.int64).T
     return StepTable(
         epoch=epoch.astype(np.int32),
@@ -90,7 +90,7 @@ TWO_STAGES = RunInfo(
 )
 
 
-def test_a_send_that_ended_before_its_receive_began_waits_for_nobody() -> None:
+def test_send_that_ended_before_its_receive_began_does_not_wait() -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 10, False, 0),
         (0, SpanKind.PP_SEND, 10, 12, True, SpanFlag.ASYNC),
@@ -109,7 +109,7 @@ def test_a_send_that_ended_before_its_receive_began_waits_for_nobody() -> None:
     assert len(reading.waits.rank) == 0
 
 
-def test_a_receive_waits_for_a_later_send() -> None:
+def test_receive_waits_for_a_later_send() -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 30, False, 0),
         (0, SpanKind.PP_SEND, 30, 34, True, 0),
@@ -123,7 +123,7 @@ def test_a_receive_waits_for_a_later_send() -> None:
     assert Replayer(reading.model).full_recorded().tolist() == [50]
 
 
-def test_a_rank_that_left_before_the_other_entered_leaves_its_step_out() -> None:
+def test_step_in_which_a_rank_left_before_the_other_entered_is_left_out() -> None:
     rows: list[Row] = [
         (0, SpanKind.PP_SEND, 30, 34, True, 0),
         (1, SpanKind.PP_RECV, 5, 20, True, 0),
@@ -131,13 +131,13 @@ def test_a_rank_that_left_before_the_other_entered_leaves_its_step_out() -> None
     steps = steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50))
 
     reading = read_traced(replace(TWO_STAGES, clock_error_ns=9), spans_of(rows), steps)
-    trusted = read_traced(replace(TWO_STAGES, clock_error_ns=10), spans_of(rows), steps)
+    tolerated = read_traced(replace(TWO_STAGES, clock_error_ns=10), spans_of(rows), steps)
 
     assert reading.left_out == {0: "a rank left a communication before the last one entered it"}
-    assert trusted.left_out == {}
+    assert tolerated.left_out == {}
 
 
-def test_a_rank_of_which_no_description_came_leaves_its_steps_out() -> None:
+def test_steps_of_an_undescribed_rank_are_left_out() -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 30, False, 0),
         (1, SpanKind.FORWARD, 0, 22, False, 0),
@@ -150,12 +150,12 @@ def test_a_rank_of_which_no_description_came_leaves_its_steps_out() -> None:
     reading = read_traced(one, spans_of(rows), steps)
     neither = read_traced(none, spans_of(rows), steps)
 
-    assert reading.left_out == {0: "nobody described rank 1"}
-    assert neither.left_out == {0: "nobody described ranks 0 and 1"}
+    assert reading.left_out == {0: "no description of rank 1 was received"}
+    assert neither.left_out == {0: "no description of ranks 0 and 1 was received"}
 
 
 @pytest.mark.parametrize("kind", [SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT])
-def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: SpanKind) -> None:
+def test_host_time_inside_a_forward_is_not_the_ranks_compute(kind: SpanKind) -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 30, False, 0),
         (0, kind, 10, 18, False, 0),
@@ -166,8 +166,8 @@ def test_time_that_the_host_took_inside_forward_is_not_the_ranks_compute(kind: S
     assert reading.items.self_ns.tolist() == [22, 22]
 
 
-def test_a_step_that_ends_before_it_begins_holds_nothing_and_is_left_out() -> None:
-    # On the device step 1 came first, and step 0, of which no wait was recorded, after it.
+def test_step_that_ends_before_it_begins_is_empty_and_left_out() -> None:
+    # On the device step 1 came first, then step 0, whose waits were not recorded.
     device = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
     early, late = ((100 * k, 100 * k + 90) for k in (0, 10))
     first, second = (
@@ -190,7 +190,7 @@ def test_a_step_that_ends_before_it_begins_holds_nothing_and_is_left_out() -> No
     assert "its spans are in other steps" in finding.evidence
 
 
-def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_empty() -> None:
+def test_step_without_a_needed_kind_of_one_rank_is_unknown_not_empty() -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 30, False, 0),
         (1, SpanKind.FORWARD, 0, 30, False, 0),
@@ -202,18 +202,18 @@ def test_a_step_of_which_one_rank_left_out_what_the_replay_needs_is_unknown_not_
     steps = steps_of((0, 0, 0, 0, 34), (0, 0, 1, 0, 50))
 
     def left_out(run: RunInfo, *masks: np.uint32) -> dict[int, str]:
-        told = replace(steps, left_out=np.array(masks, np.uint32))
-        return read_traced(run, spans_of(rows), told).left_out
+        declared = replace(steps, left_out=np.array(masks, np.uint32))
+        return read_traced(run, spans_of(rows), declared).left_out
 
     alone = replace(TWO_STAGES, epochs=(replace(TWO_STAGES.epochs[0], groups=()),))
-    why = "spans of it were not recorded: "
-    assert left_out(alone, np.uint32(0), backward | host) == {0: f"{why}backward"}
+    reason = "spans were not recorded: "
+    assert left_out(alone, np.uint32(0), backward | host) == {0: f"{reason}backward"}
     assert left_out(alone, host, host | other) == {}
-    # With a group of kind "other", collectives are missing where that kind is.
-    assert left_out(TWO_STAGES, np.uint32(0), other) == {0: f"{why}other"}
+    # With a group of kind "other", spans of that kind are collectives.
+    assert left_out(TWO_STAGES, np.uint32(0), other) == {0: f"{reason}other"}
 
 
-def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> None:
+def test_last_execution_of_a_repeated_step_is_used() -> None:
     first = spans_of([(r, SpanKind.FORWARD, 0, 10, False, 0) for r in range(2)])
     again = spans_of([(r, SpanKind.FORWARD, 100, 130, False, 0) for r in range(2)], epoch=1)
     columns = set(first.__dataclass_fields__) - {"names", "tracks"}
@@ -230,8 +230,8 @@ def test_a_step_that_ran_again_after_a_restart_counts_once_the_last_time() -> No
     assert reading.warnings == ("1 step repeated in a later epoch; the last epoch counts",)
 
 
-def test_a_member_may_leave_a_broadcast_before_another_enters() -> None:
-    # Rank 0, the root, has sent and gone on before rank 1 comes.
+def test_member_may_leave_a_broadcast_before_another_enters() -> None:
+    # Rank 0, the root, has sent and left before rank 1 enters.
     rows: list[Row] = [
         (0, SpanKind.DP_COMM, 10, 12, True, 0),
         (1, SpanKind.DP_COMM, 20, 25, True, 0),

@@ -1,0 +1,73 @@
+"""Spans of one rank and one step, some of them communication of one group."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+MS = 1_000_000
+GROUP = 7
+DP = GroupInfo(group_id=GROUP, kind="dp-comm", name="dp", members=(0,))
+
+Row = tuple[SpanKind, int, int, int, int]
+"""(kind, start, end, launch on the host, seq); times in ms."""
+
+
+def tables(*rows: Row, bounds: tuple[int, ...] = ()) -> tuple[SpanTable, StepTable]:
+    """Return one rank's spans and its one step.
+
+    Args:
+        rows: Spans; communications are of one group.
+        bounds: ``seq`` of communications whose end is only a bound.
+    """
+    num = len(rows)
+    kind, start, end, launch, seq = (list(column) for column in zip(*rows, strict=True))
+    is_comm = np.array([seq != NONE for seq in seq])
+
+    def filled(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return np.full(num, value, dtype=np.int32)
+
+    spans = SpanTable(
+        epoch=filled(0),
+        step=filled(0),
+        rank=filled(0),
+        kind=np.array([KIND_CODES[each] for each in kind], dtype=np.int8),
+        name=filled(0),
+        track=is_comm.astype(np.int32),
+        start_ns=np.array(start, dtype=np.int64) * MS,
+        duration_ns=np.array(np.subtract(end, start), dtype=np.int64) * MS,
+        launch_ns=np.array(launch, dtype=np.int64) * MS,
+        group_id=np.where(is_comm, GROUP, 0).astype(np.uint64),
+        seq=np.array(seq, dtype=np.int64),
+        src_rank=filled(NONE),
+        dst_rank=filled(NONE),
+        microbatch=filled(NONE),
+        chunk=filled(NONE),
+        num_bytes=np.full(num, NONE, dtype=np.int64),
+        interval_id=np.zeros(num, dtype=np.int64),
+        flags=np.array([_flags(each, is_bound=each in bounds) for each in seq], dtype=np.uint16),
+        depth=np.zeros(num, dtype=np.int16),
+        names=("",),
+        tracks=("compute", "comm"),
+    )
+    steps = StepTable(
+        epoch=np.zeros(1, dtype=np.int32),
+        step=np.zeros(1, dtype=np.int32),
+        rank=np.zeros(1, dtype=np.int32),
+        start_ns=np.zeros(1, dtype=np.int64),
+        end_ns=np.full(1, 100 * MS),
+        num_tokens=np.full(1, NONE, dtype=np.int64),
+        loss=np.full(1, np.nan),
+        left_out=np.zeros(1, dtype=np.uint32),
+    )
+    return spans, steps
+
+
+def _flags(seq: int, *, is_bound: bool) -> int:
+    if seq == NONE:
+        return int(ON_DEVICE)
+    end = SpanFlag.END_BOUND if is_bound else SpanFlag.DEVICE_END_KNOWN
+    return int(SpanFlag.DEVICE_BEGIN_KNOWN | end | SpanFlag.ASYNC)
