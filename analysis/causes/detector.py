@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..readers.tp_partners import find_workers
+from ..readers.workers import find_workers
 from .host_gaps import find_common_pauses, tabulate_gaps
 from .link_profile import profile_links
 

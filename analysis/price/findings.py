@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..causes.candidate import in_shown_steps
-from ..readers.tp_partners import remove_partner_waits
+from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding

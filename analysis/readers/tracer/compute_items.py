@@ -17,7 +17,7 @@ from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ComputeItems
-from ..tp_partners import number_workers
+from ..workers import number_workers
 from .pieces import BACKWARD, FORWARD, WHOLE, Pieces, is_deferred_part, is_own_compute
 
 if TYPE_CHECKING:
