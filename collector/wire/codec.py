@@ -219,7 +219,7 @@ def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column
         whole = pa.concat_tables(kept).unify_dictionaries()
         arrays = [_one_chunk(whole[name]) for name in names]
     else:
-        arrays = [_no_rows(column) for column in columns]
+        arrays = [empty_column(column) for column in columns]
     item_type = struct_type(table, has_ranks=has_ranks)
     items: Any = pa.StructArray.from_arrays(arrays, fields=list(item_type))
     list_type: Any = pa.list_(pa.field("item", item_type, nullable=False))
@@ -237,7 +237,8 @@ def _filled(rows: pa.Table, columns: Sequence[WireColumn]) -> pa.Table:
     return rows
 
 
-def _no_rows(column: WireColumn) -> Column:
+def empty_column(column: WireColumn) -> Column:
+    """Return a column without rows."""
     if pa.types.is_dictionary(column.arrow_type):
         return repeated_string("", 0)
     if pa.types.is_string(column.arrow_type):
@@ -399,7 +400,7 @@ def _default_column(column: WireColumn, num_rows: int) -> Column:
     """Return the column of a sender that does not have it."""
     dtype = _dtype(column)
     if dtype is None:
-        return _no_rows(column)
+        return empty_column(column)
     if column.default is None:
         return optional_numbers(np.zeros(num_rows, dtype=dtype), np.zeros(num_rows, dtype=bool))
     return numbers(np.full(num_rows, column.default, dtype=dtype))

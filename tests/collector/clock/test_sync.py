@@ -159,12 +159,7 @@ def test_after_a_suspend_the_estimate_is_unknown_until_the_next_probe() -> None:
 
 def test_probes_are_frequent_at_first_and_once_a_second_later() -> None:
     network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0)
-    clock = host_clock(network)
-    sent: list[int] = []
-    while network.now_ns < START_NS + 600 * S:
-        if clock.poll():
-            sent.append(network.now_ns)
-        network.now_ns += 10 * MS
+    sent = network.run(host_clock(network), for_ns=600 * S, poll_ns=10 * MS)
 
     pauses = [after - before for before, after in pairwise(sent)]
     assert pauses[0] == 50 * MS
@@ -177,11 +172,7 @@ def test_the_pause_that_a_collector_asks_for_is_kept() -> None:
     # GIVEN a collector that asks for 300 ms
     network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0, pause_ns=300 * MS)
     clock = host_clock(network)
-    sent: list[int] = []
-    while network.now_ns < START_NS + 30 * S:
-        if clock.poll():
-            sent.append(network.now_ns)
-        network.now_ns += 10 * MS
+    sent = network.run(clock, for_ns=30 * S, poll_ns=10 * MS)
 
     # THEN no probe is sent earlier, even after a suspend of the host
     assert {after - before for before, after in pairwise(sent)} == {300 * MS}
@@ -265,64 +256,39 @@ def test_a_config_value_of_zero_is_an_error(name: str) -> None:
         ProbeConfig(**{name: 0})
 
 
-TURN_NS = 10 * MS
-STEADY_NS = 300 * S
-
-
-class Host:
-    """A host whose probes are answered at once by the current collector."""
-
-    def __init__(self) -> None:
-        self.now_ns = 5 * S
-        self.reference_id = "first"
-        self.clock = ClockSync(self._exchange, monotonic_ns=lambda: self.now_ns)
-
-    def run(self, for_ns: int) -> list[int]:
-        """Poll for a time; return the times of the probes."""
-        sent_ns = []
-        end_ns = self.now_ns + for_ns
-        while self.now_ns < end_ns:
-            if self.clock.poll():
-                sent_ns.append(self.now_ns)
-            self.now_ns += TURN_NS
-        return sent_ns
-
-    def _exchange(self) -> ProbeReply:
-        at = UnixNs(self.now_ns)
-        return ProbeReply(reference_id=self.reference_id, received_ns=at, replied_ns=at)
-
-
 def test_a_restarted_collector_is_probed_at_most_twice_as_often_as_before() -> None:
     # GIVEN a host that probes once a second
-    host = Host()
-    host.run(STEADY_NS)
-    assert len(host.run(10 * S)) == 10
+    network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0)
+    clock = host_clock(network)
+    network.run(clock, for_ns=300 * S, poll_ns=10 * MS)
+    assert len(network.run(clock, for_ns=10 * S, poll_ns=10 * MS)) == 10
 
     # WHEN its collector is restarted
-    host.reference_id = "second"
-    sent_ns = host.run(20 * S)
+    network.reference_id = "second"
+    sent_ns = network.run(clock, for_ns=20 * S, poll_ns=10 * MS)
 
     # THEN there are at most two probes in any second, and the window is full after two minutes
     assert 38 <= len(sent_ns) <= 40
     for begin_ns in sent_ns:
         assert sum(begin_ns <= at_ns < begin_ns + S for at_ns in sent_ns) <= 2
-    host.run(110 * S)
-    found = host.clock.estimate()
+    network.run(clock, for_ns=110 * S, poll_ns=10 * MS)
+    found = clock.estimate()
     assert found is not None
     assert found.reference_id == "second"
     assert 250 <= found.num_probes <= 260
 
     # AND then one per second again
-    host.run(130 * S)
-    assert len(host.run(10 * S)) == 10
+    network.run(clock, for_ns=130 * S, poll_ns=10 * MS)
+    assert len(network.run(clock, for_ns=10 * S, poll_ns=10 * MS)) == 10
 
 
 def test_a_suspended_host_probes_as_often_as_at_its_start() -> None:
-    host = Host()
-    host.run(STEADY_NS)
-    host.reference_id = "second"
-    host.run(STEADY_NS)
+    network = FakeNetwork(delays=lambda: (0, 0), turn_ns=0)
+    clock = host_clock(network)
+    network.run(clock, for_ns=300 * S)
+    network.reference_id = "second"
+    network.run(clock, for_ns=300 * S)
 
-    host.clock.forget()
+    clock.forget()
 
-    assert len(host.run(S)) == 20
+    assert len(network.run(clock, for_ns=S, poll_ns=10 * MS)) == 20

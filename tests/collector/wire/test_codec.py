@@ -14,7 +14,13 @@ from rankscope.collector.errors import WireError
 from rankscope.collector.spool.cut import Cut, CutKey
 from rankscope.collector.spool.records import CutRows
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.wire.codec import WireLimits, decode_batch, decode_cuts, encode_cuts
+from rankscope.collector.wire.codec import (
+    WireLimits,
+    decode_batch,
+    decode_cuts,
+    empty_column,
+    encode_cuts,
+)
 from rankscope.collector.wire.schema import WIRE_TABLES, cuts_schema
 from rankscope.tracer.span import SpanKind
 from tests.support.collector.kept_cuts import KeptCuts
@@ -259,10 +265,10 @@ def many_rows(num_rows: int) -> Cut:
     for table, columns in WIRE_TABLES.items():
         rows = num_rows if table == "spans" else 0
         named = {
-            column.name: repeated_string("x", rows)
+            column.name: empty_column(column)
+            if not rows
+            else repeated_string("x", rows)
             if pa.types.is_dictionary(column.arrow_type)
-            else strings([])
-            if pa.types.is_string(column.arrow_type)
             else numbers(np.zeros(rows, dtype=column.arrow_type.to_pandas_dtype()))
             for column in columns
         }

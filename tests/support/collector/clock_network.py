@@ -55,11 +55,16 @@ class FakeNetwork:
             pause_ns=self.pause_ns,
         )
 
-    def run(self, clock: ClockSync, *, for_ns: int, poll_ns: int = 50 * MS) -> None:
+    def run(self, clock: ClockSync, *, for_ns: int, poll_ns: int = 50 * MS) -> list[int]:
+        """Poll the clock for a time; return the times of the probes."""
+        sent_ns: list[int] = []
         end_ns = self.now_ns + for_ns
         while self.now_ns < end_ns:
-            clock.poll()
+            at_ns = self.now_ns
+            if clock.poll():
+                sent_ns.append(at_ns)
             self.now_ns += poll_ns
+        return sent_ns
 
 
 def steady() -> Delays:

@@ -13,10 +13,10 @@ from rankscope.collector.arrow_columns import (
     numbers,
     optional_numbers,
     repeated_string,
-    strings,
 )
 from rankscope.collector.spool.cut import Cut, CutKey
 from rankscope.collector.spool.records import CutRows
+from rankscope.collector.wire.codec import empty_column
 from rankscope.collector.wire.schema import WIRE_TABLES, WireColumn
 from rankscope.tracer.span import NONE
 
@@ -94,15 +94,7 @@ def _span_column(column: WireColumn, held: dict[str, Any], names: list[str]) -> 
 
 
 def _no_rows(table: str) -> pa.Table:
-    named: dict[str, Any] = {}
-    for column in WIRE_TABLES[table]:
-        if pa.types.is_dictionary(column.arrow_type):
-            named[column.name] = repeated_string("", 0)
-        elif pa.types.is_string(column.arrow_type):
-            named[column.name] = strings([])
-        else:
-            dtype: Any = column.arrow_type.to_pandas_dtype()
-            named[column.name] = numbers(np.empty(0, dtype))
+    named = {column.name: empty_column(column) for column in WIRE_TABLES[table]}
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
