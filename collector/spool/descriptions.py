@@ -65,7 +65,7 @@ def run_row(
     manifest = files.manifest
     model = _object(manifest.get("model"))
     # Declared values take precedence. The number and its convention are from the same source.
-    counted = model if _float(model.get("flops_per_token")) is not None else files.derived
+    flops = model if _float(model.get("flops_per_token")) is not None else files.derived
     paced = manifest.get("paced")
     return {
         "run_id": files.run_id,
@@ -76,10 +76,10 @@ def run_row(
         "state": run_state(states),
         "source_format": "rankscope",
         "world_size": files.identity.world_size,
-        "layout": _axes(_placed(files).get("layout"), LAYOUT_AXES, lowest=1),
+        "layout": _axes(_layout_source(files).get("layout"), LAYOUT_AXES, lowest=1),
         "model": json.dumps(model),
-        "flops_per_token": _float(counted.get("flops_per_token")),
-        "flops_convention": _text(counted.get("flops_convention")),
+        "flops_per_token": _float(flops.get("flops_per_token")),
+        "flops_convention": _text(flops.get("flops_convention")),
         "paced": json.dumps(paced) if isinstance(paced, dict) else "",
         "manifest": json.dumps(manifest),
     }
@@ -104,7 +104,7 @@ def rank_row(
         "device_name": _text(device.get("name") or files.derived.get("device_name")),
         "dtype": _text(device.get("dtype") or files.derived.get("dtype")),
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
-        **_coords(_placed(files), identity.world_size),
+        **_coords(_layout_source(files), identity.world_size),
         "pid": identity.pid,
         "manifest_hash": hash_settings(manifest_settings(manifest)),
         "started_ns": _int(manifest.get("started_ns")),
@@ -132,15 +132,6 @@ def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]])
             }
         )
     return rows
-
-
-def _ranks(value: object) -> list[int] | None:
-    """Return a list of global ranks; None if it is anything else."""
-    if not isinstance(value, list):
-        return None
-    ranks = [_int(member, missing=NONE, limit=MAX_INT32) for member in value]
-    found = [rank for rank in ranks if rank is not None and rank >= 0]
-    return found if len(found) == len(value) else None
 
 
 def event_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
@@ -204,20 +195,59 @@ def run_state(states: Iterable[str]) -> str:
     return ENDED
 
 
-def _placed(files: ProcessFiles) -> Mapping[str, Any]:
+def manifest_row(run_id: str, manifest: Mapping[str, Any]) -> Row:
+    """Return the row of table ``manifests`` of a manifest."""
+    settings = manifest_settings(manifest)
+    return {
+        "run_id": run_id,
+        "manifest_hash": hash_settings(settings),
+        "settings": settings,
+    }
+
+
+def manifest_settings(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a manifest by name, as ``environment.NCCL_DEBUG``, sorted.
+
+    Null and empty values are unknown and left out.
+    """
+    found = {
+        storable_name(name): storable_name(text)
+        for part in SETTINGS_PARTS
+        for name, text in _flat(part, manifest.get(part), depth=0)
+        if name not in RANK_SETTINGS
+    }
+    return dict(sorted(found.items())[:MAX_SETTINGS])
+
+
+def hash_settings(settings: Mapping[str, str]) -> str:
+    """Return a hash of settings."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _layout_source(files: ProcessFiles) -> Mapping[str, Any]:
     """Return the source of layout and position: the job's declaration, else the tracer's."""
     manifest = files.manifest
     is_declared = any(isinstance(manifest.get(key), dict) for key in ("layout", "coords"))
     return manifest if is_declared else files.derived
 
 
-def _coords(placed: Mapping[str, Any], world_size: int) -> dict[str, int]:
+def _coords(source: Mapping[str, Any], world_size: int) -> dict[str, int]:
     """Return the rank's position on each axis; `NONE` if unknown."""
-    declared = _axes(placed.get("coords"), COORD_AXES, lowest=0)
-    sizes = _axes(placed.get("layout"), LAYOUT_AXES, lowest=1)
+    declared = _axes(source.get("coords"), COORD_AXES, lowest=0)
+    sizes = _axes(source.get("layout"), LAYOUT_AXES, lowest=1)
     if world_size > 1 and not sizes and not declared:
         return dict.fromkeys(COORD_AXES, NONE)
     return {axis: declared.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
+
+
+def _ranks(value: object) -> list[int] | None:
+    """Return a list of global ranks; None if it is anything else."""
+    if not isinstance(value, list):
+        return None
+    ranks = [_int(member, missing=NONE, limit=MAX_INT32) for member in value]
+    found = [rank for rank in ranks if rank is not None and rank >= 0]
+    return found if len(found) == len(value) else None
 
 
 def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:
@@ -253,36 +283,6 @@ def _float(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT:
         return float(value)
     return None
-
-
-def manifest_row(run_id: str, manifest: Mapping[str, Any]) -> Row:
-    """Return the row of table ``manifests`` of a manifest."""
-    settings = manifest_settings(manifest)
-    return {
-        "run_id": run_id,
-        "manifest_hash": hash_settings(settings),
-        "settings": settings,
-    }
-
-
-def manifest_settings(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a manifest by name, as ``environment.NCCL_DEBUG``, sorted.
-
-    Null and empty values are unknown and left out.
-    """
-    found = {
-        storable_name(name): storable_name(text)
-        for part in SETTINGS_PARTS
-        for name, text in _flat(part, manifest.get(part), depth=0)
-        if name not in RANK_SETTINGS
-    }
-    return dict(sorted(found.items())[:MAX_SETTINGS])
-
-
-def hash_settings(settings: Mapping[str, str]) -> str:
-    """Return a hash of settings."""
-    text = json.dumps(settings, sort_keys=True)
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _flat(name: str, value: object, *, depth: int) -> Iterator[tuple[str, str]]:

@@ -125,7 +125,7 @@ class ProcessFiles:
         names = {reason: reason.name.lower().replace("_", "-") for reason in DropReason}
         return {name: counts[reason] for reason, name in names.items() if counts[reason]}
 
-    def num_stored(self) -> int:
+    def num_written(self) -> int:
         """Return how many rows the process claimed in all segments, by its own account."""
         path = self.folder / PROCESS_FILE
         data = _read_at(path, offset=0, num_bytes=HEADER_BYTES)

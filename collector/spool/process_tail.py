@@ -196,7 +196,7 @@ class ProcessTail:
         if self._unreadable:
             return 0  # the number of rows in these segments is unknown
         try:
-            num_written = self.files.num_stored()
+            num_written = self.files.num_written()
         except OSError:
             return 0  # the whole folder was removed
         num_removed = count_removed_rows(

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 65_536
 """Largest number of rows of one reading: 8 MiB."""
 
-SETTLE_NS = 2_000_000
+REREAD_NS = 2_000_000
 """Least time between two readings of the newest row of a live segment that must agree."""
 
-FIRST_LOOK_ROWS = 512
+FIRST_READ_ROWS = 512
 """Rows read first; a live segment rarely has more new ones."""
 
 
@@ -123,7 +123,7 @@ class SegmentReader:
         """
         sealed = sealed_rows(self._header())
         end = min(sealed, self.capacity) if sealed is not None else self.capacity
-        data, is_committed = self._look_ahead(end)
+        data, is_committed = self._read_ahead(end)
         num_final = self._count_final(
             data, is_committed, now_ns=now_ns, has_ended=has_ended, is_sealed=sealed is not None
         )
@@ -195,8 +195,8 @@ class SegmentReader:
         if is_sealed or not num_claimed or num_claimed < num_seen:
             return num_claimed
         last = data[(num_claimed - 1) * RECORD_BYTES : num_claimed * RECORD_BYTES]
-        is_settled = self._agrees(self.next_row + num_claimed - 1, last, now_ns=now_ns)
-        return num_claimed if is_settled else num_claimed - 1
+        is_stable = self._agrees(self.next_row + num_claimed - 1, last, now_ns=now_ns)
+        return num_claimed if is_stable else num_claimed - 1
 
     def _agrees(self, row: int, record: bytes, *, now_ns: int) -> bool:
         """Return whether an earlier reading of this row had the same bytes; else keep this one."""
@@ -204,11 +204,11 @@ class SegmentReader:
         if seen is None or seen[:2] != (row, record):
             self._last_seen = (row, record, now_ns)
             return False
-        return now_ns - seen[2] >= SETTLE_NS
+        return now_ns - seen[2] >= REREAD_NS
 
-    def _look_ahead(self, end: int) -> tuple[bytes, NDArray[np.bool_]]:
+    def _read_ahead(self, end: int) -> tuple[bytes, NDArray[np.bool_]]:
         """Return the rows from the cursor on that may be new, and which of them are committed."""
-        num_rows = min(FIRST_LOOK_ROWS, self._chunk_rows)
+        num_rows = min(FIRST_READ_ROWS, self._chunk_rows)
         while True:
             data = self._rows(self.next_row, min(end, self.next_row + num_rows))
             is_committed = _committed(data, first_row=self.next_row)
