@@ -56,7 +56,7 @@ def _run() -> int:
     import typer
 
     from .commands.app import app
-    from .errors import exit_code_of, plain_line
+    from .errors import find_exit_code, format_error
 
     try:
         status = app(standalone_mode=False, prog_name="rankscope")
@@ -69,10 +69,10 @@ def _run() -> int:
     except (ModuleNotFoundError, BrokenPipeError):
         raise
     except Exception as error:
-        code = exit_code_of(error)
+        code = find_exit_code(error)
         if code is None:
             raise
-        return _fail(plain_line(error), code)
+        return _fail(format_error(error), code)
     sys.stdout.flush()
     if status == INTERRUPTED:  # typer turns a KeyboardInterrupt into this status
         raise KeyboardInterrupt

@@ -45,14 +45,14 @@ EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
 """The exit status of an error is that of the first row whose type matches."""
 
 
-def exit_code_of(error: Exception) -> int | None:
+def find_exit_code(error: Exception) -> int | None:
     """Return the exit status of an expected failure; None for a defect of rankscope."""
     if isinstance(error, CommandError):
         return error.exit_code
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
 
 
-def plain_line(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return the error's text on one line, with invisible characters escaped."""
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename}" if error.filename else ""

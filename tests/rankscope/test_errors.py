@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.analysis.trace.errors import CycleError, UnknownRunError
 from rankscope.collector.errors import StoreHeldError, StoreQueryError
-from rankscope.errors import BadInputError, FailedError, exit_code_of, plain_line
+from rankscope.errors import BadInputError, FailedError, find_exit_code, format_error
 from rankscope.tracer.spool import SpoolVersionError
 from rankscope.trainer.errors import FaultSpecError
 
@@ -27,18 +27,18 @@ from rankscope.trainer.errors import FaultSpecError
     ],
 )
 def test_each_failure_has_an_exit_status(error: Exception, code: int | None) -> None:
-    assert exit_code_of(error) == code
+    assert find_exit_code(error) == code
 
 
 def test_the_text_of_a_failure_is_one_line() -> None:
-    assert plain_line(FailedError("first\n  second")) == "first second"
-    assert plain_line(PermissionError(13, "Permission denied", "/x")) == "Permission denied: /x"
+    assert format_error(FailedError("first\n  second")) == "first second"
+    assert format_error(PermissionError(13, "Permission denied", "/x")) == "Permission denied: /x"
 
 
 def test_a_file_name_cannot_add_a_line_or_colour_the_terminal() -> None:
     name = "/x\r\n\x1b[31mrankscope: all is well"
 
-    assert plain_line(BadInputError(name)) == r"/x \x1b[31mrankscope: all is well"
-    assert plain_line(PermissionError(13, "Denied", name)) == (
+    assert format_error(BadInputError(name)) == r"/x \x1b[31mrankscope: all is well"
+    assert format_error(PermissionError(13, "Denied", name)) == (
         r"Denied: /x\r\n\x1b[31mrankscope: all is well"
     )

@@ -14,19 +14,19 @@ TIMEOUT_S = 60.0
 
 
 class Receiver:
-    """Keeps what is posted to it, and answers with the statuses it is told to.
+    """A server that keeps what is posted to it, and answers with given statuses.
 
     Args:
-        context: TLS; None: plain.
+        context: TLS. None: plain HTTP.
     """
 
     def __init__(self, *, context: ssl.SSLContext | None = None) -> None:
         self.statuses: list[int] = []
-        """Answered in turn; 200 once they are used up."""
+        """Statuses of the next answers; then 200."""
 
         self.headers: dict[str, str] = {}
         self.hold = threading.Event()
-        """Answers wait for it."""
+        """Answers wait until it is set."""
 
         self.hold.set()
         self.paths: Queue[str] = Queue()

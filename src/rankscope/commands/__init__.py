@@ -1,1 +1,1 @@
-"""The command line: parse, call, print."""
+"""Subcommands of `rankscope`: flags, a call, printed output."""

@@ -40,13 +40,7 @@ def analyze_stored(
     from ..memory import keep_freed_memory, without_collection
 
     keep_freed_memory()  # before numpy starts threads, each of which would get its own arena
-    with without_collection():
-        return _analyze_stored(run_id, (first, last), as_json=as_json, store_url=store_url)
 
-
-def _analyze_stored(
-    run_id: str, steps: tuple[int | None, int | None], *, as_json: bool, store_url: str | None
-) -> str:
     from rankscope.analysis.analyze import analyze_known
     from rankscope.analysis.report.document import to_document
     from rankscope.analysis.verdict import verdict_sentence
@@ -55,12 +49,12 @@ def _analyze_stored(
     from ..sources.store_source import StoreSource
     from ..terminal.report_text import report_text
 
-    with open_store(store_url) as store, Progress() as progress:
+    with without_collection(), open_store(store_url) as store, Progress() as progress:
         if not as_json:
             progress.show(f"analysing run {run_id}")
         source = StoreSource(store)
         run = source.run_info(run_id)
-        report = analyze_known(source, run, first=steps[0], last=steps[1])
+        report = analyze_known(source, run, first=first, last=last)
         recurrences = FindingHistory(store).follow_report(report, run)
     if as_json:
         document = to_document(report)

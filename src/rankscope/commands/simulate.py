@@ -126,7 +126,7 @@ def format_label(truth: "Truth") -> str:
         parts.append(f"(the trace cannot distinguish {_ranks_text(truth.visible_ranks)})")
     parts.append("steps {} to {}".format(*truth.steps))
     if truth.factor is not None:
-        parts.append(f"x {truth.factor:.3g}")
+        parts.append(f"factor {truth.factor:.3g}")
     if truth.extra_ns is not None:
         parts.append(f"+ {truth.extra_ns / NS_PER_MS:g} ms")
     if truth.detail:

@@ -1,1 +1,1 @@
-"""What `rankscope serve` and `rankscope agent` run."""
+"""Server and agent: the processes behind `rankscope serve` and `rankscope agent`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.collector.spool.descriptions import RUNNING
 
-from ..errors import exit_code_of, plain_line
+from ..errors import find_exit_code, format_error
 from ..memory import release_memory
 from ..terminal import lines as terminal
 
@@ -110,10 +110,10 @@ class Loop:
             try:
                 self._turn()
             except Exception as error:
-                if exit_code_of(error) is None:
+                if find_exit_code(error) is None:
                     raise
                 self.num_failures += 1
-                self._log_once(f"{self.name}: {plain_line(error)}")
+                self._log_once(f"{self.name}: {format_error(error)}")
             else:
                 self.trouble = None
             self.num_turns += 1
@@ -198,7 +198,7 @@ class LiveAnalysis:
         try:
             is_new = self._look(run, has_grown=has_grown)
         except Exception as error:
-            if not isinstance(error, AnalysisError) and exit_code_of(error) is not None:
+            if not isinstance(error, AnalysisError) and find_exit_code(error) is not None:
                 raise  # a failure of the store concerns all runs
             self._log_failure(run.run_id, error)
         else:
@@ -227,7 +227,7 @@ class LiveAnalysis:
     def _log_failure(self, run_id: str, error: Exception) -> None:
         """Log why a run cannot be analysed, once for each reason."""
         if isinstance(error, AnalysisError):
-            line = f"{run_id}: not analysed: {plain_line(error)}"
+            line = f"{run_id}: not analysed: {format_error(error)}"
         else:
             # Type and place only: the text of the error may contain data of the job.
             (frame,) = traceback.extract_tb(error.__traceback__)[-1:]

@@ -34,7 +34,7 @@ from rankscope.collector.read.spans import SpanSelection, count_selected_spans
 from rankscope.collector.read.steps import read_step_times
 from rankscope.tracer.span import NS_PER_S
 
-from ..errors import exit_code_of, plain_line
+from ..errors import find_exit_code, format_error
 from .background_jobs import BackgroundJobs
 from .finding_tracker import to_tracked
 from .pictures import LargeSteps, read_part, read_picture
@@ -313,8 +313,8 @@ class StoreProvider:
 
 def _format_failure(error: Exception) -> str:
     """Return an error in one line; for a defect of rankscope, with its type."""
-    line = plain_line(error)
-    return line if exit_code_of(error) is not None else f"{type(error).__name__}: {line}"
+    line = format_error(error)
+    return line if find_exit_code(error) is not None else f"{type(error).__name__}: {line}"
 
 
 def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:

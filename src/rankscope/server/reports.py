@@ -56,11 +56,6 @@ class TurnCost:
     num_spans: int
     seconds: float
 
-    @property
-    def s_per_new_step(self) -> float:
-        """Seconds per new step, which must stay below the step time of the run."""
-        return self.seconds / max(self.num_new_steps, 1)
-
 
 @dataclass(slots=True)
 class _Entry:
@@ -243,7 +238,7 @@ class ObservedSource:
         self._progress: dict[str, Progress] = {}
 
     def progress(self, run_id: str) -> Progress | None:
-        """Return how far the run's analysis is; None where none is under way."""
+        """Return how far the run's analysis is; None if none is running."""
         with self._lock:
             return self._progress.get(run_id)
 

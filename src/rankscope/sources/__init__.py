@@ -1,1 +1,1 @@
-"""Adapters from a store or a file to the analysis."""
+"""Sources of spans for the analysis: a store, a simulation, a trace file."""

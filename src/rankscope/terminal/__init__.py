@@ -1,1 +1,1 @@
-"""Output for a person at a terminal: lines, tables, and the diagnosis as text."""
+"""Output on a terminal: lines, tables, progress, and the diagnosis as text."""

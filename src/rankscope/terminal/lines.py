@@ -75,13 +75,6 @@ class Progress:
         self._status: Status | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.status import Status
-
-            console = Console(stderr=True)
-            self._status = Status("", console=console, refresh_per_second=REFRESHES_PER_S)
-            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,14 +83,23 @@ class Progress:
 
     def show(self, text: str) -> None:
         """Show the text in place of the one before."""
-        if self._status is not None:
-            from rich.text import Text
-
-            self._status.update(Text(printable(text)))
+        if sys.stderr.isatty() or self._status is not None:
+            self._show_on_terminal(text)
         elif self._every and self._num_calls % self._every == 0:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
         self._num_calls += 1
+
+    def _show_on_terminal(self, text: str) -> None:
+        from rich.console import Console
+        from rich.status import Status
+        from rich.text import Text
+
+        if self._status is None:
+            console = Console(stderr=True)
+            self._status = Status("", console=console, refresh_per_second=REFRESHES_PER_S)
+            self._status.start()
+        self._status.update(Text(printable(text)))
 
 
 def format_table(

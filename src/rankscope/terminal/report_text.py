@@ -11,6 +11,8 @@ from rankscope.analysis.report.text import (
     format_percent,
     format_range,
     format_ranges,
+    format_seconds,
+    format_slowdown,
 )
 
 from .lines import format_table
@@ -84,55 +86,36 @@ def _format_run(report: RunReport) -> str:
 def _format_times(report: RunReport, width: int) -> list[str]:
     times, mfu = report.step_time_s, report.mfu
     rows = {
-        "step time": (
-            f"recorded {_format_s(times.actual)}, replayed {_format_s(times.replayed)},"
-            f" ideal {_format_s(times.ideal)} (as if every rank ran like the median)"
-        ),
-        "slowdown": _format_slowdown(report),
-        "host delays": (
-            f"{_format_factor(report.launch_slowdown)}; replay error"
-            f" {_format_percent(report.replay_error_ratio)}"
-        ),
+        "step time": f"recorded {format_seconds(times.actual)}, replayed"
+        f" {format_seconds(times.replayed)}, ideal {format_seconds(times.ideal)}"
+        " (as if every rank ran like the median)",
+        "slowdown": f"{format_slowdown(report.slowdown)}: {_format_percent(report.waste_ratio)} of"
+        " the step time is lost",
+        "recoverable": ""
+        if report.m_w is None and report.m_s is None
+        else f"{_format_percent(report.m_w)} of that by fixing the worst 3 % of the workers (M_W),"
+        f" {_format_percent(report.m_s)} by fixing the last stage (M_S)",
         "worst worker": _format_culprits(report),
+        "host delays": f"{format_slowdown(report.launch_slowdown)}; replay error"
+        f" {_format_percent(report.replay_error_ratio)}",
         "MFU": UNKNOWN if mfu is None else f"{_format_percent(mfu.mean)} ({mfu.convention})",
     }
     lines = []
     for label, text in rows.items():
-        lines += wrap(
-            text,
-            width,
-            initial_indent=label.ljust(LABEL_WIDTH),
-            subsequent_indent=" " * LABEL_WIDTH,
-        )
+        if text:
+            lines += _wrap(text, width, label.ljust(LABEL_WIDTH))
     return lines
 
 
-def _format_slowdown(report: RunReport) -> str:
-    """Return S and the shares of the lost time that the paper's M_W and M_S stand for."""
-    text = f"{_format_factor(report.slowdown)}: {_format_percent(report.waste_ratio)} of the"
-    text += " step time is lost"
-    if report.m_w is None and report.m_s is None:
-        return text
-    return (
-        f"{text}; fixing the worst 3 % of the workers recovers {_format_percent(report.m_w)} of"
-        f" that (M_W), fixing the last stage {_format_percent(report.m_s)} (M_S)"
-    )
-
-
 def _format_culprits(report: RunReport) -> str:
-    """Return how often the paper's estimate of a worker's slowdown names another worker."""
+    """Return the worst worker, and the steps in which the paper's estimate names another one."""
     found = report.culprits
     if found is None:
         return ""
-    estimate, exact = (
-        _format_worker(report, found.by_shortcut),
-        _format_worker(report, found.by_exact),
-    )
-    both = exact if estimate == exact else f"{exact}, by the estimate {estimate}"
-    return (
-        f"{both}; in {found.num_different:,} of {found.num_steps:,} steps, estimate and exact"
-        " replay differ"
-    )
+    exact = _format_worker(report, found.by_exact)
+    if found.by_shortcut != found.by_exact:
+        exact += f", by the paper's estimate {_format_worker(report, found.by_shortcut)}"
+    return f"{exact}; the estimate differs in {found.num_different:,} of {found.num_steps:,} steps"
 
 
 def _format_worker(report: RunReport, worker: tuple[int, int]) -> str:
@@ -149,7 +132,7 @@ def _format_findings(
             finding.cause,
             format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             format_range(finding.steps),
-            _format_number(finding.slowdown),
+            format_slowdown(finding.slowdown),
             _format_percent(finding.recoverable_ratio),
             f"{finding.confidence:.2f}",
         )
@@ -195,7 +178,7 @@ def _format_bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
             one.name if one.kind in one.name else f"{one.kind} {one.name}",
             str(one.num_members),
             {True: "several", False: "one", None: UNKNOWN}[one.across_hosts],
-            f"{one.num_bytes / 1e6:.3g}",
+            f"{one.num_bytes / 1e6:,.4g}",
             f"{one.transfer_ns / 1e6:.3g}",
             f"{one.algorithm_bytes_per_s / 1e9:.3g}",
             UNKNOWN if one.bus_bytes_per_s is None else f"{one.bus_bytes_per_s / 1e9:.3g}",
@@ -254,7 +237,11 @@ def _format_quality(report: RunReport, width: int) -> list[str]:
 
 
 def _paragraph(text: str, width: int, *, mark: str = "") -> list[str]:
-    first = INDENT + mark
+    return _wrap(text, width, INDENT + mark)
+
+
+def _wrap(text: str, width: int, first: str) -> list[str]:
+    """Return a text as lines of a width, the first with a prefix, the others indented like it."""
     return wrap(
         text,
         width,
@@ -262,18 +249,6 @@ def _paragraph(text: str, width: int, *, mark: str = "") -> list[str]:
         subsequent_indent=" " * len(first),
         break_on_hyphens=False,
     )
-
-
-def _format_s(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else f"{seconds:.4g} s"
-
-
-def _format_number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3f}"
-
-
-def _format_factor(factor: float | None) -> str:
-    return UNKNOWN if factor is None else f"{factor:.3f}x"
 
 
 def _format_percent(ratio: float | None) -> str:

@@ -27,7 +27,7 @@ LONGEST_S = 240.0
 PROGRAM = """
 import contextlib, io, json, os, pathlib, resource, sys, time
 from rankscope.__main__ import main
-from rankscope.errors import exit_code_of, plain_line
+from rankscope.errors import find_exit_code, format_error
 from rankscope.server.topology import read_topology
 from rankscope.sources.bytedance_file import what_if_file
 
@@ -40,8 +40,8 @@ def command(arguments):
     try:
         READERS[arguments[0]](*map(pathlib.Path, arguments[1:]))
     except Exception as error:
-        print("rankscope:", plain_line(error), file=sys.stderr)
-        return exit_code_of(error)
+        print("rankscope:", format_error(error), file=sys.stderr)
+        return find_exit_code(error)
 
 def peak_kib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -203,7 +203,7 @@ def test_the_command_prints_the_labels_as_text_or_json(
     assert main() == 0
     document = json.loads(capsys.readouterr().out)
 
-    assert text.out.splitlines()[1] == "fault: slow-link on ranks 2 and 4, steps 1 to 2, x 10"
+    assert text.out.splitlines()[1] == "fault: slow-link on ranks 2 and 4, steps 1 to 2, factor 10"
     assert "simulated step 1 of 3" in text.err
     assert (document["world_size"], document["num_steps"]) == (16, 3)
     assert document["truth"][0]["cause"] == "slow-link"
@@ -214,7 +214,7 @@ def test_the_command_prints_the_labels_as_text_or_json(
     ("name", "line"),
     [
         ("gc-pause", "fault: gc-pause, steps 0 to 23, + 250 ms, as spans"),
-        ("stage-imbalance", "fault: stage-imbalance on ranks 4 to 7, steps 0 to 23, x 1.4"),
+        ("stage-imbalance", "fault: stage-imbalance on ranks 4 to 7, steps 0 to 23, factor 1.4"),
         ("hang", "fault: hang on rank 5, steps 12 to 12"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_page_of_a_large_step_fills_without_holding_its_spans(
     source = StoreSource(store)
     reports = Reports(source)
     reports.get(RUN)
-    source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
+    source.spans = None  # type: ignore[assignment,method-assign]  # reading spans fails
     provider = StoreProvider(source, reports, store=store, timeout_s=0)
     view = View(page=TIMELINE, run=RUN, step=0)
 

@@ -1,4 +1,4 @@
-"""Each page over each run that is nearly nothing: it says what there is, and makes up no number."""
+"""Pages of runs with little data: they say what there is, and show only measured numbers."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MS = 1_000_000
 RUN = "tiny"
 NUM_STEPS = 6
 GRID = Layout(dp=2, tp=2)
-STRANGE_STEP = 10**6
-MADE_UP = re.compile(r"\b(nan|NaN|inf|Infinity|None|null|undefined)\b")
-"""What Python and JavaScript write where there is no number."""
+UNKNOWN_STEP = 10**6
+NOT_A_NUMBER = re.compile(r"\b(nan|NaN|inf|Infinity|None|null|undefined)\b")
+"""Texts that Python and JavaScript write for a missing number."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class OneRun(Source):
         return super().run_info(run_id)
 
 
-def trained(layout: Layout, *, num_steps: int = NUM_STEPS, slow_rank: int | None = None) -> Source:
-    """Train with four micro-batches a step; all ranks but one take exactly as long."""
+def train(layout: Layout, *, num_steps: int = NUM_STEPS, slow_rank: int | None = None) -> Source:
+    """Return a job with four micro-batches per step; all ranks but one are equally fast."""
     cluster = gpt_cluster(
         layout,
         num_steps=num_steps,
@@ -85,9 +85,9 @@ def whole(source: Source) -> OneRun:
     return OneRun(source.info, source.span_table, source.step_table)
 
 
-def first_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
-    """Return a run of which only so many spans have come, and no end of a step."""
-    source = trained(GRID)
+def with_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
+    """Return a run with only its first spans, and without the end of any step."""
+    source = train(GRID)
     keep = np.arange(len(source.span_table)) < num_rows
     return OneRun(
         source.info,
@@ -98,7 +98,7 @@ def first_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
 
 
 def without_rank(rank: int) -> OneRun:
-    source = trained(Layout(dp=2, tp=2, pp=2), slow_rank=5)
+    source = train(Layout(dp=2, tp=2, pp=2), slow_rank=5)
     return OneRun(
         source.info,
         select_rows(source.span_table, source.span_table.rank != rank),
@@ -107,8 +107,8 @@ def without_rank(rank: int) -> OneRun:
 
 
 def undescribed(*ranks: int) -> OneRun:
-    """Return a run with all its spans, of some of whose ranks nobody told where they stand."""
-    source = trained(GRID)
+    """Return a run with all its spans, of which some ranks have no description."""
+    source = train(GRID)
     epochs = tuple(
         replace(epoch, ranks=tuple(info for info in epoch.ranks if info.rank not in ranks))
         for epoch in source.info.epochs
@@ -117,8 +117,8 @@ def undescribed(*ranks: int) -> OneRun:
 
 
 def failed() -> OneRun:
-    """Return a run each of whose steps was begun and none ended."""
-    source = trained(GRID)
+    """Return a run all of whose steps have begun and none has ended."""
+    source = train(GRID)
     ended = select_rows(source.step_table, source.step_table.step < 0)
     return OneRun(source.info, source.span_table, ended, state="failed")
 
@@ -133,12 +133,12 @@ ALONE = "Insufficient evidence: 1 rank over 6 steps: there are no peers to compa
 DATASETS: dict[str, tuple[Callable[[], OneRun], str, str]] = {
     # What the overview says of it, and what the timeline. A rank of a grid records 8 computations,
     # 16 + 1 + 1 collectives with a wait each, and its optimizer: 45; 16 more between stages.
-    "no run": (lambda: first_rows(0, is_there=False), NO_RUN, NO_RUN),
-    "0 rows": (lambda: first_rows(0), NO_STEPS, NO_STEPS),
-    "1 row": (lambda: first_rows(1), NO_REPLAY, "1 span of 1 rank,"),
-    "1 rank": (lambda: whole(trained(Layout())), ALONE, "11 spans of 1 rank,"),
-    "1 step": (lambda: whole(trained(GRID, num_steps=1)), HEALTHY, "180 spans of 4 ranks,"),
-    "all equal": (lambda: whole(trained(GRID)), HEALTHY, "180 spans of 4 ranks,"),
+    "no run": (lambda: with_rows(0, is_there=False), NO_RUN, NO_RUN),
+    "0 rows": (lambda: with_rows(0), NO_STEPS, NO_STEPS),
+    "1 row": (lambda: with_rows(1), NO_REPLAY, "1 span of 1 rank,"),
+    "1 rank": (lambda: whole(train(Layout())), ALONE, "11 spans of 1 rank,"),
+    "1 step": (lambda: whole(train(GRID, num_steps=1)), HEALTHY, "180 spans of 4 ranks,"),
+    "all equal": (lambda: whole(train(GRID)), HEALTHY, "180 spans of 4 ranks,"),
     "rank 3 missing": (lambda: without_rank(3), NO_REPLAY, "427 spans of 7 ranks,"),
     "rank 3 undescribed": (lambda: undescribed(3), NO_REPLAY, "180 spans of 4 ranks,"),
     "nothing described": (lambda: undescribed(0, 1, 2, 3), NO_REPLAY, "180 spans of 4 ranks,"),
@@ -150,7 +150,7 @@ VIEWS = {
     "the run": View(run=RUN),
     "its newest step": View(page=TIMELINE, run=RUN),
     "its first step": View(page=TIMELINE, run=RUN, epoch=0, step=0),
-    "a step that is not there": View(page=TIMELINE, run=RUN, epoch=0, step=STRANGE_STEP),
+    "a step that is not there": View(page=TIMELINE, run=RUN, epoch=0, step=UNKNOWN_STEP),
     **{f"its newest step by {by}": View(page=TIMELINE, run=RUN, group_by=by) for by in GroupBy},
 }
 
@@ -162,36 +162,36 @@ def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
     return StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S), overview, timeline
 
 
-def page_of(provider: StoreProvider, view: View) -> Component:
+def make_page(provider: StoreProvider, view: View) -> Component:
     if view.page == TIMELINE:
         return timeline_page(provider, view, base_path="/")
     return overview_page(provider, view, base_path="/")
 
 
 def expected(view: View, overview: str, timeline: str) -> str:
-    """Return what a page says of a run of which the overview and the timeline say this."""
+    """Return the expected text of a view, given those of the overview and the timeline."""
     if view.run is None and overview == NO_RUN:
         return NO_RUNS
     if view.page != TIMELINE:
         return overview
-    if view.step == STRANGE_STEP and not timeline.startswith("No data"):
-        return f"No data because step {STRANGE_STEP} of epoch 0 has no spans"
+    if view.step == UNKNOWN_STEP and not timeline.startswith("No data"):
+        return f"No data because step {UNKNOWN_STEP} of epoch 0 has no spans"
     return timeline
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_each_page_says_what_there_is_of_each_run_and_makes_up_no_number(
+def test_each_page_says_what_there_is_and_shows_only_measured_numbers(
     dataset: tuple[StoreProvider, str, str], view: View
 ) -> None:
     provider, overview, timeline = dataset
 
-    page = page_of(provider, view)
+    page = make_page(provider, view)
 
-    # THEN a card says what there is, or why there is nothing
+    # THEN the page says what there is, or why there is nothing
     shown = words(page)
     assert expected(view, overview, timeline) in shown
-    assert not MADE_UP.findall(shown)
-    # and every axis, colour scale and label is of numbers that somebody measured
+    assert not NOT_A_NUMBER.findall(shown)
+    # AND every axis, colour scale and label has measured numbers only
     tree = json.loads(json.dumps(page, cls=PlotlyJSONEncoder))
     for figure in figures_of(tree):
         check_layout(figure["layout"])
@@ -214,29 +214,29 @@ def figures_of(node: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  # whatev
 def check_layout(layout: dict[str, Any]) -> None:
     for name, axis in layout.items():
         if re.fullmatch(r"[xy]axis\d*", name):
-            # None: the end that plotly is to find.
+            # None: an end that plotly chooses.
             ends = [end for end in axis.get("range") or () if end is not None]
             assert all(isinstance(end, str) or math.isfinite(end) for end in ends)
             labels = axis.get("ticktext") or ()
-            assert not any(MADE_UP.search(str(label)) for label in labels)
+            assert not any(NOT_A_NUMBER.search(str(label)) for label in labels)
 
 
 def check_trace(trace: dict[str, Any]) -> None:
     for name in ("x", "y", "base", "width"):
         assert all(is_measured(value) for value in values_of(trace.get(name)))
     for name in ("text", "customdata"):
-        assert not any(MADE_UP.search(str(value)) for value in values_of(trace.get(name)))
+        assert not any(NOT_A_NUMBER.search(str(value)) for value in values_of(trace.get(name)))
     if "zmin" in trace:
         assert math.isfinite(trace["zmin"])
         assert trace["zmin"] < trace["zmax"] < math.inf
 
 
 def is_measured(value: object) -> bool:
-    """Return whether a value is a number, or the label of a place on an axis, or a hole (None)."""
+    """Return whether a value is a number, an axis label, or a gap (None)."""
     if value is None:
         return True
     if isinstance(value, str):
-        return not MADE_UP.search(value)
+        return not NOT_A_NUMBER.search(value)
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -219,7 +219,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
     source = StoreSource(store)
     reports = Reports(source)
     reports.get(FEW)
-    source.spans = None  # type: ignore[assignment,method-assign]  # whoever asks for spans fails
+    source.spans = None  # type: ignore[assignment,method-assign]  # reading spans fails
     provider = StoreProvider(source, reports, store=store, timeout_s=TIMEOUT_S)
 
     page = timeline_page(provider, View(page=TIMELINE, run=FEW, step=0), base_path="/")
@@ -277,8 +277,8 @@ def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
     roll(Rollups(store))
 
     assert picture_in(store, "small") is None
-    nobody = StepId(run_id="nobody", epoch=0, step=0)
-    assert read_picture(store, nobody, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
+    unknown = StepId(run_id="unknown", epoch=0, step=0)
+    assert read_picture(store, unknown, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
 
 
 def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:

@@ -174,7 +174,6 @@ def test_a_running_job_is_read_once_and_analysed_as_a_whole_when_it_ends(
     cost = reports.cost("tiny")
     assert cost is not None
     assert (cost.num_new_steps, cost.num_steps, cost.seconds) == (3, 7, 0.25)
-    assert cost.s_per_new_step == pytest.approx(0.25 / 3)
     assert reports.refresh(source.runs()[0]) is followed
     assert reports.revision("tiny") == 2
 
