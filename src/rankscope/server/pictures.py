@@ -109,7 +109,7 @@ def make_tiles(
 
 def read_picture(
     store: Store,
-    place: StepId,
+    step_id: StepId,
     *,
     group_by: GroupBy,
     read_coords: Callable[[int], dict[int, Coords]],
@@ -119,21 +119,21 @@ def read_picture(
 
     Args:
         store: The store.
-        place: The step.
+        step_id: The step.
         group_by: What the rows are grouped by.
         read_coords: Returns the positions of the epoch's ranks, given how many groups and ranks
             were known when the tiles were made.
         window: What of the step; None: all of it. Shown at the finest level that fits, or at the
             finest one that is stored.
     """
-    kept = read_kept_picture(store, place)
+    kept = read_kept_picture(store, step_id)
     if kept is None or not kept.line_ranks:
         return None
     length_ns = kept.end_ns - kept.begin_ns
     whole = Window(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
     shown = whole if window is None else window.clip(length_ns, kept.num_ranks)
     key, ordering = (
-        StepRevision(step_id=place, revision=kept.revision),
+        StepRevision(step_id=step_id, revision=kept.revision),
         kept.orderings[group_by.value],
     )
     for level in levels_for_window(
@@ -142,9 +142,9 @@ def read_picture(
         found = _read_tiles(store, key, ordering, level, shown, length_ns=length_ns)
         if found is not None:
             return StepPicture(
-                run=place.run_id,
-                epoch=place.epoch,
-                step=place.step,
+                run=step_id.run_id,
+                epoch=step_id.epoch,
+                step=step_id.step,
                 begin_ns=kept.begin_ns,
                 end_ns=kept.end_ns,
                 num_spans=kept.num_spans,
@@ -213,11 +213,13 @@ class LargeSteps:
         self._lock = threading.Lock()
         self._pictures: OrderedDict[tuple[StepId, GroupBy], StepPicture] = OrderedDict()
 
-    def picture(self, place: StepId, *, group_by: GroupBy, timeout_s: float) -> StepPicture | None:
+    def picture(
+        self, step_id: StepId, *, group_by: GroupBy, timeout_s: float
+    ) -> StepPicture | None:
         """Return the step's picture; None while it is being drawn.
 
         Args:
-            place: The step, of a run whose format records groups.
+            step_id: The step, of a run whose format records groups.
             group_by: What the rows are grouped by.
             timeout_s: Longest time to wait for it.
 
@@ -225,20 +227,20 @@ class LargeSteps:
             UnknownRunError: The store holds no run of that name.
             EmptyRunError: The step holds no spans.
         """
-        key = (place, group_by)
+        key = (step_id, group_by)
         with self._lock:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
                 return self._pictures[key]
-        done = self._jobs.result(key, lambda: self._draw(place, group_by), timeout_s=timeout_s)
+        done = self._jobs.result(key, lambda: self._draw(step_id, group_by), timeout_s=timeout_s)
         drawn: StepPicture | None = None if done is None else done.result()
         return drawn
 
-    def _draw(self, place: StepId, group_by: GroupBy) -> StepPicture:
-        info = self._source.run_info(place.run_id)
-        drawn = draw_in_portions(self._store, info, place, group_by=group_by)
+    def _draw(self, step_id: StepId, group_by: GroupBy) -> StepPicture:
+        info = self._source.run_info(step_id.run_id)
+        drawn = draw_in_portions(self._store, info, step_id, group_by=group_by)
         with self._lock:
-            self._pictures[place, group_by] = drawn
+            self._pictures[step_id, group_by] = drawn
             while len(self._pictures) > MAX_PICTURES:
                 self._pictures.popitem(last=False)
         return drawn
@@ -247,7 +249,7 @@ class LargeSteps:
 def draw_in_portions(
     store: Store,
     info: RunInfo,
-    place: StepId,
+    step_id: StepId,
     *,
     group_by: GroupBy,
     portion_spans: int = PORTION_SPANS,
@@ -257,20 +259,20 @@ def draw_in_portions(
     Args:
         store: The store.
         info: The run, of a format that records groups.
-        place: The step.
+        step_id: The step.
         group_by: What the rows are grouped by.
         portion_spans: Spans held at once; those of one line may be more.
 
     Raises:
         EmptyRunError: The step holds no spans.
     """
-    outline = read_outline(store, info.run_id, epoch=place.epoch, step=place.step)
+    outline = read_outline(store, info.run_id, epoch=step_id.epoch, step=step_id.step)
     if not outline.num_all:
-        raise empty_step_error(info.run_id, epoch=place.epoch, step=place.step)
+        raise empty_step_error(info.run_id, epoch=step_id.epoch, step=step_id.step)
     bounds_ns = (outline.begin_ns, outline.end_ns)
     coords = {
         rank.rank: rank.coords
-        for epoch in info.epochs if epoch.epoch == place.epoch for rank in epoch.ranks
+        for epoch in info.epochs if epoch.epoch == step_id.epoch for rank in epoch.ranks
     }  # fmt: skip
     ranks = outline.ranks.tolist()
     blocks = split_ranks(rank_order(ranks, coords, group_by), ranks_per_line(len(ranks)))
@@ -278,13 +280,15 @@ def draw_in_portions(
     rasters = []
     for first, end in group_blocks(blocks, num_spans, max_spans=portion_spans):
         own = [rank for block in blocks[first:end] for rank in block]
-        portion = SpanSelection(run_id=info.run_id, epoch=place.epoch, step=place.step, ranks=own)
+        portion = SpanSelection(
+            run_id=info.run_id, epoch=step_id.epoch, step=step_id.step, ranks=own
+        )
         part = read_part(store, info, portion, bounds_ns=bounds_ns)
         rasters.append(measure_areas(part, blocks[first:end], num_bins=NUM_BINS).raster())
     return StepPicture(
         run=info.run_id,
-        epoch=place.epoch,
-        step=place.step,
+        epoch=step_id.epoch,
+        step=step_id.step,
         begin_ns=outline.begin_ns,
         end_ns=outline.end_ns,
         num_spans=outline.num_all,

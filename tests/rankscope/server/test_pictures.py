@@ -11,6 +11,7 @@ from rankscope.analysis.drawing.raster import NUM_BINS, Window, draw_picture, dr
 from rankscope.analysis.drawing.rows import GroupBy, row_order
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.pictures import (
     PictureLevel,
@@ -25,7 +26,9 @@ from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.server.pictures import read_picture
+from rankscope.server import provider as provider_module
+from rankscope.server.background_jobs import BackgroundJobs
+from rankscope.server.pictures import LargeSteps, draw_in_portions, read_picture
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.server.rollups import Rollups
@@ -53,7 +56,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Hold the runs of `SCENARIOS`, their steps drawn: each too large for bars."""
+    """Hold the runs of `SCENARIOS` with the tiles of their steps, each too large for bars."""
     with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
         for run_id, scenario in SCENARIOS.items():
             simulation = simulate(scenario, run_id=run_id)
@@ -63,12 +66,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def roll(rollups: Rollups) -> None:
-    """Take turns until nothing is open: a turn ends after two seconds."""
+    """Take turns until no step is open; a turn ends after two seconds."""
     while not rollups.turn():
         pass
 
 
-def place_of(run_id: str) -> StepId:
+def step_zero(run_id: str) -> StepId:
     return StepId(run_id=run_id, epoch=0, step=0)
 
 
@@ -83,17 +86,17 @@ def picture_in(
         rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
     }
     return read_picture(
-        store, place_of(run_id), group_by=by, read_coords=lambda _: coords, window=window
+        store, step_zero(run_id), group_by=by, read_coords=lambda _: coords, window=window
     )
 
 
-def assert_every_level_is_what_spans_give(store: Store, run_id: str) -> list[PictureLevel]:
-    """Compare each kept cell of a step with one drawn from its spans; return what was kept."""
+def assert_tiles_equal_spans(store: Store, run_id: str) -> list[PictureLevel]:
+    """Compare each stored cell of a step with one drawn from its spans; return the levels."""
     timeline = timeline_in(store, run_id)
-    kept = read_kept_picture(store, place_of(run_id))
+    kept = read_kept_picture(store, step_zero(run_id))
     assert kept is not None
     assert kept.num_spans == len(timeline.spans)
-    key = StepRevision(step_id=place_of(run_id), revision=kept.revision)
+    key = StepRevision(step_id=step_zero(run_id), revision=kept.revision)
     compared = []
     for by in GroupBy:
         ranks = row_order(timeline, by)
@@ -128,54 +131,56 @@ def assert_equal_cells(pixels: Pixels, fresh: StepRaster) -> None:
     ("run_id", "levels"),
     [(FEW, {(1, 0)}), (MANY, {(2, 0)}), (DEEP, {(1, 0), (1, 1)})],
 )
-def test_every_kept_cell_is_what_the_spans_give(
+def test_every_stored_cell_equals_one_drawn_from_the_spans(
     store: Store, run_id: str, levels: set[tuple[int, int]]
 ) -> None:
-    compared = assert_every_level_is_what_spans_give(store, run_id)
+    compared = assert_tiles_equal_spans(store, run_id)
 
     assert {(level.line_ranks, level.zoom) for level in compared} == levels
 
 
 @pytest.mark.parametrize("run_id", SCENARIOS)
-def test_a_step_that_is_drawn_in_portions_is_the_same(store: Store, run_id: str) -> None:
-    copy = a_copy(store, run_id)
-    put(store, run_id, copy, "1")
+def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
+    store: Store, run_id: str
+) -> None:
+    copy = copy_run(store, run_id)
+    copy_spans(store, run_id, copy, "1")
 
     roll(Rollups(store, batch_spans=5_000))
 
-    assert_every_level_is_what_spans_give(store, copy)
+    assert_tiles_equal_spans(store, copy)
 
 
 @pytest.mark.parametrize("batch_spans", [1_000_000, 5_000])
-def test_late_rows_doubles_and_retries_leave_the_picture_of_all_rows_once(
+def test_late_and_duplicate_rows_and_retries_leave_a_picture_of_each_row_once(
     store: Store, batch_spans: int
 ) -> None:
-    # GIVEN a step that closed without a third of its ranks, and with fewer lines for it
-    copy = a_copy(store, MANY)
-    put(store, MANY, copy, "rank % 3 != 0")
+    # GIVEN a step that closed without a third of its ranks, and so with fewer lines
+    copy = copy_run(store, MANY)
+    copy_spans(store, MANY, copy, "rank % 3 != 0")
     rollups = Rollups(store, batch_spans=batch_spans)
     roll(rollups)
-    before = read_kept_picture(store, place_of(copy))
+    before = read_kept_picture(store, step_zero(copy))
     assert before is not None
     assert (before.line_ranks, before.num_ranks) == (1, 400)
-    assert_every_level_is_what_spans_give(store, copy)
+    assert_tiles_equal_spans(store, copy)
 
-    # WHEN the others come late, some rows twice, and the first try to draw them breaks off
-    put(store, MANY, copy, "rank % 3 = 0")
-    put(store, MANY, copy, "rank % 5 = 0")
+    # WHEN the others arrive late, some rows twice, and the first attempt to draw them fails
+    copy_spans(store, MANY, copy, "rank % 3 = 0")
+    copy_spans(store, MANY, copy, "rank % 5 = 0")
     with pytest.raises(StoreQueryError):
         roll(Rollups(_BreaksAtRollups(store), batch_spans=batch_spans))  # type: ignore[arg-type]
-    assert read_kept_picture(store, place_of(copy)) == before
+    assert read_kept_picture(store, step_zero(copy)) == before
     assert_old_or_absent(picture_in(store, copy), before.num_spans)
     roll(rollups)
 
-    # THEN every cell is what all rows give, each once
-    kept = read_kept_picture(store, place_of(copy))
+    # THEN every cell equals one drawn from all rows, each once
+    kept = read_kept_picture(store, step_zero(copy))
     assert kept is not None
     assert (kept.line_ranks, kept.num_ranks) == (2, 600)
-    assert_every_level_is_what_spans_give(store, copy)
+    assert_tiles_equal_spans(store, copy)
     store.command("OPTIMIZE TABLE pictures FINAL")
-    assert_every_level_is_what_spans_give(store, copy)
+    assert_tiles_equal_spans(store, copy)
 
 
 def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
@@ -184,7 +189,9 @@ def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
 
 @pytest.mark.parametrize("by", GroupBy)
 @pytest.mark.parametrize("run_id", SCENARIOS)
-def test_the_figure_is_the_one_that_spans_give(store: Store, run_id: str, by: GroupBy) -> None:
+def test_the_figure_of_tiles_equals_the_figure_of_spans(
+    store: Store, run_id: str, by: GroupBy
+) -> None:
     timeline = timeline_in(store, run_id)
 
     kept = picture_in(store, run_id, by)
@@ -196,7 +203,7 @@ def test_the_figure_is_the_one_that_spans_give(store: Store, run_id: str, by: Gr
     assert raster_figure(kept, by)["data"][0] == raster_figure(fresh, by)["data"][0]
 
 
-def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
+def test_a_window_is_cut_out_of_a_finer_level(store: Store) -> None:
     whole = picture_in(store, DEEP)
     assert whole is not None
     length = whole.end_ns - whole.begin_ns
@@ -215,7 +222,7 @@ def test_a_part_of_a_step_comes_from_a_finer_level(store: Store) -> None:
     assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
 
 
-def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
+def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> None:
     source = StoreSource(store)
     reports = Reports(source)
     reports.get(FEW)
@@ -228,7 +235,7 @@ def test_the_page_shows_it_without_reading_a_span(store: Store) -> None:
     assert "spans as a density picture" in words(page)
 
 
-def test_a_window_of_few_spans_shows_each_of_them_with_its_wait(store: Store) -> None:
+def test_a_window_of_few_spans_shows_each_span_and_its_wait(store: Store) -> None:
     source = StoreSource(store)
     provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
     window = Window(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
@@ -257,7 +264,9 @@ def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> N
     part = provider.picture(MANY, epoch=0, step=0, group_by=GroupBy.PP, window=window)
 
     assert part is not None
-    assert [len(block) for block in part.raster.rank_blocks] == [1] * 490  # two a line are kept
+    assert [len(block) for block in part.raster.rank_blocks] == [
+        1
+    ] * 490  # the tiles have two a line
     assert part.raster.edges_ns[[0, -1]].tolist() == [length // 8, length]
     inside = np.isin(timeline.spans.rank, part.ranks)
     begins = timeline.spans.start_ns - timeline.begin_ns
@@ -271,7 +280,7 @@ def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> N
     assert shown == pytest.approx(float(spent.sum()), rel=1e-5)
 
 
-def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
+def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:
     simulation = simulate(Scenario(dp=2, pp=1, num_steps=1), run_id="small")
     store_simulation(store, simulation, simulation.tables())
     roll(Rollups(store))
@@ -281,20 +290,20 @@ def test_a_step_that_bars_can_carry_has_none(store: Store) -> None:
     assert read_picture(store, unknown, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
 
 
-def test_a_deleted_run_takes_its_pictures_along(store: Store) -> None:
-    copy = a_copy(store, FEW)
-    put(store, FEW, copy, "1")
+def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
+    copy = copy_run(store, FEW)
+    copy_spans(store, FEW, copy, "1")
     roll(Rollups(store))
 
     removed = Deletions(store).delete(copy)
 
     assert removed.num_rows["pictures"] > 0
-    assert read_kept_picture(store, place_of(copy)) is None
+    assert read_kept_picture(store, step_zero(copy)) is None
 
 
-def test_finer_levels_expire_with_the_spans_and_the_whole_picture_stays(store: Store) -> None:
-    copy = a_copy(store, DEEP)
-    put(store, DEEP, copy, "1")
+def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store) -> None:
+    copy = copy_run(store, DEEP)
+    copy_spans(store, DEEP, copy, "1")
     roll(Rollups(store))
     whole = picture_in(store, copy)
     assert whole is not None
@@ -307,25 +316,93 @@ def test_finer_levels_expire_with_the_spans_and_the_whole_picture_stays(store: S
     Retention(store, Deletions(store), unix_ns=lambda: in_three_days).expire()
 
     assert not len(StoreSource(store).spans(copy))
-    left = picture_in(store, copy)
-    assert left is not None
-    assert np.array_equal(left.raster.compute.kind, whole.raster.compute.kind)
+    top = picture_in(store, copy)
+    assert top is not None
+    assert np.array_equal(top.raster.compute.kind, whole.raster.compute.kind)
     coarse = picture_in(store, copy, window=window)
     assert coarse is not None
     assert coarse.raster.compute.kind.shape[1] == NUM_BINS // 4
     assert fine.raster.compute.kind.shape[1] == NUM_BINS
 
 
-def a_copy(store: Store, run_id: str) -> str:
-    """Describe a run like another one; it has no spans yet."""
+@pytest.fixture(scope="module")
+def wide(store: Store) -> str:
+    """Store a run of 1,025 ranks, without tiles: lines of three ranks, the last of two."""
+    simulation = simulate(Scenario(dp=205, pp=5, num_steps=1, num_microbatches=5), run_id="wide")
+    store_simulation(store, simulation, simulation.tables())
+    return "wide"
+
+
+@pytest.mark.parametrize(
+    ("by", "portion_spans"), [(GroupBy.PP, 5_000), (GroupBy.DP, 7_000), (GroupBy.PP, 10**9)]
+)
+def test_a_picture_drawn_in_portions_equals_one_drawn_from_all_spans(
+    store: Store, wide: str, by: GroupBy, portion_spans: int
+) -> None:
+    source = StoreSource(store)
+    timeline = read_timeline(source, wide, epoch=0, step=0)
+    whole = draw_picture(timeline, by)
+
+    drawn = draw_in_portions(
+        store, source.run_info(wide), step_zero(wide), group_by=by, portion_spans=portion_spans
+    )
+
+    assert [len(block) for block in drawn.raster.rank_blocks] == [3] * 341 + [2]
+    assert drawn.raster.rank_blocks == whole.raster.rank_blocks
+    assert np.array_equal(drawn.raster.edges_ns, whole.raster.edges_ns)
+    for drawn_cells, whole_cells in (
+        (drawn.raster.compute, whole.raster.compute),
+        (drawn.raster.comm, whole.raster.comm),
+    ):
+        assert np.array_equal(drawn_cells.kind, whole_cells.kind)
+        assert np.array_equal(drawn_cells.filled_ratio, whole_cells.filled_ratio)
+    assert (drawn.num_spans, drawn.num_ranks) == (whole.num_spans, whole.num_ranks)
+    assert (drawn.begin_ns, drawn.end_ns) == (whole.begin_ns, whole.end_ns)
+    assert drawn.coords == whole.coords
+
+
+def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
+    store: Store, wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a step too large to be held, without tiles
+    run_id = copy_run(store, wide)
+    copy_spans(store, wide, run_id, "1")
+    monkeypatch.setattr(provider_module, "LARGE_STEP_SPANS", 0)
+    source = StoreSource(store)
+    reports = Reports(source)
+    reports.get(run_id)
+    source.spans = None  # type: ignore[assignment,method-assign]  # reading spans fails
+    provider = StoreProvider(source, reports, store=store, timeout_s=0)
+    view = View(page=TIMELINE, run=run_id, step=0)
+
+    # WHEN a page requests it, THEN it first says that it is being drawn, and later shows it
+    assert f"Drawing step 0 of run {run_id!r}" in words(
+        timeline_page(provider, view, base_path="/")
+    )
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while "density picture" not in (shown := words(timeline_page(provider, view, base_path="/"))):
+        assert time.monotonic() < give_up_s, "not drawn before the timeout"
+    assert "spans of 1,025 ranks, epoch 0" in shown
+
+
+def test_a_large_step_without_spans_is_an_error(store: Store, wide: str) -> None:
+    steps = LargeSteps(store, StoreSource(store), BackgroundJobs())
+    nowhere = StepId(run_id=wide, epoch=0, step=7)
+
+    with pytest.raises(EmptyRunError, match="no spans of step 7 in epoch 0"):
+        steps.picture(nowhere, group_by=GroupBy.PP, timeout_s=TIMEOUT_S)
+
+
+def copy_run(store: Store, run_id: str) -> str:
+    """Store the description of a run once more under another name, without spans."""
     copy = f"{run_id}-{next(_NUMBERS)}"
     for table in ("runs", "ranks", "groups"):
         copy_rows(store, table, run_id, copy, "1")
     return copy
 
 
-def put(store: Store, run_id: str, copy: str, which: str) -> None:
-    """Give a copy some of its run's spans, as a cut that may be a repeated one."""
+def copy_spans(store: Store, run_id: str, copy: str, which: str) -> None:
+    """Store some spans of a run for its copy, as a cut that may be a repeated one."""
     copy_rows(store, "spans", run_id, copy, which)
     cut = {"run_id": copy, "segment": next(_NUMBERS), "num_spans": 1, "revision": 2}
     store.insert_rows("ledger", [{**cut, "state": "repeated"}])
