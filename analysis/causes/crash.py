@@ -1,4 +1,4 @@
-"""Crashes: which rank failed first and of what, not the many that failed because it did."""
+"""Crashes: the rank that failed first, and its reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..report.report import Finding
-from ..report.text import format_duration, format_ranks
+from ..report.text import format_count, format_duration, format_ranks
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -18,75 +18,61 @@ if TYPE_CHECKING:
     from ..trace.tables import EpochInfo, RunInfo
     from .detector import Record
 
-TOLD_CONFIDENCE = 0.95
-"""The first failure told its own cause, and every other one came later or only followed."""
+EXCEPTION_CONFIDENCE = 0.95
+"""Confidence if the first failure reported its reason, and all others came later or followed it."""
 
 LOST_CONFIDENCE = 0.7
-"""Its process went without a word: when is known, why is not."""
+"""Confidence if its process ended without an exit record: the time is known, the reason is not."""
 
 UNORDERED_FACTOR = 0.8
-"""Several ranks failed by themselves, and no clock says which was first."""
+"""Factor if several ranks failed by themselves and the clocks cannot order them."""
 
 MAX_LINE = 160
-"""Characters of a message that an evidence sentence quotes."""
+"""Characters of a message that the evidence quotes."""
 
 DIED = frozenset({"failed", "lost"})
 
 OWN_EVENTS = frozenset({"exit", "lost", "stalled", "alert", "alert-delivery", "pace"})
-"""Events that we wrote ourselves: they say nothing that the exit does not."""
+"""Kinds of events that rankscope writes: they say nothing that the exit record does not."""
 
 OF_THE_JOB = re.compile(
     r"nccl|gloo|c10d|torch\.distributed|dist(backend|network|store)error|tcpstore|process ?group"
     r"|collective|communicator|all_?reduce|rendezvous"
 )
-
 TIMEOUT = re.compile(r"timeout|timed out|watchdog caught")
-
 CONNECTION = re.compile(
     r"nccl|gloo|dist(backend|network|store)error|connection (was )?(reset|closed|refused)"
     r"|broken pipe|closed by peer|remote process|peer failure|communicator was aborted"
 )
-
 STOPPED = re.compile(r"\b(keyboardinterrupt|signalexception|systemexit|sigterm)")
 
-OWN_NETWORK_ERRORS = ("connectionerror", "connectionreseterror", "brokenpipeerror", "timeouterror")
-"""Python's own types: a data loader that loses its server raises them too, so they only count as
-cascade where the message speaks of the job's communication."""
+NETWORK_EXCEPTIONS = ("connectionerror", "connectionreseterror", "brokenpipeerror", "timeouterror")
+"""Python's own exceptions. A data loader that loses its server raises them too, so they count as a
+lost connection only if the message is about the job's communication."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One process that failed or was lost."""
-
-    ended: RankExit
-    reason: ExitClass
-    host: str
-
-    @property
-    def follows(self) -> bool:
-        """Whether it only says that the job's communication broke."""
-        return self.reason in FOLLOW_UPS
+CAUSE = Cause(
+    name="crash", one="failed first", several="failed first", ends_run=True, has_place=True
+)
 
 
 class ExitClass(StrEnum):
-    """Why a process ended, as evidence sentences say it."""
+    """Reason why a process ended; the value is its text in evidence sentences."""
 
     CUDA_OOM = "CUDA out of memory"
     HOST_OOM = "host out of memory"
     DEVICE = "device error"
     EXCEPTION = "exception"
     LOST = (
-        "gone without goodbye (ended by a signal: of its launcher or scheduler, of the kernel's"
-        " out-of-memory killer, or of a fault in C)"
+        "no exit record (ended by a signal: of its launcher or scheduler, of the kernel's"
+        " out-of-memory killer, or of a fault in C code)"
     )
     TIMEOUT = "communication timeout"
     CONNECTION = "lost connection"
-    STOPPED = "told to stop"
+    STOPPED = "stopped by a signal"
 
 
 FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
-"""What ranks say that end because another one did."""
-
+"""Reasons of ranks that end because another one did."""
 
 OWN_FAULTS: tuple[tuple[ExitClass, re.Pattern[str]], ...] = (
     (
@@ -112,13 +98,22 @@ OWN_FAULTS: tuple[tuple[ExitClass, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""Looked for in this order: a device's own error may also speak of memory or of a timeout.
-Source: the texts of c10/cuda and of the kernel's NVRM messages."""
+"""Reasons of its own, in the order of search: a device error may also mention memory or a timeout.
+Source: the messages of c10/cuda and of the kernel's NVRM."""
 
 
-CAUSE = Cause(
-    name="crash", one="failed first", several="failed first", ends_run=True, has_place=True
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A process that failed or was lost."""
+
+    ended: RankExit
+    reason: ExitClass
+    host: str
+
+    @property
+    def follows(self) -> bool:
+        """Return whether it ended only because the job's communication broke."""
+        return self.reason in FOLLOW_UPS
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
@@ -127,23 +122,27 @@ def detect(record: Record) -> tuple[Finding, ...]:
 
 
 def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
-    """Name the first failure of each epoch, once for each (ranks, reason).
+    """Find the first failure of each epoch; one finding for each (ranks, reason).
 
-    A rank that ended with a lost connection, a timeout or a signal followed
-    another one, whenever it did. Of the rest the earliest is named; those on
-    other hosts too that failed within ``run.clock_error_ns`` of it, for nobody can
-    order them (on other hosts of an unknown clock error: all). Where all others
-    timed out while one was lost, that one was silent first: a hang, not a crash.
+    A rank that ended with a lost connection, a timeout or a signal followed another one, whatever
+    its time. Of the others the earliest is named, with those on other hosts that failed within
+    ``run.clock_error_ns`` of it, because the clocks cannot order them (if the clock error is
+    unknown, all on other hosts). If all others timed out while one was lost, that one was silent
+    first: a hang, not a crash.
 
-    Confidence, not calibrated: 0.95 where the failure told its cause, 0.7 where the
-    process was lost, times 0.8 where several ranks could not be ordered.
+    The confidence is not calibrated: `EXCEPTION_CONFIDENCE`, or `LOST_CONFIDENCE` if the process
+    was lost, times `UNORDERED_FACTOR` if several ranks could not be ordered.
+
+    Args:
+        run: Ranks, hosts and clock error.
+        context: Exits and events.
     """
     found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
-        deaths = find_failures(epoch, context)
-        own = tuple(death for death in deaths if not death.follows)
-        if own and not is_silence(deaths):
-            found.append((epoch.epoch, _first(own, run.clock_error_ns), deaths))
+        failures = find_failures(epoch, context)
+        own = tuple(failure for failure in failures if not failure.follows)
+        if own and not is_silence(failures):
+            found.append((epoch.epoch, _first(own, run.clock_error_ns), failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
     for place, (_, first, _) in enumerate(found):
         merged.setdefault((_ranks(first), first[0].reason), []).append(place)
@@ -154,7 +153,7 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
 
 
 def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
-    """Return the processes of one epoch that failed or were lost, as they came."""
+    """Return the processes of an epoch that failed or were lost, in order of time."""
     hosts = {info.rank: info.host for info in epoch.ranks}
     events: dict[int, list[EventRecord]] = {}
     for event in context.events:
@@ -171,47 +170,50 @@ def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
     )
 
 
-def is_silence(deaths: Iterable[Failure]) -> bool:
-    """Return whether the only ranks that did not follow were lost, while others timed out.
+def is_silence(failures: Iterable[Failure]) -> bool:
+    """Return whether some ranks timed out while the only ones that did not follow were lost.
 
-    A process that dies breaks its connections at once; only one that stands
-    still lets the others run into their timeout.
+    A process that dies breaks its connections at once. Only one that hangs lets the others run
+    into their timeout.
     """
-    own = [death for death in deaths if not death.follows]
-    timeouts = any(death.reason is ExitClass.TIMEOUT for death in deaths)
-    broken = any(death.reason is ExitClass.CONNECTION for death in deaths)
-    return timeouts and not broken and all(death.reason is ExitClass.LOST for death in own)
+    own = [failure for failure in failures if not failure.follows]
+    has_timeouts = any(failure.reason is ExitClass.TIMEOUT for failure in failures)
+    is_broken = any(failure.reason is ExitClass.CONNECTION for failure in failures)
+    all_lost = all(failure.reason is ExitClass.LOST for failure in own)
+    return has_timeouts and not is_broken and all_lost
 
 
 def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
-    """Return the earliest failure, and those that nobody can order against it."""
-    timed = [death for death in own if death.ended.at_ns is not None]
+    """Return the earliest failure, and those that cannot be ordered against it."""
+    timed = [failure for failure in own if failure.ended.at_ns is not None]
     if not timed:
         return tuple(own)
     first = min(timed, key=_at_ns)
     return tuple(
-        death
-        for death in own
-        if death is first
-        or death.ended.at_ns is None
+        failure
+        for failure in own
+        if failure is first
+        or failure.ended.at_ns is None
         or (
-            death.host != first.host
-            and (clock_error_ns is None or _at_ns(death) - _at_ns(first) <= clock_error_ns)
+            failure.host != first.host
+            and (clock_error_ns is None or _at_ns(failure) - _at_ns(first) <= clock_error_ns)
         )
     )
 
 
-def _at_ns(death: Failure) -> int:
-    return death.ended.at_ns or 0
+def _at_ns(failure: Failure) -> int:
+    return failure.ended.at_ns or 0
 
 
-def _ranks(deaths: Iterable[Failure]) -> tuple[int, ...]:
-    return tuple(sorted({death.ended.rank for death in deaths}))
+def _ranks(failures: Iterable[Failure]) -> tuple[int, ...]:
+    return tuple(sorted({failure.ended.rank for failure in failures}))
 
 
-def _finding(epochs: list[int], first: tuple[Failure, ...], deaths: tuple[Failure, ...]) -> Finding:
-    steps = [death.ended.step for death in first if death.ended.step is not None]
-    lost = all(death.reason is ExitClass.LOST for death in first)
+def _finding(
+    epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]
+) -> Finding:
+    steps = [failure.ended.step for failure in first if failure.ended.step is not None]
+    is_lost = all(failure.reason is ExitClass.LOST for failure in first)
     ranks = _ranks(first)
     return Finding(
         cause=CAUSE.name,
@@ -219,38 +221,37 @@ def _finding(epochs: list[int], first: tuple[Failure, ...], deaths: tuple[Failur
         steps=(min(steps), max(steps)) if steps else None,
         slowdown=None,
         recoverable_ratio=None,
-        confidence=(LOST_CONFIDENCE if lost else TOLD_CONFIDENCE)
+        confidence=(LOST_CONFIDENCE if is_lost else EXCEPTION_CONFIDENCE)
         * (UNORDERED_FACTOR if len(ranks) > 1 else 1.0),
-        evidence=_evidence(epochs, first, deaths),
+        evidence=_evidence(epochs, first, failures),
     )
 
 
-def _evidence(epochs: list[int], first: tuple[Failure, ...], deaths: tuple[Failure, ...]) -> str:
-    """Say who failed, where, of what, and who followed when."""
-    death = first[0]
-    host = f" (host {death.host})" if death.host else ""
-    step = "" if death.ended.step is None else f" in step {death.ended.step}"
-    words = format_exit(death.ended)
-    text = f"rank {death.ended.rank}{host} failed first{step}: {death.reason.value}"
-    text += f" ({words})" if words else ""
+def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]) -> str:
+    """Return which rank failed, where and why, and which ranks followed when."""
+    failure = first[0]
+    host = f" (host {failure.host})" if failure.host else ""
+    step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
+    message = format_exit(failure.ended)
+    text = f"rank {failure.ended.rank}{host} failed first{step}: {failure.reason.value}"
+    text += f" ({message})" if message else ""
     if len(first) > 1:
-        text += f"; {format_ranks(_ranks(first[1:]))} cannot be ordered against it by their clocks"
+        text += f"; the clocks cannot order {format_ranks(_ranks(first[1:]))} against it"
     named = {other.ended.rank for other in first}
-    rest = [other for other in deaths if other.ended.rank not in named]
-    text += _followers([other for other in rest if other.follows], death, "followed")
-    text += _followers(
-        [other for other in rest if not other.follows], death, "failed by themselves"
+    rest = [other for other in failures if other.ended.rank not in named]
+    text += _others_text([other for other in rest if other.follows], failure, "followed")
+    text += _others_text(
+        [other for other in rest if not other.follows], failure, "failed by themselves"
     )
     if len(epochs) > 1:
         text += f"; the same in {len(epochs)} epochs ({', '.join(map(str, epochs))})"
     return text
 
 
-def _followers(rest: Sequence[Failure], first: Failure, verb: str) -> str:
+def _others_text(rest: Sequence[Failure], first: Failure, verb: str) -> str:
     if not rest:
         return ""
-    ranks = _ranks(rest)
-    text = f"; {len(ranks):,} other{'s' * (len(ranks) > 1)} {verb}"
+    text = f"; {format_count(len(_ranks(rest)), 'other')} {verb}"
     later = [_at_ns(other) for other in rest if other.ended.at_ns is not None]
     if later and first.ended.at_ns is not None:
         text += f", the first {format_duration(max(min(later) - _at_ns(first), 0))} later"
@@ -259,15 +260,15 @@ def _followers(rest: Sequence[Failure], first: Failure, verb: str) -> str:
 
 
 def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitClass:
-    """Return why a process that failed or was lost ended.
+    """Return the reason why a process that failed or was lost ended.
 
     Args:
-        ended: How it ended.
-        events: What else is known of its rank, as the kernel's lines.
+        ended: Its exit record.
+        events: Other events of its rank, such as lines of the kernel's log.
     """
-    told = [f"{event.kind}: {event.text}" for event in events if event.kind not in OWN_EVENTS]
+    lines = [f"{event.kind}: {event.text}" for event in events if event.kind not in OWN_EVENTS]
     text = f"{ended.exception}: {ended.message}".lower()
-    for whole in (text, *(line.lower() for line in told)):
+    for whole in (text, *(line.lower() for line in lines)):
         found = _own_fault(whole)
         if found is not None:
             return found
@@ -277,7 +278,7 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
 
 
 def format_exit(ended: RankExit) -> str:
-    """Return exception type and the first line of its message, at most `MAX_LINE` characters."""
+    """Return the exception and the first line of its message, at most `MAX_LINE` characters."""
     message = ended.message.strip().split("\n")[0].strip()
     text = f"{ended.exception}: {message}" if message else ended.exception
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
@@ -291,7 +292,7 @@ def _follow_up(exception: str, text: str) -> ExitClass | None:
     if STOPPED.search(text):
         return ExitClass.STOPPED
     of_job = OF_THE_JOB.search(text) is not None
-    if exception.rpartition(".")[2] in OWN_NETWORK_ERRORS and not of_job:
+    if exception.rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
         return None
     if of_job and TIMEOUT.search(text):
         return ExitClass.TIMEOUT

@@ -1,4 +1,4 @@
-"""What the parallel layout itself costs: where tensor parallelism lies, how the batch is cut."""
+"""Costs of the parallel layout itself, however healthy the ranks are."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo, RunInfo
     from .detector import Record
 
-CERTAIN = 1.0
-"""A layout is known, not inferred."""
+CONFIDENCE = 1.0
+"""The layout is known, not inferred."""
 
 HIDDEN_NAMES = frozenset({"hidden_size", "hidden", "dim", "d_model", "n_embd"})
-
 INNER_NAMES = frozenset({"intermediate_size", "ffn_hidden_size", "ffn_hidden", "n_inner"})
-"""What frameworks call a layer's width and that of its feed-forward part in their configuration:
-Hugging Face, Megatron-LM, torchtitan, GPT-2."""
+"""Names of a layer's width, and of the width of its feed-forward part, in the configuration of
+Hugging Face, Megatron-LM, torchtitan and GPT-2."""
 
 CONFIG = "config."
-
 FLOPS_PER_MULTIPLY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What bounds a matrix product on a device."""
+class DeviceLimits:
+    """Rates of a device that limit a matrix product."""
 
     name: str
     flops_per_s: float
@@ -52,20 +50,20 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Sizes of a transformer layer's products on one rank."""
+    """Sizes of a transformer layer's matrix products on one rank."""
 
     num_tokens: int
-    """Rows: tokens of a micro-batch."""
+    """Tokens of a micro-batch: the rows."""
 
     hidden: int
     inner: int | None
-    """Width of the feed-forward part; None where the configuration does not tell it."""
+    """Width of the feed-forward part; None if unknown."""
 
     tp: int
 
     @property
     def products(self) -> tuple[tuple[int, int, int], ...]:
-        """(rows, depth, columns) of each kind of product: tensor parallelism cuts one side."""
+        """Return (rows, depth, columns) of each kind; tensor parallelism divides the columns."""
         own = max(self.hidden // self.tp, 1)
         shapes = [(self.num_tokens, self.hidden, own)]
         if self.inner is not None:
@@ -82,7 +80,7 @@ CAUSE = Cause(
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
-    """Return what costs time in the layout; nothing if no step can be replayed."""
+    """Return what the layout costs; nothing if no step can be replayed."""
     if record.reading is None:
         return ()
     ranks = {info.rank: info for epoch in record.run.epochs for info in epoch.ranks}
@@ -92,13 +90,13 @@ def detect(record: Record) -> tuple[Finding, ...]:
 def find_layout_costs(
     run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo], context: RunContext
 ) -> tuple[Finding, ...]:
-    """Name what costs time in the layout, however healthy the ranks.
+    """Find properties of the layout that cost time.
 
     Args:
-        run: Its layout.
-        reading: Its steps.
-        ranks: Where each rank runs.
-        context: What the job told of the model and its micro-batches.
+        run: The layout.
+        reading: Steps and micro-batches.
+        ranks: Host and device of each rank.
+        context: Declared sizes of the model and of its micro-batches.
     """
     steps = (reading.steps[0], reading.steps[-1])
     found = (
@@ -116,7 +114,7 @@ def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> F
         steps=steps,
         slowdown=None,
         recoverable_ratio=None,
-        confidence=CERTAIN,
+        confidence=CONFIDENCE,
         evidence=evidence,
     )
 
@@ -124,43 +122,44 @@ def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> F
 def _tensor_parallel_across_hosts(
     run: RunInfo, ranks: Mapping[int, RankInfo], steps: tuple[int, int]
 ) -> Finding | None:
-    """Tell tensor-parallel groups that lie on several hosts though a host could hold them.
+    """Return tensor-parallel groups that span several hosts although a host has enough ranks.
 
-    What it would win is not told: no such group was traced inside one host.
+    The gain is unknown: no such group was traced inside one host.
     """
     if run.layout.tp == 1 or not all(info.host for info in ranks.values()):
         return None
     hosts: dict[tuple[int, int, int], set[str]] = defaultdict(set)
     members: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    on_host: dict[str, int] = defaultdict(int)
+    num_ranks: dict[str, int] = defaultdict(int)
     for rank, info in ranks.items():
         key = (info.coords.dp, info.coords.pp, info.coords.cp)
         hosts[key].add(info.host)
         members[key].append(rank)
-        on_host[info.host] += 1
+        num_ranks[info.host] += 1
     across = [key for key, names in hosts.items() if len(names) > 1]
-    if not across or max(on_host.values()) < run.layout.tp:
+    if not across or max(num_ranks.values()) < run.layout.tp:
         return None
     listed = tuple(sorted(rank for key in across for rank in members[key]))
     return _finding(
         steps,
         listed,
         f"{len(across):,} of {format_count(len(hosts), 'tensor-parallel group')} of"
-        f" {run.layout.tp} ranks lie on several hosts, though one host has"
-        f" {max(on_host.values())} ranks: each all-reduce inside a layer crosses the network",
+        f" {run.layout.tp} ranks span several hosts, although one host has"
+        f" {max(num_ranks.values())} ranks: each all-reduce inside a layer crosses the network",
     )
 
 
 def _too_few_microbatches(
     run: RunInfo, items: ComputeItems, steps: tuple[int, int]
 ) -> Finding | None:
-    """Tell a pipeline that its micro-batches can't even fill once.
+    """Return a pipeline with fewer micro-batches than stages.
 
-    The bubble over the ideal time is ``(p - 1) / (v m)``, and where the weights' gradients
-    W come later ``F + B - W`` of each ``F + B + W`` of it; twice the micro-batches of equal
-    size halve it.
+    The ratio of the bubble to the ideal time is ``(p - 1) / (v m)``; if the gradients of the
+    weights W are computed later, times ``(F + B - W) / (F + B + W)``. Twice as many micro-batches
+    of the same size halve it.
 
-    Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 2.
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 2.
     """
     stages, chunks = run.layout.pp, run.layout.vpp
     forward = items.kind == KIND_CODES[SpanKind.FORWARD]
@@ -175,7 +174,7 @@ def _too_few_microbatches(
     return _finding(
         steps,
         (),
-        f"{format_count(num, 'micro-batch')} for {stages} stages: the pipeline stands empty for"
+        f"{format_count(num, 'micro-batch')} for {stages} stages: the pipeline is empty for"
         f" {format_percent(bubble)} of the ideal time; twice as many of the same size would take"
         f" {format_percent(gain)} less time each",
     )
@@ -184,13 +183,13 @@ def _too_few_microbatches(
 def _too_small_products(
     run: RunInfo, ranks: Mapping[int, RankInfo], context: RunContext, steps: tuple[int, int]
 ) -> Finding | None:
-    """Tell matrix products that memory, not arithmetic, bounds, and which cut of them costs more.
+    """Return matrix products that memory bounds instead of arithmetic, and the better remedy.
 
-    Compared are twice the micro-batch (half as many of them) and half the
-    tensor parallelism; told is the one that wins more, from `MIN_EXCESS_RATIO` on.
+    The remedies are micro-batches of twice the size (half as many of them), and half the tensor
+    parallelism. One of them must save `MIN_EXCESS_RATIO` of the products' time.
     """
-    device = device_of(ranks.values())
-    layer = layer_of(context.manifests, context.microbatches, tp=run.layout.tp)
+    device = read_device(ranks.values())
+    layer = read_layer(context.manifests, context.microbatches, tp=run.layout.tp)
     if device is None or layer is None:
         return None
     reached = reachable_ratio(layer, device)
@@ -202,25 +201,24 @@ def _too_small_products(
     gain = 1.0 - reached / best
     if gain < MIN_EXCESS_RATIO:
         return None
-    smaller = "micro-batches of twice the size, half as many,"
+    remedy = "micro-batches of twice the size, half as many,"
     if wider > larger:
-        smaller = f"tensor parallelism of {layer.tp // 2} in place of {layer.tp}"
+        remedy = f"tensor parallelism of {layer.tp // 2} instead of {layer.tp}"
     rows, depth, columns = layer.products[-1]
     return _finding(
         steps,
         (),
-        f"matrix products of {rows} x {depth} x {columns} move more than they compute: memory lets"
-        f" them reach {format_percent(reached)} of the peak of {device.name} at best; with"
-        f" {smaller} they could reach {format_percent(best)}, {format_percent(gain)} less time in"
-        " them",
+        f"matrix products of {rows} x {depth} x {columns} are bound by memory: they reach at most"
+        f" {format_percent(reached)} of the peak of {device.name}; with {remedy} they could reach"
+        f" {format_percent(best)} and take {format_percent(gain)} less time",
     )
 
 
-def reachable_ratio(layer: Layer, device: Device) -> float:
-    """Return the share of the device's peak that a layer's products can reach at best.
+def reachable_ratio(layer: Layer, device: DeviceLimits) -> float:
+    """Return the largest share of the device's peak that a layer's products can reach.
 
-    A product of (m, k) by (k, n) takes at least ``2 m k n / peak``, and at
-    least as long as its operands and its result take to and from memory::
+    The time of a product of (m, k) by (k, n) has two lower bounds, that of its arithmetic and that
+    of moving its operands and its result::
 
         max(2 m k n / peak, element (m k + k n + m n) / bandwidth)
 
@@ -238,28 +236,31 @@ def reachable_ratio(layer: Layer, device: Device) -> float:
     return arithmetic_s / bound_s
 
 
-def layer_of(
+def read_layer(
     manifests: Iterable[RankManifest], microbatches: MicrobatchTable, *, tp: int
 ) -> Layer | None:
-    """Return the sizes that the job told; None where one is missing or told in two ways.
+    """Return the declared sizes; None if the width or the tokens are unknown.
 
     Args:
-        manifests: Of all ranks.
-        microbatches: What the micro-batches hold.
+        manifests: Manifests of all ranks.
+        microbatches: Tokens of the micro-batches.
         tp: Ranks that share a layer.
     """
-    told = tuple(manifests)
-    hidden = _told(told, HIDDEN_NAMES)
+    manifests = tuple(manifests)
+    hidden = _declared_size(manifests, HIDDEN_NAMES)
     known = microbatches.num_tokens[microbatches.num_tokens > 0]
     if hidden is None or not len(known):
         return None
     return Layer(
-        num_tokens=int(np.median(known)), hidden=hidden, inner=_told(told, INNER_NAMES), tp=tp
+        num_tokens=int(np.median(known)),
+        hidden=hidden,
+        inner=_declared_size(manifests, INNER_NAMES),
+        tp=tp,
     )
 
 
-def device_of(ranks: Iterable[RankInfo]) -> Device | None:
-    """Return the device that all ranks have; None where they differ or it is not known."""
+def read_device(ranks: Iterable[RankInfo]) -> DeviceLimits | None:
+    """Return the limits of the device that all ranks have; None if they differ or are unknown."""
     kinds = {(info.device_name, info.dtype) for info in ranks}
     if len(kinds) != 1:
         return None
@@ -268,10 +269,11 @@ def device_of(ranks: Iterable[RankInfo]) -> Device | None:
     size = element_bytes(dtype)
     if flops is None or bandwidth is None or size is None:
         return None
-    return Device(name=name, flops_per_s=flops, bytes_per_s=bandwidth, element_bytes=size)
+    return DeviceLimits(name=name, flops_per_s=flops, bytes_per_s=bandwidth, element_bytes=size)
 
 
-def _told(manifests: tuple[RankManifest, ...], names: frozenset[str]) -> int | None:
+def _declared_size(manifests: tuple[RankManifest, ...], names: frozenset[str]) -> int | None:
+    """Return the one size that the configuration declares by these names; None if it is not one."""
     # Ranks of equal settings share one mapping.
     contents = {id(manifest.settings): manifest.settings for manifest in manifests}
     found = {

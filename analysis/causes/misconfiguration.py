@@ -1,4 +1,4 @@
-"""Settings that disagree between the ranks of a run, or with the run before."""
+"""Settings that differ between the ranks of a run, or from the previous run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from .detector import Record
 
 MAJORITY_RATIO = 0.5
-"""More than this share of the ranks must agree for the others to be the ones that differ."""
+"""Share of the ranks that must be exceeded by those that agree, for the others to be named."""
 
 NO_MAJORITY_CONFIDENCE = 0.5
 
 PREVIOUS_CONFIDENCE = 0.3
-"""A setting that changed since the previous run may well have been meant to."""
+"""A setting that changed since the previous run was probably changed on purpose."""
 
 MIN_RANKS = 3
-"""Of two ranks that disagree neither is a minority; and only from three on does a setting
-that has another value on each look like one that belongs to the rank."""
+"""Ranks from which a setting that differs on each of them counts as a setting of the rank."""
 
 MAX_SETTINGS_NAMED = 3
 
@@ -40,7 +39,7 @@ PREVIOUS_RUN_PREFIXES = (
     "environment.TORCH_",
     "versions.",
 )
-"""Of what differs from the previous run: what can change speed without anybody's noticing."""
+"""Settings that are compared with the previous run: they may change speed unnoticed."""
 
 PROCESS_SETTINGS = frozenset(
     {
@@ -49,29 +48,29 @@ PROCESS_SETTINGS = frozenset(
         "pod", "port", "process_uuid", "rank", "seed", "started_ns", "time", "timestamp", "uuid",
     }
 )  # fmt: skip
-"""Last word of a setting's name, lower case, that says that it belongs to one process."""
+"""Last part, in lower case, of the name of a setting that belongs to one process."""
 
 PROCESS_SETTING_PARTS = ("seeds.", "coords.", "hosts.", "device.uuid")
 
 PROCESS_SETTING_ENDINGS = ("_file", "_dir", "_path", "_port")
 
 POSITIONAL_PREFIXES = ("config.", "model.", "layout.")
-"""What the job itself may set by the place in its layout."""
+"""Settings that the job itself may choose by position in the layout."""
 
 Positions = dict[int, dict[str, int]]
-"""Of each rank: its local rank and its places in the layout, by name."""
+"""By rank: its local rank and its positions in the layout, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One setting that is not the same everywhere."""
+    """A setting that is not the same on all ranks."""
 
     name: str
     usual: str | None
-    """What most have; None: most do not set it."""
+    """Most frequent value; None: most ranks do not set it."""
 
     other: str | None
-    """What these ranks have; the most frequent where they disagree among themselves."""
+    """Value on the ranks that differ; the most frequent one if they disagree."""
 
     num_values: int
 
@@ -86,29 +85,33 @@ CAUSE = Cause(
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
-    """Return the settings that disagree."""
+    """Return the settings that differ."""
     return find_misconfigurations(record.run, record.context)
 
 
 def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
-    """Name the ranks whose settings differ from the others', one finding for each set of ranks.
+    """Find ranks whose settings differ from the others', one finding for each set of ranks.
 
-    Within an epoch a setting counts as unset where a rank does not tell it. Where
-    more than half of the ranks agree, the others are named; where no value has
-    such a majority, all ranks are. What belongs to one process by nature (host,
-    pid, ranks, seeds, paths, `PROCESS_SETTINGS`), what is another on every rank,
-    and what goes with the local rank or, of the job's own configuration, with a
-    position in the layout is not told. Against the previous run only the
-    environment and the versions are held.
+    A setting that a rank's manifest lacks counts as unset. If more than half of the ranks agree,
+    the others are named; if no value has a majority, all ranks are. Left out are settings that
+    belong to one process (host, pid, ranks, seeds, paths: `PROCESS_SETTINGS`), settings that
+    differ on every rank, and settings that follow the local rank or, in the job's own
+    configuration, a position in the layout. Only the environment and the versions are compared
+    with the previous run.
 
-    Confidence, not calibrated: the share of ranks that agree; 0.5 without a
-    majority; 0.3 for a change since the previous run.
+    The confidence is not calibrated: the share of ranks that agree, `NO_MAJORITY_CONFIDENCE`
+    without a majority, `PREVIOUS_CONFIDENCE` for a change since the previous run.
+
+    Args:
+        run: Ranks and positions.
+        context: Manifests of this run and of the previous one.
     """
     found: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
-        told = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
-        for ranks, difference, share in _disagreements(told, partial(_positions, run, epoch.epoch)):
+        settings = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
+        positions_of = partial(_positions, run, epoch.epoch)
+        for ranks, difference, share in _disagreements(settings, positions_of):
             found[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
     findings = [
@@ -120,7 +123,7 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
 
 
 def belongs_to_one_process(name: str) -> bool:
-    """Return whether a setting of this name differs from rank to rank by nature."""
+    """Return whether a setting belongs to one process, so that it differs between ranks."""
     last = name.rpartition(".")[2].lower()
     return (
         last in PROCESS_SETTINGS
@@ -139,10 +142,10 @@ def _positions(run: RunInfo, epoch: int) -> Positions:
 
 
 def _disagreements(
-    told: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
+    settings_of: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
 ) -> Iterable[tuple[tuple[int, ...], Difference, float]]:
     """Yield (ranks that differ, the setting, share of ranks that agree)."""
-    groups = _alike(told)
+    groups = _group_alike(settings_of)
     if len(groups) == 1:
         return
     positions = positions_of()
@@ -157,12 +160,12 @@ def _disagreements(
             yield _judge(name, by_value)
 
 
-def _alike(
-    told: Mapping[int, Mapping[str, str]],
+def _group_alike(
+    settings_of: Mapping[int, Mapping[str, str]],
 ) -> list[tuple[Mapping[str, str], list[int]]]:
-    """Return each distinct manifest with its ranks; often ranks share one object, too."""
+    """Return each distinct manifest with its ranks. Ranks often share one object."""
     by_object: dict[int, tuple[Mapping[str, str], list[int]]] = {}
-    for rank, settings in told.items():
+    for rank, settings in settings_of.items():
         by_object.setdefault(id(settings), (settings, []))[1].append(rank)
     by_content: dict[frozenset[tuple[str, str]], tuple[Mapping[str, str], list[int]]] = {}
     for settings, ranks in by_object.values():
@@ -173,10 +176,9 @@ def _alike(
 def _follows_position(
     name: str, by_value: Mapping[str | None, Sequence[int]], positions: Positions
 ) -> bool:
-    """Return whether each rank, or each of several positions, has a value of its own.
+    """Return whether a setting has its own value on each rank, or for each position on one axis.
 
-    A position counts when it is held by ranks in every value's group alone, each
-    position has its own value, and there are fewer positions than ranks.
+    An axis counts only if it has fewer positions than there are ranks.
     """
     ranks = [rank for group in by_value.values() for rank in group]
     if len(by_value) == len(ranks) >= MIN_RANKS:
@@ -219,9 +221,10 @@ def _finding(
     ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
 ) -> Finding:
     has_majority = share > MAJORITY_RATIO
-    who = f"{format_ranks(ranks)} of {num:,}" if has_majority else f"the {len(ranks):,} ranks"
     verb = "is" if len(ranks) == 1 else "are"
-    text = f"{who} {verb} configured unlike the others: " if has_majority else f"{who} disagree: "
+    text = f"the {len(ranks):,} ranks disagree: "
+    if has_majority:
+        text = f"{format_ranks(ranks)} of {num:,} {verb} configured differently from the others: "
     text += _list(differences, "here", "on most others" if has_majority else "on some others")
     if not has_majority:
         text += "; no value has a majority, so all are named"
@@ -231,7 +234,7 @@ def _finding(
 
 
 def _since_previous(context: RunContext) -> list[Finding]:
-    """Return what changed since the previous run, by what most ranks of each have."""
+    """Return what changed since the previous run, by the value that most ranks of each have."""
     if not context.manifests or not context.previous_manifests:
         return []
     newest = max(one.epoch for one in context.manifests)
@@ -257,9 +260,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
 
 
 def _usual(manifests: Sequence[RankManifest]) -> dict[str, str]:
-    """Return each setting that more than half of the ranks tell alike."""
+    """Return the settings that have one value on more than half of the ranks."""
     counts: Counter[tuple[str, str]] = Counter()
-    for settings, ranks in _alike({one.rank: one.settings for one in manifests}):
+    for settings, ranks in _group_alike({one.rank: one.settings for one in manifests}):
         for item in settings.items():
             counts[item] += len(ranks)
     least = MAJORITY_RATIO * len(manifests)

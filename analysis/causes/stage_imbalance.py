@@ -75,13 +75,13 @@ class SlowRanks:
 
     @property
     def compute_text(self) -> str:
-        """Own compute and its baseline: "345 ms of own compute per step, 140 ms"."""
+        """Return own compute and its baseline: "345 ms of own compute per step, 140 ms"."""
         own, usual = format_duration(self.compute_ns), format_duration(self.baseline_ns)
         return f"{own} of own compute per step, {usual}"
 
     @property
     def excess_text(self) -> str:
-        """The excess, and how far it is outside the noise: "+135 %, far outside noise"."""
+        """Return the excess and how far it is outside the noise: "+135 %, far outside noise"."""
         text = f"+{format_percent(self.excess_ratio)}"
         if self.deviation <= 0:
             return text

@@ -245,7 +245,7 @@ def test_tensor_parallel_groups_across_hosts_are_told() -> None:
 
     assert healthy.cause == "healthy"
     assert finding.cause == "layout"
-    assert "lie on several hosts" in finding.evidence
+    assert "span several hosts" in finding.evidence
 
 
 def test_three_faults_at_once_are_all_named() -> None:

@@ -68,7 +68,7 @@ def comm(
 
 
 def finished(*rows: tuple[int, int]) -> StepTable:
-    """Rows of (step, rank), all of epoch 0."""
+    """Return finished steps: rows of (step, rank) in epoch 0."""
     step, rank = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
     none = np.zeros(len(rows), dtype=np.int64)
     return StepTable(
@@ -99,40 +99,40 @@ def test_the_rank_that_never_entered_is_the_silent_one() -> None:
     assert finding.confidence == pytest.approx(0.95)
     assert finding.evidence == (
         "rank 5 never entered all_reduce 41 (dp-comm) of group dp with 8 ranks, in which ranks"
-        " 0 to 4, 6 and 7 stand; the last step that it finished is 16"
+        " 0 to 4, 6 and 7 are blocked; the last step that it finished is 16"
     )
 
 
-def test_a_rank_that_waits_elsewhere_for_the_silent_one_is_not_accused() -> None:
-    # Rank 4 stands in its tensor-parallel group for rank 5; all others stand in dp for both.
+def test_a_rank_that_is_blocked_elsewhere_by_the_silent_one_is_not_named() -> None:
+    # GIVEN rank 4, which waits for rank 5 in its tensor-parallel group; the others wait for both
     spans = table([comm(4, TP_HIGH, seq=3), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))])
 
     (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert finding.ranks == (5,)
     assert finding.confidence == pytest.approx(0.95 * 6 / 7)
-    assert finding.evidence.endswith("; 1 more communications lack a member")
+    assert finding.evidence.endswith("; members are missing in 1 other communication")
 
 
-def test_of_silent_tensor_parallel_mates_the_one_that_is_behind_is_named() -> None:
+def test_of_silent_tensor_parallel_partners_the_least_advanced_is_named() -> None:
     whole = job()
-    mates = tuple(
+    partners = tuple(
         replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
         for info in whole.epochs[0].ranks
     )
-    run = replace(whole, epochs=(replace(whole.epochs[0], ranks=mates),))
+    run = replace(whole, epochs=(replace(whole.epochs[0], ranks=partners),))
     forward = replace(comm(4, 0, seq=NONE, kind=SpanKind.FORWARD), name="forward")
     others = [comm(rank) for rank in (0, 1, 2, 3, 6, 7)]
 
     (one_is_behind,) = find_hangs(run, table([*others, forward]), UP_TO_16, RunContext())
-    both_stand = [forward, replace(forward, rank=5)]
-    (nobody_is,) = find_hangs(run, table([*others, *both_stand]), UP_TO_16, RunContext())
+    both_inside = [forward, replace(forward, rank=5)]
+    (neither_is,) = find_hangs(run, table([*others, *both_inside]), UP_TO_16, RunContext())
 
     assert one_is_behind.ranks == (5,)
-    assert nobody_is.ranks == (4, 5)
+    assert neither_is.ranks == (4, 5)
 
 
-def test_a_member_that_has_left_the_collective_is_there() -> None:
+def test_a_member_that_has_left_the_collective_is_not_missing() -> None:
     spans = table([comm(0, TP_LOW), comm(1, TP_LOW, flags=SpanFlag.NOTHING)])
 
     assert find_hangs(job(), spans, UP_TO_16, RunContext()) == ()
@@ -144,20 +144,20 @@ def test_a_receive_whose_sender_is_silent_names_the_sender() -> None:
     (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert finding.ranks == (2,)
-    assert "(pp-recv) from rank 2 to rank 6, in which rank 6 stands" in finding.evidence
+    assert "(pp-recv) from rank 2 to rank 6, in which rank 6 is blocked" in finding.evidence
     sent = comm(2, seq=3, kind=SpanKind.PP_SEND, src=2, dst=6, flags=SpanFlag.NOTHING)
     both = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6), sent])
     assert find_hangs(job(), both, UP_TO_16, RunContext()) == ()
 
 
-def test_collectives_in_different_orders_are_told_as_a_circle() -> None:
+def test_collectives_in_different_orders_are_a_cycle() -> None:
     spans = table([comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)])
 
     (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
 
     assert finding.ranks == (0, 1)
     assert finding.confidence == pytest.approx(0.5)
-    assert finding.evidence.startswith("no rank is silent: rank 0 stands in all_reduce 5")
+    assert finding.evidence.startswith("no rank is silent: rank 0 is blocked in all_reduce 5")
 
 
 def stalled(rank: int, *, step: int = 17, kind: str = "stalled") -> EventRecord:
@@ -165,35 +165,35 @@ def stalled(rank: int, *, step: int = 17, kind: str = "stalled") -> EventRecord:
     return event(rank, kind, open=[{**entry, "group_id": f"{DP:016x}"}], step=step)
 
 
-def test_open_spans_are_read_from_events_too_unless_the_rank_went_on() -> None:
+def test_open_spans_are_also_read_from_events_unless_the_rank_went_on() -> None:
     nothing = table([])
-    told = RunContext(events=tuple(stalled(rank) for rank in range(8) if rank != 5))
+    context = RunContext(events=tuple(stalled(rank) for rank in range(8) if rank != 5))
 
-    (finding,) = find_hangs(job(), nothing, UP_TO_16, told)
+    (finding,) = find_hangs(job(), nothing, UP_TO_16, context)
     assert finding.ranks == (5,)
 
     gone_on = finished(*((17, rank) for rank in range(8)))
-    assert find_hangs(job(), nothing, gone_on, told) == ()
+    assert find_hangs(job(), nothing, gone_on, context) == ()
 
 
-def test_a_rank_that_ended_early_is_missing_and_ranks_that_ended_do_not_stand() -> None:
+def test_a_rank_that_ended_early_is_missing_and_ranks_that_ended_are_not_blocked() -> None:
     spans = table(comm(rank) for rank in range(8) if rank != 5)
     gone = [RankExit(epoch=0, rank=rank, state="ended", at_ns=9) for rank in range(8)]
 
     (finding,) = find_hangs(job(), spans, UP_TO_16, context_of(gone[5]))
 
     assert finding.ranks == (5,)
-    assert finding.evidence.endswith("; it had ended well by then")
+    assert finding.evidence.endswith("; it had already ended without an error")
     assert find_hangs(job(), spans, UP_TO_16, context_of(*gone)) == ()
 
 
 def inside(rank: int, kind: str) -> EventRecord:
-    """A rank that stands still inside something that is no communication."""
+    """Return the event of a rank that is stalled inside a span of this kind."""
     entry = {"name": kind, "kind": kind, "step": 17, "seq": -1, "group_id": "0" * 16}
     return event(rank, "stalled", open=[entry], step=17)
 
 
-def test_what_the_silent_rank_is_inside_is_told_and_a_checkpoint_is_no_hang() -> None:
+def test_the_work_of_the_silent_rank_is_named_and_a_checkpoint_is_no_hang() -> None:
     spans = table(comm(rank) for rank in range(8) if rank != 5)
     computing = RunContext(events=(inside(5, "forward"),))
     saving = RunContext(events=(inside(5, "checkpoint"),))
@@ -205,20 +205,20 @@ def test_what_the_silent_rank_is_inside_is_told_and_a_checkpoint_is_no_hang() ->
     assert find_hangs(job(), spans, UP_TO_16, saving) == ()
 
 
-def test_a_malformed_event_is_passed_over() -> None:
+def test_a_malformed_event_is_skipped() -> None:
     broken = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
 
     assert find_hangs(job(), table([]), UP_TO_16, RunContext(events=(broken,))) == ()
 
 
-def test_ranks_that_stand_because_another_one_crashed_are_no_hang() -> None:
+def test_ranks_that_are_blocked_by_a_crash_are_no_hang() -> None:
     spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
     crashed = context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0))
 
     assert find_hangs(job(), spans, UP_TO_16, crashed) == ()
 
 
-def test_a_silent_rank_that_was_killed_in_the_end_is_named_with_less_confidence() -> None:
+def test_a_silent_rank_that_was_lost_in_the_end_is_named_with_less_confidence() -> None:
     spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
     context = context_of(lost(5), *(timed_out(rank) for rank in range(8) if rank != 5))
 
@@ -230,7 +230,7 @@ def test_a_silent_rank_that_was_killed_in_the_end_is_named_with_less_confidence(
     assert with_drops.confidence == pytest.approx(0.95 * 0.8 * 0.8)
 
 
-def test_a_missing_rank_that_was_never_traced_leaves_the_question_open() -> None:
+def test_if_the_missing_rank_was_not_traced_the_evidence_is_insufficient() -> None:
     whole = job()
     traced = EpochInfo(epoch=0, ranks=whole.epochs[0].ranks[:7], groups=GROUPS)
     spans = table(comm(rank) for rank in range(7))
@@ -246,25 +246,25 @@ def test_a_missing_rank_that_was_never_traced_leaves_the_question_open() -> None
     [
         ((), (3,)),
         ((3,), ()),
-        # By request all leave it out, and still tell where they stand.
+        # All leave communication out by request, and still report where they are blocked.
         (tuple(range(8)), (3,)),
     ],
 )
-def test_a_rank_whose_capture_of_communication_failed_is_not_said_to_be_missing(
+def test_a_rank_whose_capture_of_communication_failed_is_not_named(
     unrecorded: tuple[int, ...], ranks: tuple[int, ...]
 ) -> None:
     steps = finished(*((step, rank) for step in (15, 16) for rank in range(8)))
     masks = np.where(np.isin(steps.rank, unrecorded) & (steps.step == 16), DP_BIT, 0)
-    told = replace(steps, left_out=masks.astype(np.uint32))
+    with_masks = replace(steps, left_out=masks.astype(np.uint32))
     inside = span_table([comm(rank) for rank in range(8) if rank != 3])
 
-    (finding,) = find_hangs(job(), inside, told, RunContext())
+    (finding,) = find_hangs(job(), inside, with_masks, RunContext())
 
     assert finding.ranks == ranks
     assert finding.cause == ("hang" if ranks else "insufficient-evidence")
 
 
-def test_a_run_in_which_nobody_stands_has_no_hang() -> None:
+def test_a_run_without_blocked_ranks_has_no_hang() -> None:
     done = table(comm(rank, flags=SpanFlag.NOTHING) for rank in range(8))
 
     assert find_hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()

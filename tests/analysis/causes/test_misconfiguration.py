@@ -29,7 +29,13 @@ USUAL = {
 def manifests(
     changed: Mapping[int, Mapping[str, str | None]], *, num_ranks: int = 8, epoch: int = 0
 ) -> tuple[RankManifest, ...]:
-    """Ranks of the usual settings, some with others; None takes a setting away."""
+    """Return the manifests of ranks with usual settings.
+
+    Args:
+        changed: By rank, settings that differ; None removes one.
+        num_ranks: Number of ranks.
+        epoch: Their epoch.
+    """
     found = []
     for rank in range(num_ranks):
         merged = {**USUAL, **changed.get(rank, {})}
@@ -41,11 +47,11 @@ def manifests(
 def findings(
     changed: Mapping[int, Mapping[str, str | None]], *, num_ranks: int = 8
 ) -> tuple[Finding, ...]:
-    told = manifests(changed, num_ranks=num_ranks)
-    return find_misconfigurations(run_of(num_ranks), RunContext(manifests=told))
+    context = RunContext(manifests=manifests(changed, num_ranks=num_ranks))
+    return find_misconfigurations(run_of(num_ranks), context)
 
 
-def test_ranks_that_agree_are_not_told() -> None:
+def test_ranks_that_agree_are_no_finding() -> None:
     assert findings({}) == ()
     assert find_misconfigurations(run_of(), RunContext()) == ()
 
@@ -56,12 +62,12 @@ def test_the_minority_is_named_with_both_values() -> None:
     assert (finding.cause, finding.ranks, finding.steps) == ("misconfiguration", (5,), None)
     assert finding.confidence == pytest.approx(7 / 8)
     assert finding.evidence == (
-        'rank 5 of 8 is configured unlike the others: environment.NCCL_ALGO is "Tree" here'
-        ' and "Ring" on most others'
+        "rank 5 of 8 is configured differently from the others: environment.NCCL_ALGO is"
+        ' "Tree" here and "Ring" on most others'
     )
 
 
-def test_a_setting_that_is_missing_or_one_too_many_is_a_difference() -> None:
+def test_a_setting_that_is_unset_on_one_rank_or_on_all_others_is_a_difference() -> None:
     (without,) = findings({5: {"versions.nccl": None}})
     (one_more,) = findings({5: {"environment.NCCL_IB_DISABLE": "1"}})
 
@@ -69,7 +75,7 @@ def test_a_setting_that_is_missing_or_one_too_many_is_a_difference() -> None:
     assert 'NCCL_IB_DISABLE is "1" here and unset on most others' in one_more.evidence
 
 
-def test_each_set_of_ranks_has_one_finding_and_its_list_is_bounded() -> None:
+def test_each_set_of_ranks_is_one_finding_with_a_list_of_bounded_length() -> None:
     many: dict[str, str | None] = {f"environment.NCCL_{name}": "x" * 90 for name in "ABCDE"}
     one, two = findings({2: many, 5: {"config.lr": "1"}, 6: {"config.lr": "1"}})
 
@@ -79,7 +85,7 @@ def test_each_set_of_ranks_has_one_finding_and_its_list_is_bounded() -> None:
     assert len(one.evidence) < 500
 
 
-def test_without_a_majority_all_are_named_and_it_is_said() -> None:
+def test_without_a_majority_all_ranks_are_named() -> None:
     (finding,) = findings({rank: {"versions.nccl": "2.26.2"} for rank in (0, 1, 5, 6)})
 
     assert finding.ranks == tuple(range(8))
@@ -106,12 +112,12 @@ def test_of_two_ranks_that_disagree_both_are_named() -> None:
         "environment.TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     ],
 )
-def test_what_belongs_to_one_process_is_not_told(name: str) -> None:
+def test_settings_of_one_process_are_not_compared(name: str) -> None:
     assert belongs_to_one_process(name)
     assert findings({rank: {name: str(rank // 3)} for rank in range(8)}) == ()
 
 
-def test_what_is_another_on_every_rank_or_goes_with_the_local_rank_is_not_told() -> None:
+def test_settings_of_each_rank_or_each_local_rank_are_not_compared() -> None:
     of_the_rank = {rank: {"environment.NCCL_HOSTID": str(rank)} for rank in range(8)}
     of_the_nic = {rank: {"environment.NCCL_IB_HCA": f"mlx5_{rank % 4}"} for rank in range(8)}
 
@@ -121,7 +127,7 @@ def test_what_is_another_on_every_rank_or_goes_with_the_local_rank_is_not_told()
     assert findings(wrong_nic) != ()
 
 
-def test_a_whole_host_that_differs_is_told() -> None:
+def test_a_whole_host_that_differs_is_named() -> None:
     (finding,) = findings(
         {rank: {"versions.nccl": "2.26.2"} for rank in (8, 9, 10, 11)}, num_ranks=12
     )
@@ -129,7 +135,7 @@ def test_a_whole_host_that_differs_is_told() -> None:
     assert finding.ranks == (8, 9, 10, 11)
 
 
-def test_what_changed_since_the_previous_run_is_told_with_low_confidence() -> None:
+def test_a_change_since_the_previous_run_has_low_confidence() -> None:
     before = manifests({rank: {"environment.NCCL_ALGO": "Tree"} for rank in range(8)})
     context = RunContext(manifests=manifests({}), previous_manifests=before)
 
@@ -144,8 +150,8 @@ def test_what_changed_since_the_previous_run_is_told_with_low_confidence() -> No
 
 
 def test_layout_and_configuration_may_change_from_run_to_run() -> None:
-    meant: dict[str, str | None] = {"config.lr": "1", "layout.dp": "4", "config.steps": "9"}
-    before = manifests(dict.fromkeys(range(8), meant))
+    other: dict[str, str | None] = {"config.lr": "1", "layout.dp": "4", "config.steps": "9"}
+    before = manifests(dict.fromkeys(range(8), other))
     context = RunContext(manifests=manifests({}), previous_manifests=before)
 
     assert find_misconfigurations(run_of(), context) == ()
@@ -153,9 +159,9 @@ def test_layout_and_configuration_may_change_from_run_to_run() -> None:
 
 @given(relabelled=st.permutations(range(8)), bad=st.integers(0, 7))
 def test_relabelling_ranks_changes_nothing_but_the_labels(relabelled: list[int], bad: int) -> None:
-    told = manifests({bad: {"versions.nccl": "2.26.2"}})
+    original = manifests({bad: {"versions.nccl": "2.26.2"}})
     moved = tuple(
-        RankManifest(epoch=0, rank=relabelled[one.rank], settings=one.settings) for one in told
+        RankManifest(epoch=0, rank=relabelled[one.rank], settings=one.settings) for one in original
     )
 
     (finding,) = find_misconfigurations(run_of(), RunContext(manifests=moved))

@@ -1,4 +1,4 @@
-"""A run of ranks that end, each as a test says."""
+"""Runs whose ranks fail, hang or are lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_of(
     clock_error_ns: int | None = 1_000_000,
     groups: Iterable[GroupInfo] = (),
 ) -> RunInfo:
-    """Data-parallel ranks, four a host: h0 has 0 to 3, h1 has 4 to 7."""
+    """Return data-parallel ranks, four on each host: h0 has 0 to 3, h1 has 4 to 7."""
     ranks = tuple(
         RankInfo(
             rank=rank,
@@ -69,7 +69,7 @@ def lost(rank: int, at_s: float | None = 10.0, *, step: int | None = 41) -> Rank
 
 
 def timed_out(rank: int, at_s: float = 600.0) -> RankExit:
-    """What NCCL's watchdog leaves behind."""
+    """Return the exit that NCCL's watchdog causes."""
     return failed(
         rank,
         at_s,
@@ -80,7 +80,7 @@ def timed_out(rank: int, at_s: float = 600.0) -> RankExit:
 
 
 def cut_off(rank: int, at_s: float = 11.0) -> RankExit:
-    """What gloo says when its peer is gone."""
+    """Return the exit that gloo causes if its peer is gone."""
     return failed(
         rank,
         at_s,
