@@ -1,1 +1,1 @@
-"""What fixing a finding would save, by replaying the run without it."""
+"""Cost of findings and of sets of operations, by replaying the run without them."""

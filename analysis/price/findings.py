@@ -1,6 +1,6 @@
-"""What each candidate cost: its slowdown, and the share of the lost time that mending it wins.
+"""Prices of candidates: their slowdown, and the share of the lost time that fixing them saves.
 
-See docs/decisions/0028-a-finding-is-put-back-into-the-mended-run.md.
+See docs/decisions/0028-a-finding-is-put-back-into-the-fixed-run.md.
 """
 
 from __future__ import annotations
@@ -29,27 +29,34 @@ if TYPE_CHECKING:
     from ..replay.what_if import Replayer
 
 DOUBT_AT_THRESHOLD = 0.1
-"""Share of the findings that barely reach their threshold which are wrong."""
+"""Share of wrong findings among those that barely reach their threshold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What operations take, one way or another; both of shape (ops,), in ns."""
+    """Durations and launch gaps of all operations."""
 
     duration_ns: NDArray[np.float64]
-    gap_ns: NDArray[np.float64]
+    """Shape (ops,)."""
 
-    def exchanged(
-        self, durations: NDArray[np.bool_], gaps: NDArray[np.bool_], other: Times
-    ) -> Times:
-        """Return these times with the durations and gaps of some operations from ``other``."""
+    gap_ns: NDArray[np.float64]
+    """Shape (ops,)."""
+
+    def replace(self, durations: NDArray[np.bool_], gaps: NDArray[np.bool_], other: Times) -> Times:
+        """Return these times with some durations and some gaps from ``other``.
+
+        Args:
+            durations: Shape (ops,): operations whose duration is replaced.
+            gaps: Shape (ops,): operations whose gap is replaced.
+            other: The times that replace these.
+        """
         return Times(
             duration_ns=np.where(durations, other.duration_ns, self.duration_ns),
             gap_ns=np.where(gaps, other.gap_ns, self.gap_ns),
         )
 
-    def least(self, other: Times, where: NDArray[np.bool_]) -> Times:
-        """Return the smaller of two, where told, else these."""
+    def minimum(self, other: Times, where: NDArray[np.bool_]) -> Times:
+        """Return the smaller of two times for some operations, and these for the others."""
         return Times(
             duration_ns=np.minimum(
                 self.duration_ns, other.duration_ns, where=where, out=self.duration_ns.copy()
@@ -57,35 +64,34 @@ class Times:
             gap_ns=np.minimum(self.gap_ns, other.gap_ns, where=where, out=self.gap_ns.copy()),
         )
 
-    def changed(self, before: Times, after: Times) -> Times:
-        """Return these times with what changes from one to another."""
+    def add_change(self, before: Times, after: Times) -> Times:
+        """Return these times plus the change from one time to another."""
         return Times(
             duration_ns=self.duration_ns + after.duration_ns - before.duration_ns,
             gap_ns=self.gap_ns + after.gap_ns - before.gap_ns,
         )
 
-    def mean_step(self, replayer: Replayer) -> float:
-        """Return the mean step of the full replay, in ns."""
+    def mean_step_ns(self, replayer: Replayer) -> float:
+        """Return the mean step of the full replay with these times."""
         return float(replayer.full_with(self.duration_ns, self.gap_ns).mean())
 
 
-class Change(NamedTuple):
-    """What mending a candidate changes."""
+class Fix(NamedTuple):
+    """The fix of one candidate."""
 
     candidate: Candidate
     part: NDArray[np.bool_]
     """Shape (ops,): its operations in the steps that show it."""
 
-    mended: Times
-    """What the part takes without it; elsewhere anything."""
+    fixed: Times
+    """Times of the part without its cause; any values elsewhere."""
 
     @property
     def host_part(self) -> NDArray[np.bool_]:
-        """Return the operations whose launch gaps come back with it.
+        """Return the operations whose launch gaps belong to the candidate.
 
-        Late starts come back only with causes on the host: else a rank begins a
-        step late because it ended the one before late, and a step that is
-        replayed alone must not be charged with what its predecessor lost.
+        Only causes on the host have any. Otherwise a rank begins a step late because it ended the
+        previous one late, and a step that is replayed alone must not pay for its predecessor.
         """
         return self.part if self.candidate.on_host else np.zeros_like(self.part)
 
@@ -93,25 +99,25 @@ class Change(NamedTuple):
 def price_candidates(
     candidates: Sequence[Candidate], replayer: Replayer, workers: Mapping[int, tuple[int, ...]]
 ) -> tuple[Finding, ...]:
-    """Return candidates as findings, each with what it cost.
+    """Return candidates as findings with their prices.
 
-    With M the run in which every candidate is mended, M + X the same with
-    candidate X as recorded (in what two share, with its own excess), and T all
-    of them, in the full replay (without X, what two share keeps what the others bring)::
+    In the full replay, let M be the run with every candidate fixed, M + X the same run with
+    candidate X as recorded, T the run with all of them as recorded, and T_without_X the same run
+    with X fixed. Of an operation that two candidates share, each adds its own excess::
 
         slowdown          = (M + X) / M
         recoverable_ratio = (T - T_without_X) / (T - T_ideal)
 
-    Both are None where the replay holds no operation of X.
+    Both are None if the replay has no operation of X.
 
     Args:
-        candidates: All that was found.
+        candidates: All candidates.
         replayer: The run.
-        workers: What each rank shares with the partners that look just like it.
+        workers: Identity of each rank, equal for partners whose compute looks the same.
 
     Source:
-        S of a set: arXiv 2505.05713, where the run that a set is put back into is ideal in every
-        operation. Here it keeps what nobody is to blame for.
+        S of a set: arXiv 2505.05713, where the set is put back into a run whose operations are all
+        ideal. Here the others keep what no candidate explains.
     """
     if not candidates:
         return ()
@@ -122,59 +128,57 @@ def price_candidates(
         duration_ns=ideal_outside(model, candidates, unblamed.duration_ns),
         gap_ns=model.ideal_gap_ns,
     )
-    alone = Times(duration_ns=unblamed.duration_ns, gap_ns=recorded.gap_ns)
-    parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
-    changes = [
-        Change(each, part, _fixed_times(each, unblamed, ideal, model))
-        for each, part in zip(candidates, parts, strict=True)
-    ]
-    mended = _fix_all(changes, unblamed)
-    blamed = np.sum([change.part for change in changes], axis=0)
-    late = np.sum([change.host_part for change in changes], axis=0)
-    whole = Times(
-        duration_ns=np.where(blamed > 0, recorded.duration_ns, mended.duration_ns),
-        gap_ns=np.where(late > 0, recorded.gap_ns, mended.gap_ns),
+    fixes = _fixes(candidates, unblamed, ideal, model)
+    fixed = _fix_all(fixes, unblamed)
+    num_causes = np.sum([fix.part for fix in fixes], axis=0)
+    num_host_causes = np.sum([fix.host_part for fix in fixes], axis=0)
+    faulty = Times(
+        duration_ns=np.where(num_causes > 0, recorded.duration_ns, fixed.duration_ns),
+        gap_ns=np.where(num_host_causes > 0, recorded.gap_ns, fixed.gap_ns),
     )
-    mended_ns, whole_ns = mended.mean_step(replayer), whole.mean_step(replayer)
-    least = _least(changes, ideal, model).exchanged(blamed > 1, late > 1, mended)
-    least_ns = least.mean_step(replayer)
-    brought = None
-    if (blamed > 1).any():
-        brought = mended
-        for change in changes:
-            took = recorded if change.candidate.on_host else alone
-            brought = brought.changed(mended, _put_back(change, mended, took))
+    # A slow worker's compute includes waits for pauses of its partners, which are not its own.
+    compute = Times(duration_ns=unblamed.duration_ns, gap_ns=recorded.gap_ns)
+
+    # Not kept for all candidates: each has the size of the run.
+    def put_back(fix: Fix) -> Times:
+        return _put_back(fix, fixed, recorded if fix.candidate.on_host else compute)
+
+    total = None
+    if (num_causes > 1).any():
+        total = fixed
+        for fix in fixes:
+            total = total.add_change(fixed, put_back(fix))
+    fixed_ns, faulty_ns = fixed.mean_step_ns(replayer), faulty.mean_step_ns(replayer)
+    ideal_run = _ideal_run(fixes, ideal, model)
+    ideal_ns = ideal_run.replace(num_causes > 1, num_host_causes > 1, fixed).mean_step_ns(replayer)
     found = []
-    for change in changes:
-        if not change.part.any():
-            found.append(_finding(change.candidate, None, None))
+    for fix in fixes:
+        if not fix.part.any():
+            found.append(_finding(fix.candidate, None, None))
             continue
-        # A slow worker's compute holds what its partners waited for pauses of each other: no part
-        # of its slowness.
-        took = recorded if change.candidate.on_host else alone
-        put_back = _put_back(change, mended, took)
-        without = whole.exchanged(
-            change.part & (blamed == 1), change.host_part & (late == 1), mended
+        with_fault = put_back(fix)
+        without = faulty.replace(
+            fix.part & (num_causes == 1), fix.host_part & (num_host_causes == 1), fixed
         )
-        if brought is not None:
-            left = brought.changed(put_back, mended)
-            without = without.least(left, change.part & (blamed > 1))
-        without_ns = without.mean_step(replayer)
+        if total is not None:
+            rest = total.add_change(with_fault, fixed)
+            without = without.minimum(rest, fix.part & (num_causes > 1))
+        without_ns = without.mean_step_ns(replayer)
         found.append(
             _finding(
-                change.candidate,
-                ratio(put_back.mean_step(replayer), mended_ns),
-                recoverable_ratio(whole_ns, without_ns, least_ns),
+                fix.candidate,
+                ratio(with_fault.mean_step_ns(replayer), fixed_ns),
+                recoverable_ratio(faulty_ns, without_ns, ideal_ns),
             )
         )
     return tuple(found)
 
 
 def confidence(excess_ratio: float, threshold: float) -> float:
-    """Return how often a finding that stands so clear is right.
+    """Return the share of right findings among those with this excess over their threshold.
 
-    ``1 - 0.1 * 0.5 ^ (excess / threshold - 1)``: `DOUBT_AT_THRESHOLD` at its
-    threshold, halved with each further one.
+    ``1 - 0.1 * 0.5 ^ (excess / threshold - 1)``: the doubt is `DOUBT_AT_THRESHOLD` at the
+    threshold, and half as large with each further one.
 
     Source:
         The labelled benchmark, seeds 8 and 9; docs/benchmarks.md, "Diagnosis".
@@ -182,76 +186,14 @@ def confidence(excess_ratio: float, threshold: float) -> float:
     return float(1.0 - DOUBT_AT_THRESHOLD * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
-def _fix_all(changes: Sequence[Change], unblamed: Times) -> Times:
-    """Return the run in which every candidate is mended: what two share takes the less of both."""
-    mended = unblamed
-    touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
-    for change in changes:
-        taken = change.mended.least(mended, touched & change.part)
-        mended = mended.exchanged(change.part, change.part, taken)
-        touched |= change.part
-    return mended
-
-
-def _put_back(change: Change, mended: Times, recorded: Times) -> Times:
-    """Return the mended run with what one candidate's operations took beyond their usual.
-
-    Alone that is what was recorded. An operation that two share, a gap of a host that launches
-    late in which it also waits for an evaluation, took longer for both: each brings its own.
-    """
-
-    def with_share(
-        mended_ns: NDArray[np.float64],
-        recorded_ns: NDArray[np.float64],
-        fixed_ns: NDArray[np.float64],
-        where: NDArray[np.bool_],
-    ) -> NDArray[np.float64]:
-        share = recorded_ns - fixed_ns
-        return np.where(where, np.maximum(mended_ns + share, 0.0), mended_ns)
-
-    usual = change.mended
-    return Times(
-        duration_ns=with_share(
-            mended.duration_ns, recorded.duration_ns, usual.duration_ns, change.part
-        ),
-        gap_ns=with_share(mended.gap_ns, recorded.gap_ns, usual.gap_ns, change.host_part),
-    )
-
-
-def _least(changes: Sequence[Change], ideal: Times, model: ReplayModel) -> Times:
-    """Return the ideal run, as far as candidates do not know better what is usual."""
-    least = ideal
-    for change in changes:
-        if change.candidate.fixed_ns is not None or change.candidate.on_host:
-            least = least.exchanged(change.part, change.part, change.mended)
-            least = _without_alike_gaps(least, change.part, model)
-    return least
-
-
-def _fixed_times(candidate: Candidate, unblamed: Times, ideal: Times, model: ReplayModel) -> Times:
-    """Return what a candidate's part takes without it; elsewhere anything."""
-    duration_ns = ideal.duration_ns
-    if not candidate.on_host:
-        # A device that is mended makes no gap longer: gaps that only checkpoints leave would be.
-        shorter = np.minimum(duration_ns, model.operations.duration_ns)
-        duration_ns = np.where(model.on_device, duration_ns, shorter)
-    if candidate.fixed_ns is not None:
-        duration_ns = np.where(np.isnan(candidate.fixed_ns), duration_ns, candidate.fixed_ns)
-    if candidate.is_everywhere:
-        return Times(duration_ns=duration_ns, gap_ns=np.zeros_like(ideal.gap_ns))
-    return Times(duration_ns=duration_ns, gap_ns=unblamed.gap_ns)
-
-
-def _without_alike_gaps(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) -> Times:
-    """Return an ideal whose host gaps elsewhere are not those of a part.
-
-    Gaps that stand alike only where a host was at fault are their own median.
-    """
-    on_host = ~model.on_device
-    label = model.operations.label
-    alike = on_host & ~part & np.isin(label, sorted_unique(label[part & on_host]))
-    shorter = np.minimum(ideal.duration_ns, model.operations.duration_ns)
-    return Times(duration_ns=np.where(alike, shorter, ideal.duration_ns), gap_ns=ideal.gap_ns)
+def _fixes(
+    candidates: Sequence[Candidate], unblamed: Times, ideal: Times, model: ReplayModel
+) -> list[Fix]:
+    parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
+    return [
+        Fix(each, part, _fixed_times(each, unblamed, ideal, model))
+        for each, part in zip(candidates, parts, strict=True)
+    ]
 
 
 def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_]:
@@ -265,20 +207,92 @@ def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_
 def _own_parts(
     parts: Sequence[NDArray[np.bool_]], model: ReplayModel
 ) -> tuple[NDArray[np.bool_], ...]:
-    """Leave pauses, input and transfers to the candidates that are made of nothing else.
+    """Return the parts, with pauses, input and transfers only in those that have no compute.
 
-    A slow rank's part is all that it does. The checkpoint that it writes, or the link that it
-    sends over, costs the job nothing because the rank computes slowly.
+    The part of a slow rank is everything that it does. But the checkpoint that it writes, and the
+    link over which it sends, cost nothing because the rank computes slowly.
     """
     is_compute = has_kind(model, COMPUTE_KINDS) & model.on_device
-    computes = [bool((part & is_compute).any()) for part in parts]
+    has_compute = [bool((part & is_compute).any()) for part in parts]
     others = np.zeros(len(model.rank), dtype=np.bool_)
-    for part, does in zip(parts, computes, strict=True):
-        if not does:
+    for part, computes in zip(parts, has_compute, strict=True):
+        if not computes:
             others |= part
     return tuple(
-        part & ~others if does else part for part, does in zip(parts, computes, strict=True)
+        part & ~others if computes else part
+        for part, computes in zip(parts, has_compute, strict=True)
     )
+
+
+def _fixed_times(candidate: Candidate, unblamed: Times, ideal: Times, model: ReplayModel) -> Times:
+    """Return the times of a candidate's part without its cause; any values elsewhere."""
+    duration_ns = ideal.duration_ns
+    if not candidate.on_host:
+        # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave would.
+        shorter = np.minimum(duration_ns, model.operations.duration_ns)
+        duration_ns = np.where(model.on_device, duration_ns, shorter)
+    if candidate.fixed_ns is not None:
+        duration_ns = np.where(np.isnan(candidate.fixed_ns), duration_ns, candidate.fixed_ns)
+    if candidate.is_everywhere:
+        return Times(duration_ns=duration_ns, gap_ns=np.zeros_like(ideal.gap_ns))
+    return Times(duration_ns=duration_ns, gap_ns=unblamed.gap_ns)
+
+
+def _fix_all(fixes: Sequence[Fix], unblamed: Times) -> Times:
+    """Return the run with every candidate fixed; the smaller time if two share an operation."""
+    fixed = unblamed
+    touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
+    for fix in fixes:
+        times = fix.fixed.minimum(fixed, touched & fix.part)
+        fixed = fixed.replace(fix.part, fix.part, times)
+        touched |= fix.part
+    return fixed
+
+
+def _put_back(fix: Fix, fixed: Times, recorded: Times) -> Times:
+    """Return the fixed run plus the excess of one candidate's operations.
+
+    If no other candidate shares an operation, its time is the recorded one. A shared operation (a
+    gap of a host that launches late and then waits for an evaluation) is longer for both causes,
+    and each adds its own excess.
+    """
+
+    def add_excess(
+        fixed_ns: NDArray[np.float64],
+        recorded_ns: NDArray[np.float64],
+        own_fixed_ns: NDArray[np.float64],
+        part: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:
+        excess_ns = recorded_ns - own_fixed_ns
+        return np.where(part, np.maximum(fixed_ns + excess_ns, 0.0), fixed_ns)
+
+    own = fix.fixed
+    return Times(
+        duration_ns=add_excess(fixed.duration_ns, recorded.duration_ns, own.duration_ns, fix.part),
+        gap_ns=add_excess(fixed.gap_ns, recorded.gap_ns, own.gap_ns, fix.host_part),
+    )
+
+
+def _ideal_run(fixes: Sequence[Fix], ideal: Times, model: ReplayModel) -> Times:
+    """Return the ideal run, with the candidates' own fixed times if they give any."""
+    times = ideal
+    for fix in fixes:
+        if fix.candidate.fixed_ns is not None or fix.candidate.on_host:
+            times = times.replace(fix.part, fix.part, fix.fixed)
+            times = _shorten_alike_gaps(times, fix.part, model)
+    return times
+
+
+def _shorten_alike_gaps(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) -> Times:
+    """Return an ideal whose host gaps outside a part are no longer than recorded.
+
+    If alike gaps exist only because of a fault, their ideal (their median) is the fault itself.
+    """
+    on_host = ~model.on_device
+    label = model.operations.label
+    alike = on_host & ~part & np.isin(label, sorted_unique(label[part & on_host]))
+    shorter = np.minimum(ideal.duration_ns, model.operations.duration_ns)
+    return Times(duration_ns=np.where(alike, shorter, ideal.duration_ns), gap_ns=ideal.gap_ns)
 
 
 def _finding(candidate: Candidate, slowdown: float | None, share: float | None) -> Finding:
@@ -296,22 +310,17 @@ def _finding(candidate: Candidate, slowdown: float | None, share: float | None) 
 def ideal_outside(
     model: ReplayModel, candidates: Sequence[Candidate], duration_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return ideal durations in which no candidate has a share.
+    """Return ideal durations that no candidate influences. Shape (ops,), ns.
 
-    Compute's ideal is a mean over all ranks. Here it is scaled, kind by kind,
-    so that it is the mean over the operations outside of every candidate's
-    part, and in steps in which these are all longer, or shorter, over those of
-    that step: a first step that warms up would have been long without any
-    fault. A communication's ideal is the median of the alike ones outside.
-    What has none outside keeps its ideal.
+    The ideal of compute is a mean over all ranks. It is scaled, kind by kind, to the mean over the
+    operations outside all parts; and in steps in which these are all longer, or all shorter, to the
+    mean of that step, because a first step that warms up is long without a fault. The ideal of a
+    communication is the median of the alike ones outside all parts. Without any, it is unchanged.
 
     Args:
         model: The operations.
-        candidates: What they say themselves of the usual does not count.
-        duration_ns: Shape (ops,): what operations took.
-
-    Returns:
-        Shape (ops,), ns.
+        candidates: All candidates. Operations with a ``fixed_ns`` of their own are left out.
+        duration_ns: Shape (ops,): durations without waits for partners.
     """
     inside = np.zeros(len(model.rank), dtype=np.bool_)
     for each in candidates:
@@ -325,32 +334,39 @@ def ideal_outside(
         expected = float(model.ideal_ns[others].sum())
         if expected > 0:
             ideal[of_kind] *= float(duration_ns[others].sum()) / expected
-            ideal[of_kind] *= _by_step(model, others, duration_ns, ideal)[
+            ideal[of_kind] *= _ratio_by_step(model, others, duration_ns, ideal)[
                 model.operations.step[of_kind]
             ]
     return _medians_outside(model, inside & model.on_device & ~is_compute, inside, ideal)
 
 
-def _by_step(
+def _ratio_by_step(
     model: ReplayModel,
     others: NDArray[np.bool_],
     duration_ns: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return by how much compute outside was longer in each step, 1 where not nearly all was.
+    """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual.
 
-    Shape (steps,).
+    Args:
+        model: The operations.
+        others: Shape (ops,): compute of one kind outside all parts.
+        duration_ns: Shape (ops,): recorded durations.
+        ideal_ns: Shape (ops,).
+
+    Returns:
+        Shape (steps,).
     """
     rows = np.flatnonzero(others & (ideal_ns > 0))
     step = model.operations.step[rows]
     found = np.ones(len(model.operations.steps))
-    usual = medians_by_key(duration_ns[rows], model.rank[rows], model.operations.label[rows])
-    ratio = np.divide(duration_ns[rows], usual, out=np.ones(len(rows)), where=usual > 0)
-    is_common = common_step_ratio(ratio, step) != 1.0
+    median = medians_by_key(duration_ns[rows], model.rank[rows], model.operations.label[rows])
+    relative = np.divide(duration_ns[rows], median, out=np.ones(len(rows)), where=median > 0)
+    is_common = common_step_ratio(relative, step) != 1.0
     if is_common.any():
         took = np.bincount(step, weights=duration_ns[rows], minlength=len(found))
         expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(found))
-        # The steps that are as usual make up for what the others had in the mean of all.
+        # Usual steps change as well: the unusual ones had raised the mean of all steps.
         found = np.divide(took, expected, out=found, where=expected > 0)
     return found
 
@@ -359,9 +375,16 @@ def _medians_outside(
     model: ReplayModel,
     wanted: NDArray[np.bool_],
     inside: NDArray[np.bool_],
-    ideal: NDArray[np.float64],
+    ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return ideals with those wanted as the median of what is alike and not inside."""
+    """Return ideals in which those of wanted operations are medians of alike ones outside.
+
+    Args:
+        model: The operations.
+        wanted: Shape (ops,).
+        inside: Shape (ops,): operations of any part.
+        ideal_ns: Shape (ops,): kept if there are no alike ones outside.
+    """
     label = model.operations.label
     concerned = np.flatnonzero(np.isin(label, sorted_unique(label[wanted])))
     number, num = factorize(label[concerned])
@@ -369,5 +392,5 @@ def _medians_outside(
     duration_ns = model.operations.duration_ns[concerned]
     median, _ = group_medians(duration_ns[outside], number[outside], num)
     found = np.where(wanted[concerned], median[number], np.nan)
-    ideal[concerned] = np.where(np.isnan(found), ideal[concerned], found)
-    return ideal
+    ideal_ns[concerned] = np.where(np.isnan(found), ideal_ns[concerned], found)
+    return ideal_ns

@@ -1,57 +1,244 @@
-"""What a set of operations costs, and what the job would take if something were otherwise.
+"""Sets of operations: how to select them, and what they cost.
 
 Source: arXiv 2505.05713 for S of a set and M of a set made ideal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from rankscope.tracer.span import KINDS
+
 from ..arrays.grouping import factorize
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, has_kind
+from ..readers.bytedance.format import FOLDED
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import CulpritComparison
-from .selection import EmptyPartError
+from ..trace.errors import AnalysisError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
+    from ..replay.model import Reading, ReplayModel
     from ..replay.what_if import Replayer, WhatIf
-    from ..trace.tables import RunInfo
+    from ..trace.tables import RankInfo, RunInfo, SpanTable
 
 K = TypeVar("K", int, str)
 
-PAUSE_KINDS = frozenset({"gc", "checkpoint"})
+
+class EmptyPartError(AnalysisError):
+    """The selected set holds no operation of the run."""
+
+
+class MissingSpansError(AnalysisError):
+    """A set is selected by a property of spans, and the spans were not given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Conditions on operations, all of which must hold; None allows any value.
+
+    Sets that need more than one such conjunction are combinations of several masks.
+    """
+
+    kind: str | None = None
+    """As in ``slowdown_by_kind``: ``forward``, ``dp-comm``; ``backward-compute``, ..."""
+
+    dp: int | None = None
+    tp: int | None = None
+    stage: int | None = None
+    worker: tuple[int, int] | None = None
+    """(dp, stage)."""
+
+    rank: int | None = None
+    host: str | None = None
+    step: int | None = None
+    link: tuple[int, int] | None = None
+    """Transfers from the first rank to the second."""
+
+    group: int | None = None
+    """Communication of the group with this id. The ByteDance format records none."""
+
+    name: str | None = None
+    """Communication with this span name; in the ByteDance format any operation of this type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPrice:
-    """A run in which something is otherwise, beside the run as it was and as it should be."""
+    """Cost of a set: the run as recorded, and without the set's excess."""
 
     slowdown: float | None
-    """S of the set, in the device replay; None where no set was made ideal, or undefined."""
+    """S of the set in the device replay; None if it is undefined."""
 
     recoverable_ratio: float | None
-    """``(T - T_without) / (T - T_ideal)`` in the full replay; negative where it would cost time,
-    None where the run is no slower than ideal."""
+    """``(T - T_without) / (T - T_ideal)`` in the full replay. Negative if the run would take
+    longer; None if the recorded run is no slower than the ideal one."""
 
     steps: tuple[int, ...]
     step_ns: NDArray[np.float64]
-    """Shape (steps,): the full replay's steps then."""
+    """Shape (steps,): steps of the full replay with the set made ideal."""
 
     recorded_step_ns: NDArray[np.float64]
-    """Shape (steps,): the full replay's steps as recorded."""
+    """Shape (steps,): steps of the full replay as recorded."""
 
 
-def slowdown_of(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
-    """Return S of a set: the ideal run with the set's recorded durations put back, over ideal.
+def select_operations(
+    part: Part, run: RunInfo, reading: Reading, *, spans: SpanTable | None = None
+) -> NDArray[np.bool_]:
+    """Return the operations that meet all conditions of a part. Shape (ops,).
+
+    Args:
+        part: The conditions.
+        run: Positions and hosts of the ranks.
+        reading: The run's operations.
+        spans: The run's spans. Needed for the conditions ``group`` and ``name`` only.
+
+    Raises:
+        EmptyPartError: No operation meets the conditions.
+        MissingSpansError: ``group`` or ``name`` is given without the spans.
+    """
+    model = reading.model
+    mask = np.ones(len(model.operations), dtype=np.bool_)
+    for field in fields(part):
+        wanted = getattr(part, field.name)
+        if wanted is None:
+            continue
+        if field.name in ("group", "name"):
+            mask &= _by_span(model, spans, field.name, wanted)
+        else:
+            mask &= _CONDITIONS[field.name](wanted, run, reading)
+    if not mask.any():
+        raise EmptyPartError(
+            f"no operation of the run meets {part}: check its layout, its kinds and its steps"
+        )
+    return mask
+
+
+def select_ranks(run: RunInfo, condition: Callable[[RankInfo], bool]) -> list[int]:
+    """Return the ranks that meet a condition in their last epoch, ascending."""
+    last = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    return sorted(rank for rank, info in last.items() if condition(info))
+
+
+def _with_ranks(model: ReplayModel, ranks: list[int]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isin(model.rank, np.array(ranks, dtype=np.int32))
+    return found
+
+
+def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
+    model = reading.model
+    if wanted not in model.kinds:
+        raise EmptyPartError(f"no kind {wanted!r} in this run; it has {', '.join(model.kinds)}")
+    found: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
+    return found
+
+
+def _with_tp(wanted: int, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
+    return _with_ranks(reading.model, select_ranks(run, lambda info: info.coords.tp == wanted))
+
+
+def _with_host(wanted: str, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
+    return _with_ranks(reading.model, select_ranks(run, lambda info: info.host == wanted))
+
+
+def _with_worker(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (reading.model.dp == wanted[0]) & (reading.model.stage == wanted[1])
+    return found
+
+
+def _with_step(wanted: int, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
+    operations = reading.model.operations
+    numbers = np.array(operations.steps, dtype=np.int64)
+    found: NDArray[np.bool_] = numbers[operations.step] == wanted
+    return found
+
+
+def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
+    transfers = reading.transfers
+    is_wanted = [each.is_pair and each.members == wanted for each in transfers.links]
+    # `NO_LINK` is -1 and picks the last entry.
+    return np.array([*is_wanted, False], dtype=np.bool_)[transfers.link_of_operation]
+
+
+_CONDITIONS: dict[str, Callable[..., NDArray[np.bool_]]] = {
+    "kind": _with_kind,
+    "dp": lambda wanted, _run, reading: reading.model.dp == wanted,
+    "tp": _with_tp,
+    "stage": lambda wanted, _run, reading: reading.model.stage == wanted,
+    "worker": _with_worker,
+    "rank": lambda wanted, _run, reading: reading.model.rank == wanted,
+    "host": _with_host,
+    "step": _with_step,
+    "link": _with_link,
+}
+
+
+def _by_span(
+    model: ReplayModel, spans: SpanTable | None, column: str, wanted: int | str
+) -> NDArray[np.bool_]:
+    if spans is None:
+        raise MissingSpansError(f"a part by {column} needs the run's spans: give spans=")
+    if isinstance(wanted, str):
+        has_name = np.array([name == wanted for name in spans.names], dtype=np.bool_)
+        rows = np.flatnonzero(has_name[spans.name]) if len(spans) else np.zeros(0, np.int64)
+    else:
+        rows = np.flatnonzero(spans.group_id == np.uint64(wanted))
+    return _operations_of_spans(model, spans, rows)
+
+
+def _operations_of_spans(
+    model: ReplayModel, spans: SpanTable, rows: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return the operations that have the rank, kind, start and end of one of these spans."""
+    operations = model.operations
+    start = spans.start_ns[rows]
+    theirs = np.stack(
+        (spans.rank[rows], _kind_codes(model, spans)[rows], start, start + spans.duration_ns[rows])
+    )
+    ours = np.stack((model.rank, model.kind, operations.start_ns, operations.end_ns))
+    number, num = factorize(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
+    wanted = np.zeros(num, dtype=np.bool_)
+    wanted[number[: len(rows)]] = True
+    found: NDArray[np.bool_] = wanted[number[len(rows) :]]
+    return found
+
+
+def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
+    """Return each span's kind as a code of the model; -1 if the model has no such kind."""
+    if model.kinds == tuple(kind.value for kind in KINDS):
+        return spans.kind.astype(np.int64)
+    kinds = [FOLDED.get(name, name) for name in spans.names]
+    codes = [model.kinds.index(name) if name in model.kinds else -1 for name in kinds]
+    return np.array(codes, dtype=np.int64)[spans.name]
+
+
+def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
+    """Return what a set costs: what if this rank, link, stage, ... were healthy.
+
+    Args:
+        replayer: The run.
+        mask: Shape (ops,): the set, as of `select_operations`.
+    """
+    step_ns, recorded_ns = replayer.full_without(mask), replayer.full_recorded()
+    return PartPrice(
+        slowdown=part_slowdown(replayer, mask),
+        recoverable_ratio=recoverable_ratio(
+            float(recorded_ns.mean()), float(step_ns.mean()), float(replayer.full_ideal().mean())
+        ),
+        steps=replayer.model.operations.steps,
+        step_ns=step_ns,
+        recorded_step_ns=recorded_ns,
+    )
+
+
+def part_slowdown(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
+    """Return S of a set: the ideal run with the set's recorded durations, over the ideal run.
 
     Args:
         replayer: The run.
@@ -60,137 +247,43 @@ def slowdown_of(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
     return ratio(float(replayer.put_back(mask).mean()), float(replayer.ideal().mean()))
 
 
-def recoverable_of(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
-    """Return which share of the lost time making a set ideal would win back; see `PartPrice`.
-
-    Args:
-        replayer: The run.
-        mask: Shape (ops,): the set.
-    """
-    return _recoverable(replayer, replayer.full_without(mask))
-
-
-def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
-    """Return what a set costs: what if this rank, link, stage, ... were healthy.
-
-    Args:
-        replayer: The run.
-        mask: Shape (ops,): the set, as of `analysis.price.selection.select_operations`.
-    """
-    return _price(replayer, replayer.full_without(mask), slowdown=slowdown_of(replayer, mask))
-
-
-def price_rebalanced_stage(replayer: Replayer, stage: int) -> PartPrice:
-    """Return what the run would take if a stage had as much compute as the mean stage.
-
-    Its forward and backward are scaled to the mean over all stages of what a
-    rank computes, and the others' up, so that no work is lost.
-
-    Args:
-        replayer: The run.
-        stage: Its number.
-
-    Raises:
-        EmptyPartError: The stage has no compute, or no other stage has.
-    """
-    model = replayer.model
-    duration = model.operations.duration_ns
-    compute = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS)
-    pair, num_pairs = factorize(model.stage[compute], model.rank[compute])
-    stage_of_pair = np.zeros(num_pairs, dtype=np.int64)
-    stage_of_pair[pair] = model.stage[compute]
-    num_ranks = np.bincount(stage_of_pair)
-    work = np.bincount(model.stage[compute], weights=duration[compute])
-    a_rank = np.divide(work, num_ranks, out=np.zeros_like(work), where=num_ranks > 0)
-    whole, own = float(a_rank.sum()), float(a_rank[stage]) if stage < len(a_rank) else 0.0
-    if not 0 < own < whole:
-        raise EmptyPartError(f"stage {stage} cannot be rebalanced: it or all others do not compute")
-    mean = whole / int((num_ranks > 0).sum())
-    scale = np.where(model.stage == stage, mean / own, (whole - mean) / (whole - own))
-    return _price(replayer, replayer.full_with(np.where(compute, duration * scale, duration)))
-
-
-def planned_pauses(replayer: Replayer) -> PartPrice:
-    """Return what the run would take if all ranks paused at the same time, once.
-
-    All ``gc`` and ``checkpoint`` time goes, and comes back in the first step as
-    one pause, as long as the longest of any rank over all steps.
-
-    Args:
-        replayer: The run.
-
-    Raises:
-        EmptyPartError: The run has no such pause.
-    """
-    model = replayer.model
-    pauses = has_kind(model, PAUSE_KINDS)
-    duration = model.operations.duration_ns
-    if not duration[pauses].any():
-        raise EmptyPartError("the run has no gc or checkpoint pause to plan")
-    by_rank = np.bincount(model.rank[pauses], weights=duration[pauses])
-    step_ns = replayer.full_with(np.where(pauses, 0.0, duration))
-    step_ns[0] += by_rank.max()
-    return _price(replayer, step_ns)
-
-
 def slowdown_by_tp(run: RunInfo, replayer: Replayer) -> dict[int, float | None]:
-    """Return S of each tp position; one replay each."""
-    of_rank = {rank: coords.tp for rank, coords in _coords(run).items()}
-    return _slowdowns_by(replayer, of_rank)
+    """Return S of each tp position, with one replay for each."""
+    return _slowdown_by(replayer, {rank: coords.tp for rank, coords in _coords(run).items()})
 
 
 def slowdown_by_host(run: RunInfo, replayer: Replayer) -> dict[str, float | None]:
-    """Return S of each host that has a name; one replay each, so on demand only."""
-    of_rank = {info.rank: info.host for epoch in run.epochs for info in epoch.ranks}
-    return _slowdowns_by(replayer, {rank: host for rank, host in of_rank.items() if host})
+    """Return S of each host with a known name, with one replay for each."""
+    hosts = {info.rank: info.host for epoch in run.epochs for info in epoch.ranks}
+    return _slowdown_by(replayer, {rank: host for rank, host in hosts.items() if host})
 
 
 def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None]:
-    """Return S of each rank, exact.
+    """Return S of each rank.
 
-    All dp positions of the ranks that agree in every other coordinate are
-    replayed at once, so the cost is that of two replays for each of these sets.
+    Ranks that differ only in their dp position are replayed at once, so each such set costs as
+    much as two replays.
     """
     ideal = float(replayer.ideal().mean())
-    families: dict[tuple[int, ...], dict[int, int]] = {}
+    replicas: dict[tuple[int, ...], dict[int, int]] = {}
     for rank, at in _coords(run).items():
-        families.setdefault((at.tp, at.pp, at.cp, at.ep), {})[at.dp] = rank
+        replicas.setdefault((at.tp, at.pp, at.cp, at.ep), {})[at.dp] = rank
     found: dict[int, float | None] = {}
-    for by_dp in families.values():
-        mask = np.isin(replayer.model.rank, list(by_dp.values()))
+    for rank_by_dp in replicas.values():
+        mask = np.isin(replayer.model.rank, list(rank_by_dp.values()))
         for dp, times in replayer.put_back_by_dp(mask).items():
-            if dp in by_dp:
-                found[by_dp[dp]] = ratio(float(times.mean()), ideal)
+            if dp in rank_by_dp:
+                found[rank_by_dp[dp]] = ratio(float(times.mean()), ideal)
     return dict(sorted(found.items()))
 
 
-def compare_culprits(result: WhatIf) -> CulpritComparison:
-    """Compare the workers that S_w = min(S_dp, S_stage) and the exact S_w name.
-
-    Args:
-        result: A run's what-if.
-    """
-    workers = sorted(result.by_worker_ns)
-    exact = np.stack([result.by_worker_ns[worker] for worker in workers])
-    shortcut = np.stack(
-        [np.minimum(result.by_dp_ns[dp], result.by_stage_ns[stage]) for dp, stage in workers]
-    )
-    of_run = [result.worker_slowdown(*worker) or 0.0 for worker in workers]
-    return CulpritComparison(
-        num_steps=len(result.steps),
-        num_different=int((exact.argmax(axis=0) != shortcut.argmax(axis=0)).sum()),
-        by_shortcut=workers[int(np.argmax(of_run))],
-        by_exact=workers[int(exact.mean(axis=1).argmax())],
-    )
-
-
-def _slowdowns_by(replayer: Replayer, of_rank: Mapping[int, K]) -> dict[K, float | None]:
-    """Return S of the ranks of each value."""
+def _slowdown_by(replayer: Replayer, value_of_rank: Mapping[int, K]) -> dict[K, float | None]:
+    """Return, by value, S of the ranks with that value."""
     members: dict[K, list[int]] = {}
-    for rank, value in of_rank.items():
+    for rank, value in value_of_rank.items():
         members.setdefault(value, []).append(rank)
     return {
-        value: slowdown_of(replayer, np.isin(replayer.model.rank, members[value]))
+        value: part_slowdown(replayer, np.isin(replayer.model.rank, members[value]))
         for value in sorted(members)
     }
 
@@ -199,21 +292,21 @@ def _coords(run: RunInfo) -> Mapping[int, Coords]:
     return {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
 
 
-def _price(
-    replayer: Replayer, step_ns: NDArray[np.float64], *, slowdown: float | None = None
-) -> PartPrice:
-    return PartPrice(
-        slowdown=slowdown,
-        recoverable_ratio=_recoverable(replayer, step_ns),
-        steps=replayer.model.operations.steps,
-        step_ns=step_ns,
-        recorded_step_ns=replayer.full_recorded(),
+def compare_culprits(result: WhatIf) -> CulpritComparison:
+    """Compare the workers named by S_w = min(S_dp, S_stage) with those named by the exact S_w.
+
+    Args:
+        result: The what-if analysis of a run.
+    """
+    workers = sorted(result.by_worker_ns)
+    exact = np.stack([result.by_worker_ns[worker] for worker in workers])
+    shortcut = np.stack(
+        [np.minimum(result.by_dp_ns[dp], result.by_stage_ns[stage]) for dp, stage in workers]
     )
-
-
-def _recoverable(replayer: Replayer, step_ns: NDArray[np.float64]) -> float | None:
-    return recoverable_ratio(
-        float(replayer.full_recorded().mean()),
-        float(step_ns.mean()),
-        float(replayer.full_ideal().mean()),
+    slowdowns = [result.worker_slowdown(*worker) or 0.0 for worker in workers]
+    return CulpritComparison(
+        num_steps=len(result.steps),
+        num_different=int((exact.argmax(axis=0) != shortcut.argmax(axis=0)).sum()),
+        by_shortcut=workers[int(np.argmax(slowdowns))],
+        by_exact=workers[int(exact.mean(axis=1).argmax())],
     )

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.breakdown.waterfall import Waterfall
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.price.operation_sets import PartPrice
-    from rankscope.analysis.price.selection import Part
+    from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
     from rankscope.analysis.replay.model import Reading
     from rankscope.analysis.replay.step_graph import IdealTimeline
@@ -146,14 +145,13 @@ class Run:
         """Return what would be saved if a set of operations were healthy.
 
         Args:
-            part: The set: conditions (`analysis.price.selection.Part`), or a mask over the
+            part: The set: conditions (`analysis.price.operation_sets.Part`), or a mask over the
                 operations of ``reading``.
 
         Raises:
             EmptyPartError: No operation meets the conditions.
         """
-        from rankscope.analysis.price.operation_sets import price_part
-        from rankscope.analysis.price.selection import Part, select_operations
+        from rankscope.analysis.price.operation_sets import Part, price_part, select_operations
 
         if isinstance(part, Part):
             by_span = part.group is not None or part.name is not None

@@ -1,4 +1,4 @@
-"""Every cause, planted in a simulated cluster; the simulator shares no code with the analysis."""
+"""Every cause as a fault of a simulated cluster. The simulator shares no code with the analysis."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STAGE_1 = (8, 9, 10, 11, 12, 13, 14, 15)
 
 
 def diagnosis(*faults: str, scenario: Scenario = BASE) -> tuple[Finding, ...]:
-    planted = replace(scenario, faults=parse_simulated_faults(faults))
-    return analyze_run(SimulatedSource(planted), "simulated").findings
+    faulty = replace(scenario, faults=parse_simulated_faults(faults))
+    return analyze_run(SimulatedSource(faulty), "simulated").findings
 
 
-def told(
+def summary(
     findings: tuple[Finding, ...],
 ) -> list[tuple[str, tuple[int, ...], tuple[int, int] | None]]:
     return [(finding.cause, finding.ranks, finding.steps) for finding in findings]
@@ -33,7 +33,7 @@ def told(
 def test_with_tensor_parallelism_untraced_both_partners_are_named_as_one_worker() -> None:
     findings = diagnosis("slow-compute:rank=5,factor=1.2,steps=4-9")
 
-    assert told(findings) == [("slow-compute", (4, 5), (4, 9))]
+    assert summary(findings) == [("slow-compute", (4, 5), (4, 9))]
     assert "one worker" in findings[0].evidence
 
 
@@ -42,24 +42,24 @@ def test_with_tensor_parallelism_traced_the_slow_partner_alone_is_named() -> Non
 
     findings = diagnosis("slow-compute:rank=5,factor=1.2,steps=4-9", scenario=traced)
 
-    assert told(findings) == [("slow-compute", (5,), (4, 9))]
+    assert summary(findings) == [("slow-compute", (5,), (4, 9))]
 
 
-def test_a_device_throttled_now_and_then_is_told_by_its_clock_in_these_steps() -> None:
+def test_an_intermittently_throttled_device_is_found_by_its_clock_in_these_steps() -> None:
     traced = replace(BASE, tp_detail=TpDetail.COARSE)
     faults = (f"clock-throttle:rank=5,factor=1.3,steps={step}-{step}" for step in (2, 9))
 
     findings = diagnosis(*faults, scenario=traced)
 
-    assert told(findings) == [("clock-throttle", (5,), (2, 9))]
+    assert summary(findings) == [("clock-throttle", (5,), (2, 9))]
     assert "in 2 of the 8 steps 2 to 9" in findings[0].evidence
 
 
-def test_one_slow_step_of_a_worker_whose_partners_look_alike_is_told() -> None:
+def test_one_slow_step_of_a_worker_with_untraced_partners_is_found() -> None:
     # GIVEN tensor parallelism that is not traced: both ranks of the worker are longer
     findings = diagnosis("slow-compute:rank=5,factor=1.3,steps=6-6")
 
-    assert told(findings) == [("slow-compute", (4, 5), (6, 6))]
+    assert summary(findings) == [("slow-compute", (4, 5), (6, 6))]
 
 
 @pytest.mark.parametrize("vpp", [1, 2])
@@ -68,69 +68,69 @@ def test_interleaved_and_overlapped_schedules_hide_no_slow_rank(vpp: int) -> Non
 
     findings = diagnosis("slow-compute:rank=21,factor=1.2", scenario=scenario)
 
-    assert told(findings) == [("slow-compute", (21,), (0, 13))]
+    assert summary(findings) == [("slow-compute", (21,), (0, 13))]
 
 
-def test_a_throttled_clock_tells_which_partner_is_slow_and_why() -> None:
+def test_a_throttled_clock_singles_out_the_slow_partner() -> None:
     findings = diagnosis("clock-throttle:rank=9,factor=1.3,steps=8-13")
 
-    assert told(findings) == [("clock-throttle", (9,), (8, 13))]
+    assert summary(findings) == [("clock-throttle", (9,), (8, 13))]
     assert "GPU clock" in findings[0].evidence
 
 
 def test_a_stage_that_is_slow_for_a_while_on_one_host_has_slow_ranks() -> None:
     findings = diagnosis("slow-compute:host=1,factor=1.2,steps=4-9")
 
-    assert told(findings) == [("slow-compute", STAGE_1, (4, 9))]
+    assert summary(findings) == [("slow-compute", STAGE_1, (4, 9))]
 
 
-def test_half_of_a_stage_that_became_slow_is_named_without_the_ranks_that_did_not() -> None:
+def test_half_of_a_stage_that_became_slow_is_named_without_the_other_half() -> None:
     scenario = replace(BASE, dp=8, pp=2, tp=1, num_steps=10)
     faults = [f"slow-compute:rank={rank},factor=1.2,steps=4-7" for rank in (8, 9, 11, 14)]
 
     findings = diagnosis(*faults, scenario=scenario)
 
-    assert told(findings) == [("slow-compute", (8, 9, 11, 14), (4, 7))]
+    assert summary(findings) == [("slow-compute", (8, 9, 11, 14), (4, 7))]
     assert "in their own other steps" in findings[0].evidence
 
 
 def test_a_stage_that_is_always_longer_has_more_work() -> None:
     findings = diagnosis("stage-imbalance:stage=1,factor=1.3")
 
-    assert told(findings) == [("stage-imbalance", STAGE_1, (0, 13))]
+    assert summary(findings) == [("stage-imbalance", STAGE_1, (0, 13))]
 
 
-def test_a_slow_link_is_told_from_slow_ranks_at_its_ends() -> None:
+def test_a_slow_link_is_not_blamed_on_the_ranks_at_its_ends() -> None:
     findings = diagnosis("slow-link:src=8,dst=16,factor=3")
 
-    assert told(findings) == [("slow-link", (8, 16), (0, 13))]
+    assert summary(findings) == [("slow-link", (8, 16), (0, 13))]
 
 
 def test_a_rank_all_of_whose_links_are_slow_is_named_alone() -> None:
     findings = diagnosis("slow-link:rank=9,factor=3,steps=5-13")
 
-    assert told(findings) == [("slow-link", (9,), (5, 13))]
+    assert summary(findings) == [("slow-link", (9,), (5, 13))]
 
 
 @pytest.mark.parametrize(
     ("reason", "word"),
     [("congestion", "congestion"), ("retransmit", "retransmit"), ("flap", "link-flap")],
 )
-def test_a_degraded_network_is_told_with_what_its_counters_say(reason: str, word: str) -> None:
+def test_a_degraded_network_is_reported_with_the_counters_that_rose(reason: str, word: str) -> None:
     (finding,) = diagnosis(f"network-degradation:factor=2,reason={reason},steps=8-13")
 
     assert finding.cause == "network-degradation"
     assert word in finding.evidence
 
 
-def test_one_step_of_a_degraded_network_is_told_where_counters_say_the_same() -> None:
+def test_one_slow_step_of_the_network_is_found_if_counters_confirm_it() -> None:
     (finding,) = diagnosis("network-degradation:factor=3,reason=flap,steps=8-8")
 
     assert (finding.cause, finding.steps) == ("network-degradation", (8, 8))
     assert "link-flap counters rose" in finding.evidence
 
 
-def test_a_network_that_is_slow_in_a_job_of_one_group_is_told_from_its_onset_on() -> None:
+def test_a_slow_network_of_a_job_with_one_group_is_found_from_its_onset_on() -> None:
     alone = replace(BASE, dp=32, pp=1, tp=1, record_samples=False)
 
     (finding,) = diagnosis("network-degradation:factor=2,steps=3-13", scenario=alone)
@@ -138,9 +138,7 @@ def test_a_network_that_is_slow_in_a_job_of_one_group_is_told_from_its_onset_on(
     assert (finding.cause, finding.steps) == ("network-degradation", (3, 13))
 
 
-def test_a_network_that_was_slow_from_the_first_step_on_proves_nothing_in_a_job_of_one_group() -> (
-    None
-):
+def test_a_job_with_one_group_has_no_baseline_if_it_is_slow_from_the_first_step_on() -> None:
     alone = replace(BASE, dp=32, pp=1, tp=1, record_samples=False)
 
     findings = diagnosis("network-degradation:factor=2", scenario=alone)
@@ -148,10 +146,12 @@ def test_a_network_that_was_slow_from_the_first_step_on_proves_nothing_in_a_job_
     assert [finding.cause for finding in findings] == ["healthy"]
 
 
-def test_one_step_of_slow_transfers_that_no_counter_tells_of_proves_no_bad_network() -> None:
-    silent = replace(BASE, record_samples=False)
+def test_one_slow_step_of_the_network_without_counters_is_not_reported() -> None:
+    without_counters = replace(BASE, record_samples=False)
 
-    findings = diagnosis("network-degradation:factor=3,reason=flap,steps=8-8", scenario=silent)
+    findings = diagnosis(
+        "network-degradation:factor=3,reason=flap,steps=8-8", scenario=without_counters
+    )
 
     assert [finding.cause for finding in findings] == ["healthy"]
 
@@ -166,20 +166,20 @@ def test_pauses_that_ranks_take_in_turn_are_garbage_collection(spans: str) -> No
 def test_a_host_that_launches_late_is_no_slow_device() -> None:
     findings = diagnosis("host-stall:rank=7,ms=5")
 
-    assert told(findings) == [("host-stall", (7,), (0, 13))]
+    assert summary(findings) == [("host-stall", (7,), (0, 13))]
 
 
 def test_all_ranks_of_a_stalling_host_are_one_finding() -> None:
     findings = diagnosis("host-stall:host=1,ms=5")
 
-    assert told(findings) == [("host-stall", STAGE_1, (0, 13))]
+    assert summary(findings) == [("host-stall", STAGE_1, (0, 13))]
 
 
 @pytest.mark.parametrize("spans", ["yes", "no"])
 def test_a_rank_that_waits_for_its_input_is_named(spans: str) -> None:
     findings = diagnosis(f"data-stall:rank=3,ms=80,steps=5-9,spans={spans}")
 
-    assert told(findings) == [("data-stall", (3,), (5, 9))]
+    assert summary(findings) == [("data-stall", (3,), (5, 9))]
 
 
 def test_a_job_that_always_waits_for_its_input_is_named_whole() -> None:
@@ -204,12 +204,12 @@ def test_checkpoints_raise_no_alarm(spans: str) -> None:
     assert [finding.cause for finding in findings] == ["healthy", "checkpoint"]
 
 
-def test_unequal_sequences_that_cost_much_are_told_and_little_ones_are_not() -> None:
+def test_unequal_sequences_are_reported_only_if_they_cost_much() -> None:
     assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.4")] == ["sequence-imbalance"]
     assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.03")] == ["healthy"]
 
 
-def test_unequal_sequences_are_told_without_their_lengths_too() -> None:
+def test_unequal_sequences_are_found_without_declared_lengths() -> None:
     (finding,) = diagnosis(
         "sequence-imbalance:spread=0.4", scenario=replace(BASE, record_lengths=False)
     )
@@ -218,7 +218,7 @@ def test_unequal_sequences_are_told_without_their_lengths_too() -> None:
     assert "in forward and backward together" in finding.evidence
 
 
-def test_a_crash_a_hang_and_a_wrong_setting_are_told_without_a_replay() -> None:
+def test_a_crash_a_hang_and_a_wrong_setting_need_no_replay() -> None:
     crash = diagnosis("crash:rank=3,step=9,kind=cuda-oom")
     hang = diagnosis("hang:rank=3,step=9", scenario=replace(BASE, tp_detail=TpDetail.COARSE))
     setting = diagnosis("misconfiguration:rank=3")
@@ -228,17 +228,17 @@ def test_a_crash_a_hang_and_a_wrong_setting_are_told_without_a_replay() -> None:
     assert [(finding.cause, finding.ranks) for finding in setting] == [("misconfiguration", (3,))]
 
 
-def test_a_layout_that_cannot_fill_its_pipeline_is_told_with_the_gain() -> None:
+def test_a_layout_that_cannot_fill_its_pipeline_is_reported_with_its_gain() -> None:
     healthy, finding = diagnosis(scenario=replace(BASE, num_microbatches=3))
 
     assert healthy.cause == "healthy"
-    # 3 micro-batches on 4 stages: bubble 3/3; with 6 it were 3/6, so 1 - 1.5/2 less time each.
+    # 3 micro-batches on 4 stages: the bubble is 3/3. With 6 it would be 3/6: 1 - 1.5/2 less time.
     assert finding.cause == "layout"
     assert "100 %" in finding.evidence
     assert "25 % less" in finding.evidence
 
 
-def test_tensor_parallel_groups_across_hosts_are_told() -> None:
+def test_tensor_parallel_groups_across_hosts_are_reported() -> None:
     spread = replace(BASE, dp=8, pp=2, rank_order=RankOrder.DP_FIRST)
 
     healthy, finding = diagnosis(scenario=spread)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.breakdown.waterfall import Part as TimePart
-from rankscope.analysis.price.selection import Part
+from rankscope.analysis.price.operation_sets import Part
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter

@@ -1,4 +1,4 @@
-"""What a finding cost, against the same cluster simulated without the fault."""
+"""Prices of findings, compared with the same job without the fault."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.sources.simulated_source import SimulatedSource
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
+from tests.support.analysis.cluster import MS, Compute
+from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankscope.analysis.report.report import Finding
+    from tests.support.analysis.cluster import Action
 
 CLUSTER = Scenario(dp=4, pp=4, tp=2, num_steps=8, num_microbatches=8, ranks_per_host=4, seed=3)
 
 
-def findings_of(scenario: Scenario) -> tuple[Finding, ...]:
+def simulated_findings(scenario: Scenario) -> tuple[Finding, ...]:
     return analyze_run(SimulatedSource(scenario), "simulated").findings
 
 
@@ -45,33 +52,122 @@ def _mean_step(scenario: Scenario) -> float:
         "slow-link:rank=0,factor=3",
     ],
 )
-def test_the_slowdown_is_that_of_the_run_over_the_run_without_the_fault(
+def test_the_slowdown_is_the_ratio_of_the_run_to_the_run_without_the_fault(
     spec: str, detail: TpDetail
 ) -> None:
-    # GIVEN one fault
-    planted = replace(CLUSTER, tp_detail=detail, faults=parse_simulated_faults([spec]))
+    scenario = replace(CLUSTER, tp_detail=detail, faults=parse_simulated_faults([spec]))
 
-    # WHEN it is found
-    (finding,) = findings_of(planted)
+    (finding,) = simulated_findings(scenario)
 
-    # THEN it costs what the simulator says, and mending it wins nearly all there is to win
     assert finding.cause == spec.split(":", maxsplit=1)[0]
-    assert finding.slowdown == pytest.approx(true_slowdown(planted), rel=0.05)
+    assert finding.slowdown == pytest.approx(true_slowdown(scenario), rel=0.05)
     assert finding.recoverable_ratio is not None
     assert 0.5 < finding.recoverable_ratio <= 1.0
 
 
-def test_of_two_equally_slow_ranks_each_has_its_full_slowdown_and_little_to_recover() -> None:
+def test_two_equally_slow_ranks_have_a_full_slowdown_each_and_little_to_recover() -> None:
     both = parse_simulated_faults(
         ["slow-compute:rank=8,factor=1.6", "slow-compute:rank=10,factor=1.6"]
     )
-    planted = replace(CLUSTER, tp=1, faults=both)
-    alone = true_slowdown(replace(planted, faults=both[:1]))
+    scenario = replace(CLUSTER, tp=1, faults=both)
+    alone = true_slowdown(replace(scenario, faults=both[:1]))
 
-    found = findings_of(planted)
+    found = simulated_findings(scenario)
 
     assert [finding.cause for finding in found] == ["slow-compute", "slow-compute"]
     for finding in found:
         assert finding.slowdown == pytest.approx(alone, rel=0.05)
         assert finding.recoverable_ratio is not None
         assert finding.recoverable_ratio < 0.3
+
+
+def late_host(rank: int, step: int) -> Iterator[Action]:
+    """Compute 31 ms per step; rank 2 is 8 ms late from step 2 on; evaluate in steps 3 and 7."""
+    yield from work(SpanKind.FORWARD, 10 * MS, microbatch=0)
+    if rank == 2 and step >= 2:
+        yield Compute(8 * MS)
+    yield from work(SpanKind.BACKWARD, 20 * MS, microbatch=0)
+    yield ALL_REDUCE
+    if step in (3, 7):
+        yield Compute(300 * MS)
+    yield from work(SpanKind.OPTIMIZER, MS)
+
+
+def test_a_late_host_does_not_pay_for_evaluations_of_all_ranks() -> None:
+    late, evaluation = findings_of(late_host, num_steps=10)
+
+    # Ten steps of 31.5 ms take 315 ms. The host adds 8 x 8 ms, the evaluations 2 x 300 ms.
+    assert (late.cause, late.ranks, late.steps) == ("host-stall", (2,), (2, 9))
+    assert late.slowdown == pytest.approx((315 + 64) / 315)
+    assert (evaluation.cause, evaluation.ranks) == ("checkpoint", (0, 1, 2, 3))
+    assert evaluation.slowdown == pytest.approx((315 + 600) / 315)
+
+
+def pausing_ranks(rank: int, step: int) -> Iterator[Action]:
+    """Compute 31 ms per step; in steps 2 to 5 one rank after the other pauses for 100 ms."""
+    yield from work(SpanKind.FORWARD, 10 * MS, microbatch=0)
+    if step == rank + 2:
+        yield Compute(100 * MS)
+    yield from work(SpanKind.BACKWARD, 20 * MS, microbatch=0)
+    yield ALL_REDUCE
+    yield from work(SpanKind.OPTIMIZER, MS)
+
+
+def test_fixed_pauses_take_no_time_even_if_there_are_no_other_gaps() -> None:
+    (pauses,) = findings_of(pausing_ranks, num_steps=10)
+
+    assert (pauses.cause, pauses.ranks, pauses.steps) == ("gc-pause", (0, 1, 2, 3), (2, 5))
+    assert pauses.slowdown == pytest.approx((315 + 400) / 315)
+    assert pauses.recoverable_ratio == pytest.approx(1.0, abs=0.01)
+
+
+PAUSED = {(3, 1): 100, (5, 5): 100}
+"""By (step, rank): pause before the backward, in ms."""
+
+
+def slow_worker(rank: int, step: int) -> Iterator[Action]:
+    """Compute 30 ms per step; ranks 4 and 5, one worker, take 45 ms from step 2 on.
+
+    The partner of a rank that pauses waits for it inside its backward.
+    """
+    factor = 1.5 if rank in (4, 5) and step >= 2 else 1.0
+    yield from work(SpanKind.FORWARD, 10 * MS * factor, microbatch=0)
+    own, partner = (PAUSED.get((step, number), 0) * MS for number in (rank, rank ^ 1))
+    if own:
+        yield Compute(own)
+    yield from work(SpanKind.BACKWARD, partner + 20 * MS * factor, microbatch=0)
+    yield ALL_REDUCE
+
+
+def test_a_slow_worker_does_not_pay_for_the_pauses_of_its_partners() -> None:
+    findings = findings_of(slow_worker, num_steps=8, layout=Layout(dp=4, tp=2))
+    found = {each.cause: each for each in findings}
+
+    # Eight steps of 30.5 ms take 244 ms. The worker adds 6 x 15 ms, the pauses 2 x 100 ms.
+    slow = found["slow-compute"]
+    assert (slow.ranks, slow.steps) == ((4, 5), (2, 7))
+    assert slow.slowdown == pytest.approx((244 + 90) / 244)
+    assert found["gc-pause"].ranks == (1, 5)
+    assert found["gc-pause"].slowdown == pytest.approx((244 + 200) / 244)
+
+
+def slow_rank_that_saves(rank: int, step: int) -> Iterator[Action]:
+    """Compute 30 ms per step, rank 2 from step 2 on 45 ms; save for 500 ms in steps 4 and 9."""
+    factor = 1.5 if rank == 2 and step >= 2 else 1.0
+    for kind, length in ((SpanKind.FORWARD, 10 * MS), (SpanKind.BACKWARD, 20 * MS)):
+        yield from work(kind, length * factor, microbatch=0)
+    yield ALL_REDUCE
+    if step in (4, 9):
+        yield from work(SpanKind.CHECKPOINT, 500 * MS)
+
+
+def test_a_slow_rank_does_not_pay_for_the_checkpoints_that_it_writes() -> None:
+    slow, checkpoint = findings_of(slow_rank_that_saves, num_steps=10)
+
+    # Ten steps of 30.5 ms take 305 ms. The rank adds 8 x 15 ms, the checkpoints 2 x 500 ms.
+    assert (slow.cause, slow.ranks) == ("slow-compute", (2,))
+    assert slow.slowdown == pytest.approx((305 + 120) / 305)
+    assert slow.recoverable_ratio == pytest.approx(120 / 1120)
+    assert (checkpoint.cause, checkpoint.ranks) == ("checkpoint", (0, 1, 2, 3))
+    assert checkpoint.slowdown == pytest.approx((305 + 1000) / 305)
+    assert checkpoint.recoverable_ratio == pytest.approx(1000 / 1120)

@@ -1,35 +1,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.price.operation_sets import (
+    EmptyPartError,
+    MissingSpansError,
+    Part,
     compare_culprits,
-    planned_pauses,
+    part_slowdown,
     price_part,
-    price_rebalanced_stage,
-    recoverable_of,
+    select_operations,
     slowdown_by_host,
     slowdown_by_rank,
     slowdown_by_tp,
-    slowdown_of,
 )
-from rankscope.analysis.price.selection import EmptyPartError
 from rankscope.analysis.replay.what_if import Replayer, what_if
-from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.tracer.span import SpanKind
-from rankscope.tracer.topology import Layout
-from tests.analysis.readers.tracer.test_reader import PAIR, spans_of, steps_of
+from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
-from tests.support.analysis.cluster import MS, Cluster, gpt_cluster, source_of
+from tests.support.analysis.cluster import MS, Cluster, dp_group, gpt_cluster, source_of
 
 if TYPE_CHECKING:
-    from rankscope.analysis.replay.model import ReplayModel
+    from rankscope.analysis.replay.model import Reading
     from rankscope.analysis.trace.tables import RunInfo
+    from tests.support.analysis.cluster import Source
 
 
 def replayed(cluster: Cluster) -> tuple[RunInfo, Replayer]:
@@ -53,15 +51,14 @@ def test_one_slow_rank_costs_all_that_was_lost() -> None:
 
     price = price_part(replayer, replayer.model.rank == 5)
 
-    # All others are faster than the mean, so a healthy rank 5 leaves the run below ideal.
+    # All other ranks are faster than the mean, so with a healthy rank 5 the run beats the ideal.
     assert price.recoverable_ratio is not None
     assert price.recoverable_ratio >= 1.0
-    assert price.slowdown == slowdown_of(replayer, replayer.model.rank == 5)
-    assert price.recoverable_ratio == recoverable_of(replayer, replayer.model.rank == 5)
+    assert price.slowdown == part_slowdown(replayer, replayer.model.rank == 5)
     assert (price.step_ns < price.recorded_step_ns).all()
 
 
-def test_the_slow_rank_stands_out_wherever_one_looks() -> None:
+def test_the_slow_rank_has_the_largest_slowdown_by_rank_and_by_tp() -> None:
     run, replayer = slow_rank()
 
     by_rank = slowdown_by_rank(run, replayer)
@@ -71,11 +68,11 @@ def test_the_slow_rank_stands_out_wherever_one_looks() -> None:
     assert max(by_rank, key=lambda rank: by_rank[rank] or 0) == 5
     assert max(by_tp, key=lambda tp: by_tp[tp] or 0) == 1
     for rank in (0, 3, 5):
-        exact = slowdown_of(replayer, replayer.model.rank == rank)
+        exact = part_slowdown(replayer, replayer.model.rank == rank)
         assert by_rank[rank] == pytest.approx(exact)
 
 
-def test_hosts_are_told_apart_where_they_have_names() -> None:
+def test_hosts_with_known_names_have_a_slowdown_each() -> None:
     run, replayer = slow_rank()
     assert slowdown_by_host(run, replayer) == {}
     epoch = run.epochs[0]
@@ -85,81 +82,7 @@ def test_hosts_are_told_apart_where_they_have_names() -> None:
     found = slowdown_by_host(named, replayer)
 
     assert list(found) == ["node0", "node1"]
-    assert found["node1"] == slowdown_of(replayer, replayer.model.rank >= 4)
-
-
-def test_rebalancing_moves_work_and_loses_none() -> None:
-    # Stage 1 computes 14 where stage 0 computes 10: both 12 then, so nobody waits but for the
-    # pipeline: 4 + 1 micro-batches of 2 blocks, forward 24 and backward 48, take 360 ms.
-    _, replayer = replayed(
-        gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda rank, *_: (10, 14)[rank] * MS)
-    )
-    _, even = replayed(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 12 * MS))
-
-    price = price_rebalanced_stage(replayer, 1)
-
-    assert price.step_ns.tolist() == pytest.approx(even.full_recorded().tolist())
-    assert price.recoverable_ratio == pytest.approx(1.0)
-
-
-def test_one_stage_alone_cannot_be_rebalanced() -> None:
-    _, replayer = replayed(gpt_cluster(Layout(dp=2), num_steps=1, forward_ns=lambda *_: MS))
-
-    with pytest.raises(EmptyPartError, match="stage 0 cannot be rebalanced"):
-        price_rebalanced_stage(replayer, 0)
-
-
-def with_pauses() -> ReplayModel:
-    """Two steps of two ranks that meet at their end: one pauses 30 in each, in turn."""
-    spans, steps = [], []
-    for step, begin in ((0, 0), (1, 200)):
-        late = step
-        for rank in (0, 1):
-            paused = 30 if rank == late else 0
-            rows = [
-                (rank, SpanKind.FORWARD, begin, begin + 100 + paused, False, 0),
-                (rank, SpanKind.OTHER, begin + 100 + paused, begin + 130, True, 0),
-            ]
-            if paused:
-                rows.append((rank, SpanKind.GC, begin + 10, begin + 40, False, 0))
-            spans.append((step, rows))
-            steps.append((0, step, rank, begin, begin + 130))
-    tables = [
-        replace(
-            spans_of(rows, step=step),
-            seq=np.where(spans_of(rows).group_id > 0, step, -1).astype(np.int64),
-        )
-        for step, rows in spans
-    ]
-    first = tables[0]
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(table, name) for table in tables])
-        for name in first.__dataclass_fields__
-        if name not in ("names", "tracks")
-    }
-    info, _ = replayed(gpt_cluster(Layout(dp=2), num_steps=1, forward_ns=lambda *_: MS))
-    epoch = info.epochs[0]
-    groups = (GroupInfo(group_id=PAIR, kind="other", name="all", members=(0, 1)),)
-    info = replace(info, epochs=(replace(epoch, groups=groups),))
-    return read_operations(info, replace(first, **columns), steps_of(*steps)).model
-
-
-def test_pauses_at_the_same_time_cost_once_what_they_cost_in_turn() -> None:
-    replayer = Replayer(with_pauses())
-    assert replayer.full_recorded().tolist() == [130, 130]
-
-    price = planned_pauses(replayer)
-
-    # Each rank pauses 30 in all: together once, in the first step.
-    assert price.step_ns.tolist() == [130, 100]
-    assert price.recoverable_ratio == pytest.approx(0.5)
-
-
-def test_without_a_pause_there_is_none_to_plan() -> None:
-    _, replayer = slow_rank()
-
-    with pytest.raises(EmptyPartError, match="no gc or checkpoint pause"):
-        planned_pauses(replayer)
+    assert found["node1"] == part_slowdown(replayer, replayer.model.rank >= 4)
 
 
 def test_the_shortcut_and_the_exact_value_agree_on_one_slow_worker() -> None:
@@ -175,8 +98,8 @@ def test_the_shortcut_and_the_exact_value_agree_on_one_slow_worker() -> None:
     assert (found.by_shortcut, found.by_exact) == ((1, 0), (1, 0))
 
 
-def test_they_differ_where_two_workers_are_slow_in_one_row_and_one_column_each() -> None:
-    # The worker at dp 0, stage 1 is healthy; its dp position and its stage each hold a slow one.
+def test_they_differ_if_the_dp_position_and_the_stage_of_a_healthy_worker_are_slow() -> None:
+    # GIVEN a healthy worker at dp 0, stage 1, and slow ones at dp 0 and at stage 1
     slow = {(0, 0): 20, (1, 1): 20}
     source = (
         ByteDanceCluster(2, 2, 4, lambda dp, stage, *_: slow.get((dp, stage), 5) * MS)
@@ -194,3 +117,94 @@ def test_they_differ_where_two_workers_are_slow_in_one_row_and_one_column_each()
     assert exact[0, 1] is not None
     assert exact[0, 1] <= 1.0 < (exact[0, 0] or 0)
     assert compare_culprits(result).by_exact in slow
+
+
+LAYOUT = Layout(dp=2, tp=2, pp=2)
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    return source_of(gpt_cluster(LAYOUT, num_steps=3, forward_ns=lambda *_: 10 * MS))
+
+
+@pytest.fixture(scope="module")
+def reading(source: Source) -> Reading:
+    return read_operations(source.info, source.span_table, source.step_table)
+
+
+def ranks_of(part: Part, source: Source, reading: Reading) -> set[int]:
+    return set(reading.model.rank[select_operations(part, source.info, reading)].tolist())
+
+
+@pytest.mark.parametrize(
+    ("part", "ranks"),
+    [
+        (Part(dp=1), {2, 3, 6, 7}),
+        (Part(tp=1), {1, 3, 5, 7}),
+        (Part(stage=1), {4, 5, 6, 7}),
+        (Part(worker=(1, 0)), {2, 3}),
+        (Part(rank=6), {6}),
+        (Part(dp=1, tp=1, stage=0), {3}),
+    ],
+)
+def test_a_position_in_the_layout_selects_its_ranks(
+    part: Part, ranks: set[int], source: Source, reading: Reading
+) -> None:
+    assert ranks_of(part, source, reading) == ranks
+
+
+def test_conditions_on_kind_and_step_are_combined(source: Source, reading: Reading) -> None:
+    mask = select_operations(Part(kind="optimizer", step=2), source.info, reading)
+
+    operations = reading.model.operations
+    # One on each rank.
+    assert mask.sum() == 8
+    assert set(operations.step[mask].tolist()) == {2}
+    assert set(operations.duration_ns[mask].tolist()) == {MS}
+
+
+def test_a_link_is_directed(source: Source, reading: Reading) -> None:
+    there = select_operations(Part(link=(0, 4)), source.info, reading)
+    back = select_operations(Part(link=(4, 0)), source.info, reading)
+
+    # Sender and receiver, four micro-batches, three steps: 24 operations.
+    assert (there.sum(), back.sum(), (there & back).sum()) == (24, 24, 0)
+    assert set(reading.model.rank[there].tolist()) == {0, 4}
+
+
+def test_a_group_selects_the_communication_of_its_members(source: Source, reading: Reading) -> None:
+    group = dp_group(LAYOUT, Coords(dp=0, tp=1, pp=0))
+
+    mask = select_operations(Part(group=group), source.info, reading, spans=source.span_table)
+
+    kinds = {reading.model.kinds[kind] for kind in reading.model.kind[mask]}
+    assert (set(reading.model.rank[mask].tolist()), kinds, mask.sum()) == ({1, 3}, {"dp-comm"}, 6)
+
+
+def test_a_name_selects_sends_without_receives_in_the_bytedance_format() -> None:
+    source = ByteDanceCluster(1, 2, 4, lambda *_: 5 * MS).run([0, 3]).source()
+    reading = read_operations(source.info, source.span_table, source.step_table)
+
+    mask = select_operations(
+        Part(name="forward-send"), source.info, reading, spans=source.span_table
+    )
+
+    assert mask.sum() == 8
+    assert set(reading.model.stage[mask].tolist()) == {0}
+
+
+def test_a_part_without_operations_is_an_error(source: Source, reading: Reading) -> None:
+    with pytest.raises(EmptyPartError, match="no operation of the run meets"):
+        select_operations(Part(rank=99), source.info, reading)
+    with pytest.raises(EmptyPartError, match="no kind 'forwards'"):
+        select_operations(Part(kind="forwards"), source.info, reading)
+    with pytest.raises(MissingSpansError, match="needs the run's spans"):
+        select_operations(Part(name="all_reduce"), source.info, reading)
+
+
+def test_masks_of_several_parts_can_be_combined(source: Source, reading: Reading) -> None:
+    both = select_operations(Part(rank=1), source.info, reading) | select_operations(
+        Part(rank=2), source.info, reading
+    )
+
+    assert np.unique(reading.model.rank[both]).tolist() == [1, 2]
