@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
@@ -64,7 +65,7 @@ def _request_deletion(run_id: str, server: ServerFile) -> Deletion:
         connection.request("DELETE", f"/v1/runs?{urlencode({'run_id': run_id})}", headers=headers)
         answer = connection.getresponse()
         status, body = answer.status, answer.read(MAX_ANSWER_BYTES)
-        document = json.loads(body) if status != 401 else {}  # noqa: PLR2004  # HTTP's own number
+        document = json.loads(body) if status != HTTPStatus.UNAUTHORIZED else {}
     except (OSError, HTTPException, ValueError) as error:
         raise FailedError(
             f"the server {server.url}, which holds the store, did not answer ({error}):"
@@ -78,11 +79,11 @@ def _request_deletion(run_id: str, server: ServerFile) -> Deletion:
 def _deletion(
     status: int, document: dict[str, Any], *, run_id: str, server: ServerFile
 ) -> Deletion:
-    if status == 200:  # noqa: PLR2004
+    if status == HTTPStatus.OK:
         return Deletion(
             run_id=document["run"], at_ns=document["at_ns"], num_rows=document["num_rows"]
         )
-    if status == 404:  # noqa: PLR2004
+    if status == HTTPStatus.NOT_FOUND:
         raise UnknownRunError(run_id, ())
     raise FailedError(
         f"the server {server.url}, which holds the store, refused:"

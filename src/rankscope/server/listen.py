@@ -80,13 +80,14 @@ def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
         TokenFileError: The file of tokens is invalid, or its permissions are too open.
     """
     address = _address(options.host)
-    tls = _load_tls(options)
+    files = _tls_files(options)
+    tls = None if files is None else load_tls(files)
     if not address.is_loopback:
         _check_protected(options, tls)
     names = _names(options, address, tls)
     with ExitStack() as stack:
         bound = stack.enter_context(listen(str(address), options.port))
-        renewal = None if tls is None else Renewal(_tls_files(options), tls, tell=say)
+        renewal = None if files is None or tls is None else Renewal(files, tls, tell=say)
         context = None if tls is None else tls.context
         listeners = [Door(bound=bound, tls=context, renewal=renewal)]
         if tls is not None or not address.is_loopback:
@@ -140,20 +141,13 @@ def _address(host: str) -> IPv4Address | IPv6Address:
         ) from None
 
 
-def _load_tls(options: ListenOptions) -> ServerTls | None:
+def _tls_files(options: ListenOptions) -> TlsFiles | None:
+    """Return the files of a server with TLS; None without TLS."""
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
         if options.tls_client_ca is not None:
             raise BadInputError("--tls-client-ca needs --tls-cert and --tls-key")
         return None
-    if cert is None or key is None:
-        raise BadInputError("--tls-cert and --tls-key must be given together")
-    return load_tls(_tls_files(options))
-
-
-def _tls_files(options: ListenOptions) -> TlsFiles:
-    """Return the files of a server with TLS."""
-    cert, key = options.tls_cert, options.tls_key
     if cert is None or key is None:
         raise BadInputError("--tls-cert and --tls-key must be given together")
     return TlsFiles(cert=cert, key=key, client_ca=options.tls_client_ca)

@@ -46,7 +46,7 @@ while it allocates."""
 
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
-"""Pauses between two looks at a running job. The pause doubles while a job makes no progress."""
+"""Pause between two analyses of a running job. It doubles while the job makes no progress."""
 
 JOIN_S = 10.0
 
@@ -126,21 +126,21 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """The last look at a running job."""
+class _Attempt:
+    """The last analysis of a run, whether it succeeded or not."""
 
     ended_ns: int
-    took_ns: int
+    duration_ns: int
     pause_ns: int
-    """Pause before the next look, unless a new step is stored."""
+    """Pause before the next analysis, unless the run grows."""
 
 
 class LiveAnalysis:
     """Analysis of the runs that have grown, with their alerts.
 
     A run that does not grow is analysed when a page needs it, and raises no alert for old drops of
-    its MFU. A running job is looked at every `MIN_PAUSE_NS` at most, never for more than half of
-    the time, and less and less often while it makes no progress.
+    its MFU. A running job is analysed every `MIN_PAUSE_NS` at most, never for more than half of the
+    time, and less and less often while it makes no progress.
 
     Args:
         source: Runs of the store.
@@ -168,7 +168,7 @@ class LiveAnalysis:
         self._findings = findings
         self._monotonic_ns = monotonic_ns
         self._seen = {run.run_id: _size(run) for run in before}
-        self._looks: dict[str, _Look] = {}
+        self._attempts: dict[str, _Attempt] = {}
 
     def turn(self) -> None:
         """Analyse the runs that have grown; forget those that were deleted."""
@@ -178,42 +178,42 @@ class LiveAnalysis:
             size = _size(run)
             has_grown = self._seen.get(run.run_id) != size
             if self._is_due(run, has_grown=has_grown):
-                self._look_safely(run, has_grown=has_grown)
+                self._try_analysis(run, has_grown=has_grown)
                 self._seen[run.run_id] = size
 
     def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
-        look = self._looks.get(run.run_id)
-        if look is None or (run.state != RUNNING and not has_grown):
+        last = self._attempts.get(run.run_id)
+        if last is None or (run.state != RUNNING and not has_grown):
             return has_grown
         if run.state != self._seen[run.run_id][0]:
             return True  # the run has ended
-        # A rank may end or stall without a new step, so a run without one is looked at too.
-        pause_ns = MIN_PAUSE_NS if has_grown else look.pause_ns
-        return self._monotonic_ns() - look.ended_ns >= max(pause_ns, look.took_ns)
+        # A rank may end or stall without a new step, so a run without one is analysed too.
+        pause_ns = MIN_PAUSE_NS if has_grown else last.pause_ns
+        return self._monotonic_ns() - last.ended_ns >= max(pause_ns, last.duration_ns)
 
-    def _look_safely(self, run: RunSummary, *, has_grown: bool) -> None:
-        """Look at a run. An error in its data is logged and does not stop the others."""
+    def _try_analysis(self, run: RunSummary, *, has_grown: bool) -> None:
+        """Analyse a run. An error in its data is logged and does not stop the others."""
         begun_ns = self._monotonic_ns()
         is_new = False
         try:
-            is_new = self._look(run, has_grown=has_grown)
+            is_new = self._analyze(run, has_grown=has_grown)
         except Exception as error:
             if not isinstance(error, AnalysisError) and find_exit_code(error) is not None:
                 raise  # a failure of the store concerns all runs
             self._log_failure(run.run_id, error)
         else:
             self._troubles.pop(run.run_id, None)
-        last = self._looks.get(run.run_id)
+        last = self._attempts.get(run.run_id)
         pause_ns = MIN_PAUSE_NS if is_new or last is None else 2 * last.pause_ns
         ended_ns = self._monotonic_ns()
-        self._looks[run.run_id] = _Look(
+        self._attempts[run.run_id] = _Attempt(
             ended_ns=ended_ns,
-            took_ns=ended_ns - begun_ns,
+            duration_ns=ended_ns - begun_ns,
             pause_ns=min(pause_ns, MAX_PAUSE_NS),
         )
 
-    def _look(self, run: RunSummary, *, has_grown: bool) -> bool:
-        """Look at a run; return whether its diagnosis is new."""
+    def _analyze(self, run: RunSummary, *, has_grown: bool) -> bool:
+        """Analyse a run if it has new steps; return whether its diagnosis is new."""
         revision = self._reports.revision(run.run_id)
         report = self._reports.refresh(run)
         is_new = self._reports.revision(run.run_id) != revision
@@ -239,9 +239,9 @@ class LiveAnalysis:
 
 
 def _size(run: RunSummary) -> tuple[str, int, int]:
-    """Return the state and size of a run; it is looked at again when they change.
+    """Return the state and size of a run, which is analysed again when they change.
 
-    A running job is looked at once for each step. An ended one may still receive the last rows of
+    A running job is analysed once for each step. An ended one may still receive the last rows of
     a slow host for steps that other hosts have reported, so its rows count.
     """
     return run.state, run.num_steps, 0 if run.state == RUNNING else run.num_rows

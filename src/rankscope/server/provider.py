@@ -270,7 +270,7 @@ class StoreProvider:
         return read_part(self._store, info, portion, bounds_ns=bounds_ns)
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
-        """Return a number that changes whenever the kept picture of a step does."""
+        """Return a number that changes whenever the stored picture of a step does."""
         if self._store is None:
             return 0
         kept = read_kept_picture(self._store, StepId(run_id=run_id, epoch=epoch, step=step))

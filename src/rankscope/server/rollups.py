@@ -62,8 +62,8 @@ TURN_NS = 2_000_000_000
 """Time after which a turn starts no further batch: upkeep shares the engine with all clients."""
 
 FULL_SCAN_PAUSE_NS = 60_000_000_000
-"""Between two scans of all steps of a running job for very late rows, which count every span of the
-run. The scans in between cover recent steps only."""
+"""Pause between two scans of all steps of a running job, which find very late rows. A full scan
+counts every span of the run, so the scans in between cover recent steps only."""
 
 RECENT_STEP_NS = 15_000_000_000
 """Age up to which a closed step is recent: hosts that are a few seconds behind may reopen it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 MAX_FILE_BYTES = 16 << 20
-"""A hundred times what 1,536 hosts take."""
+"""A hundred times the size of a file for 1,536 hosts."""
 
 MAX_DIGITS = 9
 """Digits of a local rank. Python refuses to parse numbers of more than 4,300 digits."""
