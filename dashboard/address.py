@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from rankscope.analysis.drawing.raster import Window
+from rankscope.analysis.drawing.raster import Viewport
 from rankscope.analysis.drawing.rows import GroupBy
 
 OVERVIEW = "run"
@@ -34,7 +34,7 @@ class View:
     """None: the step that shows the top finding best."""
 
     group_by: GroupBy = GroupBy.PP
-    window: Window | None = None
+    viewport: Viewport | None = None
     """The part of the step that fills the page; None: all of it."""
 
 
@@ -62,7 +62,7 @@ def read_address(path: str, query: str) -> View:
         epoch=_number(values.get("epoch")),
         step=_number(values.get("step")),
         group_by=GroupBy(group_by) if group_by in set(GroupBy) else GroupBy.PP,
-        window=_read_window(values),
+        viewport=_read_viewport(values),
     )
 
 
@@ -75,7 +75,7 @@ def write_address(view: View, *, base_path: str) -> str:
         "epoch": view.epoch,
         "step": view.step,
         "group": None if view.group_by is GroupBy.PP else view.group_by.value,
-        **_write_window(view.window),
+        **_write_viewport(view.viewport),
     }
     given = {key: value for key, value in values.items() if value is not None}
     query = f"?{urlencode(given)}" if given else ""
@@ -88,7 +88,7 @@ def _number(text: str | None) -> int | None:
     return int(text)
 
 
-def _read_window(values: dict[str, str]) -> Window | None:
+def _read_viewport(values: dict[str, str]) -> Viewport | None:
     """Read ``from`` and ``to``, in ns from the step's begin, and ``rows``, first-last from 0."""
     first, _, last = values.get("rows", "").partition("-")
     texts = (values.get("from"), values.get("to"), first, last)
@@ -97,14 +97,14 @@ def _read_window(values: dict[str, str]) -> Window | None:
         return None
     if begin_ns >= end_ns or first_row > last_row:
         return None
-    return Window(begin_ns=begin_ns, end_ns=end_ns, first_row=first_row, end_row=last_row + 1)
+    return Viewport(begin_ns=begin_ns, end_ns=end_ns, first_row=first_row, end_row=last_row + 1)
 
 
-def _write_window(window: Window | None) -> dict[str, str]:
-    if window is None:
+def _write_viewport(viewport: Viewport | None) -> dict[str, str]:
+    if viewport is None:
         return {}
     return {
-        "from": str(window.begin_ns),
-        "to": str(window.end_ns),
-        "rows": f"{window.first_row}-{window.end_row - 1}",
+        "from": str(viewport.begin_ns),
+        "to": str(viewport.end_ns),
+        "rows": f"{viewport.first_row}-{viewport.end_row - 1}",
     }

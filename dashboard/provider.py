@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from rankscope.analysis.drawing.raster import StepPicture, Window
+    from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.liveness import RankLiveness
@@ -43,16 +43,22 @@ class ReportProvider(Protocol):
         ...
 
     def picture(
-        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        group_by: GroupBy,
+        viewport: Viewport | None = None,
     ) -> StepPicture | None:
-        """Return the stored picture of a step, or of a window of it.
+        """Return the stored picture of a step, or of a viewport of it.
 
         None if there is none: `timeline` then returns the step, or None while it is being read.
         """
         ...
 
-    def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
-        """Return the spans of a picture's window; None if there are none or too many.
+    def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+        """Return the spans of a picture's viewport; None if there are none or too many.
 
         The timeline's begin and end are the whole step's.
         """

@@ -37,7 +37,7 @@ MAX_LINES = 512
 """Lines of a picture: a screen has hardly more than one pixel for each."""
 
 NUM_BINS = 900
-"""Bins of a picture of a whole step: one for each pixel of a usual window's width."""
+"""Bins of a picture of a whole step: about one for each pixel of a browser's width."""
 
 _WAIT = KIND_CODES[SpanKind.WAIT]
 
@@ -71,7 +71,7 @@ class StepRaster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Viewport:
     """A part of a step's picture: a stretch of time and neighbouring rows of ranks."""
 
     begin_ns: int
@@ -83,11 +83,11 @@ class Window:
 
     end_row: int
 
-    def clip(self, length_ns: int, num_ranks: int) -> Window:
+    def clip(self, length_ns: int, num_ranks: int) -> Viewport:
         """Return the part inside a step of this length and number of ranks, never empty."""
         begin = min(max(self.begin_ns, 0), max(length_ns - 1, 0))
         first = min(max(self.first_row, 0), max(num_ranks - 1, 0))
-        return Window(
+        return Viewport(
             begin_ns=begin,
             end_ns=max(min(self.end_ns, length_ns), begin + 1),
             first_row=first,
@@ -97,7 +97,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPicture:
-    """The raster of a step or of a window of it, with what the page says beside it."""
+    """The raster of a step or of a viewport of it, with what the page says beside it."""
 
     run: str
     epoch: int
@@ -112,7 +112,7 @@ class StepPicture:
     num_ranks: int
     raster: StepRaster
     coords: dict[int, Coords]
-    window: Window | None = None
+    viewport: Viewport | None = None
     """The part that is shown; None: the whole step."""
 
     @property
@@ -122,9 +122,9 @@ class StepPicture:
 
     def likely_spans(self) -> float:
         """Return how many spans are shown, if ranks and time are filled evenly."""
-        if self.window is None:
+        if self.viewport is None:
             return float(self.num_spans)
-        share = (self.window.end_ns - self.window.begin_ns) / (self.end_ns - self.begin_ns)
+        share = (self.viewport.end_ns - self.viewport.begin_ns) / (self.end_ns - self.begin_ns)
         return self.num_spans * share * len(self.ranks) / self.num_ranks
 
 
@@ -214,22 +214,22 @@ def draw_picture(timeline: StepTimeline, group_by: GroupBy) -> StepPicture:
     )
 
 
-def redraw_window(picture: StepPicture, part: StepTimeline) -> StepPicture:
-    """Draw the window of a picture anew, from the spans in it.
+def redraw_viewport(picture: StepPicture, part: StepTimeline) -> StepPicture:
+    """Draw the viewport of a picture anew, from the spans in it.
 
     Args:
-        picture: The picture of a window.
+        picture: The picture of a viewport.
         part: The spans of its ranks in its time; begin and end are the whole step's.
     """
-    if picture.window is None:
+    if picture.viewport is None:
         return picture
-    begin_ns = picture.window.begin_ns
-    window = replace(
+    begin_ns = picture.viewport.begin_ns
+    inside = replace(
         part,
         begin_ns=part.begin_ns + begin_ns,
-        end_ns=part.begin_ns + picture.window.end_ns,
+        end_ns=part.begin_ns + picture.viewport.end_ns,
     )
-    raster = draw_raster(window, picture.ranks, max_lines=MAX_LINES, num_bins=NUM_BINS)
+    raster = draw_raster(inside, picture.ranks, max_lines=MAX_LINES, num_bins=NUM_BINS)
     return replace(picture, raster=replace(raster, edges_ns=raster.edges_ns + begin_ns))
 
 

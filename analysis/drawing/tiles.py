@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .raster import RankBlocks, StepPicture, Window
+    from .raster import RankBlocks, StepPicture, Viewport
     from .timeline import StepTimeline
 
 TILES_PER_ZOOM = 4
@@ -45,7 +45,7 @@ MAX_WINDOW_BINS = 2 * NUM_BINS
 """A screen shows no more."""
 
 MAX_REDRAWN_SPANS = 200_000
-"""Spans of a window that is drawn anew during a request: a quarter of a second on an idle core."""
+"""Spans of a viewport that is drawn during a request: a quarter of a second on an idle core."""
 
 
 class Level(NamedTuple):
@@ -187,19 +187,19 @@ def draw_tiles(
                 areas = areas.join_bins(TILES_PER_ZOOM)
 
 
-def levels_for_window(
-    window: Window, *, length_ns: int, num_spans: int, num_ranks: int
+def levels_for_viewport(
+    viewport: Viewport, *, length_ns: int, num_spans: int, num_ranks: int
 ) -> list[Level]:
-    """Return the levels that can show a window, the one with most pixels in it first.
+    """Return the levels that can show a viewport, the one with most pixels in it first.
 
     Args:
-        window: A part of the step.
+        viewport: A part of the step.
         length_ns: Length of the step.
         num_spans: Spans of the step.
         num_ranks: Ranks of the step.
     """
-    share = (window.end_ns - window.begin_ns) / max(length_ns, 1)
-    num_rows = window.end_row - window.first_row
+    share = (viewport.end_ns - viewport.begin_ns) / max(length_ns, 1)
+    num_rows = viewport.end_row - viewport.first_row
     top = ranks_per_line(num_ranks)
     num_pixels: dict[Level, float] = {}
     for line_ranks, max_zoom in finest_zooms(num_spans=num_spans, num_ranks=num_ranks).items():
@@ -214,28 +214,28 @@ def levels_for_window(
     return sorted(num_pixels, key=lambda level: -num_pixels[level])
 
 
-def tiles_of_window(level: Level, window: Window, *, length_ns: int) -> tuple[range, range]:
-    """Return the tiles and the lines of a level that a window of a step touches."""
+def tiles_of_viewport(level: Level, viewport: Viewport, *, length_ns: int) -> tuple[range, range]:
+    """Return the tiles and the lines of a level that a viewport of a step touches."""
     num_tiles, length = level.num_tiles, max(length_ns, 1)
-    first_tile = min(window.begin_ns * num_tiles // length, num_tiles - 1)
-    end_tile = min(-(-window.end_ns * num_tiles // length), num_tiles)
-    first_line = window.first_row // level.line_ranks
-    return range(first_tile, end_tile), range(first_line, -(-window.end_row // level.line_ranks))
+    first_tile = min(viewport.begin_ns * num_tiles // length, num_tiles - 1)
+    end_tile = min(-(-viewport.end_ns * num_tiles // length), num_tiles)
+    first_line = viewport.first_row // level.line_ranks
+    return range(first_tile, end_tile), range(first_line, -(-viewport.end_row // level.line_ranks))
 
 
-def cut_window(found: TileLines, window: Window, *, length_ns: int) -> StepRaster:
-    """Return every bin and line of a level that a window touches.
+def cut_viewport(found: TileLines, viewport: Viewport, *, length_ns: int) -> StepRaster:
+    """Return every bin and line of a level that a viewport touches.
 
     Args:
-        found: The tiles of `tiles_of_window`, at least its lines.
-        window: The part of the step that is shown.
+        found: The tiles of `tiles_of_viewport`, at least its lines.
+        viewport: The part of the step that is shown.
         length_ns: Length of the step.
     """
-    tiles, wanted = tiles_of_window(found.level, window, length_ns=length_ns)
+    tiles, wanted = tiles_of_viewport(found.level, viewport, length_ns=length_ns)
     edges = bin_edges(length_ns, NUM_BINS * found.level.num_tiles)
     before = tiles.start * NUM_BINS
-    first = max(int(edges.searchsorted(window.begin_ns, side="right")) - 1, before)
-    end = min(int(edges.searchsorted(window.end_ns, side="left")), tiles.stop * NUM_BINS)
+    first = max(int(edges.searchsorted(viewport.begin_ns, side="right")) - 1, before)
+    end = min(int(edges.searchsorted(viewport.end_ns, side="left")), tiles.stop * NUM_BINS)
     end = max(end, first + 1)
     lines = slice(wanted.start - found.first_line, wanted.stop - found.first_line)
     bins = slice(first - before, end - before)
@@ -252,12 +252,12 @@ def cut_window(found: TileLines, window: Window, *, length_ns: int) -> StepRaste
 
 
 def needs_spans(picture: StepPicture) -> bool:
-    """Return whether a window should be drawn anew from its spans.
+    """Return whether a viewport should be drawn anew from its spans.
 
     It should if its tiles have few pixels and its spans are neither few enough for bars nor more
     than `MAX_REDRAWN_SPANS`.
     """
-    if picture.window is None:
+    if picture.viewport is None:
         return False
     num_lines, num_bins = picture.raster.compute.kind.shape
     is_coarse = num_bins * num_lines < NUM_BINS * min(len(picture.ranks), MAX_LINES) / 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.raster import Window
+    from rankscope.analysis.drawing.raster import Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
 
@@ -37,7 +37,7 @@ _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
 
 
 def timeline_figure(
-    timeline: StepTimeline, group_by: GroupBy, window: Window | None = None
+    timeline: StepTimeline, group_by: GroupBy, viewport: Viewport | None = None
 ) -> go.Figure:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
@@ -46,9 +46,9 @@ def timeline_figure(
     kind are one trace, and their waits another.
 
     Args:
-        timeline: The step, or the spans of a window.
+        timeline: The step, or the spans of a viewport.
         group_by: What the rows are grouped by.
-        window: Its times fill the figure; None: the whole step.
+        viewport: Its times fill the figure; None: the whole step.
     """
     rows = arrange_rows(timeline, group_by)
     texts = hover_texts(timeline)
@@ -70,9 +70,9 @@ def timeline_figure(
             )
         )
     _style(figure, timeline, rows, group_by)
-    if window is not None:
-        figure.update_xaxes(range=[window.begin_ns / NS_PER_MS, window.end_ns / NS_PER_MS])
-        figure.update_layout(uirevision=f"{figure.layout.uirevision} {window}")
+    if viewport is not None:
+        figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
+        figure.update_layout(uirevision=f"{figure.layout.uirevision} {viewport}")
     return figure
 
 

@@ -97,8 +97,8 @@ def raster_note(picture: StepPicture) -> str:
 
 
 def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict[str, Any]:
-    window = "" if picture.window is None else f" {picture.window}"
-    zoom_key = f"{picture.run} {picture.epoch} {picture.step}{window}"
+    viewport = "" if picture.viewport is None else f" {picture.viewport}"
+    zoom_key = f"{picture.run} {picture.epoch} {picture.step}{viewport}"
     lines_per_rank = num_labels / len(picture.ranks)
     groups = [
         (row * lines_per_rank - 0.5, name)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.drawing.raster import MAX_BARS, Window, draw_picture
+from rankscope.analysis.drawing.raster import MAX_BARS, Viewport, draw_picture
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
@@ -232,7 +232,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         if post.chosen is None or post.chosen == str(post.shown.step):
             raise PreventUpdate
         view = replace(read_address(TIMELINE, post.search or ""), run=post.shown.run)
-        changed = replace(view, step=int(post.chosen), window=None)
+        changed = replace(view, step=int(post.chosen), viewport=None)
         return write_address(changed, base_path=base_path)
 
     @app.callback(
@@ -247,10 +247,10 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         shown = post.shown
         view = replace(read_address(TIMELINE, post.search or ""), run=shown.run)
         found = None if post.relayout is None else read_zoom(post.relayout, shown.scale)
-        if found is None or found == view.window or (found is WHOLE and view.window is None):
+        if found is None or found == view.viewport or (found is WHOLE and view.viewport is None):
             raise PreventUpdate
-        window = None if found is WHOLE else found
-        changed = replace(view, epoch=shown.epoch, step=shown.step, window=window)
+        viewport = None if found is WHOLE else found
+        changed = replace(view, epoch=shown.epoch, step=shown.step, viewport=viewport)
         return write_address(changed, base_path=base_path)
 
 
@@ -315,17 +315,17 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
     epoch, step = view.epoch or 0, view.step
     revisions = _revisions(provider, run_id, epoch, step)
     picture = provider.picture(
-        run_id, epoch=epoch, step=step, group_by=view.group_by, window=view.window
+        run_id, epoch=epoch, step=step, group_by=view.group_by, viewport=view.viewport
     )
     if picture is None:
         timeline = provider.timeline(run_id, epoch=epoch, step=step)
         if timeline is None:
             return _Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
-        content = _show_spans(replace(view, window=None), choices, timeline, base_path)
-    elif (timeline := _window_spans(provider, picture)) is not None:
+        content = _show_spans(replace(view, viewport=None), choices, timeline, base_path)
+    elif (timeline := _viewport_spans(provider, picture)) is not None:
         content = _show_spans(view, choices, timeline, base_path)
     else:
-        view = view if picture.window else replace(view, window=None)
+        view = view if picture.viewport else replace(view, viewport=None)
         content = _show_picture(view, choices, picture, base_path)
         content = replace(
             content,
@@ -349,11 +349,11 @@ def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) ->
     return "; analysis failed"
 
 
-def _window_spans(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
-    """Return the spans of a window, if bars can show them and they are still stored."""
-    if picture.window is None or picture.likely_spans() > 2 * MAX_BARS:
+def _viewport_spans(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
+    """Return the spans of a viewport, if bars can show them and they are still stored."""
+    if picture.viewport is None or picture.likely_spans() > 2 * MAX_BARS:
         return None
-    return provider.window_spans(picture, max_spans=MAX_BARS)
+    return provider.viewport_spans(picture, max_spans=MAX_BARS)
 
 
 def _choose(view: View, choices: StepChoices) -> View:
@@ -391,8 +391,8 @@ def _show_spans(
         title=f"Step {timeline.step}",
         about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
         controls=timeline_controls(view, choices, base_path),
-        figure=timeline_figure(timeline, view.group_by, view.window),
-        note=_window_note(view.window),
+        figure=timeline_figure(timeline, view.group_by, view.viewport),
+        note=_viewport_note(view.viewport),
     )
 
 
@@ -405,15 +405,15 @@ def _show_picture(
         about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
         controls=timeline_controls(view, choices, base_path),
         figure=raster_figure(picture, view.group_by),
-        note=f"{_window_note(picture.window)} {raster_note(picture)}".strip(),
+        note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}".strip(),
     )
 
 
-def _window_note(window: Window | None) -> str:
-    if window is None:
+def _viewport_note(viewport: Viewport | None) -> str:
+    if viewport is None:
         return ""
-    begin_ms, end_ms = window.begin_ns / NS_PER_MS, window.end_ns / NS_PER_MS
-    ranks = format_count(window.end_row - window.first_row, "rank")
+    begin_ms, end_ms = viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS
+    ranks = format_count(viewport.end_row - viewport.first_row, "rank")
     return f"Part of the step: {begin_ms:,.3f} to {end_ms:,.3f} ms, {ranks}."
 
 

@@ -10,7 +10,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from pydantic import Field
 
-from rankscope.analysis.drawing.raster import Window
+from rankscope.analysis.drawing.raster import Viewport
 from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.tracer.span import NS_PER_MS
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
-WHOLE = Window(begin_ns=0, end_ns=0, first_row=0, end_row=0)
-"""The window that a double-click asks for: the whole step."""
+WHOLE = Viewport(begin_ns=0, end_ns=0, first_row=0, end_row=0)
+"""The viewport that a double-click asks for: the whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class StepChoices:
 
 
 class Scale(Post):
-    """The relation of a picture's figure to the step: what turns a zoom into a window."""
+    """The relation of a picture's figure to the step: what turns a zoom into a viewport."""
 
     first_row: int
     """Row of the uppermost rank."""
@@ -102,10 +102,10 @@ def timeline_controls(view: View, choices: StepChoices, base_path: str) -> list[
     def link(
         *, group_by: GroupBy | None = None, epoch: int | None = None, step: int | None = None
     ) -> str:
-        # No window: another step has other times, another order other rows.
+        # No viewport: another step has other times, another order other rows.
         changed = replace(
             view,
-            window=None,
+            viewport=None,
             group_by=view.group_by if group_by is None else group_by,
             epoch=view.epoch if epoch is None else epoch,
             step=view.step if step is None else step,
@@ -118,7 +118,7 @@ def timeline_controls(view: View, choices: StepChoices, base_path: str) -> list[
     parts: list[Component] = [
         _links("rows by", [(by.value, link(group_by=by), by is view.group_by) for by in GroupBy])
     ]
-    if view.window is not None:
+    if view.viewport is not None:
         parts.insert(0, dcc.Link("whole step", href=link(), className="choice"))
     if len(choices.epochs) > 1:
         epochs = [(str(one), link(epoch=one), one == view.epoch) for one in choices.epochs]
@@ -174,8 +174,10 @@ def figure_scale(picture: StepPicture) -> Scale:
     """Return the scale of a picture's figure."""
     blocks = picture.raster.rank_blocks
     line_ranks, num_lines = len(blocks[0]), lines_per_block(picture)
-    # Lines of several ranks are shown whole, so the first one may begin above the window.
-    first_row = 0 if picture.window is None else picture.window.first_row // line_ranks * line_ranks
+    # Lines of several ranks are shown whole, so the first one may begin above the viewport.
+    first_row = (
+        0 if picture.viewport is None else picture.viewport.first_row // line_ranks * line_ranks
+    )
     bounds_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
     return Scale(
         first_row=first_row,
@@ -186,8 +188,8 @@ def figure_scale(picture: StepPicture) -> Scale:
     )
 
 
-def read_zoom(relayout: Relayout, scale: Scale | None) -> Window | None:
-    """Return the window that a reader zoomed to.
+def read_zoom(relayout: Relayout, scale: Scale | None) -> Viewport | None:
+    """Return the viewport that a reader zoomed to.
 
     Args:
         relayout: The change of the axes.
@@ -209,7 +211,7 @@ def read_zoom(relayout: Relayout, scale: Scale | None) -> Window | None:
     if is_all or begin_ms >= end_ms or first >= end:
         return None
     begin_ns = round(begin_ms * NS_PER_MS)
-    return Window(
+    return Viewport(
         begin_ns=begin_ns,
         end_ns=max(round(end_ms * NS_PER_MS), begin_ns + 1),
         first_row=int(scale.first_row + first * scale.ranks_per_line),

@@ -13,7 +13,7 @@ from rankscope.analysis.drawing.raster import (
     NUM_BINS,
     KindCells,
     StepPicture,
-    Window,
+    Viewport,
     measure_areas,
     ranks_per_line,
     split_ranks,
@@ -22,10 +22,10 @@ from rankscope.analysis.drawing.raster import (
 from rankscope.analysis.drawing.rows import rank_order
 from rankscope.analysis.drawing.tiles import (
     TileLines,
-    cut_window,
+    cut_viewport,
     draw_tiles,
-    levels_for_window,
-    tiles_of_window,
+    levels_for_viewport,
+    tiles_of_viewport,
 )
 from rankscope.analysis.drawing.timeline import empty_step_error, make_partial_timeline
 from rankscope.collector.read.pictures import (
@@ -113,7 +113,7 @@ def read_picture(
     *,
     group_by: GroupBy,
     read_coords: Callable[[int], dict[int, Coords]],
-    window: Window | None = None,
+    viewport: Viewport | None = None,
 ) -> StepPicture | None:
     """Return a step's picture from its tiles; None if none are stored or they are being replaced.
 
@@ -123,20 +123,20 @@ def read_picture(
         group_by: What the rows are grouped by.
         read_coords: Returns the positions of the epoch's ranks, given how many groups and ranks
             were known when the tiles were made.
-        window: What of the step; None: all of it. Shown at the finest level that fits, or at the
+        viewport: What of the step; None: all of it. Shown at the finest level that fits, or at the
             finest one that is stored.
     """
     kept = read_kept_picture(store, step_id)
     if kept is None or not kept.line_ranks:
         return None
     length_ns = kept.end_ns - kept.begin_ns
-    whole = Window(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
-    shown = whole if window is None else window.clip(length_ns, kept.num_ranks)
+    whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
+    shown = whole if viewport is None else viewport.clip(length_ns, kept.num_ranks)
     key, ordering = (
         StepRevision(step_id=step_id, revision=kept.revision),
         kept.orderings[group_by.value],
     )
-    for level in levels_for_window(
+    for level in levels_for_viewport(
         shown, length_ns=length_ns, num_spans=kept.num_spans, num_ranks=kept.num_ranks
     ):
         found = _read_tiles(store, key, ordering, level, shown, length_ns=length_ns)
@@ -149,17 +149,23 @@ def read_picture(
                 end_ns=kept.end_ns,
                 num_spans=kept.num_spans,
                 num_ranks=kept.num_ranks,
-                raster=cut_window(found, shown, length_ns=length_ns),
+                raster=cut_viewport(found, shown, length_ns=length_ns),
                 coords=read_coords(kept.num_described),
-                window=None if shown == whole else shown,
+                viewport=None if shown == whole else shown,
             )
     return None
 
 
 def _read_tiles(
-    store: Store, key: StepRevision, ordering: str, level: Level, window: Window, *, length_ns: int
+    store: Store,
+    key: StepRevision,
+    ordering: str,
+    level: Level,
+    viewport: Viewport,
+    *,
+    length_ns: int,
 ) -> TileLines | None:
-    tiles, lines = tiles_of_window(level, window, length_ns=length_ns)
+    tiles, lines = tiles_of_viewport(level, viewport, length_ns=length_ns)
     stored = PictureLevel(ordering=ordering, line_ranks=level.line_ranks, zoom=level.zoom)
     pixels = read_pixels(store, key, stored, tiles=tiles, lines=lines)
     if pixels is None:

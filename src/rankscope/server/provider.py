@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.breakdown.mfu import compute_mfu
-from rankscope.analysis.drawing.raster import redraw_window
+from rankscope.analysis.drawing.raster import redraw_viewport
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
 from rankscope.analysis.drawing.timeline import read_timeline, records_groups
 from rankscope.analysis.report.liveness import (
@@ -41,7 +41,7 @@ from .pictures import LargeSteps, read_part, read_picture
 from .reports import find_run
 
 if TYPE_CHECKING:
-    from rankscope.analysis.drawing.raster import StepPicture, Window
+    from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding, RunReport
@@ -205,11 +205,17 @@ class StoreProvider:
         return timeline
 
     def picture(
-        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        group_by: GroupBy,
+        viewport: Viewport | None = None,
     ) -> StepPicture | None:
         """Return the picture of a step; None if it must be drawn from `timeline`, or is not ready.
 
-        The picture comes from stored tiles. If none are fine enough for the window, it is drawn
+        The picture comes from stored tiles. If none are fine enough for the viewport, it is drawn
         from spans, if these are few and not expired. A large step without tiles is drawn whole, by
         a background job.
 
@@ -225,7 +231,7 @@ class StoreProvider:
             place,
             group_by=group_by,
             read_coords=lambda num_described: self._coords(run_id, epoch, num_described),
-            window=window,
+            viewport=viewport,
         )
         if picture is not None:
             return self._redrawn(picture)
@@ -238,27 +244,27 @@ class StoreProvider:
         return records_groups(run) and run.num_spans > LARGE_STEP_SPANS * max(run.num_steps, 1)
 
     def _redrawn(self, picture: StepPicture) -> StepPicture:
-        """Return the picture, drawn from spans if its tiles are too coarse for the window."""
+        """Return the picture, drawn from spans if its tiles are too coarse for the viewport."""
         if not needs_spans(picture):
             return picture
-        part = self.window_spans(picture, max_spans=MAX_REDRAWN_SPANS)
-        return picture if part is None else redraw_window(picture, part)
+        part = self.viewport_spans(picture, max_spans=MAX_REDRAWN_SPANS)
+        return picture if part is None else redraw_viewport(picture, part)
 
-    def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
-        """Return the spans of a picture's window; None if there are none or too many.
+    def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+        """Return the spans of a picture's viewport; None if there are none or too many.
 
         Raises:
             UnknownRunError: The store holds no run of this name.
         """
-        if self._store is None or picture.window is None:
+        if self._store is None or picture.viewport is None:
             return None
         portion = SpanSelection(
             run_id=picture.run,
             epoch=picture.epoch,
             step=picture.step,
             ranks=picture.ranks,
-            after_ns=picture.begin_ns + picture.window.begin_ns,
-            before_ns=picture.begin_ns + picture.window.end_ns,
+            after_ns=picture.begin_ns + picture.viewport.begin_ns,
+            before_ns=picture.begin_ns + picture.viewport.end_ns,
         )
         info = self._source.run_info(picture.run)
         if (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.drawing.raster import Window
+from rankscope.analysis.drawing.raster import Viewport
 from rankscope.dashboard.address import TIMELINE, View, read_address, write_address
 from rankscope.dashboard.pages.timeline_controls import WHOLE, Relayout, Scale, read_zoom
 
@@ -10,7 +10,7 @@ LINES_OF_24 = Scale(first_row=0, ranks_per_line=24.0, num_lines=512, begin_ms=0.
 """A whole step of 12,288 ranks, 900 ms long: 512 lines of 24 ranks."""
 
 PAIRED = Scale(first_row=10, ranks_per_line=0.5, num_lines=8, begin_ms=100.0, end_ms=200.0)
-"""A window of 4 ranks from the tenth row on, two lines each, 100 to 200 ms."""
+"""A viewport of 4 ranks from the tenth row on, two lines each, 100 to 200 ms."""
 
 
 def relayout(**changes: object) -> Relayout:
@@ -26,13 +26,13 @@ def relayout(**changes: object) -> Relayout:
 
 def test_a_box_selects_the_ranks_and_the_time_that_it_touches() -> None:
     # Lines 10 and 11 reach from 9.5 to 11.5: ranks 240 to 287.
-    assert read_zoom(relayout(x0=300, x1=450.5, y0=11.2, y1=9.6), LINES_OF_24) == Window(
+    assert read_zoom(relayout(x0=300, x1=450.5, y0=11.2, y1=9.6), LINES_OF_24) == Viewport(
         begin_ns=300_000_000, end_ns=450_500_000, first_row=240, end_row=288
     )
 
 
 def test_both_lines_of_a_rank_select_the_rank() -> None:
-    assert read_zoom(relayout(y0=3.2, y1=2.8), PAIRED) == Window(
+    assert read_zoom(relayout(y0=3.2, y1=2.8), PAIRED) == Viewport(
         begin_ns=100_000_000, end_ns=200_000_000, first_row=11, end_row=12
     )
 
@@ -56,9 +56,9 @@ def test_other_changes_select_nothing(changes: dict[str, object], scale: Scale |
     assert read_zoom(relayout(**changes), scale) is None
 
 
-def test_the_address_holds_the_window() -> None:
-    window = Window(begin_ns=5, end_ns=10**12, first_row=0, end_row=12_288)
-    view = View(page=TIMELINE, run="r", epoch=0, step=3, window=window)
+def test_the_address_holds_the_viewport() -> None:
+    viewport = Viewport(begin_ns=5, end_ns=10**12, first_row=0, end_row=12_288)
+    view = View(page=TIMELINE, run="r", epoch=0, step=3, viewport=viewport)
 
     path, _, query = write_address(view, base_path="/").partition("?")
 
@@ -69,5 +69,5 @@ def test_the_address_holds_the_window() -> None:
 @pytest.mark.parametrize(
     "query", ["from=9&to=5&rows=0-1", "from=1&to=5&rows=3-1", "from=1&to=5", "rows=0-1"]
 )
-def test_an_impossible_window_in_an_address_is_ignored(query: str) -> None:
-    assert read_address("timeline", query).window is None
+def test_an_impossible_viewport_in_an_address_is_ignored(query: str) -> None:
+    assert read_address("timeline", query).viewport is None

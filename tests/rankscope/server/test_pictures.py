@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.raster import NUM_BINS, Window, draw_picture, draw_raster
+from rankscope.analysis.drawing.raster import NUM_BINS, Viewport, draw_picture, draw_raster
 from rankscope.analysis.drawing.rows import GroupBy, row_order
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
@@ -80,13 +80,13 @@ def timeline_in(store: Store, run_id: str) -> StepTimeline:
 
 
 def picture_in(
-    store: Store, run_id: str, by: GroupBy = GroupBy.PP, window: Window | None = None
+    store: Store, run_id: str, by: GroupBy = GroupBy.PP, viewport: Viewport | None = None
 ) -> StepPicture | None:
     coords = {
         rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
     }
     return read_picture(
-        store, step_zero(run_id), group_by=by, read_coords=lambda _: coords, window=window
+        store, step_zero(run_id), group_by=by, read_coords=lambda _: coords, viewport=viewport
     )
 
 
@@ -203,16 +203,16 @@ def test_the_figure_of_tiles_equals_the_figure_of_spans(
     assert raster_figure(kept, by)["data"][0] == raster_figure(fresh, by)["data"][0]
 
 
-def test_a_window_is_cut_out_of_a_finer_level(store: Store) -> None:
+def test_a_viewport_is_cut_out_of_a_finer_level(store: Store) -> None:
     whole = picture_in(store, DEEP)
     assert whole is not None
     length = whole.end_ns - whole.begin_ns
 
-    window = Window(begin_ns=length // 4, end_ns=length // 2, first_row=1, end_row=3)
-    part = picture_in(store, DEEP, window=window)
+    viewport = Viewport(begin_ns=length // 4, end_ns=length // 2, first_row=1, end_row=3)
+    part = picture_in(store, DEEP, viewport=viewport)
 
     assert part is not None
-    assert part.window == window
+    assert part.viewport == viewport
     assert part.ranks == whole.ranks[1:3]
     num_bins = part.raster.compute.kind.shape[1]
     assert NUM_BINS <= num_bins <= NUM_BINS + 2  # the step's picture has 225 there
@@ -235,11 +235,11 @@ def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> 
     assert "spans as a density picture" in words(page)
 
 
-def test_a_window_of_few_spans_shows_each_span_and_its_wait(store: Store) -> None:
+def test_a_viewport_of_few_spans_shows_each_span_and_its_wait(store: Store) -> None:
     source = StoreSource(store)
     provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
-    window = Window(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
-    view = View(page=TIMELINE, run=FEW, step=0, window=window)
+    viewport = Viewport(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
+    view = View(page=TIMELINE, run=FEW, step=0, viewport=viewport)
 
     page = timeline_page(provider, view, base_path="/")
 
@@ -247,21 +247,21 @@ def test_a_window_of_few_spans_shows_each_span_and_its_wait(store: Store) -> Non
     assert "8 ranks" in words(page)
     assert "density picture" not in words(page)
     whole = timeline_in(store, FEW)
-    part = picture_in(store, FEW, window=window)
+    part = picture_in(store, FEW, viewport=viewport)
     assert part is not None
     rows = np.isin(whole.spans.rank, part.ranks)
     assert f"{rows.sum():,} spans" in words(page)
     assert (whole.wait_ns[rows] > 0).any()
 
 
-def test_a_window_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> None:
+def test_a_viewport_without_fine_pixels_is_drawn_from_its_spans(store: Store) -> None:
     source = StoreSource(store)
     provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
     timeline = timeline_in(store, MANY)
     length = timeline.end_ns - timeline.begin_ns
-    window = Window(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)
+    viewport = Viewport(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)
 
-    part = provider.picture(MANY, epoch=0, step=0, group_by=GroupBy.PP, window=window)
+    part = provider.picture(MANY, epoch=0, step=0, group_by=GroupBy.PP, viewport=viewport)
 
     assert part is not None
     assert [len(block) for block in part.raster.rank_blocks] == [
@@ -308,8 +308,8 @@ def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store
     whole = picture_in(store, copy)
     assert whole is not None
     length = whole.end_ns - whole.begin_ns
-    window = Window(begin_ns=length // 4, end_ns=length // 2, first_row=0, end_row=4)
-    fine = picture_in(store, copy, window=window)
+    viewport = Viewport(begin_ns=length // 4, end_ns=length // 2, first_row=0, end_row=4)
+    fine = picture_in(store, copy, viewport=viewport)
     assert fine is not None
     in_three_days = time.time_ns() + 3 * DAY_NS
 
@@ -319,7 +319,7 @@ def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store
     top = picture_in(store, copy)
     assert top is not None
     assert np.array_equal(top.raster.compute.kind, whole.raster.compute.kind)
-    coarse = picture_in(store, copy, window=window)
+    coarse = picture_in(store, copy, viewport=viewport)
     assert coarse is not None
     assert coarse.raster.compute.kind.shape[1] == NUM_BINS // 4
     assert fine.raster.compute.kind.shape[1] == NUM_BINS

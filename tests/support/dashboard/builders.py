@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.raster import StepPicture, Window
+    from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.report.liveness import RankLiveness
     from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
@@ -134,13 +134,19 @@ class FakeProvider:
         return read_timeline(self, run_id, epoch=epoch, step=step)
 
     def picture(
-        self, run_id: str, *, epoch: int, step: int, group_by: GroupBy, window: Window | None = None
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        group_by: GroupBy,
+        viewport: Viewport | None = None,
     ) -> StepPicture | None:
         self._check(run_id)
         return None
 
-    def window_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
-        raise NotImplementedError("no picture has a window here")
+    def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+        raise NotImplementedError("no picture has a viewport here")
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         self._check(run_id)
