@@ -41,7 +41,7 @@ SPANS_PER_PIXEL = 4
 """Least mean number of spans on a pixel of a finer level. A step of 12,288 ranks x 2,000 spans
 then has 1.2 pixels a span in three orderings, which take at most a fifth of the spans' bytes."""
 
-MAX_WINDOW_BINS = 2 * NUM_BINS
+MAX_VIEWPORT_BINS = 2 * NUM_BINS
 """A screen shows no more."""
 
 MAX_REDRAWN_SPANS = 200_000
@@ -208,7 +208,7 @@ def levels_for_viewport(
         for zoom in range(max_zoom + 1):
             level = Level(line_ranks=line_ranks, zoom=zoom)
             num_bins = NUM_BINS * level.num_tiles * share
-            if num_bins > MAX_WINDOW_BINS:
+            if num_bins > MAX_VIEWPORT_BINS:
                 break
             num_pixels[level] = min(num_bins, NUM_BINS) * (num_rows / line_ranks)
     return sorted(num_pixels, key=lambda level: -num_pixels[level])
