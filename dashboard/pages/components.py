@@ -1,4 +1,4 @@
-"""Components that every page uses: cards, figures, timers, and labels for screen readers."""
+"""Components that every page uses: cards, tables, figures, timers, and screen reader labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from ..theme import graph_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import plotly.graph_objects as go
     from dash.development.base_component import Component
@@ -55,6 +55,27 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
         **(labelled(label) if label else {}),
     )
     return framed
+
+
+def table(
+    label: str, head: Mapping[str, str], rows: Iterable[Component], *, class_name: str = ""
+) -> Component:
+    """Return a table that scrolls on a small screen.
+
+    Args:
+        label: Its name for screen readers.
+        head: The style of each column by its name: "number" or "".
+        rows: Each a `dmc.TableTr` with a `dmc.TableTd` for each column.
+        class_name: A further style.
+    """
+    columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
+    cells = dmc.Table(
+        [dmc.TableThead(dmc.TableTr(columns)), dmc.TableTbody(list(rows))],
+        tabularNums=True,
+        verticalSpacing="xs",
+        className=f"cells {class_name}".strip(),
+    )
+    return html.Div(cells, className="scrolls", tabIndex=0, role="region", **labelled(label))
 
 
 def graph(part: str, figure: Figure, *, wheel_zooms: bool = False) -> Component:

@@ -25,11 +25,11 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..address import TIMELINE, View, write_address
 from ..text import escape
-from .components import card, labelled
+from .components import card, table
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from dash.development.base_component import Component
 
@@ -146,7 +146,7 @@ def liveness_card(liveness: RankLiveness | None) -> list[Component]:
         card(
             html.H2("Silent ranks"),
             html.P(sentence, className="about"),
-            _table(
+            table(
                 "silent ranks", head, map(_silent_row, liveness.silent), class_name="silent-ranks"
             ),
             class_name="liveness",
@@ -166,7 +166,7 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
         "evidence": "",
     }
     rows = [_finding_row(report, finding, base_path) for finding in report.findings]
-    return _table("findings", head, rows, class_name="findings")
+    return table("findings", head, rows, class_name="findings")
 
 
 def starved_list(starved: tuple[Starved, ...]) -> list[Component]:
@@ -284,20 +284,6 @@ def _figures(figures: Mapping[str, tuple[str, str]]) -> list[Component]:
         )
         for name, (value, meaning) in figures.items()
     ]
-
-
-def _table(
-    label: str, head: Mapping[str, str], rows: Iterable[Component], *, class_name: str
-) -> Component:
-    """Return a table that scrolls on a small screen; ``head`` is each column's style by name."""
-    columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
-    table = dmc.Table(
-        [dmc.TableThead(dmc.TableTr(columns)), dmc.TableTbody(list(rows))],
-        tabularNums=True,
-        verticalSpacing="xs",
-        className=f"cells {class_name}",
-    )
-    return html.Div(table, className="scrolls", tabIndex=0, role="region", **labelled(label))
 
 
 def _silent_row(one: SilentRank) -> Component:

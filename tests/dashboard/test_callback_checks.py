@@ -7,6 +7,7 @@ import pytest
 from dash import Input, Output
 
 from rankscope.dashboard.app import create_app
+from tests.support.dashboard.posts import page_post, post
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -32,13 +33,6 @@ def provider() -> FakeProvider:
 def client(provider: FakeProvider) -> FlaskClient:
     tester: FlaskClient = create_app(provider).server.test_client()
     return tester
-
-
-def post(client: FlaskClient, body: object) -> int:
-    answer = client.post(
-        "/_dash-update-component", data=json.dumps(body), content_type="application/json"
-    )
-    return answer.status_code
 
 
 def test_a_post_of_a_page_is_accepted(client: FlaskClient) -> None:
@@ -223,30 +217,7 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
 def update(client: FlaskClient, name: str, **changed: object) -> dict[str, Any]:
     """Return the post of a page for a callback of `CALLBACKS`, with some values changed."""
     values = {**CALLBACKS[name], **changed}
-    names = list(values)
-    callbacks = client.get("/_dash-dependencies").get_json()
-    # Two may take the same values: the named one goes first.
-    for one in sorted(callbacks, key=lambda one: name not in one["output"]):
-        given = [f"{part['id']}.{part['property']}" for part in one["inputs"] + one["state"]]
-        if given == names:
-            outputs = [
-                dict(zip(("id", "property"), part.partition("@")[0].split("."), strict=True))
-                for part in one["output"].strip(".").split("...")
-            ]
-            return {
-                "output": one["output"],
-                "outputs": outputs if one["output"].startswith("..") else outputs[0],
-                "inputs": [
-                    {**part, "value": values[f"{part['id']}.{part['property']}"]}
-                    for part in one["inputs"]
-                ],
-                "state": [
-                    {**part, "value": values[f"{part['id']}.{part['property']}"]}
-                    for part in one["state"]
-                ],
-                "changedPropIds": names[:1],
-            }
-    raise AssertionError(f"no callback takes {names}")
+    return page_post(client, values, output="" if name in values else name)
 
 
 @pytest.mark.parametrize("name", CALLBACKS)

@@ -1,0 +1,47 @@
+"""Posts of a page to the dashboard's callbacks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flask.testing import FlaskClient
+
+UPDATE_PATH = "/_dash-update-component"
+
+
+def post(client: FlaskClient, body: object) -> int:
+    """Send a post; return the status of the response."""
+    response = client.post(UPDATE_PATH, data=json.dumps(body), content_type="application/json")
+    return response.status_code
+
+
+def page_post(client: FlaskClient, values: dict[str, Any], *, output: str = "") -> dict[str, Any]:
+    """Return the body that a page sends to the callback which takes some values.
+
+    Args:
+        client: Of the application.
+        values: The values by input or state, such as "url.search", in the callback's order.
+        output: A part of the callback's output, if several callbacks take the same values.
+    """
+    names = list(values)
+    for callback in client.get("/_dash-dependencies").get_json():
+        taken = [f"{one['id']}.{one['property']}" for one in callback["inputs"] + callback["state"]]
+        if taken == names and output in callback["output"]:
+            outputs = [
+                dict(zip(("id", "property"), one.partition("@")[0].split("."), strict=True))
+                for one in callback["output"].strip(".").split("...")
+            ]
+            return {
+                "output": callback["output"],
+                "outputs": outputs if callback["output"].startswith("..") else outputs[0],
+                "inputs": _filled(callback["inputs"], values),
+                "state": _filled(callback["state"], values),
+                "changedPropIds": names[:1],
+            }
+    raise AssertionError(f"no callback takes {names}")
+
+
+def _filled(properties: list[dict[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**one, "value": values[f"{one['id']}.{one['property']}"]} for one in properties]
