@@ -1,6 +1,6 @@
 """Prices of candidates: their slowdown, and the share of the lost time that fixing them saves.
 
-See docs/decisions/0028-a-finding-is-put-back-into-the-fixed-run.md.
+See docs/decisions/0028-prices-of-findings.md.
 """
 
 from __future__ import annotations
