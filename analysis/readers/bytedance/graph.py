@@ -136,7 +136,7 @@ def _match_keys(
 
 
 def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
-    """Chain the operations after a worker's last compute, which DP overlap changes."""
+    """Chain the operations after a worker's last compute; ``overlapped`` changes their order."""
     chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
     chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
     chain += [GRAD_CLIP, OPTIMIZER]

@@ -32,7 +32,7 @@ MIN_OUTSIDE_RATIO = 0.1
 """Share of the compute that must be outside the experts to represent the rank."""
 
 MAX_ODD_RATIO = 0.01
-"""Share of compute spans in which an expert part may stay open, because borders coincide."""
+"""Share of compute spans in which the experts' time may have no end, because borders coincide."""
 
 EP_COMM = KIND_CODES[SpanKind.EP_COMM]
 

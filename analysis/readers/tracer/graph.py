@@ -132,9 +132,10 @@ def build_model(
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
     """Return the transfer of each communication.
 
-    If a member's end is only an upper bound, its transfer is the instance's shortest: the member
-    was not waited for. If all ends are bounds, the transfer is the median of alike instances with
-    known ends, or its own tightest bound if that is shorter.
+    If a member's end is only an upper bound, because its rank did not wait for it, its transfer is
+    the shortest one of the instance. If all ends are bounds, it is the median of alike instances
+    with known ends, or the tightest bound of alike ones if none is known, and at most the
+    instance's own tightest bound.
     """
     spans, comm = matched.spans, matched.comm
     wait = np.where(matched.has_no_wait, 0, matched.split.wait_ns[comm])

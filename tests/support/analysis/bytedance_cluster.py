@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
-from rankscope.tracer.span import NONE
+from rankscope.analysis.readers.bytedance.format import TraceColumns
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.tracer.topology import Coords, Layout
-from tests.support.analysis.cluster import MS, Source
+from tests.support.analysis.bytedance_files import source_of
+from tests.support.analysis.cluster import MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.support.analysis.cluster import Source
 
 LATENCY = MS // 4
 
@@ -141,44 +144,18 @@ class ByteDanceCluster:
         rows = sorted(self.rows, key=lambda row: (row[2], row[0], row[1], row[4]))
         dp, stage, step, name, start, duration, seq, mb = map(list, zip(*rows, strict=True))
         names = tuple(sorted(set(name)))
-        num = len(rows)
-        none = np.full(num, NONE)
         rank = np.array([self.rank(d, s) for d, s in zip(dp, stage, strict=True)], np.int32)
         layout = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
         workers = [(self.rank(d, s), d, s) for d in range(self.dp) for s in range(self.pp)]
-        spans = SpanTable(
-            epoch=np.zeros(num, np.int32),
+        columns = TraceColumns(
             step=np.array(step, np.int32),
             rank=rank,
-            kind=np.zeros(num, np.int8),
             name=np.array([names.index(text) for text in name], np.int32),
-            track=np.zeros(num, np.int32),
             start_ns=np.array(start, np.int64),
             duration_ns=np.array(duration, np.int64),
-            launch_ns=none.astype(np.int64),
-            group_id=np.zeros(num, np.uint64),
             seq=np.array(seq, np.int64),
-            src_rank=none.astype(np.int32),
-            dst_rank=none.astype(np.int32),
-            microbatch=np.array(mb, np.int32),
-            chunk=np.zeros(num, np.int32),
-            num_bytes=none.astype(np.int64),
-            interval_id=np.zeros(num, np.int64),
-            flags=np.zeros(num, np.uint16),
-            depth=np.zeros(num, np.int16),
+            chunk=np.zeros(len(rows), np.int32),
             names=names,
-            tracks=("",),
-        )
-        pairs = np.unique(np.stack((spans.step, rank)), axis=1)
-        steps = StepTable(
-            epoch=np.zeros(pairs.shape[1], np.int32),
-            step=pairs[0],
-            rank=pairs[1],
-            start_ns=np.zeros(pairs.shape[1], np.int64),
-            end_ns=np.zeros(pairs.shape[1], np.int64),
-            num_tokens=np.full(pairs.shape[1], NONE, np.int64),
-            loss=np.full(pairs.shape[1], np.nan),
-            left_out=np.zeros(pairs.shape[1], np.uint32),
         )
         info = RunInfo(
             run_id="tiny",
@@ -194,4 +171,4 @@ class ByteDanceCluster:
                 ),
             ),
         )
-        return Source(info, spans, steps)
+        return source_of(info, columns, microbatch=np.array(mb, np.int32))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from tests.support.analysis.bytedance_jobs import Job, Row
 
 NARROW = {
@@ -78,7 +80,9 @@ def write_meta(path: Path, job: Job, *, as_json: bool = False) -> Path:
     return path
 
 
-def source_of(run: RunInfo, columns: TraceColumns) -> Source:
+def source_of(
+    run: RunInfo, columns: TraceColumns, *, microbatch: NDArray[np.int32] | None = None
+) -> Source:
     """Return a trace's columns as a source of spans."""
     num = len(columns.step)
     none32, none64 = np.full(num, NONE, np.int32), np.full(num, NONE, np.int64)
@@ -96,7 +100,7 @@ def source_of(run: RunInfo, columns: TraceColumns) -> Source:
         seq=columns.seq.astype(np.int64),
         src_rank=none32,
         dst_rank=none32,
-        microbatch=none32,
+        microbatch=none32 if microbatch is None else microbatch,
         chunk=columns.chunk.astype(np.int32),
         num_bytes=none64,
         interval_id=np.zeros(num, np.int64),

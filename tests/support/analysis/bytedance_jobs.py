@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator
 
     Row = dict[str, Any]
     Task = Generator[object, None, None]
@@ -363,20 +363,6 @@ class _Worker:
 
 def _name(side: str, *, forward: bool) -> str:
     return f"{'forward' if forward else 'backward'}-{side}"
-
-
-def in_float32(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows with times rounded to the format's float32 seconds."""
-    import numpy as np
-
-    def rounded(ns: int) -> int:
-        return round(float(np.float32(ns / 1e9)) * 1e9)
-
-    found = []
-    for row in rows:
-        start = rounded(row["start"])
-        found.append({**row, "start": start, "end": start + rounded(row["end"] - row["start"])})
-    return found
 
 
 def from_each_steps_start(rows: list[Row]) -> list[Row]:
