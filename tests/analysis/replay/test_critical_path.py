@@ -69,7 +69,7 @@ def test_slack_is_the_delay_that_an_operation_may_have() -> None:
     assert operation_slack(chain()).slack_ns.tolist() == [110, 90, 0, 0, 30, 0, 0, 0]
 
 
-def test_operation_before_nothing_that_closes_the_step_has_infinite_slack() -> None:
+def test_operation_that_no_closing_operation_follows_has_infinite_slack() -> None:
     model = chain()
     closes = np.array([False] * 6 + [True] * 2)
     model = replace(model, operations=replace(model.operations, closes_step=closes))

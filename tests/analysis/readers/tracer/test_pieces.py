@@ -90,7 +90,7 @@ def test_whole_backward_next_to_split_ones_is_an_item() -> None:
     assert model.ideal_ns[model.kind == BACKWARD].tolist() == [10 * MS, 15 * MS, 4 * MS]
 
 
-def test_backwards_that_are_no_parts_stay_whole() -> None:
+def test_backwards_that_are_not_parts_stay_whole() -> None:
     def script(_: int, __: int) -> Iterator[Action]:
         yield from spans(SpanKind.FORWARD, 0, 1)
         yield from spans(SpanKind.BACKWARD, 0, 1, 1, 1, 1, 1)
