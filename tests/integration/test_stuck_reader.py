@@ -41,4 +41,4 @@ def test_a_server_with_a_statement_that_can_not_be_ended_answers_and_ends(tmp_pa
         server.process.terminate()
         assert server.process.wait(PATIENCE_S) == 0
         assert server.process.stderr is not None
-        assert "a statement that can't be ended is left" in server.process.stderr.read()
+        assert "exiting although a statement still runs" in server.process.stderr.read()
