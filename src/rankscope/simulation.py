@@ -119,13 +119,7 @@ def build_scenario(options: SimulateOptions) -> Scenario:
 
 
 def _given_settings(options: SimulateOptions) -> dict[str, Any]:
-    given = {
-        "seed": options.seed,
-        "num_steps": options.num_steps,
-        "dp": options.dp,
-        "pp": options.pp,
-        "tp": options.tp,
-    }
+    given = {name: getattr(options, name) for name in ("seed", "num_steps", "dp", "pp", "tp")}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -151,11 +145,6 @@ def store_simulation(
     store: Store, simulation: Simulation, steps: Iterable[StepTables]
 ) -> SimulationSize:
     """Store a run. Its row in ``runs`` is written last, so the run appears whole or not at all.
-
-    Args:
-        store: The store.
-        simulation: The run.
-        steps: The tables of the run, which are read once.
 
     Raises:
         RunExistsError: The store holds a run of this name.
@@ -270,11 +259,6 @@ def write_files(
     simulation: Simulation, steps: Iterable[StepTables], *, folder: Path
 ) -> SimulationSize:
     """Write one parquet file for each table, and the description of the run as JSON lines.
-
-    Args:
-        simulation: The run.
-        steps: The tables of the run, which are read once.
-        folder: Destination; created if it is missing.
 
     Raises:
         BadInputError: The folder is not empty, or is not a folder.

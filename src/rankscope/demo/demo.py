@@ -90,13 +90,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def collect_training(store: Store, plan: DemoPlan, *, run_id: str, spool: Path | None) -> None:
-    """Train as run ``run_id`` and store all spans of the run.
-
-    Args:
-        store: The store.
-        plan: The training.
-        run_id: Name of the run.
-        spool: Folder into which the ranks write. None: a temporary folder.
+    """Train and store all spans of the run; without ``spool``, the spool is a temporary folder.
 
     Raises:
         FailedError: The training failed. Its output is kept, and the message names the file.

@@ -34,7 +34,7 @@ class Alerting:
     """Alerts of the runs of a store.
 
     Args:
-        store: The store. Alerts are stored before they are sent.
+        store: Alerts are stored here before they are sent.
         webhook: Receiver of alerts. It first gets those that an earlier server has not sent. None:
             alerts are only stored.
         page_url: Returns the URL of a run's page.

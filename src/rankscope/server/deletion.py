@@ -29,10 +29,6 @@ MAX_ANSWER_BYTES = 65_536
 def delete_run(store_url: str, run_id: str) -> Deletion:
     """Delete a run for good. Deleting it again is no error.
 
-    Args:
-        store_url: URL of the store.
-        run_id: The run.
-
     Raises:
         UnknownRunError: The store holds no run of this name.
         RunNameError: The name is not a valid run name.

@@ -127,13 +127,7 @@ def open_application(
 def run_server(
     app: AsgiApp, endpoint: Endpoint, monitoring: Monitoring, *, on_start: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        app: The application.
-        endpoint: The listeners; the caller closes them.
-        monitoring: Counters.
-        on_start: Called when the server accepts connections.
+    """Serve until SIGINT or SIGTERM; call ``on_start`` when the server accepts connections.
 
     Raises:
         OSError: A socket failed.
@@ -157,30 +151,22 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
     """Return the metrics of the server's loops: tail, analysis, upkeep and others."""
 
     def read() -> Iterable[Reading]:
-        yield Reading(
-            name="loop_up",
-            text="1 if a background loop works, 0 if it fails or has ended.",
-            label="loop",
-            values={loop.name: float(loop.why_stopped() is None) for loop in loops},
-        )
-        yield Reading(
-            name="loop_turns_total",
-            text="Turns of a background loop.",
-            label="loop",
-            values={loop.name: loop.num_turns for loop in loops},
-        )
-        yield Reading(
-            name="loop_failures_total",
-            text="Turns of a background loop that failed and are retried.",
-            label="loop",
-            values={loop.name: loop.num_failures for loop in loops},
-        )
-        yield Reading(
-            name="loop_busy_seconds_total",
-            text="Time that a background loop has spent in its turns.",
-            label="loop",
-            values={loop.name: loop.busy_ns / NS_PER_S for loop in loops},
-        )
+        for name, text, value in (
+            ("loop_up", "1 if a background loop works, 0 if it fails or has ended.", _is_up),
+            ("loop_turns_total", "Turns of a background loop.", lambda loop: loop.num_turns),
+            (
+                "loop_failures_total",
+                "Turns of a background loop that failed and are retried.",
+                lambda loop: loop.num_failures,
+            ),
+            (
+                "loop_busy_seconds_total",
+                "Time that a background loop has spent in its turns.",
+                lambda loop: loop.busy_ns / NS_PER_S,
+            ),
+        ):
+            values = {loop.name: value(loop) for loop in loops}
+            yield Reading(name=name, text=text, label="loop", values=values)
         counted = [loop.counts for loop in loops if loop.counts]
         if counted:
             yield Reading(
@@ -194,31 +180,26 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
     return read
 
 
+def _is_up(loop: Loop) -> float:
+    return float(loop.why_stopped() is None)
+
+
 def read_ingest(service: IngestService) -> Reader:
     """Return the metrics of agents' requests."""
 
     def read() -> Iterable[Reading]:
         counts = service.counts
-        yield Reading(
-            name="ingest_requests_total",
-            text="Requests of agents.",
-            values={"": counts.num_requests},
-        )
-        yield Reading(
-            name="ingest_bytes_total",
-            text="Bytes in bodies of agents' requests.",
-            values={"": counts.num_bytes},
-        )
-        yield Reading(
-            name="ingest_spans_total",
-            text="Spans in agents' requests.",
-            values={"": counts.num_spans},
-        )
-        yield Reading(
-            name="ingest_bad_rows_total",
-            text="Invalid rows, stored with the reason in table bad_rows.",
-            values={"": counts.num_bad_rows},
-        )
+        for name, text, value in (
+            ("ingest_requests_total", "Requests of agents.", counts.num_requests),
+            ("ingest_bytes_total", "Bytes in bodies of agents' requests.", counts.num_bytes),
+            ("ingest_spans_total", "Spans in agents' requests.", counts.num_spans),
+            (
+                "ingest_bad_rows_total",
+                "Invalid rows, stored with the reason in table bad_rows.",
+                counts.num_bad_rows,
+            ),
+        ):
+            yield Reading(name=name, text=text, values={"": value})
         yield Reading(
             name="ingest_cuts_total",
             text="Cuts, by their state after ingest.",
@@ -245,12 +226,7 @@ def read_ingest(service: IngestService) -> Reader:
 
 
 def read_store(store: Store, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> Reader:
-    """Return the metrics of the store's size, read every `STORE_PAUSE_NS` at most.
-
-    Args:
-        store: An open store.
-        monotonic_ns: Clock of the pause.
-    """
+    """Return the metrics of the store's size, read every `STORE_PAUSE_NS` at most."""
     readings: list[Reading] = []
     read_ns: int | None = None
 
@@ -269,41 +245,27 @@ def _read_sizes(store: Store) -> list[Reading]:
         found = store.rows(SIZES)
     except StoreError:
         found = None
-    up = Reading(
-        name="store_up",
-        text="1 if the store answers queries.",
-        values={"": float(found is not None)},
-    )
+    text = "1 if the store answers queries."
+    up = Reading(name="store_up", text=text, values={"": float(found is not None)})
     if found is None:
         return [up]
-    texts = {
-        "num_rows": ("store_rows", "Rows by table, duplicates included."),
-        "num_bytes": ("store_bytes", "Bytes on disk by table."),
-        "num_parts": ("store_parts", "Parts by table. Many parts make reads slow."),
-    }
-    return [
-        up,
-        *(
-            Reading(
-                name=name,
-                text=text,
-                label="table",
-                values={str(row["table"]): float(row[column]) for row in found},
-            )
-            for column, (name, text) in texts.items()
-        ),
-    ]
+    readings = [up]
+    for column, name, text in (
+        ("num_rows", "store_rows", "Rows by table, duplicates included."),
+        ("num_bytes", "store_bytes", "Bytes on disk by table."),
+        ("num_parts", "store_parts", "Parts by table. Many parts make reads slow."),
+    ):
+        values = {str(row["table"]): float(row[column]) for row in found}
+        readings.append(Reading(name=name, text=text, label="table", values=values))
+    return readings
 
 
 def read_edge(server: EdgeServer, endpoint: Endpoint, refusals: Refusals) -> Reader:
     """Return the metrics of connections, refused requests and the certificate."""
 
     def read() -> Iterable[Reading]:
-        yield Reading(
-            name="connections",
-            text="Open connections.",
-            values={"": server.num_connections},
-        )
+        values: dict[str, float] = {"": server.num_connections}
+        yield Reading(name="connections", text="Open connections.", values=values)
         yield Reading(
             name="refused_total",
             text="Refused requests and closed connections, by reason.",

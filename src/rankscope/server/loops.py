@@ -143,10 +143,6 @@ class LiveAnalysis:
     time, and less and less often while it makes no progress.
 
     Args:
-        source: Runs of the store.
-        reports: Diagnoses, which the pages show.
-        alerting: Alert rules.
-        findings: Tracked findings.
         before: The runs of the store when the server started.
         monotonic_ns: Clock for the pauses.
     """

@@ -80,8 +80,6 @@ class StoreProvider:
     """`dashboard.provider.ReportProvider` of one store.
 
     Args:
-        source: The runs.
-        reports: The diagnoses.
         store: The store with the pictures of closed steps. None: all steps are drawn from spans.
         timeout_s: Time that a page waits for a background job.
     """
@@ -326,10 +324,7 @@ def _format_failure(error: Exception) -> str:
 def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:
     """Return the liveness of a run's ranks; None if the store has no heartbeats of them.
 
-    Args:
-        store: The store.
-        run_id: The run.
-        now_ns: Current Unix time by the collector's clock.
+    ``now_ns`` is the Unix time of the collector's clock.
     """
     rows = read_oldest_heartbeats(
         store,

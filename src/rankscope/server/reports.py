@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from rankscope.analysis.report.report import RunReport
-    from rankscope.analysis.trace.context import RunContext
     from rankscope.analysis.trace.tables import (
-        RunInfo,
         RunSummary,
         SpanSource,
         SpanTable,
@@ -77,7 +75,6 @@ class Reports:
     """Diagnoses by run, made at the first request and again after the run has grown.
 
     Args:
-        source: The runs.
         max_spans: Largest number of spans of one analysis. Of larger runs, the last steps are
             analysed.
         monotonic_ns: Clock for the duration of an analysis.
@@ -226,16 +223,14 @@ def find_run(source: SpanSource, run_id: str) -> RunSummary:
 
 
 class ObservedSource:
-    """A `analysis.trace.tables.SpanSource` that reports the progress of analyses.
-
-    Args:
-        source: The runs.
-    """
+    """A `analysis.trace.tables.SpanSource` that reports the progress of analyses."""
 
     def __init__(self, source: SpanSource) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._progress: dict[str, Progress] = {}
+        self.runs, self.run_info = source.runs, source.run_info
+        self.steps, self.context = source.steps, source.context
 
     def progress(self, run_id: str) -> Progress | None:
         """Return how far the run's analysis is; None if none is running."""
@@ -253,30 +248,12 @@ class ObservedSource:
             with self._lock:
                 self._progress.pop(run_id, None)
 
-    def runs(self) -> tuple[RunSummary, ...]:
-        """Return every run, the newest first."""
-        return self._source.runs()
-
-    def run_info(self, run_id: str) -> RunInfo:
-        """Return the description of a run."""
-        return self._source.run_info(run_id)
-
-    def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
-        """Return the step rows with ``first <= step <= last``."""
-        return self._source.steps(run_id, first=first, last=last)
-
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of these steps."""
         self._record(run_id, Activity.READING, num_spans=0)
         found = self._source.spans(run_id, first=first, last=last)
         self._record(run_id, Activity.COMPARING, num_spans=len(found))
         return found
-
-    def context(
-        self, run_id: str, *, first: int | None = None, last: int | None = None
-    ) -> RunContext:
-        """Return the context of these steps: what is known besides spans."""
-        return self._source.context(run_id, first=first, last=last)
 
     def _record(self, run_id: str, activity: Activity, *, num_spans: int) -> None:
         with self._lock:

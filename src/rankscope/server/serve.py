@@ -108,7 +108,7 @@ def serve_store(options: ServeOptions) -> None:
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
         log = stack.enter_context(log_lines(Log(as_json=options.log_json)))
-        topology = _read_topology(options.topology)
+        topology = Topology() if options.topology is None else read_topology(options.topology)
         webhook = _open_webhook(options.alert_webhook, stack)
         endpoint = stack.enter_context(open_endpoint(options.listen))
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
@@ -259,10 +259,6 @@ def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
     webhook = Webhook(url, is_inside=os.environ.get("RANKSCOPE_ALERT_WEBHOOK_INSIDE") == "1")
     stack.callback(webhook.close)
     return webhook
-
-
-def _read_topology(path: Path | None) -> Topology:
-    return Topology() if path is None else read_topology(path)
 
 
 def _open_spool(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.identity import Row
-    from rankscope.collector.spool.cut import Cut, Resume, Sink
+    from rankscope.collector.spool.cut import Sink
     from rankscope.collector.store.store import Store
 
 MAX_FILE_BYTES = 16 << 20
@@ -127,23 +127,12 @@ class PlacedSink:
     def __init__(self, sink: Sink, topology: Topology) -> None:
         self._sink = sink
         self._topology = topology
-
-    def resume(self, run_id: str) -> Resume:
-        """Return what the inner sink holds of a run."""
-        return self._sink.resume(run_id)
-
-    def clocks(self) -> list[Row]:
-        """Return the host clocks that the inner sink knows."""
-        return self._sink.clocks()
+        self.resume, self.clocks, self.ingest = sink.resume, sink.clocks, sink.ingest
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
         """Store descriptions, with the topology of ranks."""
         placed = [self._topology.placed(row) for row in rows] if table == "ranks" else rows
         self._sink.upsert(table, placed)
-
-    def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Store the rows of cuts."""
-        self._sink.ingest(cuts)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -33,9 +33,6 @@ class Upkeep:
     """Upkeep of a store.
 
     Args:
-        deletions: Tombstones of the store.
-        retention: Expiry of old rows.
-        rollups: Rollups of closed steps.
         say: Logs a line.
         monotonic_ns: Clock for the pauses between expiries.
     """
@@ -75,13 +72,7 @@ class Upkeep:
 
 
 def open_upkeep(store: Store, deletions: Deletions, keep: RetentionPolicy) -> Loop:
-    """Return the loop for the upkeep of a store.
-
-    Args:
-        store: The store.
-        deletions: Tombstones of the store.
-        keep: Retention times.
-    """
+    """Return the loop for the upkeep of a store."""
     upkeep = Upkeep(deletions, Retention(store, deletions, policy=keep), Rollups(store))
     return Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S)
 

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class FindingHistory:
-    """The findings of a store with the places of their ranks, read once.
-
-    Args:
-        store: The store.
-    """
+    """The findings of a store with the places of their ranks, read once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

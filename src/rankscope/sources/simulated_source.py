@@ -13,7 +13,7 @@ from rankscope.collector.spool.descriptions import manifest_settings
 from rankscope.trainer.simulator.simulation import Simulation
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table
-from .store_source import build_run_info, event_of, exit_of
+from .store_source import build_run_info, to_event, to_exit
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable
@@ -25,12 +25,7 @@ MAX_STEP = (1 << 31) - 1
 
 
 class SimulatedSource:
-    """A `SpanSource` of one simulated run in memory.
-
-    Args:
-        scenario: The scenario.
-        run_id: Name of the run.
-    """
+    """A `SpanSource` of one simulated run in memory."""
 
     def __init__(self, scenario: Scenario, *, run_id: str = "simulated") -> None:
         simulation = Simulation(scenario, run_id=run_id)
@@ -95,13 +90,13 @@ class SimulatedSource:
         return RunContext(
             microbatches=microbatch_table(self._joined("microbatches", first, last)),
             samples=sample_table(self._joined("samples", first, last)),
-            events=tuple(event_of(row) for row in events),
+            events=tuple(to_event(row) for row in events),
             manifests=tuple(
                 RankManifest(epoch=0, rank=rank, settings=settings)
                 for rank, settings in enumerate(self._settings)
             ),
             exits=tuple(
-                exit_of(row | {"data": exits.get(row["rank"], "")}, None) for row in self._rank_rows
+                to_exit(row | {"data": exits.get(row["rank"], "")}, None) for row in self._rank_rows
             ),
         )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.trace.context import (
     EventRecord,
-    MicrobatchTable,
     RankExit,
     RankManifest,
     RunContext,
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASONS)
+DIED = frozenset({"failed", "lost"})
+MAX_EPOCHS = 16
+"""Newest crashed epochs whose last steps are read: each takes a query."""
 
 
 class StoreSource:
@@ -281,20 +283,13 @@ def read_context(store: Store, run_id: str, *, first: int | None, last: int | No
     """Return the context of steps ``first`` to ``last`` of a run."""
     previous = read_previous_run(store, run_id)
     return RunContext(
-        microbatches=_microbatches(store, run_id, first=first, last=last),
+        microbatches=microbatch_table(read_microbatches(store, run_id, first=first, last=last)),
         samples=_samples(store, run_id, first=first, last=last),
-        events=tuple(event_of(row) for row in read_events(store, run_id)),
+        events=tuple(to_event(row) for row in read_events(store, run_id)),
         manifests=_manifests(store, run_id),
         exits=_exits(store, run_id),
         previous_manifests=() if previous is None else _manifests(store, previous),
     )
-
-
-def _microbatches(
-    store: Store, run_id: str, *, first: int | None, last: int | None
-) -> MicrobatchTable:
-    table = read_microbatches(store, run_id, first=first, last=last)
-    return microbatch_table(table)
 
 
 def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:
@@ -305,7 +300,7 @@ def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) 
     return sample_table(table)
 
 
-def event_of(row: Row) -> EventRecord:
+def to_event(row: Row) -> EventRecord:
     """Return the event of a row of table ``events``."""
     return EventRecord(
         epoch=row["epoch"],
@@ -328,11 +323,11 @@ def _exits(store: Store, run_id: str) -> tuple[RankExit, ...]:
     rows = read_exits(store, run_id)
     epochs = sorted({row["epoch"] for row in rows if row["exit_state"] in DIED})
     steps = {epoch: read_last_steps(store, run_id, epoch) for epoch in epochs[-MAX_EPOCHS:]}
-    exits = [exit_of(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
+    exits = [to_exit(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
     return tuple(sorted(exits, key=lambda found: (found.at_ns is None, found.at_ns or 0)))
 
 
-def exit_of(row: Row, last_step: int | None) -> RankExit:
+def to_exit(row: Row, last_step: int | None) -> RankExit:
     """Return the end of a process from its row of table ``ranks`` and the data of its exit event.
 
     Args:
@@ -358,10 +353,3 @@ def _document(text: str) -> dict[str, Any]:
         return {}
     found = json.loads(text)
     return found if isinstance(found, dict) else {}
-
-
-MAX_EPOCHS = 16
-"""Newest crashed epochs whose last steps are read: each takes a query."""
-
-
-DIED = frozenset({"failed", "lost"})
