@@ -113,13 +113,9 @@ def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]
 
 def mfu_reason(report: RunReport) -> str:
     """Return why the run has no MFU."""
-    warnings = report.quality.warnings
-    warning = next((warning for warning in warnings if warning.startswith("MFU")), None)
-    if warning is not None:
-        return escape(warning)
     if not report.has_layout:
-        return "the parallel layout is unknown"
-    return "FLOPs per token or the device's peak are unknown"
+        return "parallel layout unknown"
+    return "FLOPs per token or device peak unknown"
 
 
 def liveness_card(liveness: RankLiveness | None) -> list[Component]:

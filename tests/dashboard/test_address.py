@@ -32,11 +32,11 @@ def test_an_address_names_a_view(path: str, query: str, view: View) -> None:
 
 
 @pytest.mark.parametrize("step", ["-1", "1.5", "x", "", "9" * 40, "٣"])
-def test_a_step_that_is_no_number_is_left_open(step: str) -> None:
+def test_a_step_that_is_no_number_is_ignored(step: str) -> None:
     assert read_address("/timeline", f"?step={step}").step is None
 
 
-def test_an_unknown_grouping_is_the_usual_one() -> None:
+def test_an_unknown_grouping_is_the_default() -> None:
     assert read_address("/timeline", "?group=cheese").group_by is GroupBy.PP
 
 
@@ -46,7 +46,7 @@ def test_an_unknown_grouping_is_the_usual_one() -> None:
     step=st.none() | st.integers(0, 10**9),
     group_by=st.sampled_from(GroupBy),
 )
-def test_every_view_of_the_timeline_can_be_sent_as_an_address(
+def test_every_view_of_the_timeline_has_an_address(
     run: str, epoch: int | None, step: int | None, group_by: GroupBy
 ) -> None:
     view = View(page=TIMELINE, run=run, epoch=epoch, step=step, group_by=group_by)

@@ -35,7 +35,7 @@ def test_the_overview_shows_verdict_findings_waits_and_quality() -> None:
 
 
 def test_unknown_quantities_are_n_a_with_a_reason() -> None:
-    made = report(mfu=False, warnings=("MFU unknown: no peak for device 'NVIDIA X9'",))
+    made = report(mfu=False)
     quality = replace(made.quality, clock_error_ns=None, coverage_ratio=None)
     unknown = replace(made, slowdown=None, waste_ratio=None, quality=quality, starved=())
 
@@ -43,7 +43,7 @@ def test_unknown_quantities_are_n_a_with_a_reason() -> None:
 
     assert "slowdown | n/a" in shown
     assert "clock error | n/a | coverage | n/a" in shown
-    assert "MFU n/a: MFU unknown: no peak for device 'NVIDIA X9'." in shown
+    assert "MFU n/a: FLOPs per token or device peak unknown." in shown
     assert "No rank waits for another beyond the noise." in shown
 
 
