@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.dashboard.address import TIMELINE, View
+from rankscope.dashboard.address import View
 from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import words
@@ -76,24 +75,6 @@ def test_the_overview_works_at_every_size(made: RunReport) -> None:
     provider = FakeProvider(reports={made.run: made})
 
     assert provider.sentence in overview_text(provider, made.run)
-
-
-def test_the_timeline_opens_at_the_last_step_of_the_top_finding() -> None:
-    provider = training_provider(report(num_steps=4, onset=2))
-
-    shown = words(timeline_page(provider, View(page=TIMELINE), base_path="/"))
-
-    assert "Step 3 | 410 ms, ideal" in shown
-    assert "336 spans of 8 ranks, epoch 0" in shown
-
-
-def test_a_step_without_spans_offers_another() -> None:
-    view = View(page=TIMELINE, run="demo-42", step=12)
-
-    shown = words(timeline_page(training_provider(), view, base_path="/"))
-
-    assert "No data because step 12 of epoch 0 has no spans" in shown
-    assert "Show a step of this run that has spans" in shown
 
 
 def test_a_long_run_says_that_only_its_last_steps_are_analysed() -> None:
