@@ -1,8 +1,8 @@
-"""Import a trace of ByteDance's published format.
+"""Import of traces in ByteDance's published format.
 
-One parquet row an operation; times in float32 seconds from the step's start.
-The traces and their format are those of "Understanding Stragglers in Large
-Model Training Using What-if Analysis", arXiv 2505.05713.
+A parquet file with one row per operation; times are float32 seconds from the step's start.
+
+Source: "Understanding Stragglers in Large Model Training Using What-if Analysis", arXiv 2505.05713.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..identity import check_run_name, segment_id
 from ..retention.deletion import Deletions
 from ..spool.cut import Cut, CutKey
 from .bytedance_meta import TraceMeta, read_meta
-from .parquet_pages import MAGIC, NOT_PARQUET
+from .parquet_reader import NOT_PARQUET
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from ..client.served_writer import RunWriter
     from ..identity import Row
     from ..store.store import Store
-    from .bytedance_rows import TraceRows
+    from .bytedance_trace import TraceRows
 
 SOURCE_FORMAT = "bytedance"
+MAGIC = b"PAR1"
 EPOCH = 0
 INSERT_ROWS = 1_000_000
 
@@ -58,40 +59,40 @@ DELETE_LEFTOVERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What an import stored."""
+    """Result of an import."""
 
     run_id: str
     num_spans: int
     num_steps: int
     num_ranks: int
     already_imported: bool
-    """The same file was in the store under this name before; nothing was written."""
+    """The same file was stored under this name before; nothing was written."""
 
 
 def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None) -> ImportResult:
     """Store the trace in ``file`` as run ``run_id``.
 
-    The run appears whole or not at all: its row in ``runs`` is written last,
-    and what an import that was cut short left behind is removed first.
+    The run appears whole or not at all: its row in ``runs`` is written last, and the rows of an
+    interrupted import are removed first.
 
     Args:
-        store: Where to.
+        store: The store.
         file: The parquet file.
         run_id: Name of the run.
-        meta: YAML with the job's sizes; they can't be read off a trace.
+        meta: YAML file with the job's sizes, which a trace does not have.
 
     Raises:
-        RunNameError: The name can't be stored.
-        RunExistsError: The name is taken by another content.
-        RunBegunError: A server holds the store, and an unfinished run of that name is in it.
+        RunNameError: The name is invalid.
+        RunExistsError: The name is taken by another run.
+        RunBegunError: A server holds the store, which has an unfinished run of that name.
         RunDeletedError: A run of that name was deleted.
-        MetaError: No ``meta``, or it is unreadable, incomplete, or contradicts the trace.
-        TraceError: The file is no such trace.
+        MetaError: ``meta`` is missing, unreadable, incomplete, or contradicts the trace.
+        TraceError: The file is not a trace of this format.
     """
     check_run_name(run_id)
     Deletions(store).check(run_id)
     sizes = read_meta(meta, trace=file)
-    from .bytedance_rows import read_trace  # loads pyarrow
+    from .bytedance_trace import read_trace  # imports pyarrow
 
     sha256 = _content_hash(file, sizes)
     presence = {"run_id": run_id, "sha256": sha256, "shipped": _shipped_process(sha256)}
@@ -162,7 +163,7 @@ def _ship(
     segment = segment_id(process, 0)
     num_spans = len(trace.start_ns)
     steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
-    # Rows of a cut have numbers of their own within it: the steps follow the spans.
+    # The row numbers of a cut are unique over its tables: those of the steps follow the spans.
     at = steps.schema.get_field_index("row")
     last_rows = np.arange(num_spans, num_spans + steps.num_rows, dtype=np.uint32)
     steps = steps.set_column(at, "row", numbers(last_rows))
@@ -191,8 +192,9 @@ def _ship(
 
 
 def _shipped_process(sha256: str) -> str:
-    """Return the name under which a server stores the rows: not that of an import of this
-    process, which numbers them otherwise.
+    """Return the ``process`` of rows that a server stores.
+
+    Another than that of rows stored by this process, which have other row numbers.
     """
     return sha256[32:]
 
@@ -231,11 +233,11 @@ def _run_row(run_id: str, *, meta: TraceMeta, now_ns: int) -> dict[str, Any]:
 
 
 def _content_hash(file: Path, meta: TraceMeta) -> str:
-    """Hash the trace's bytes and the sizes it is read with."""
+    """Return the hash of the trace's bytes and of the sizes."""
     digest = hashlib.sha256(json.dumps(meta.layout.to_dict()).encode())
     try:
         with os.fdopen(open_regular_file(file), "rb") as opened:
-            if opened.read(len(MAGIC)) != MAGIC:  # a long file of another kind is not read through
+            if opened.read(len(MAGIC)) != MAGIC:  # do not read a huge file of another type
                 raise TraceError(file, NOT_PARQUET)
             digest.update(MAGIC)
             while block := opened.read(1 << 20):

@@ -1,4 +1,4 @@
-"""The sizes of a job that come beside its trace, in a small YAML file."""
+"""Sizes of a traced job, from the YAML file that comes with the trace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 SIZES = ("dp_size", "dsp_size", "pp_size", "tp_size", "vpp_size")
 MAX_META_BYTES = 1 << 16
 MAX_BRACKETS = 64
-"""The parser takes nested ones squared; the sizes stand in none."""
+"""The parser's time grows with the square of nested ones; a valid file has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMeta:
-    """What the meta file says."""
+    """Content of a meta file."""
 
     path: Path
     layout: Layout
@@ -32,19 +32,19 @@ class TraceMeta:
 
 
 def read_meta(path: Path | None, *, trace: Path) -> TraceMeta:
-    """Read the sizes.
+    """Read the sizes of a job.
 
     Args:
-        path: The YAML file, or None where the caller gave none.
-        trace: The trace it belongs to, for the message.
+        path: The YAML file; None if none is given.
+        trace: The trace that it belongs to, for the message.
 
     Raises:
-        MetaError: None given, unreadable, a size missing or no whole number of
-            at least 1, or a world size that is not the product of the others.
+        MetaError: There is no file, it cannot be read, a size is missing or not a whole number of
+            at least 1, or the world size is not the product of the others.
     """
     if path is None:
         raise MetaError(
-            f"{trace} does not say how large the job was:"
+            f"{trace} does not have the sizes of the job:"
             " pass --meta FILE, a YAML file with dp_size, dsp_size, pp_size, tp_size,"
             " vpp_size and world_size"
         )
@@ -70,16 +70,16 @@ def _load(path: Path) -> dict[Any, Any]:
     except (ValueError, RecursionError) as error:
         raise MetaError(f"{path} is not YAML: pass the trace's meta file") from error
     if not isinstance(document, dict):
-        raise MetaError(f"{path} holds no sizes: it must have {', '.join(SIZES)} and world_size")
+        raise MetaError(f"{path} has no sizes: it must have {', '.join(SIZES)} and world_size")
     return document
 
 
 def _parsed(text: str) -> object:
-    """Return what a YAML document holds.
+    """Return the content of a YAML document.
 
     Raises:
-        ValueError: It is none, or has aliases (a few stand for more than memory holds) or
-            many brackets.
+        ValueError: It is not YAML, or has many brackets or aliases; a few aliases can expand to
+            more than fits in memory.
         RecursionError: It is nested too deep.
     """
     import yaml
@@ -91,7 +91,7 @@ def _parsed(text: str) -> object:
             raise ValueError("aliases")
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError("no YAML") from error
+        raise ValueError("not YAML") from error
 
 
 def _size(document: dict[Any, Any], name: str, *, path: Path) -> int:
@@ -106,5 +106,5 @@ def _size(document: dict[Any, Any], name: str, *, path: Path) -> int:
 def _shown(value: object) -> str:
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except ValueError:  # Python refuses to print numbers of more than 4,300 digits
         return "too large a number"

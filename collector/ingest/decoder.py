@@ -126,7 +126,7 @@ class Decoder:
         with theirs:
             arguments = [str(theirs.fileno()), str(MEMORY_BYTES)]
             self._process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", "rankscope.collector.ingest.decoder", *arguments],
+                [sys.executable, "-P", "-m", "rankscope.collector.ingest.decoder", *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ MODULES = [
     "rankscope.collector.http.application",
     "rankscope.collector.store.store",
     "rankscope.collector.spool.tail",
-    "rankscope.collector.importers.bytedance_rows",
+    "rankscope.collector.importers.bytedance_trace",
     "rankscope.dashboard.app",
     "rankscope.commands.app",
     "rankscope.demo.demo",

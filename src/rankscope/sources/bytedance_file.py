@@ -9,14 +9,14 @@ from rankscope.analysis.readers.bytedance.what_if import what_if_trace
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
 from rankscope.collector.importers.bytedance import EPOCH, SOURCE_FORMAT
 from rankscope.collector.importers.bytedance_meta import read_meta
-from rankscope.collector.importers.bytedance_rows import read_trace
+from rankscope.collector.importers.bytedance_trace import read_trace
 from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.readers.bytedance.what_if import TraceWhatIf
-    from rankscope.collector.importers.bytedance_rows import TraceRows
+    from rankscope.collector.importers.bytedance_trace import TraceRows
 
 
 def what_if_file(path: Path, meta: Path) -> TraceWhatIf:

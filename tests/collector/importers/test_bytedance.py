@@ -11,9 +11,8 @@ import pytest
 
 from rankscope.collector.errors import RunExistsError
 from rankscope.collector.importers.bytedance import import_bytedance
-from rankscope.collector.importers.bytedance_file import ROWS_AT_ONCE
 from rankscope.collector.importers.bytedance_meta import read_meta
-from rankscope.collector.importers.bytedance_rows import read_trace
+from rankscope.collector.importers.bytedance_trace import ROWS_AT_ONCE, read_trace
 from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.read.spans import read_spans
 from rankscope.sources.store_source import StoreSource
@@ -81,7 +80,7 @@ def test_steps_are_laid_end_to_end_in_step_order(
     assert steps.num_tokens.tolist() == [-1, -1]
 
 
-def test_a_steps_row_spans_that_ranks_own_operations(
+def test_a_step_row_covers_its_ranks_operations(
     store: Store, run_id: str, put: Callable[..., None]
 ) -> None:
     put(
@@ -99,7 +98,7 @@ def test_a_steps_row_spans_that_ranks_own_operations(
     assert (steps.end_ns // 10**9).tolist() == [5, 2]
 
 
-def test_kinds_follow_the_operation_type_and_names_stay_verbatim(
+def test_the_operation_type_gives_the_kind_and_the_name(
     store: Store, run_id: str, put: Callable[..., None]
 ) -> None:
     expected = {
@@ -128,7 +127,7 @@ def test_kinds_follow_the_operation_type_and_names_stay_verbatim(
     assert set(spans.group_id.tolist()) == {0}
 
 
-def test_every_field_of_an_operation_finds_its_column(
+def test_every_field_of_an_operation_has_its_column(
     store: Store, run_id: str, put: Callable[..., None]
 ) -> None:
     put([operation(seq_id=31, mb_id=7, mc=1, step=1238, gmc=5)], vpp_size=2)
@@ -138,7 +137,9 @@ def test_every_field_of_an_operation_finds_its_column(
     assert (row["launch_ns"], row["num_bytes"], row["src_rank"], row["dst_rank"]) == (-1,) * 4
 
 
-def test_identical_operations_stay_two(store: Store, run_id: str, put: Callable[..., None]) -> None:
+def test_identical_operations_are_both_kept(
+    store: Store, run_id: str, put: Callable[..., None]
+) -> None:
     put([operation(), operation()])
 
     assert len(StoreSource(store).spans(run_id)) == 2
@@ -147,7 +148,7 @@ def test_identical_operations_stay_two(store: Store, run_id: str, put: Callable[
     ) == [{"n": 2}]
 
 
-def test_ranks_keep_their_own_numbers_and_places(
+def test_ranks_keep_their_numbers_and_positions(
     store: Store, run_id: str, put: Callable[..., None]
 ) -> None:
     put(
@@ -190,7 +191,7 @@ def test_the_same_file_twice_is_imported_once(store: Store, run_id: str, tmp_pat
     ) == [{"n": 2}]
 
 
-def test_another_content_under_a_taken_name_is_refused(
+def test_other_content_under_a_used_name_is_refused(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     meta = write_meta(tmp_path / "m.yaml")
@@ -204,7 +205,7 @@ def test_another_content_under_a_taken_name_is_refused(
     assert StoreSource(store).spans(run_id).duration_ns.tolist() == [10**9]
 
 
-def test_the_same_file_with_other_sizes_is_another_content(
+def test_the_same_file_with_other_sizes_is_other_content(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
     trace = write_trace(tmp_path / "a.parquet", [operation()])
@@ -215,10 +216,10 @@ def test_the_same_file_with_other_sizes_is_another_content(
         import_bytedance(store, trace, run_id=run_id, meta=larger)
 
 
-def test_what_an_import_cut_short_left_behind_never_shows(
+def test_rows_of_an_interrupted_import_never_show(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
-    # As a kill would leave it: rows and the ledger's note, but no row in `runs`.
+    # As after a kill: rows, and the ledger's line, but no row in `runs`.
     meta = write_meta(tmp_path / "m.yaml")
     lost = write_trace(tmp_path / "lost.parquet", [operation("lost"), operation("lost", seq_id=1)])
     import_bytedance(store, lost, run_id=run_id, meta=meta)
@@ -233,7 +234,7 @@ def test_what_an_import_cut_short_left_behind_never_shows(
     assert (summary.num_spans, summary.num_steps) == (1, 1)
 
 
-def test_starts_of_64_bits_may_count_from_1970(tmp_path: Path) -> None:
+def test_starts_of_64_bits_may_be_unix_times(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.parquet", [operation(), operation(seq_id=1, duration=0.5)])
     table = pq.read_table(path)
     at = table.schema.get_field_index("start_ts")
@@ -242,7 +243,7 @@ def test_starts_of_64_bits_may_count_from_1970(tmp_path: Path) -> None:
 
     rows = read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
 
-    # 64 bits tell times since 1970 apart to a quarter of a microsecond.
+    # 64-bit floats have Unix times to a quarter of a microsecond.
     assert rows.start_ns.tolist() == pytest.approx([0, 1_250_000_000], abs=256)
 
 

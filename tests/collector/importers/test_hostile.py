@@ -1,7 +1,7 @@
-"""Every file that a command is given may be another than it says: each is refused in one line.
+"""Hostile files for every option and argument of the commands: each is refused in one line.
 
-One process reads them all, and its memory is watched. Most doors are tried where the file is
-read, and some by the whole command, which opens a store first.
+One process reads them all, and its memory is measured. Most files are given to the function that
+reads them, some to the whole command, which opens a store first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEBIBYTE = 1 << 20
-LONGEST_S = 240.0
-"""For all of them, on a machine that stands still for a while; none may wait for anybody."""
+TIMEOUT_S = 240.0
+"""For all files, on a busy machine; no file may block a command."""
 
 PROGRAM = """
 import contextlib, io, json, os, pathlib, resource, sys, time
@@ -46,7 +46,7 @@ def command(arguments):
 def peak_kib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-def told(arguments, environment):
+def outcome(arguments, environment):
     os.environ.update(environment)
     out, err, status, raised = io.StringIO(), io.StringIO(), None, ""
     began = time.process_time()
@@ -60,9 +60,9 @@ def told(arguments, environment):
     return [status, err.getvalue(), raised, peak_kib(), time.process_time() - began]
 
 cases = json.load(sys.stdin)
-first = [told(*case) for case in cases[:1]]
+first = [outcome(*case) for case in cases[:1]]
 before = peak_kib()
-rest = [told(*case) for case in cases[1:]]
+rest = [outcome(*case) for case in cases[1:]]
 json.dump([before, first + rest], sys.stdout)
 """
 
@@ -104,15 +104,15 @@ TEXTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What the command said of it."""
+class Answer:
+    """Outcome of a command."""
 
     status: int | None
     line: str
     raised: str
     peak_bytes: int
     took_s: float
-    """Of a processor."""
+    """CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +120,14 @@ class Outcome:
     folder: Path
     marker: Path
     before: set[str]
-    """Names in the folder before."""
+    """Paths in the folder before the commands ran."""
 
     warm_bytes: int
-    told: dict[str, Told]
+    answers: dict[str, Answer]
 
 
 def hostile(folder: Path, marker: Path) -> dict[str, Path]:
-    """Make the files that are hostile at any door; return them by name."""
+    """Create files that are hostile for every reader; return them by name."""
     found: dict[str, Path] = {}
     contents = pickles(marker) | archives() | parquets() | {"arrow": arrow_file()}
     for name, content in contents.items():
@@ -137,18 +137,18 @@ def hostile(folder: Path, marker: Path) -> dict[str, Path]:
     found |= {"folder": folder / "folder", "loop": folder / "loop", "none": folder / "none"}
     for path in found.values():
         if path.exists():
-            path.chmod(0o600)  # a file of tokens is read then
+            path.chmod(0o600)  # otherwise a file of tokens is not read
     found["device"].symlink_to("/dev/zero")
     os.mkfifo(found["fifo"])
     with found["endless"].open("wb") as file:
-        file.truncate(1 << 40)  # a terabyte that takes no room
+        file.truncate(1 << 40)  # a terabyte, without using the disk
     found["folder"].mkdir()
     found["loop"].symlink_to(found["loop"])
     return found
 
 
 def with_ending(path: Path, ending: str) -> str:
-    """Return a link to a file by which its format is told from its name."""
+    """Return a link to a file whose name ends as its format needs."""
     link = path.with_name(f"{path.name}.{ending}")
     if not link.is_symlink():
         link.symlink_to(path.name)
@@ -156,7 +156,7 @@ def with_ending(path: Path, ending: str) -> str:
 
 
 def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """Return the command lines by door and file, with their environment."""
+    """Return the command lines by argument and file, with their environment."""
     store = f"chdb://{folder / 'store'}"
     meta = folder / "sound.yaml"
     meta.write_text(META)
@@ -184,7 +184,7 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
 
 
 def texts(folder: Path, marker: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """Return command lines with texts that are hostile to the parser of their format."""
+    """Return command lines with texts that are hostile to the parsers of their formats."""
     found: dict[str, tuple[list[str], dict[str, str]]] = {}
     for ending, contents in TEXTS.items():
         for name, text in contents.items():
@@ -205,44 +205,44 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     marker = folder / "executed"
     files = hostile(folder, marker)
     cases = commands(folder, files) | texts(folder, marker)
-    # The first loads what there is to load, the store too: memory counts from there.
-    asked = [cases["import parquet-page-bomb"], *cases.values()]
+    # The first command loads all libraries and the store: memory is counted after it.
+    commands_run = [cases["import parquet-page-bomb"], *cases.values()]
     before = {str(path) for path in folder.parent.parent.rglob("*") if "store" not in path.parts}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        input=json.dumps(asked),
+        input=json.dumps(commands_run),
         capture_output=True,
         text=True,
-        timeout=LONGEST_S,
+        timeout=TIMEOUT_S,
         check=True,
     )
-    warm_kib, answers = json.loads(done.stdout)
-    told = {
-        name: Told(status=status, line=err, raised=raised, peak_bytes=kib * 1024, took_s=took_s)
-        for name, (status, err, raised, kib, took_s) in zip(cases, answers[1:], strict=True)
+    warm_kib, found = json.loads(done.stdout)
+    answers = {
+        name: Answer(status=status, line=err, raised=raised, peak_bytes=kib * 1024, took_s=took_s)
+        for name, (status, err, raised, kib, took_s) in zip(cases, found[1:], strict=True)
     }
     return Outcome(
-        folder=folder, marker=marker, before=before, warm_bytes=warm_kib * 1024, told=told
+        folder=folder, marker=marker, before=before, warm_bytes=warm_kib * 1024, answers=answers
     )
 
 
-def test_each_is_refused_in_one_plain_line_with_status_2(outcome: Outcome) -> None:
+def test_every_hostile_file_is_refused_in_one_line_with_status_2(outcome: Outcome) -> None:
     wrong = {
-        name: told
-        for name, told in outcome.told.items()
-        if told.status != 2
-        or told.raised
-        or told.line.count("\n") != 1
-        or not told.line.startswith("rankscope: ")
-        or not told.line[:-1].isprintable()
-        or len(told.line) > 1000
+        name: answer
+        for name, answer in outcome.answers.items()
+        if answer.status != 2
+        or answer.raised
+        or answer.line.count("\n") != 1
+        or not answer.line.startswith("rankscope: ")
+        or not answer.line[:-1].isprintable()
+        or len(answer.line) > 1000
     }
 
     assert not wrong
-    assert len(outcome.told) > 150
+    assert len(outcome.answers) > 150
 
 
-def test_none_of_them_ran_anything_or_wrote_outside(outcome: Outcome) -> None:
+def test_no_hostile_file_runs_code_or_writes_elsewhere(outcome: Outcome) -> None:
     root = outcome.folder.parent.parent
     after = {str(path) for path in root.rglob("*") if "store" not in path.parts}
 
@@ -250,9 +250,9 @@ def test_none_of_them_ran_anything_or_wrote_outside(outcome: Outcome) -> None:
     assert after == outcome.before
 
 
-def test_none_of_them_took_memory_or_time(outcome: Outcome) -> None:
-    most = max(outcome.told.values(), key=lambda told: told.peak_bytes)
-    slowest = max(outcome.told.values(), key=lambda told: told.took_s)
+def test_no_hostile_file_takes_much_memory_or_time(outcome: Outcome) -> None:
+    most = max(outcome.answers.values(), key=lambda answer: answer.peak_bytes)
+    slowest = max(outcome.answers.values(), key=lambda answer: answer.took_s)
 
     assert most.peak_bytes - outcome.warm_bytes <= 128 * MEBIBYTE, most
     assert slowest.took_s < 20, slowest

@@ -1,4 +1,4 @@
-"""No file that comes from outside can bring code: the source is walked for what would run it."""
+"""No input file can bring code: a walk over the sources finds calls that would run it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PACKAGES = ("analysis", "collector", "dashboard", "rankscope", "tracer", "trainer", "benchmarks")
+PACKAGES = (
+    "analysis",
+    "collector",
+    "dashboard",
+    "src/rankscope",
+    "tracer",
+    "trainer",
+    "benchmarks",
+)
 
 LOADERS = frozenset(
     {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     | {"jsonpickle", "runpy", "code", "zipfile", "tarfile", "shutil.unpack_archive"}
 )
-"""Modules that make objects, code or files of what they read."""
+"""Modules that create objects, code or files from their input."""
 
 BARE_CALLS = frozenset({"eval", "exec", "__import__"})
 METHODS = frozenset(
@@ -28,19 +36,19 @@ METHODS = frozenset(
     | {"gather_object", "scatter_object_list", "recv_object_list"}
 )
 PLAIN_LOADERS = {"torch.load": "weights_only", "np.load": "", "numpy.load": "", "yaml.load": ""}
-"""Calls that are refused unless they have this argument, set to True."""
+"""Calls that need this argument, set to True."""
 
 ALLOWED = {
-    # `python -m rankscope.tracer SCRIPT` runs the script that it is named, as `python SCRIPT` does.
+    # `python -m rankscope.tracer SCRIPT` runs the script, as `python SCRIPT` does.
     "tracer/__main__.py: exec",
     "tracer/__main__.py: runpy",
-    # What the ranks of one job tell each other, over the job's own process group.
+    # Objects that the ranks of one job exchange, over the job's own process group.
     "trainer/faults/links.py: dist.all_gather_object",
 }
 
 
 def offences(source: str) -> Iterator[str]:
-    """Yield what a source does that may run code of a file."""
+    """Yield the calls and imports of a source that may run code from a file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in LOADERS)
@@ -54,12 +62,12 @@ def offences(source: str) -> Iterator[str]:
 
 def _of_call(node: ast.Call) -> Iterator[str]:
     called = ast.unparse(node.func)
-    told = {word.arg: word.value for word in node.keywords}
+    keywords = {word.arg: word.value for word in node.keywords}
     if called in BARE_CALLS or called in METHODS or called.rpartition(".")[2] in METHODS:
         yield called
-    if called in PLAIN_LOADERS and not _is_true(told.get(PLAIN_LOADERS[called])):
+    if called in PLAIN_LOADERS and not _is_true(keywords.get(PLAIN_LOADERS[called])):
         yield called
-    yield from (word for word in ("allow_pickle", "shell") if _is_true(told.get(word)))
+    yield from (word for word in ("allow_pickle", "shell") if _is_true(keywords.get(word)))
     if called.endswith("import_module") and not all(
         isinstance(argument, ast.Constant) for argument in node.args
     ):
@@ -74,7 +82,7 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def test_no_source_of_ours_loads_a_pickle_or_runs_what_it_reads() -> None:
+def test_our_sources_load_no_pickle_and_run_no_input() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {offence}"
         for path in sources()
@@ -104,7 +112,7 @@ def test_no_source_of_ours_loads_a_pickle_or_runs_what_it_reads() -> None:
         "file.extractall()",
     ],
 )
-def test_the_walk_sees_what_would_run_code(source: str) -> None:
+def test_the_walk_finds_calls_that_run_code(source: str) -> None:
     assert list(offences(source))
 
 
@@ -112,5 +120,5 @@ def test_the_walk_sees_what_would_run_code(source: str) -> None:
     "source",
     ["torch.load(path, weights_only=True)", "yaml.safe_load(text)", "json.loads(text)"],
 )
-def test_the_walk_leaves_what_is_safe(source: str) -> None:
+def test_the_walk_accepts_safe_calls(source: str) -> None:
     assert not list(offences(source))

@@ -1,11 +1,11 @@
-"""Files that nobody should load: made anew for each test run, none is kept in the repository."""
+"""Hostile files, created by the tests; none is in the repository."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import os
-import pickle  # noqa: TID251  # made, never loaded
+import pickle  # noqa: TID251  # written, never loaded
 import stat
 import struct
 import tarfile
@@ -33,7 +33,7 @@ class _RunsACommand:
 
 
 def pickles(marker: Path) -> dict[str, bytes]:
-    """Return pickles: one that would make ``marker``, and ones that take memory or never end."""
+    """Return pickles: one that creates ``marker``, and ones that take memory or do not end."""
     laughs = b"\x80\x04(l\x94" + b"".join(b"(" + b"h\x00" * 10 + b"l\x94" for _ in range(9)) + b"."
     return {
         "pickle-that-runs": pickle.dumps(_RunsACommand(f"touch {marker}")),
@@ -45,7 +45,7 @@ def pickles(marker: Path) -> dict[str, bytes]:
 
 
 def archives() -> dict[str, bytes]:
-    """Return zip, gzip and tar files: bombs, and members that lead out or are no files."""
+    """Return archives: bombs, and members outside the folder or of special types."""
     zeros = bytes(8 << 20)
     bomb, slip, tar = io.BytesIO(), io.BytesIO(), io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
@@ -61,11 +61,11 @@ def archives() -> dict[str, bytes]:
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "/etc/passwd"
             packed.addfile(member)
-    lying = bytearray(bomb.getvalue())
-    lying[22:26] = struct.pack("<I", 1)  # the first member says that it inflates to one byte
+    forged = bytearray(bomb.getvalue())
+    forged[22:26] = struct.pack("<I", 1)  # the first member declares an inflated size of 1 byte
     return {
         "zip-bomb": bomb.getvalue(),
-        "zip-that-lies": bytes(lying),
+        "zip-with-forged-size": bytes(forged),
         "zip-slip": slip.getvalue(),
         "gzip-bomb": gzip.compress(zeros * 4, 1),
         "tar-links": tar.getvalue(),
@@ -73,32 +73,32 @@ def archives() -> dict[str, bytes]:
 
 
 def parquets() -> dict[str, bytes]:
-    """Return parquet files of the trace's columns that lie, or inflate beyond measure."""
-    sound = _written(2)
+    """Return parquet files with the columns of a trace, with forged or extreme sizes."""
+    valid = _written(2)
     long_page = _with_num_rows(
         _written(LONG_PAGE_ROWS, compression="zstd", data_page_size=1 << 30),
         LONG_PAGE_ROWS,
-        says=1000,
+        declared=1000,
     )
     return {
-        "parquet-of-2^40-rows": _with_num_rows(sound, 2, says=1 << 40),
-        "parquet-of-fewer-rows": _with_num_rows(sound, 2, says=1),
-        "parquet-of-negative-rows": _with_num_rows(sound, 2, says=-5),
+        "parquet-of-2^40-rows": _with_num_rows(valid, 2, declared=1 << 40),
+        "parquet-of-fewer-rows": _with_num_rows(valid, 2, declared=1),
+        "parquet-of-negative-rows": _with_num_rows(valid, 2, declared=-5),
         "parquet-of-equal-rows": _written(MANY_ROWS),
         "parquet-page-bomb": long_page,
-        "parquet-page-that-lies": _with_first_page(long_page, 2 << 20),
+        "parquet-page-of-forged-size": _with_first_page(long_page, 2 << 20),
         "parquet-long-text": _written(1 << 18, optype="x" * (1 << 20)),
         "parquet-prefixes": _written(
             8, use_dictionary=False, column_encoding={"optype": "DELTA_BYTE_ARRAY"}
         ),
-        "parquet-cut-short": sound[: len(sound) // 2],
-        "parquet-footer-of-4-gib": sound[:-8] + b"\xff\xff\xff\xff" + b"PAR1",
-        "parquet-deep": sound[:-8] + b"\x1c" * 60_000 + struct.pack("<I", 60_000) + b"PAR1",
+        "parquet-cut-short": valid[: len(valid) // 2],
+        "parquet-footer-of-4-gib": valid[:-8] + b"\xff\xff\xff\xff" + b"PAR1",
+        "parquet-deep": valid[:-8] + b"\x1c" * 60_000 + struct.pack("<I", 60_000) + b"PAR1",
     }
 
 
 def arrow_file() -> bytes:
-    """Return an Arrow file, which is no parquet."""
+    """Return an Arrow file, which is not parquet."""
     sink = io.BytesIO()
     table = pa.table({"rank": [1]})
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -116,31 +116,31 @@ def _written(num_rows: int, *, optype: str = "gc", **options: Any) -> bytes:  # 
     text = pa.DictionaryArray.from_arrays(codes, pa.array([optype]))
     columns |= {"start_ts": times, "duration": times}
     columns["optype"] = text if options.get("use_dictionary", True) else text.cast(pa.string())
-    if options.get("compression") == "zstd":  # plain pages, as long as they may be
+    if options.get("compression") == "zstd":  # one plain page of maximal length
         options["use_dictionary"] = ["optype"]
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink, row_group_size=num_rows, **options)
     return sink.getvalue()
 
 
-def _with_num_rows(content: bytes, num_rows: int, *, says: int) -> bytes:
-    """Return a file of ``num_rows`` whose footer says another number."""
+def _with_num_rows(content: bytes, num_rows: int, *, declared: int) -> bytes:
+    """Return a file of ``num_rows`` rows whose footer declares another number."""
     length = int.from_bytes(content[-8:-4], "little")
     footer = content[-8 - length : -8]
     i64_field, row_groups = b"\x16", b"\x19\x1c"
-    true = i64_field + _varint(2 * num_rows) + row_groups
-    assert footer.count(true) == 1
-    lie = _varint(2 * says if says >= 0 else -2 * says - 1)
-    footer = footer.replace(true, i64_field + lie + row_groups)
+    original = i64_field + _varint(2 * num_rows) + row_groups
+    assert footer.count(original) == 1
+    forged = _varint(2 * declared if declared >= 0 else -2 * declared - 1)
+    footer = footer.replace(original, i64_field + forged + row_groups)
     return content[: -8 - length] + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
 def _with_first_page(content: bytes, num_bytes: int) -> bytes:
-    """Return a file whose first page says that it inflates to ``num_bytes``; it does not."""
-    header = b"PAR1\x15\x00\x15"  # behind the magic: type DATA_PAGE, then its size
-    lie = _varint(2 * num_bytes)
+    """Return a file whose first page declares a wrong inflated size of ``num_bytes``."""
+    header = b"PAR1\x15\x00\x15"  # after the magic: type DATA_PAGE, then its size
+    forged = _varint(2 * num_bytes)
     assert content.startswith(header)
-    return content[: len(header)] + lie + content[len(header) + len(lie) :]
+    return content[: len(header)] + forged + content[len(header) + len(forged) :]
 
 
 def _varint(value: int) -> bytes:

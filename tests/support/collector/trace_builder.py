@@ -1,4 +1,4 @@
-"""Small traces in the published format, with a meta file beside them."""
+"""Small traces in the published format, and their meta files."""
 
 from __future__ import annotations
 
