@@ -156,8 +156,10 @@ def tile_rows(
         "tile": numbers(np.array([tile for tile, _ in places]), np.uint32),
         "first_line": numbers(np.array([pixels.first_line + at for _, at in places]), np.uint32),
         "num_lines": numbers(np.array(ends) - np.array([at for _, at in places]), np.uint32),
-        "ranks": _list_column([[rank for block in blocks for rank in block] for blocks in ranks]),
-        **{name: _byte_column(values) for name, values in tiles.items()},
+        "ranks": pa.array(
+            [[rank for block in blocks for rank in block] for blocks in ranks], pa.list_(pa.int32())
+        ),
+        **{name: pa.array(values, pa.binary()) for name, values in tiles.items()},
         "revision": numbers(np.full(num, key.revision), np.uint64),
     }
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
@@ -230,17 +232,15 @@ def _plane(
     found: pa.Table, name: str, sizes: NDArray[np.uint32], dtype: type[np.generic]
 ) -> NDArray[Any]:
     """Put the tiles of one plane side by side, shape (lines, bins)."""
-    data = _row_bytes(found[name])
-    packs: list[list[NDArray[Any]]] = []
-    for tile, row in enumerate(sizes.tolist()):
-        own = data[tile * len(row) : (tile + 1) * len(row)]
-        packs.append(
-            [
-                np.frombuffer(part, dtype).reshape(num, -1)
-                for part, num in zip(own, row, strict=True)
-            ]
-        )
-    return np.concatenate([np.concatenate(parts) for parts in packs], axis=1)
+    # The column's Arrow type is a string, but the bytes are not text.
+    rows = cast("Any", found[name].cast(pa.large_binary()))
+    packs = [
+        np.frombuffer(row.as_buffer(), dtype).reshape(num, -1)
+        for row, num in zip(rows, sizes.reshape(-1).tolist(), strict=True)
+    ]
+    num_packs = sizes.shape[1]
+    tiles = [np.concatenate(packs[at : at + num_packs]) for at in range(0, len(packs), num_packs)]
+    return np.concatenate(tiles, axis=1)
 
 
 def _blocks(
@@ -251,34 +251,3 @@ def _blocks(
         flat = to_numpy(cast("Any", ranks).values).tolist()
         blocks += [tuple(flat[at * line_ranks : (at + 1) * line_ranks]) for at in range(num)]
     return tuple(blocks)
-
-
-def _row_bytes(column: pa.ChunkedArray[Any]) -> list[memoryview]:
-    """Return the bytes of each row. Their Arrow type is a string, but they are not text."""
-    rows: list[memoryview] = []
-    for chunk in column.chunks:
-        _, offsets, data = chunk.buffers()
-        size = "int64" if pa.types.is_large_string(chunk.type) else "int32"
-        ends = np.frombuffer(cast("Any", offsets), size, count=len(chunk) + 1 + chunk.offset)
-        view = memoryview(cast("Any", data))
-        rows += [
-            view[begin:end]
-            for begin, end in zip(ends[chunk.offset :][:-1], ends[chunk.offset :][1:], strict=True)
-        ]
-    return rows
-
-
-def _byte_column(values: Sequence[bytes]) -> pa.Array[Any]:
-    offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum([len(value) for value in values], out=offsets[1:])
-    data = [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(values))]
-    return pa.Array.from_buffers(pa.binary(), len(values), data)
-
-
-def _list_column(rows: Sequence[Sequence[int]]) -> pa.Array[Any]:
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    values = numbers(np.array([value for row in rows for value in row]), np.int32)
-    return pa.Array.from_buffers(
-        pa.list_(values.type), len(rows), [None, pa.py_buffer(offsets.data)], children=[values]
-    )
