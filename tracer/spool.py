@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -160,7 +160,10 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolIdentity:
-    """The process that wrote a file, and its anchor: the part that all headers share."""
+    """The process that wrote a file, and its anchor: the part that all headers share.
+
+    The fields have the order of `IDENTITY`, after the magic, and of `ANCHOR`.
+    """
 
     version: int
     header_bytes: int
@@ -187,26 +190,9 @@ class SpoolIdentity:
 
 def pack_header(identity: SpoolIdentity, *, magic: bytes) -> bytes:
     """Return the `HEADER_BYTES` of a new file: identity and anchor, all else zero."""
-    head = IDENTITY.pack(
-        magic,
-        identity.version,
-        identity.header_bytes,
-        identity.record_bytes,
-        identity.capacity,
-        identity.segment,
-        identity.lane,
-        identity.rank,
-        identity.world_size,
-        identity.epoch,
-        identity.pid,
-        identity.process_uuid,
-        identity.boot_id,
-        _encode_text(identity.host),
-        _encode_text(identity.run_id),
-    )
-    anchor = ANCHOR.pack(
-        identity.anchor_monotonic_ns, identity.anchor_unix_ns, identity.anchor_error_ns
-    )
+    *numbers, host, run_id, monotonic_ns, unix_ns, error_ns = astuple(identity)
+    head = IDENTITY.pack(magic, *numbers, _encode_text(host), _encode_text(run_id))
+    anchor = ANCHOR.pack(monotonic_ns, unix_ns, error_ns)
     return (head + anchor).ljust(HEADER_BYTES, b"\0")
 
 
@@ -224,29 +210,13 @@ def read_header(data: bytes | memoryview, *, magic: bytes, path: Path) -> SpoolI
     """
     if len(data) < HEADER_BYTES or bytes(data[:8]) != magic:
         raise NotASpoolError(f"{path} is not a rankscope spool file: point --spool at its folder")
-    fields = IDENTITY.unpack_from(data)
-    if fields[1] != SPOOL_VERSION:
-        raise SpoolVersionError(path, fields[1])
-    anchor = ANCHOR.unpack_from(data, ANCHOR_OFFSET)
-    return SpoolIdentity(
-        version=fields[1],
-        header_bytes=fields[2],
-        record_bytes=fields[3],
-        capacity=fields[4],
-        segment=fields[5],
-        lane=fields[6],
-        rank=fields[7],
-        world_size=fields[8],
-        epoch=fields[9],
-        pid=fields[10],
-        process_uuid=fields[11],
-        boot_id=fields[12],
-        host=_decode_text(fields[13]),
-        run_id=_decode_text(fields[14]),
-        anchor_monotonic_ns=MonotonicNs(anchor[0]),
-        anchor_unix_ns=UnixNs(anchor[1]),
-        anchor_error_ns=anchor[2],
-    )
+    _, *numbers, host, run_id = IDENTITY.unpack_from(data)
+    if numbers[0] != SPOOL_VERSION:
+        raise SpoolVersionError(path, numbers[0])
+    texts = (_decode_text(host), _decode_text(run_id))
+    values = (*numbers, *texts, *ANCHOR.unpack_from(data, ANCHOR_OFFSET))
+    names = (field.name for field in fields(SpoolIdentity))
+    return SpoolIdentity(**dict(zip(names, values, strict=True)))
 
 
 def name_slot_offset(name_id: int) -> int:

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from ..device.span import DeviceSpan
-from ..native.choice import compute_span
+from ..native.choice import ComputeSpan
 from ..native.host_span import SpanContext, UnrecordedSpan
 from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.interface import NOOP_SPAN
@@ -139,7 +139,7 @@ class Compute:
             timing = recorder.device_timing
             device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
             if device is None:
-                return compute_span(state, recorder, recorder.lanes.current(), head, index, chunk)
+                return ComputeSpan(state, recorder, recorder.lanes.current(), head, index, chunk)
             inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
             return _SpanInPlace(self, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless

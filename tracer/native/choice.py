@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from .host_launch import HostLaunch
 from .host_span import (
+    ComputeSpan,
     Finder,
     ReadySpan,
     SpanContext,
     SpanFunction,
-    compute_span,
     do_nothing,
     fast_span,
     make_context,
@@ -31,6 +31,21 @@ from .lane_state import DropCount, LaneState, numbers
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
+
+__all__ = [
+    "ComputeSpan",
+    "DropCount",
+    "Finder",
+    "HostLaunch",
+    "LaneState",
+    "ReadySpan",
+    "do_nothing",
+    "fast_span",
+    "frames_of_threads",
+    "numbers",
+    "set_finder",
+]
+"""The names that the extension provides."""
 
 FrameLine = tuple["CodeType", int | None]
 """The code object of a frame and its current line number, None if unknown."""
@@ -67,55 +82,14 @@ def _lines(frame: FrameType | None, max_frames: int) -> list[FrameLine]:
 
 
 if not TYPE_CHECKING and os.environ.get("RANKSCOPE_PURE_PYTHON", "0") in {"", "0"}:
-    # In one assignment: if another version built the extension and a name is missing, nothing of
-    # it is used.
     with contextlib.suppress(ImportError, AttributeError):
         from . import _hot
 
-        (
-            DropCount,
-            Finder,
-            HostLaunch,
-            LaneState,
-            ReadySpan,
-            compute_span,
-            do_nothing,
-            fast_span,
-            frames_of_threads,
-            numbers,
-            set_finder,
-        ) = (
-            _hot.DropCount,
-            _hot.Finder,
-            _hot.HostLaunch,
-            _hot.LaneState,
-            _hot.ReadySpan,
-            _hot.compute_span,
-            _hot.do_nothing,
-            _hot.fast_span,
-            _hot.frames_of_threads,
-            _hot.Numbers,
-            _hot.set_finder,
-        )
+        # All or nothing: an extension built from another version may lack a name.
+        globals().update({name: getattr(_hot, name) for name in __all__})
 
 IS_COMPILED = ReadySpan.__module__ == "rankscope.tracer.native._hot"
 """Whether spans are entered and left by compiled code."""
-
-__all__ = [
-    "IS_COMPILED",
-    "DropCount",
-    "Finder",
-    "HostLaunch",
-    "LaneState",
-    "ReadySpan",
-    "compute_span",
-    "do_nothing",
-    "fast_span",
-    "frames_of_threads",
-    "numbers",
-    "ready_span",
-    "set_finder",
-]
 
 
 def accelerated(disabled: SpanContext) -> Callable[[SpanFunction], SpanFunction]:

@@ -10,8 +10,6 @@
 
 #define BLOCKED_NS 50000 /* `tracer.native.host_launch.BLOCKED_NS` */
 
-static PyObject *s_comm_lane, *s_group_id, *s_track_id, *s_release;
-
 typedef struct {
     PyObject_HEAD
     PyObject *recorder;
@@ -360,14 +358,5 @@ static PyTypeObject HostLaunchType = {
 int
 add_communication(PyObject *module)
 {
-    static const InternedName names[] = {
-        {&s_comm_lane, "comm_lane"},
-        {&s_group_id, "group_id"},
-        {&s_track_id, "track_id"},
-        {&s_release, "release"},
-    };
-    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0) {
-        return -1;
-    }
     return PyModule_AddType(module, &HostLaunchType);
 }

@@ -36,15 +36,8 @@ Heads = tuple[int, int]
 class Group(Protocol):
     """The part of a communication group that is recorded."""
 
-    @property
-    def group_id(self) -> int:
-        """`tracer.span.hash_group` of the group."""
-        ...
-
-    @property
-    def track_id(self) -> int:
-        """Name id of the group's track."""
-        ...
+    group_id: int
+    track_id: int
 
 
 class CommRecorder(Protocol):
@@ -53,7 +46,6 @@ class CommRecorder(Protocol):
     @property
     def comm_lane(self) -> LaneState:
         """The lane of all communications."""
-        ...
 
 
 class Marks(Protocol):
@@ -61,7 +53,6 @@ class Marks(Protocol):
 
     def release(self) -> None:
         """Release the events of the marks."""
-        ...
 
 
 class HostLaunch:

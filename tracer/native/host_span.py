@@ -35,7 +35,6 @@ class SpanContext(Protocol):
 
     def __enter__(self) -> object:
         """Begin the span."""
-        ...
 
     def __exit__(
         self,
@@ -43,8 +42,7 @@ class SpanContext(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the span; an exception passes on untouched."""
-        ...
+        """End the span; an exception passes on unchanged."""
 
 
 class ComputeState(Protocol):
@@ -57,10 +55,7 @@ class ComputeState(Protocol):
 class StepCounter(Protocol):
     """An object that knows the current step."""
 
-    @property
-    def step_number(self) -> int:
-        """Number of the current step."""
-        ...
+    step_number: int
 
 
 # Four arguments: `ExitStack` passes the span itself, then what ``with`` passes.
@@ -190,20 +185,28 @@ def _make_closures(  # noqa: C901 - a branch costs less than a call
 
 
 class HostSpan:
-    """A span of a thread, timed by the host clock. `host_span` sets ``lane`` and ``head``."""
+    """A span of a thread, timed by the host clock, that inherits its lane's place."""
 
     __slots__ = ("head", "lane", "opened", "place", "start_ns")
 
-    lane: LaneState
-    head: int
     place: bytes
-    opened: OpenEntry | None
-    start_ns: int | None
+
+    def __init__(self, lane: LaneState, head: int) -> None:
+        """Make a span.
+
+        Args:
+            lane: The lane of the calling thread.
+            head: `tracer.record.lane.head_word` of the record.
+        """
+        self.lane = lane
+        self.head = head
+        self.opened: OpenEntry | None = None
+        self.start_ns: int | None = None
 
     def __enter__(self) -> HostSpan:
         lane = self.lane
         try:
-            self.start_ns = self.opened = None
+            self.start_ns = self.opened = None  # it may be entered again
             self.place = lane.place
             start_ns = monotonic_ns()
             if not lane.depth:
@@ -249,8 +252,11 @@ class PlacedSpan(HostSpan):
 
     __slots__ = ("chunk", "microbatch")
 
-    microbatch: int
-    chunk: int
+    def __init__(self, lane: LaneState, head: int, microbatch: int, chunk: int) -> None:
+        """Make a span; ``microbatch`` and ``chunk`` inherit the lane's if they are `NONE`."""
+        super().__init__(lane, head)
+        self.microbatch = microbatch
+        self.chunk = chunk
 
     def __enter__(self) -> PlacedSpan:
         super().__enter__()
@@ -265,6 +271,9 @@ class UnrecordedSpan(HostSpan):
     """A span whose kind is not recorded in this step."""
 
     __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
 
     def __enter__(self) -> UnrecordedSpan:
         return self
@@ -289,10 +298,31 @@ class ComputeSpan(HostSpan):
 
     __slots__ = ("chunk", "microbatch", "recorder", "state")
 
-    state: ComputeState
-    recorder: StepCounter
-    microbatch: int
-    chunk: int
+    def __init__(
+        self,
+        state: ComputeState,
+        recorder: StepCounter,
+        lane: LaneState,
+        head: int,
+        microbatch: int,
+        chunk: int,
+        /,
+    ) -> None:
+        """Make a span.
+
+        Args:
+            state: Its ``in_span`` is set while the span lasts.
+            recorder: Gives the step of the place after the span.
+            lane: The lane of the calling thread.
+            head: `tracer.record.lane.head_word` of the record.
+            microbatch: The span's micro-batch, or `NONE`.
+            chunk: The span's chunk, or `NONE`.
+        """
+        super().__init__(lane, head)
+        self.state = state
+        self.recorder = recorder
+        self.microbatch = microbatch
+        self.chunk = chunk
 
     def __enter__(self) -> ComputeSpan:
         lane = self.lane
@@ -331,52 +361,3 @@ class ComputeSpan(HostSpan):
             self.lane.set_place(self.recorder.step_number, NONE, NONE)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.lane.swallow(problem)
-
-
-def compute_span(
-    state: ComputeState,
-    recorder: StepCounter,
-    lane: LaneState,
-    head: int,
-    microbatch: int,
-    chunk: int,
-    /,
-) -> ComputeSpan:
-    """Return a span that also sets its lane's place.
-
-    Args:
-        state: Its ``in_span`` is set while the span lasts.
-        recorder: Gives the step of the place after the span.
-        lane: The lane of the calling thread.
-        head: `tracer.record.lane.head_word` of the record.
-        microbatch: The span's micro-batch, or `NONE`.
-        chunk: The span's chunk, or `NONE`.
-    """
-    span = ComputeSpan()
-    span.state, span.recorder, span.lane = state, recorder, lane
-    span.head, span.microbatch, span.chunk = head, microbatch, chunk
-    span.opened = span.start_ns = None
-    return span
-
-
-def host_span(lane: LaneState, head: int) -> HostSpan:
-    """Return a span that inherits its lane's place.
-
-    Args:
-        lane: The lane of the calling thread.
-        head: `tracer.record.lane.head_word` of the record.
-    """
-    span = HostSpan()
-    span.lane = lane
-    span.head = head
-    return span
-
-
-def placed_span(lane: LaneState, head: int, microbatch: int, chunk: int) -> PlacedSpan:
-    """Return a span with a micro-batch or chunk of its own; `NONE` inherits the lane's."""
-    span = PlacedSpan()
-    span.lane = lane
-    span.head = head
-    span.microbatch = microbatch
-    span.chunk = chunk
-    return span

@@ -64,13 +64,13 @@ typedef struct {
 
 /* -- module.c ----------------------------------------------------------------------------- */
 
-typedef struct {
-    PyObject **at;
-    const char *name;
-} InternedName;
-
-/* Intern the attribute names that a file looks up: 0 or -1. */
-int intern_names(const InternedName *names, size_t num_names);
+/* Attribute names that the files look up, interned once: `s_active` and so on. */
+#define INTERNED_NAMES(X) \
+    X(active) X(append) X(buffer) X(comm_lane) X(drops) X(group_id) X(in_span) X(leave_slowly)   \
+    X(open_slots) X(pool) X(pop) X(ready) X(release) X(rows) X(sampling) X(spares)               \
+    X(step_number) X(swallow) X(track_id)
+#define DECLARE_NAME(name) extern PyObject *s_##name;
+INTERNED_NAMES(DECLARE_NAME)
 
 /* Add the types and functions of one file to the module: 0 or -1. */
 int add_numbers(PyObject *module);

@@ -24,9 +24,6 @@ typedef struct {
     int64_t check;
 } OpenTableEntry;
 
-static PyObject *s_rows, *s_buffer, *s_pool, *s_spares, *s_drops, *s_open_slots, *s_pop, *s_append,
-    *s_sampling, *s_active;
-
 /* -- records ------------------------------------------------------------------------------ */
 
 /* Count a dropped record: 1; if the pool has a spare segment, do nothing: 0; an error: -1.
@@ -477,19 +474,7 @@ PyTypeObject LaneStateType = {
 int
 add_lane(PyObject *module)
 {
-    static const InternedName names[] = {
-        {&s_rows, "rows"},
-        {&s_buffer, "buffer"},
-        {&s_pool, "pool"},
-        {&s_spares, "spares"},
-        {&s_drops, "drops"},
-        {&s_open_slots, "open_slots"},
-        {&s_pop, "pop"},
-        {&s_append, "append"},
-        {&s_sampling, "sampling"},
-        {&s_active, "active"},
-    };
-    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 || PyType_Ready(&OpenEntryType) < 0) {
+    if (PyType_Ready(&OpenEntryType) < 0) {
         return -1;
     }
     return PyModule_AddType(module, &LaneStateType);

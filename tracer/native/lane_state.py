@@ -88,47 +88,33 @@ class DropCount:
 class WritableSegment(Protocol):
     """The part of a segment that a lane writes through."""
 
-    @property
-    def buffer(self) -> mmap.mmap | bytearray:
-        """The mapped file."""
-        ...
+    buffer: mmap.mmap | bytearray
+    rows: Iterator[int]
+    """Offsets of the rows not yet claimed, in bytes."""
 
-    @property
-    def rows(self) -> Iterator[int]:
-        """Offsets of the rows not yet claimed, in bytes."""
-        ...
-
-    @property
-    def open_slots(self) -> deque[int]:
-        """Offsets of the free entries of the open table, in bytes."""
-        ...
+    open_slots: deque[int]
+    """Offsets of the free entries of the open table, in bytes."""
 
 
 class SparePool(Protocol):
     """The part of a segment pool that a full lane looks at."""
 
+    drops: DropCount
+    """Counts the records dropped because no segment is ready."""
+
     @property
     def spares(self) -> Sized:
         """Segments that are ready."""
-        ...
-
-    @property
-    def drops(self) -> DropCount:
-        """Counts the records dropped because no segment is ready."""
-        ...
 
 
 class SpanFilter(Protocol):
     """The decision which spans are recorded."""
 
-    @property
-    def active(self) -> bool:
-        """True if any kind is left out."""
-        ...
+    active: bool
+    """Whether any kind is left out."""
 
     def leaves_out(self, head: int, place: bytes) -> bool:
         """Return whether a span is left out."""
-        ...
 
 
 class LaneState:

@@ -18,15 +18,19 @@
 
 #include "hot.h"
 
-int
-intern_names(const InternedName *names, size_t num_names)
-{
-    for (size_t i = 0; i < num_names; i++) {
-        *names[i].at = PyUnicode_InternFromString(names[i].name);
-        if (*names[i].at == NULL) {
-            return -1;
-        }
+#define DEFINE_NAME(name) PyObject *s_##name;
+INTERNED_NAMES(DEFINE_NAME)
+
+#define INTERN_NAME(name)                                         \
+    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) { \
+        return -1;                                                \
     }
+
+/* Intern the attribute names: 0 or -1. */
+static int
+intern_names(void)
+{
+    INTERNED_NAMES(INTERN_NAME)
     return 0;
 }
 
@@ -51,8 +55,9 @@ PyInit__hot(void)
     if (module == NULL) {
         return NULL;
     }
-    if (add_numbers(module) < 0 || add_lane(module) < 0 || add_span(module) < 0 ||
-        add_span_by_name(module) < 0 || add_communication(module) < 0 || add_frames(module) < 0) {
+    if (intern_names() < 0 || add_numbers(module) < 0 || add_lane(module) < 0 ||
+        add_span(module) < 0 || add_span_by_name(module) < 0 || add_communication(module) < 0 ||
+        add_frames(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -149,7 +149,8 @@ PyTypeObject DropCountType = {
 int
 add_numbers(PyObject *module)
 {
-    if (PyModule_AddType(module, &NumbersType) < 0) {
+    if (PyType_Ready(&NumbersType) < 0 ||
+        PyModule_AddObjectRef(module, "numbers", (PyObject *)&NumbersType) < 0) {
         return -1;
     }
     return PyModule_AddType(module, &DropCountType);

@@ -11,8 +11,6 @@
 
 #include "hot.h"
 
-static PyObject *s_pool, *s_spares, *s_swallow, *s_leave_slowly, *s_in_span, *s_step_number;
-
 /* -- ReadySpan ---------------------------------------------------------------------------- */
 
 /* Hand the current error to the lane, which counts it; NULL if it is the job's. */
@@ -482,7 +480,7 @@ make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t
     int32_t microbatch, chunk;
     if (num_args != 6 || !PyObject_TypeCheck(args[2], &LaneStateType)) {
         PyErr_SetString(PyExc_TypeError,
-                        "compute_span takes state, recorder, lane, head, microbatch and chunk");
+                        "ComputeSpan takes state, recorder, lane, head, microbatch and chunk");
         return NULL;
     }
     uint64_t head = PyLong_AsUnsignedLongLong(args[3]);
@@ -507,7 +505,7 @@ make_compute_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t
 }
 
 static PyMethodDef functions[] = {
-    {"compute_span", (PyCFunction)(void (*)(void))make_compute_span, METH_FASTCALL,
+    {"ComputeSpan", (PyCFunction)(void (*)(void))make_compute_span, METH_FASTCALL,
      "Return a span that also sets its lane's place."},
     {NULL},
 };
@@ -515,17 +513,9 @@ static PyMethodDef functions[] = {
 int
 add_span(PyObject *module)
 {
-    static const InternedName names[] = {
-        {&s_pool, "pool"},
-        {&s_spares, "spares"},
-        {&s_swallow, "swallow"},
-        {&s_leave_slowly, "leave_slowly"},
-        {&s_in_span, "in_span"},
-        {&s_step_number, "step_number"},
-    };
-    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 || PyType_Ready(&SpanMethodType) < 0 ||
-        PyType_Ready(&ComputeSpanType) < 0 || PyModule_AddType(module, &ReadySpanType) < 0 ||
-        add_method("__enter__", 0) < 0 || add_method("__exit__", 1) < 0) {
+    if (PyType_Ready(&SpanMethodType) < 0 || PyType_Ready(&ComputeSpanType) < 0 ||
+        PyModule_AddType(module, &ReadySpanType) < 0 || add_method("__enter__", 0) < 0 ||
+        add_method("__exit__", 1) < 0) {
         return -1;
     }
     PyType_Modified(&ReadySpanType);

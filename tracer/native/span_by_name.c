@@ -8,8 +8,6 @@
 
 #include "hot.h"
 
-static PyObject *s_ready;
-
 /* -- Finder ------------------------------------------------------------------------------- */
 
 #define CACHE_SIZE 16 /* a power of two */
@@ -224,9 +222,7 @@ static PyMethodDef functions[] = {
 int
 add_span_by_name(PyObject *module)
 {
-    static const InternedName names[] = {{&s_ready, "ready"}};
-    if (intern_names(names, Py_ARRAY_LENGTH(names)) < 0 ||
-        PyModule_AddType(module, &FinderType) < 0) {
+    if (PyModule_AddType(module, &FinderType) < 0) {
         return -1;
     }
     return PyModule_AddFunctions(module, functions);

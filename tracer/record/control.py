@@ -29,76 +29,66 @@ class ControlError(Exception):
     """A control file cannot be used."""
 
 
-class ControlFiles:
+class Control:
     """The control file of a run and that of one process, whose keys override the run's."""
 
-    def __init__(self, process_folder: Path) -> None:
+    def __init__(self, process_folder: Path, *, on_problem: Callable[[str], None]) -> None:
         self._paths = (process_folder.parent / CONTROL_FILE, process_folder / CONTROL_FILE)
         self._names = tuple(map(str, self._paths))
-        self._seen: list[tuple[int, int, int] | None] = [None, None]
+        self._stamps: list[tuple[int, int, int] | None] = [None, None]
         self._parts: list[Mapping[str, object]] = [{}, {}]
-        self._is_new = False
+        self._on_problem = on_problem
+        self._handlers: list[Handler] = []
+        self._new_handlers: deque[Handler] = deque()
+        self._polling = threading.Lock()
 
     @property
     def document(self) -> Mapping[str, object]:
         """The merged content of both files at the last `poll`."""
         return {**self._parts[0], **self._parts[1]}
 
-    def poll(self) -> Mapping[str, object] | None:
-        """Return the merged content of both files if either has changed, else None.
-
-        A missing file counts as empty. Does file I/O: never call it on a training thread.
-
-        Raises:
-            ControlError: A changed file cannot be used. Its former content remains in force, and
-                it is not read again until it changes. A change of the other file is returned by
-                the next call.
-        """
-        for place, path in enumerate(self._paths):
-            stamp = _stamp(self._names[place])
-            if stamp == self._seen[place]:
-                continue
-            self._seen[place] = stamp
-            self._parts[place] = read_control(path) if stamp is not None else {}
-            self._is_new = True
-        is_new, self._is_new = self._is_new, False
-        return self.document if is_new else None
-
-
-class Control:
-    """Subscriptions to the control files of a process."""
-
-    def __init__(self, process_folder: Path, *, on_problem: Callable[[str], None]) -> None:
-        self._files = ControlFiles(process_folder)
-        self._on_problem = on_problem
-        self._handlers: list[Handler] = []
-        self._new_handlers: deque[Handler] = deque()
-        self._polling = threading.Lock()
-
     def subscribe(self, handler: Handler) -> None:
         """Call ``handler`` with the merged content at the next `poll` and after each change."""
         self._new_handlers.append(handler)
 
     def poll(self) -> None:
-        """Read the files if they have changed and call the handlers, whose errors are reported."""
+        """Read the files if they have changed and call the handlers.
+
+        Invalid files and errors of handlers are reported. Does file I/O: never call it on a
+        training thread.
+        """
         with self._polling:
-            try:
-                changed = self._files.poll()
-            except ControlError as problem:
-                self._on_problem(str(problem))
-                changed = None
-            if changed is not None:
-                self._call(self._handlers, changed)
+            has_changed = self._read_changes()
+            if has_changed:
+                self._call(self._handlers)
             added = [self._new_handlers.popleft() for _ in range(len(self._new_handlers))]
             self._handlers += added
-            document = self._files.document
-            if document or changed is not None:
-                self._call(added, document)
+            if has_changed or self.document:
+                self._call(added)
 
-    def _call(self, handlers: Sequence[Handler], document: Mapping[str, object]) -> None:
+    def _read_changes(self) -> bool:
+        """Return whether a file has changed and can be used. A missing file counts as empty.
+
+        The former content of a file that cannot be used remains in force, and the file is not
+        read again until it changes.
+        """
+        has_changed = False
+        for place, path in enumerate(self._paths):
+            stamp = _stamp(self._names[place])
+            if stamp == self._stamps[place]:
+                continue
+            self._stamps[place] = stamp
+            try:
+                self._parts[place] = read_control(path) if stamp is not None else {}
+                has_changed = True
+            except ControlError as problem:
+                self._on_problem(str(problem))
+        return has_changed
+
+    def _call(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:
             try:
-                handler(document)
+                handler(self.document)
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 text = f"a handler of the control file raised {type_name(problem)}: {problem!r}"
                 self._on_problem(text[:500])

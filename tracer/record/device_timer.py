@@ -21,36 +21,28 @@ class DeviceTimer(Protocol):
     @property
     def comm_backend(self) -> str:
         """See `DeviceBackend.comm_backend`."""
-        ...
 
     @property
     def active(self) -> bool:
         """True while marks are taken; once False, always False."""
-        ...
 
     def device_of(self, objects: Iterable[object]) -> int | None:
         """Return the device of the first tensor among ``objects``; None if it is not timed."""
-        ...
 
     def mark(self, device: int) -> Any | None:  # noqa: ANN401
         """Mark the position of the current stream; return None, counted, if that is impossible."""
-        ...
 
     def push(self, pending: Any) -> None:  # noqa: ANN401
         """Queue a pending item, which is written once the device has reached its marks."""
-        ...
 
     def release(self, mark: Any) -> None:  # noqa: ANN401
         """Release a mark that is no longer needed."""
-        ...
 
     def track_id(self, mark: Any) -> int:  # noqa: ANN401
         """Return the track of a mark's stream."""
-        ...
 
     def lose(self) -> None:
         """Count a span whose device times will never be known."""
-        ...
 
 
 class NoDeviceTiming:

@@ -17,7 +17,6 @@ class Tracer(Protocol):
     @property
     def enabled(self) -> bool:
         """True if anything is recorded."""
-        ...
 
     @property
     def run_id(self) -> str:
@@ -33,33 +32,26 @@ class Tracer(Protocol):
         chunk: int = NONE,
     ) -> SpanContext:
         """Return a span for ``with``."""
-        ...
 
     def begin_steps(self, first_step: int = 0) -> None:
         """Begin step ``first_step`` now."""
-        ...
 
     def step(self, tokens: int | None = None, loss: object = None) -> None:
         """End the step and begin the next one."""
-        ...
 
     def microbatch(
         self, index: int, tokens: int | None = None, sum_squared_lengths: int | None = None
     ) -> None:
         """Record the size of micro-batch ``index`` of this step."""
-        ...
 
     def event(self, kind: str, text: str, data: dict[str, object]) -> None:
         """Record an event at this moment."""
-        ...
 
     def record_exception(self, exc: BaseException) -> None:
         """Record ``exc`` as the reason for the end of this process."""
-        ...
 
     def shutdown(self) -> None:
         """Seal the segments and record the normal end of the process."""
-        ...
 
 
 class NoopSpan:

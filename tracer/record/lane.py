@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import is_tracer_error
 from ..native.choice import Finder, LaneState, ready_span
-from ..native.host_span import host_span
+from ..native.host_span import HostSpan
 from ..native.lane_state import ERROR_HEAD, PLACE
 from ..span import NONE
 from ..spool import DropReason, RecordType
@@ -286,7 +286,7 @@ class Lanes:
         if ready is None:
             ready = self._make_ready(lane, head, name)
         if ready is None or ready.start_ns is not None:
-            return host_span(lane, head)
+            return HostSpan(lane, head)
         return ready.span
 
     def _make_ready(self, lane: Lane, head: int, name: str | None) -> ReadySpan | None:

@@ -9,13 +9,16 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..errors import print_notice
-from ..native.host_span import HostSpan, UnrecordedSpan, host_span, placed_span
+from ..native.host_span import HostSpan, PlacedSpan, UnrecordedSpan
+from ..native.lane_state import PLACE
 from ..span import KIND_CODES, NONE, SpanFlag, SpanKind
 from ..spool import (
     EVENTS_FILE,
     GROUPS_FILE,
+    MICROBATCH,
     NAME_BYTES,
     NAME_CAPACITY,
+    STEP,
     DropReason,
     RecordType,
     SpoolIdentity,
@@ -29,7 +32,7 @@ from .plain_values import Arguments, plain_copy, plain_text, type_name
 from .process_file import ProcessFile
 from .sampling import SamplingControl, Settings
 from .segment_pool import SegmentPool, SpoolLimits
-from .steps import MissingKinds, StepRecords
+from .steps import MICROBATCH_HEAD, STEP_HEAD, MissingKinds, read_peak_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +74,6 @@ class Recorder:
         )
         self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
         self._head_words = HeadWords(self._process, self._arguments)
-        self._step_records = StepRecords(self._arguments)
         self.step_start_ns: int | None = None
         """Start of the current step, monotonic; None before the first step."""
 
@@ -137,13 +139,13 @@ class Recorder:
         if microbatch is NONE and chunk is NONE:
             is_plain = type(name) is str and kind is SpanKind.HOST and len(name) < NAME_BYTES
             return self.lanes.span(head, name if is_plain and name else None)
-        return placed_span(self.lane(), head, self.index(microbatch), self.index(chunk))
+        return PlacedSpan(self.lane(), head, self.index(microbatch), self.index(chunk))
 
     def host_span(self, name: str, kind: SpanKind) -> HostSpan:
         """Return a span that a capture enters and leaves itself; count an error of the tracer."""
         try:
             if self.is_recorded(kind):
-                return host_span(self.lanes.current(), self.head(name, kind))
+                return HostSpan(self.lanes.current(), self.head(name, kind))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.swallow(problem)
         return UnrecordedSpan()
@@ -225,15 +227,15 @@ class Recorder:
             self._begin_step(0, now_ns)
             return
         counted = self.count_tokens()
-        self._step_records.write_step(
-            self.lanes.current(),
-            self.step_number,
-            start_ns=start_ns,
-            end_ns=now_ns,
-            tokens=counted if tokens is None else tokens,
-            loss=loss,
-            left_out=self.sampling.left_out | self.missing_kinds.end_step(),
+        second = STEP.pack(
+            self._arguments.count(counted if tokens is None else tokens),
+            self._arguments.loss(loss),
+            read_peak_memory_bytes(),
+            self.sampling.left_out | self.missing_kinds.end_step(),
         )
+        lane = self.lanes.current()
+        place = PLACE.pack(self.step_number, NONE, NONE, lane.track_id)
+        lane.append(STEP_HEAD, start_ns, now_ns - start_ns, place, start_ns, 0, second)
         self._begin_step(self.step_number + 1, now_ns)
 
     def microbatch(
@@ -247,13 +249,13 @@ class Recorder:
         self, index: int, tokens: int | None, sum_squared_lengths: int | None
     ) -> None:
         """Record the size of micro-batch ``index`` of this step, as a capture found it."""
-        self._step_records.write_microbatch(
-            self.lane(),
-            self.step_number,
-            index=index,
-            tokens=tokens,
-            sum_squared_lengths=sum_squared_lengths,
+        now_ns = monotonic_ns()
+        second = MICROBATCH.pack(
+            self._arguments.count(tokens), self._arguments.count(sum_squared_lengths)
         )
+        lane = self.lanes.current()
+        place = PLACE.pack(self.step_number, self.index(index), lane.chunk, lane.track_id)
+        lane.append(MICROBATCH_HEAD, now_ns, 0, place, now_ns, 0, second)
 
     # -- events and groups ---------------------------------------------------
 

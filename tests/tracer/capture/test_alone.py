@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
 from rankscope import tracer
-from rankscope.tracer.native.choice import compute_span
+from rankscope.tracer.native.choice import ComputeSpan
 from rankscope.tracer.span import COMM_KINDS, SpanKind
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import (
@@ -268,15 +268,15 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
 ) -> None:
     left = [times]
 
-    def breaks(*arguments: Any) -> object:  # noqa: ANN401 - those of `compute_span`
+    def breaks(*arguments: Any) -> object:  # noqa: ANN401 - those of `ComputeSpan`
         left[0] -= 1
         if left[0] >= 0:
             raise RuntimeError("ours")
-        return compute_span(*arguments)
+        return ComputeSpan(*arguments)
 
     model = nn.Linear(2, 2)
     tracer.install(spool=tmp_path, run="run", model=model)
-    monkeypatch.setattr("rankscope.tracer.capture.compute.compute_span", breaks)
+    monkeypatch.setattr("rankscope.tracer.capture.compute.ComputeSpan", breaks)
     monkeypatch.setattr("rankscope.tracer.errors.PACKAGE_FOLDER", __file__)
     tracer.begin_steps()
     for _ in range(4):

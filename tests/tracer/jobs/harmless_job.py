@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "is recorded": (Recorder, "is_recorded"),
     "name": (Recorder, "name_id"),
     "index": (Recorder, "index"),
-    "compute span": (compute, "compute_span"),
+    "compute span": (compute, "ComputeSpan"),
     "write": (Lane, "write"),
     "append": (Lane, "append"),
     "place": (Lane, "set_place"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.tracer.capture.compute import Compute
-from rankscope.tracer.native.choice import IS_COMPILED, compute_span
+from rankscope.tracer.native.choice import IS_COMPILED, ComputeSpan
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY
 from tests.support.tracer.reading import count_dropped, dropped, open_names, read_spans
@@ -171,13 +171,13 @@ def test_a_hundred_thousand_leak_no_reference_and_no_entry(tmp_path: Path) -> No
 def test_invalid_arguments_are_rejected(tmp_path: Path, at: int, wrong: object) -> None:
     recorder = recorder_in(tmp_path)
     arguments: list[Any] = [Compute(recorder).thread_state, recorder, recorder.lane(), 1, 0, 0]
-    compute_span(*arguments)
+    ComputeSpan(*arguments)
     arguments[at] = wrong
 
     with pytest.raises((TypeError, OverflowError)):
-        compute_span(*arguments)
+        ComputeSpan(*arguments)
     with pytest.raises(TypeError):
-        compute_span(*arguments[:5])
+        ComputeSpan(*arguments[:5])
     recorder.shutdown()
 
 

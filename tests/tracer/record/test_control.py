@@ -10,8 +10,8 @@ import pytest
 from rankscope import tracer
 from rankscope.tracer.record.control import (
     CONTROL_FILE,
+    Control,
     ControlError,
-    ControlFiles,
     read_control,
     write_control,
 )
@@ -202,16 +202,25 @@ def test_the_background_thread_reads_the_file_of_the_run_and_calls_handlers(tmp_
 def test_a_process_overrides_its_run_and_a_removed_file_no_longer_applies(tmp_path: Path) -> None:
     folder = tmp_path / "process"
     folder.mkdir()
-    files = ControlFiles(folder)
-    assert files.poll() is None
+    problems: list[str] = []
+    received: list[Mapping[str, object]] = []
+    control = Control(folder, on_problem=problems.append)
+    control.subscribe(received.append)
+    control.poll()
+    assert received == []
 
     write_control(tmp_path, {"level": "comm", "sample_every": 5})
     write_control(folder, {"level": "all"})
-    assert files.poll() == {"level": "all", "sample_every": 5}
-    assert files.poll() is None
-
+    control.poll()
+    control.poll()
     (folder / CONTROL_FILE).unlink()
-    assert files.poll() == {"level": "comm", "sample_every": 5}
+    control.poll()
+
+    assert problems == []
+    assert received == [
+        {"level": "all", "sample_every": 5},
+        {"level": "comm", "sample_every": 5},
+    ]
 
 
 def test_a_late_handler_receives_the_present_content(tmp_path: Path) -> None:
