@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..device.span import DeviceSpan
 from ..native.choice import ComputeSpan
-from ..native.host_span import SpanContext, UnrecordedSpan
 from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.interface import NOOP_SPAN
 from ..record.steps import COMPUTE_KINDS
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from ..native.host_span import CancellableSpan
     from ..record.lane import Lane
     from ..record.recorder import Recorder
 
@@ -29,14 +29,6 @@ UNSEEN_BACKWARD = (
 )
 
 
-class ComputeContext(SpanContext, Protocol):
-    """A span of compute that may also be given up."""
-
-    def cancel(self) -> None:
-        """Leave it, once, without recording it."""
-        ...
-
-
 class ThreadState(threading.local):
     """What a thread is at."""
 
@@ -46,7 +38,7 @@ class ThreadState(threading.local):
     place: tuple[int, int] | None = None
     """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
 
-    forward: tuple[int, ComputeContext] | None = None
+    forward: tuple[int, CancellableSpan] | None = None
     """The `id` of the root module whose forward is recorded, and its span."""
 
 
@@ -102,7 +94,7 @@ class Compute:
         microbatch: object,
         chunk: int,
         on: Iterable[object] = (),
-    ) -> ComputeContext:
+    ) -> CancellableSpan:
         """Return a span of work on one micro-batch.
 
         Communications and waits inside belong to that micro-batch and chunk.
@@ -135,7 +127,7 @@ class Compute:
             if head is None:
                 head = self._heads[name, kind] = recorder.head(name, kind)
             if recorder.sampling.left_out >> (head >> 8 & 0xFF) & 1:
-                return _SpanInPlace(self, UnrecordedSpan(), index, chunk)
+                return _SpanInPlace(self, NOOP_SPAN, index, chunk)
             timing = recorder.device_timing
             device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
             if device is None:
@@ -154,7 +146,7 @@ class _SpanInPlace:
     __slots__ = ("_chunk", "_lane", "_microbatch", "_recorder", "_span", "_thread_state")
 
     def __init__(
-        self, compute: Compute, span: DeviceSpan | UnrecordedSpan, microbatch: int, chunk: int
+        self, compute: Compute, span: CancellableSpan, microbatch: int, chunk: int
     ) -> None:
         self._recorder = compute.recorder
         self._thread_state = compute.thread_state

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from ..device.span import DeviceSpan
-    from ..native.host_span import HostSpan
+    from ..native.host_span import CancellableSpan
     from ..record.recorder import Recorder
 
 
 class _Running(threading.local):
     optimizer: Any = None
-    span: HostSpan | DeviceSpan | None = None
+    span: CancellableSpan | None = None
     caller: FrameType | None = None
     """The call of ``step`` that the span is of."""
 

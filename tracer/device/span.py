@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from ..native.host_span import HostSpan
+    from ..native.host_span import CancellableSpan
     from ..native.lane_state import OpenEntry
     from ..record.recorder import Recorder
     from ..span import SpanKind
@@ -32,7 +32,7 @@ def timed_span(
     on: Iterable[object],
     microbatch: int = NONE,
     chunk: int = NONE,
-) -> HostSpan | DeviceSpan:
+) -> CancellableSpan:
     """Return a span, to be entered and left by hand, on the clock of what does the work.
 
     Args:

@@ -45,6 +45,13 @@ class SpanContext(Protocol):
         """End the span; an exception passes on unchanged."""
 
 
+class CancellableSpan(SpanContext, Protocol):
+    """A span that can be left without being recorded."""
+
+    def cancel(self) -> None:
+        """Leave the span without recording it; call this at most once."""
+
+
 class ComputeState(Protocol):
     """The compute state of one thread."""
 
@@ -218,12 +225,7 @@ class HostSpan:
             lane.swallow(problem)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, *_: object) -> None:
         lane, start_ns = self.lane, self.start_ns
         if start_ns is None:  # entering failed, which was counted
             return
@@ -265,29 +267,6 @@ class PlacedSpan(HostSpan):
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.lane.swallow(problem)
         return self
-
-
-class UnrecordedSpan(HostSpan):
-    """A span whose kind is not recorded in this step."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> UnrecordedSpan:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-    def cancel(self) -> None:
-        """Do nothing."""
 
 
 class ComputeSpan(HostSpan):
@@ -334,15 +313,10 @@ class ComputeSpan(HostSpan):
             lane.swallow(problem)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, *_: object) -> None:
         self.state.in_span = False
         try:
-            super().__exit__(exc_type, exc, traceback)
+            super().__exit__(exc_type)
         finally:  # also if a signal handler of the job raises
             self._leave_place()
 

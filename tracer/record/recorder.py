@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..errors import print_notice
-from ..native.host_span import HostSpan, PlacedSpan, UnrecordedSpan
+from ..native.host_span import HostSpan, PlacedSpan
 from ..native.lane_state import PLACE
 from ..span import KIND_CODES, NONE, SpanFlag, SpanKind
 from ..spool import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ..native.host_span import SpanContext
+    from ..native.host_span import CancellableSpan, SpanContext
     from .control import Handler
     from .device_timer import DeviceTimer
     from .lane import Lane
@@ -141,14 +141,14 @@ class Recorder:
             return self.lanes.span(head, name if is_plain and name else None)
         return PlacedSpan(self.lane(), head, self.index(microbatch), self.index(chunk))
 
-    def host_span(self, name: str, kind: SpanKind) -> HostSpan:
+    def host_span(self, name: str, kind: SpanKind) -> CancellableSpan:
         """Return a span that a capture enters and leaves itself; count an error of the tracer."""
         try:
             if self.is_recorded(kind):
                 return HostSpan(self.lanes.current(), self.head(name, kind))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.swallow(problem)
-        return UnrecordedSpan()
+        return NOOP_SPAN
 
     def is_recorded(self, kind: SpanKind) -> bool:
         """Return whether spans of ``kind`` that begin now are recorded.
