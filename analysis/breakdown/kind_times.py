@@ -37,8 +37,7 @@ class KindTimes:
 
     num_spans: NDArray[np.int64]
     num_unsplit: NDArray[np.int64]
-    """Communication spans whose wait is unknown; they are not in ``wait_ns`` and"
-    " ``transfer_ns``."""
+    """Communication spans whose wait is unknown: ``wait_ns`` and ``transfer_ns`` omit them."""
 
     busy_ns: NDArray[np.int64]
     """Time with at least one span of the kind."""
