@@ -1,7 +1,4 @@
-"""``python -m rankscope.tracer SCRIPT ARGS``: run a training script traced, without an edit.
-
-Under torchrun: ``torchrun ... -m rankscope.tracer train.py ARGS``.
-"""
+"""The launcher: ``python -m rankscope.tracer SCRIPT ARGS`` runs a training script traced."""
 
 from __future__ import annotations
 
@@ -20,27 +17,46 @@ from .install import install
 if TYPE_CHECKING:
     from types import TracebackType
 
-USAGE = """\
-usage: python -m rankscope.tracer SCRIPT [ARGS...]        run a script, traced
-       python -m rankscope.tracer -m MODULE [ARGS...]     run a module, traced
-       python -m rankscope.tracer --running [SPOOL]       show what each rank is doing now
-RANKSCOPE_TRACE names the folder for the records.
+HELP = """\
+usage: python -m rankscope.tracer SCRIPT [ARGS...]
+       python -m rankscope.tracer -m MODULE [ARGS...]
+       python -m rankscope.tracer --running [SPOOL]
+       python -m rankscope.tracer --help
+
+Run a training script and record what it does, without an edit. Under torchrun:
+  torchrun --nproc-per-node 8 -m rankscope.tracer train.py ARGS
+
+  SCRIPT [ARGS...]     run a file, as `python SCRIPT ARGS` does, and trace it
+  -m MODULE [ARGS...]  run a module, as `python -m MODULE ARGS` does, and trace it
+  --running [SPOOL]    run nothing; print which spans and communications are open in each
+                       traced process, and for how long (default SPOOL: see RANKSCOPE_TRACE)
+  -h, --help           print this help and exit
+
+Environment variables:
+  RANKSCOPE_TRACE      spool: the folder for the records, on a local disk or in /dev/shm
+                       (default: rankscope-<user id> in the temporary folder)
+  RANKSCOPE_RUN        name of the run (default: the job id of torchrun or Slurm, else a
+                       generated name)
+  RANKSCOPE_DISABLE    1: run the script without tracing
 """
 BAD_USAGE = 2
+SEE_HELP = "see python -m rankscope.tracer --help"
 OUR_FRAMES = frozenset({__file__, "<frozen runpy>"})
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the command line asks; a script ends as it would without us.
+    """Run what the command line names; a script ends as it would without the tracer.
 
     Raises:
-        SystemExit: With 2 where the command line is no use.
+        SystemExit: With 0 after the help, with 2 if the arguments cannot be used.
     """
     match arguments:
-        case ["--running", *spool]:
+        case ["-h" | "--help"]:
+            sys.stdout.write(HELP)
+        case ["--running"] | ["--running", _]:
             from .job.running import print_running
 
-            print_running(Path(spool[0]) if spool else default_spool())
+            print_running(Path(arguments[1]) if len(arguments) > 1 else default_spool())
         case ["-m", module, *rest]:
             _trace()
             sys.argv[:] = [module, *rest]
@@ -48,29 +64,41 @@ def main(arguments: list[str]) -> None:
         case [script, *rest] if not script.startswith("-"):
             _run_script(script, rest)
         case _:
-            sys.stderr.write(USAGE)
+            sys.stderr.write(f"rankscope: {_describe_misuse(arguments)}; {SEE_HELP}\n")
             sys.exit(BAD_USAGE)
 
 
 def default_spool() -> Path:
-    """Return where records go: ``RANKSCOPE_TRACE``, else a folder of the user's for local files."""
+    """Return ``RANKSCOPE_TRACE``, or if it is unset a folder per user in the temporary folder."""
     named = os.environ.get("RANKSCOPE_TRACE")
     return Path(named) if named else Path(tempfile.gettempdir()) / f"rankscope-{os.getuid()}"
+
+
+def _describe_misuse(arguments: list[str]) -> str:
+    match arguments:
+        case []:
+            return "no script given"
+        case ["-m"]:
+            return "-m needs the name of a module"
+        case ["--running", *_]:
+            return "--running takes one folder at most"
+        case _:
+            return f"unknown option {arguments[0]!r}"
 
 
 def _trace() -> None:
     spool = default_spool()
     if "RANKSCOPE_TRACE" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
-        print_notice(f"recording into {spool} (set RANKSCOPE_TRACE to choose)")
+        print_notice(f"recording into {spool} (set RANKSCOPE_TRACE to choose another folder)")
     install(spool=spool, count_steps=True)
     _hide_our_frames()
 
 
 def _run_script(script: str, arguments: list[str]) -> None:
-    """Run a file in a fresh ``__main__``, as the interpreter itself would.
+    """Run a file in a fresh ``__main__``, as the interpreter does.
 
-    Not by `runpy.run_path`: that takes the module away again at the end, when
-    the job's threads and exit handlers may still need it.
+    `runpy.run_path` would remove the module at the end, when threads and exit handlers of the
+    job may still need it.
     """
     try:
         source = Path(script).read_bytes()
@@ -94,7 +122,7 @@ def _run_script(script: str, arguments: list[str]) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Let a traceback begin with the script's own frame, as it would without us."""
+    """Make tracebacks begin at the script's first frame, as they do without the tracer."""
     previous = sys.excepthook
 
     def hook(

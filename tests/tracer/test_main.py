@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.spool import STEP, RecordType
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHON_PATH, ROOT
 from tests.support.ports import fixed_port
 from tests.support.tracer.reading import process_folders, read_rows, read_spans
 
@@ -41,7 +41,7 @@ def run(
     return subprocess.run(
         [sys.executable, *options, str(folder / "script.py"), "--lr", "1 e-3"],
         cwd=ROOT,
-        env={**kept, "PYTHONPATH": str(ROOT), "RANKSCOPE_RUN": "run", **environ},
+        env={**kept, "PYTHONPATH": PYTHON_PATH, "RANKSCOPE_RUN": "run", **environ},
         capture_output=True,
         text=True,
         timeout=180,
@@ -87,7 +87,7 @@ def test_a_module_is_run_too(tmp_path: Path) -> None:
     traced = subprocess.run(
         [sys.executable, "-m", "rankscope.tracer", "-m", "job", "a"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
         capture_output=True,
         text=True,
         timeout=180,
@@ -103,26 +103,54 @@ def test_without_a_folder_one_is_chosen_and_told(tmp_path: Path) -> None:
 
     folder = tmp_path / f"rankscope-{os.getuid()}"
     assert traced.stderr == (
-        f"rankscope: recording into {folder} (set RANKSCOPE_TRACE to choose)\n"
+        f"rankscope: recording into {folder} (set RANKSCOPE_TRACE to choose another folder)\n"
     )
     assert len(process_folders(folder)) == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-m"], ["no such file.py"]])
-def test_bad_usage_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None:
-    done = subprocess.run(
+def run_launcher(spool: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "rankscope.tracer", *arguments],
         cwd=ROOT,
-        env={**os.environ, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
+        env={**os.environ, "RANKSCOPE_TRACE": str(spool)},
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
     )
 
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(("usage: ", "rankscope: can't open 'no such file.py'"))
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_explains_each_option_and_exits_with_0(tmp_path: Path, flag: str) -> None:
+    done = run_launcher(tmp_path / "spool", flag)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m rankscope.tracer SCRIPT [ARGS...]\n")
+    for option in ("SCRIPT", "-m MODULE", "--running [SPOOL]", "-h, --help", "RANKSCOPE_TRACE"):
+        assert f"\n  {option} " in done.stdout
+    assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no script given; see python -m rankscope.tracer --help"),
+        (["-m"], "-m needs the name of a module; see python -m rankscope.tracer --help"),
+        (["--runing"], "unknown option '--runing'; see python -m rankscope.tracer --help"),
+        (
+            ["--running", "a", "b"],
+            "--running takes one folder at most; see python -m rankscope.tracer --help",
+        ),
+        (["no such file.py"], "can't open 'no such file.py': No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = run_launcher(tmp_path / "spool", *arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"rankscope: {message}\n"
     assert not (tmp_path / "spool").exists()
 
 
@@ -143,7 +171,7 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
                 cwd=tmp_path,
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": PYTHON_PATH,
                     "OMP_NUM_THREADS": "1",
                     "RANKSCOPE_TRACE": str(spool),
                 },
@@ -192,7 +220,7 @@ def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
                 *("--nproc-per-node=1", "-m", "rankscope.tracer", str(tmp_path / "script.py")),
             ],
             cwd=tmp_path,
-            env={**kept, "PYTHONPATH": str(ROOT), "RANKSCOPE_TRACE": str(tmp_path / "spool")},
+            env={**kept, "PYTHONPATH": PYTHON_PATH, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.missing_tools import lacks
 from tests.support.mounts import NO_MOUNTS, needs_mounts
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHON_PATH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def run_with_mounts(
         ["unshare", "-rm", *command],
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+            "PYTHONPATH": PYTHON_PATH,
             "RANKSCOPE_TRACE": str(spool),
             "RANKSCOPE_RUN": "run",
             **environ,

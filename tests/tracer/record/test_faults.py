@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHON_PATH, ROOT
 from tests.support.tracer.reading import count_dropped, only_folder, read_rows, read_spans
 from tests.support.tracer.recording import run_script, wait_until
 
@@ -120,7 +120,7 @@ def test_data_loader_workers_do_not_touch_the_records_of_the_parent(
         [sys.executable, str(program)],
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+            "PYTHONPATH": PYTHON_PATH,
             "RANKSCOPE_TRACE": str(tmp_path / "spool"),
             "RANKSCOPE_RUN": "run",
         },
