@@ -1,8 +1,8 @@
-"""What holds for all tests: how properties are examined, one thread for torch, plain reports.
+"""Settings for all tests: hypothesis profiles, one thread for torch, skips with a reason.
 
-A machine may stand still while an example is drawn or tried, so no deadline holds one, and what a
-submission is told depends on the submission alone: each run tries the same examples. To look for
-new ones: ``make pytest ARGS="--hypothesis-profile fresh"``.
+A submission's result must depend on the submission alone, so hypothesis tries the same examples in
+each run. `make nightly` explores with a fresh seed. No example has a deadline, because a shared
+machine can stand still for seconds.
 """
 
 from __future__ import annotations
@@ -13,34 +13,54 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.collected import COLLECTED, functions_by_file
+from tests.support.traces import require_traces
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# Before torch is loaded, here and in all that a test starts: its threads spin while they wait for
-# each other, and where other processes hold the cores a step takes up to a hundred times as long.
+# Set before torch is loaded, here and in child processes: its threads spin while they wait for each
+# other, and if other processes hold the cores, a step takes up to a hundred times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+# A test with a number of examples of its own keeps it.
 settings.register_profile(
-    "fresh", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "nightly",
+    deadline=None,
+    max_examples=1000,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("steady")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note what was collected, before `-m` or `-k` deselects any of it."""
+    config.stash[COLLECTED] = functions_by_file(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs the published traces if they are missing."""
+    if item.get_closest_marker("traces") is not None:
+        require_traces()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape what UTF-8 can't say in a report: it goes from process to process as that.
+    """Escape text in a report that UTF-8 cannot encode.
 
-    Tests with lone surrogates would else end the whole session, also where they pass: what they
-    logged is a part of their report.
+    Processes of xdist exchange reports as UTF-8. A lone surrogate in what a test logged, even a
+    passed one, would end the whole session.
     """
     report = yield
     report.sections = [(title, _encodable(text)) for title, text in report.sections]
-    told = report.longreprtext
-    if told != _encodable(told):
-        report.longrepr = _encodable(told)
+    longrepr = report.longreprtext
+    if longrepr != _encodable(longrepr):
+        report.longrepr = _encodable(longrepr)
     return report
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,21 +16,13 @@ from rankscope.collector.read.spans import read_spans
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.collector.trace_builder import Row, operation, write_meta, write_trace
-from tests.support.paths import ROOT
+from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rankscope.collector.store.store import Store
-
-
-TRACES = Path(
-    os.environ.get("RANKSCOPE_TRACE_DIR") or ROOT.parent / "shared" / "data" / "bytedance"
-)
-needs_traces = pytest.mark.skipif(
-    not (TRACES / "trace-AR.parquet").exists(),
-    reason=f"the published traces are not in {TRACES}: set RANKSCOPE_TRACE_DIR",
-)
 
 
 @pytest.fixture

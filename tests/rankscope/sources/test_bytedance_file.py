@@ -11,7 +11,7 @@ import yaml
 from rankscope.collector.errors import MetaError
 from rankscope.sources.bytedance_file import read_trace_file, what_if_file
 from rankscope.tracer.topology import Coords
-from tests.support.traces import TRACES
+from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,10 +48,9 @@ def test_a_meta_file_of_another_trace_is_refused(tmp_path: Path) -> None:
         read_trace_file(*write(tmp_path, dp_size=3, world_size=3))
 
 
+@needs_traces
 @pytest.mark.parametrize("name", ["AR", "ST"])
 def test_the_file_alone_gives_the_published_results(name: str) -> None:
-    if not (TRACES / f"trace-{name}.parquet").exists():
-        pytest.skip(f"published traces are not at {TRACES} (set RANKSCOPE_TRACE_DIR)")
     published = json.loads((TRACES / f"result-{name}.json").read_text())
 
     found = what_if_file(TRACES / f"trace-{name}.parquet", TRACES / f"meta-{name}.yaml")

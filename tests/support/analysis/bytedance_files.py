@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import yaml
 
 from rankscope.analysis.readers.bytedance.format import TraceColumns
@@ -16,7 +15,7 @@ from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTa
 from rankscope.tracer.span import NONE
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import Source
-from tests.support.traces import TRACES
+from tests.support.traces import TRACES, require_traces
 
 if TYPE_CHECKING:
     import random
@@ -132,13 +131,11 @@ def _steps_of(spans: SpanTable) -> StepTable:
 
 def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
     """Read a published trace directly from its file, without the importer."""
-    if not (TRACES / f"trace-{name}.parquet").exists():
-        pytest.skip(f"published traces are not at {TRACES} (set RANKSCOPE_TRACE_DIR)")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    require_traces()
     meta = yaml.safe_load((TRACES / f"meta-{name}.yaml").read_text())
-    table = parquet.read_table(TRACES / f"trace-{name}.parquet")
+    table = pq.read_table(TRACES / f"trace-{name}.parquet")
     column = {key: table[key].to_numpy() for key in table.column_names if key != "optype"}
-    optype = table["optype"].combine_chunks()
+    optype: Any = table["optype"].combine_chunks()
 
     def ns(seconds: np.ndarray) -> np.ndarray:
         return np.rint(seconds.astype(np.float64) * 1e9).astype(np.int64)
