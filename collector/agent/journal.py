@@ -155,13 +155,20 @@ class Journal:
         with self._transaction() as db:
             _settle(db, keys)
 
-    def drop(self, key: CutKey, *, reason: str, num_rows: int) -> None:
-        """Mark a cut as settled although ``num_rows`` of its rows are given up."""
+    def drop(self, num_rows: Mapping[CutKey, int], *, reason: str) -> None:
+        """Mark cuts as given up.
+
+        Args:
+            num_rows: Number of given up rows by cut.
+            reason: Reason in `ranks.dropped`.
+        """
+        rows = [(key.run_id, key.process, reason, num) for key, num in num_rows.items()]
         with self._transaction() as db:
-            _settle(db, [key])
-            db.execute(UPSERT_DROPPED, (key.run_id, key.process, reason, num_rows))
+            _settle(db, num_rows)
+            db.executemany(UPSERT_DROPPED, rows)
             db.execute(DELETE_OLDEST.format("dropped", MAX_ENTRIES))
-        self._count_dropped(key.run_id, key.process, reason, num_rows)
+        for row in rows:
+            self._count_dropped(*row)
 
     def add_clock(self, row: Mapping[str, Any]) -> None:
         """Add a stretch of a host's clock before it is used."""

@@ -239,7 +239,7 @@ class Outbox:
             "sha256": cut.sha256,
         }
         self._add_dead_letter(name, encode_cuts([cut]), rejection, document)
-        self._journal.drop(key, reason=REFUSED, num_rows=_num_committed(cut))
+        self._journal.drop({key: _num_committed(cut)}, reason=REFUSED)
 
     def _add_dead_letter(
         self, name: str, body: bytes, rejection: RejectedError, document: Mapping[str, object]
@@ -251,8 +251,7 @@ class Outbox:
 
     def _drop_deleted(self, cuts: Sequence[Cut]) -> None:
         self._report_deleted(cuts[0].key.run_id)
-        for cut in cuts:
-            self._journal.drop(cut.key, reason=RUN_DELETED, num_rows=_num_committed(cut))
+        self._journal.drop({cut.key: _num_committed(cut) for cut in cuts}, reason=RUN_DELETED)
 
     def _report_deleted(self, run_id: str) -> None:
         if run_id not in self._deleted_runs:

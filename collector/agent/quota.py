@@ -16,7 +16,7 @@ from ..identity import segment_id
 from ..spool.descriptions import ENDED, exit_state
 from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles
-from ..spool.segment import NotReadyError, SegmentReader
+from ..spool.segment import NotReadyError, SegmentReader, read_open_spans
 from ..spool.tail import run_folders
 
 if TYPE_CHECKING:
@@ -80,22 +80,26 @@ class SpoolQuota:
         if excess <= 0:
             return None
         excess -= _remove_oldest(stored, excess)
-        num_rows = 0
+        found: dict[Path, _Unsent] = {}
         for path in _newest_segments(self._spool):
             if excess <= 0:
                 break
-            found = self._unsent(path)
-            if found is None:
-                continue
-            self._journal.drop(found.key, reason=FULL, num_rows=found.num_rows)
+            unsent = self._unsent(path)
+            if unsent is not None:
+                found[path] = unsent
+                excess -= unsent.num_bytes
+        num_rows = {one.key: one.num_rows for one in found.values() if not one.is_settled}
+        if num_rows:
+            # Before the deletion: after a kill the files are found again, settled.
+            self._journal.drop(num_rows, reason=FULL)
+        for path in found:
             path.unlink(missing_ok=True)
-            num_rows += found.num_rows
-            excess -= found.num_bytes
         if not num_rows:
             return None
         return (
-            f"the spool {self._spool} is larger than {self._max_bytes} bytes: {num_rows} rows that"
-            " were not sent are dropped, the newest first, and counted"
+            f"the spool {self._spool} is larger than {self._max_bytes} bytes:"
+            f" {sum(num_rows.values())} rows that were not sent are dropped, the newest first, and"
+            " counted"
         )
 
     def _unsent(self, path: Path) -> _Unsent | None:
@@ -112,13 +116,15 @@ class SpoolQuota:
             segment = segment_id(files.process, reader.number)
             if any(key.segment == segment for key in self._journal.unanswered(files.run_id)):
                 return None  # the cut may have arrived
-            first_row = self._journal.end_rows(files.run_id).get(segment, 0)
-            if first_row >= end_row:
-                return None
+            first_row = min(self._journal.end_rows(files.run_id).get(segment, 0), end_row)
+            is_settled = first_row == end_row
+            if is_settled and read_open_spans(path):
+                return None  # evidence
             return _Unsent(
                 key=files.cut_key(reader.number, first_row, end_row),
                 num_rows=len(reader.reread(first_row, end_row).rows),
                 num_bytes=path.stat().st_blocks * BLOCK_BYTES,
+                is_settled=is_settled,
             )
         finally:
             reader.close()
@@ -131,6 +137,8 @@ class _Unsent:
     """Number of committed rows."""
 
     num_bytes: int
+    is_settled: bool
+    """True if an agent was killed after it counted the rows and before it deleted the file."""
 
 
 def used_bytes(folder: Path) -> int:

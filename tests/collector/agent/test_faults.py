@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.link import Deadlines
+from rankscope.collector.agent.quota import used_bytes
 from rankscope.tracer.spool import DropReason
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
@@ -104,14 +105,15 @@ def test_a_request_that_arrives_late_is_stored_once(
 def test_an_outage_beyond_the_quota_is_accounted_for_to_the_row(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN no collector, and ranks that write ten times the quota of the spool
+    # GIVEN no collector, and ranks that write twice the quota of the spool
     port = fixed_port()
     builders = []
     for rank in range(4):
         builder = SpoolBuilder(spool, run_id="run", rank=rank, capacity=32)
         write_spans(builder, oracle, 32 * 10)
         builders.append(builder)
-    rig = Rig(spool, f"http://localhost:{port}", max_spool_bytes=12 * 12_288)
+    quota = used_bytes(spool) // 2
+    rig = Rig(spool, f"http://localhost:{port}", max_spool_bytes=quota)
     for _ in range(30):
         rig.turn()
 

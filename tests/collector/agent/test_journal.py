@@ -89,10 +89,10 @@ def test_a_segment_may_be_any_unsigned_64_bit_number(tmp_path: Path) -> None:
 
 def test_dropped_rows_are_counted_across_restarts(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.drop(key(0, 4), reason="refused", num_rows=3)
+    journal.drop({key(0, 4): 3}, reason="refused")
     journal = reopened(journal)
     dropped = journal.dropped("run")
-    journal.drop(key(4, 9), reason="refused", num_rows=5)
+    journal.drop({key(4, 9): 5}, reason="refused")
 
     assert dropped == {PROCESS: {"refused": 8}}
     journal = reopened(journal)
@@ -150,7 +150,7 @@ def test_a_change_that_fails_is_not_there_and_may_be_made_again(tmp_path: Path) 
     with pytest.raises(JournalError, match="can't be written \\(disk I/O error\\)"):
         journal.add_sent([span_cut("run", 4, 9)])
     with pytest.raises(JournalError):
-        journal.drop(key(0, 4), reason="refused", num_rows=4)
+        journal.drop({key(0, 4): 4}, reason="refused")
     assert journal.unanswered("run") == (key(0, 4),)
     assert journal.dropped("run") == {}
 

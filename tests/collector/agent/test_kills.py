@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.agent.quota import used_bytes
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, faulty, write_spans
 from tests.support.collector.fake_collector import FakeCollector
 from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +138,44 @@ def test_an_agent_killed_during_a_request_sends_no_row_in_another_cut(
 
         assert_clean(tmp_path, collector.stored)
         again.close()
+
+
+def test_an_agent_killed_before_it_deletes_what_it_dropped_counts_it_once(
+    oracle: Oracle, spool: Path, tmp_path: Path
+) -> None:
+    # GIVEN no collector, and two of three segments beyond the quota
+    port = fixed_port()
+    url = f"http://localhost:{port}"
+    builder = SpoolBuilder(spool, run_id="run", capacity=32)
+    write_spans(builder, oracle, 32 * 3)
+    builder.end()
+    segments = sorted(builder.folder.glob("seg-*"))
+    num_bytes = segments[0].stat().st_blocks * 512
+    Rig(spool, url).close()
+    quota = used_bytes(spool) - num_bytes - 1
+
+    # WHEN the agent is killed after the journal has the dropped rows
+    killer = Killer()
+    rig = Rig(spool, url, connect=faulty(killer), max_spool_bytes=quota)
+    killer.kill_at(2)
+    with pytest.raises(CrashError):
+        rig.turn_until(lambda: False)
+    rig.close()
+    assert sorted(builder.folder.glob("seg-*")) == segments
+
+    # THEN the next agent deletes these segments, and no other
+    again = Rig(spool, url, max_spool_bytes=quota)
+    again.turn_until(lambda: sorted(builder.folder.glob("seg-*")) == segments[:1])
+    for _ in range(4):
+        again.turn()
+    with FakeCollector(port=port) as collector:
+        again.turn_until(lambda: len(collector.stored.rows) >= 32)
+        again.turn()
+        newest = collector.stored.described["ranks"][-1]
+
+        assert newest["dropped"] == {"agent-spool-full": 64}
+        assert_clean(tmp_path, collector.stored, num_dropped=64)
+    again.close()
 
 
 def test_cuts_that_the_journal_can_not_record_are_not_sent(
