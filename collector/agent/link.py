@@ -250,7 +250,11 @@ class Link:
 
     def _exchange(self, method: str, path: str, body: bytes | None, content_type: str) -> Answer:
         with self._busy:
-            return self._exchange_alone(method, path, body, content_type)
+            try:
+                return self._exchange_alone(method, path, body, content_type)
+            finally:
+                if self._is_closed:  # `close` no longer waits for it
+                    self._disconnect()
 
     def _exchange_alone(
         self, method: str, path: str, body: bytes | None, content_type: str
@@ -330,8 +334,9 @@ class Link:
                 decode_content=False,
             )
         connection.timeout = self._answer_s
-        response = connection.getresponse()
-        found = self._read(response)
+        # An answer that ends the connection holds the socket until it is closed itself.
+        with contextlib.closing(connection.getresponse()) as response:
+            found = self._read(response)
         if found is None or response.headers.get("connection", "").lower() == "close":
             self._disconnect()
         status, retry_after_s = response.status, _retry_after_s(response)
@@ -354,7 +359,6 @@ class Link:
                 self._connection = connection
             connection.connect()
             if self._is_closed:  # `close` was called before there was a socket to shut down
-                self._disconnect()
                 raise RetryLaterError("the agent is stopping")
         return self._connection
 

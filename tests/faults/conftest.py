@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.collector.agent.conftest import oracle, spool
+from tests.collector.agent.conftest import _close_rigs, oracle, spool
 
-__all__ = ["oracle", "spool"]
+__all__ = ["_close_rigs", "oracle", "spool"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,10 +73,10 @@ class Sender(threading.Thread):
         headers = {"authorization": f"Bearer {OWN}", "content-type": ARROW}
         while time.monotonic() < until_s:
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
-            connection.request("POST", "/v1/spans", self._body, headers)
-            answer = connection.getresponse()
-            answer.read()
-            connection.close()
+            with closing(connection):
+                connection.request("POST", "/v1/spans", self._body, headers)
+                answer = connection.getresponse()
+                answer.read()
             self.statuses.append(answer.status)
             if answer.status == 200:
                 return

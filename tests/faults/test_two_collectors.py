@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,15 +45,14 @@ class TwoCollectors(ServerPath):
     def post(self, port: int, body: bytes) -> int:
         """Send a body of cuts to one of them; return the status."""
         token = (self.folder / "agent.token").read_text().strip()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         headers = {
             "authorization": f"Bearer {token}",
             "content-type": "application/vnd.apache.arrow.stream",
         }
-        connection.request("POST", "/v1/spans", body, headers)
-        status = connection.getresponse().status
-        connection.close()
-        return status
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        with closing(connection):
+            connection.request("POST", "/v1/spans", body, headers)
+            return connection.getresponse().status
 
     def other_answers(self) -> bool:
         """Return whether the second one takes something in."""

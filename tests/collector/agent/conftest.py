@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.checker import Oracle
+from tests.support.collector.agent_rig import OPEN_RIGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,3 +23,11 @@ def spool(tmp_path: Path) -> Path:
     folder = tmp_path / "spool"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _close_rigs() -> Iterator[None]:
+    """Close what a failed test left open: its sockets would fail a later test."""
+    yield
+    for rig in list(OPEN_RIGS):
+        rig.close()

@@ -46,6 +46,10 @@ class Pauses:
         return self.now_s
 
 
+OPEN_RIGS: list[Rig] = []
+"""Those that a failed test left open; a fixture closes them."""
+
+
 class Rig:
     """The parts of one agent process.
 
@@ -101,6 +105,7 @@ class Rig:
         self.agent = NodeAgent(
             spool, self.outbox, clocks, say=self.lines.append, quota=quota, monotonic_s=self.pauses
         )
+        OPEN_RIGS.append(self)
 
     def turn(self) -> float:
         """Take a turn, and skip the pause after it."""
@@ -125,6 +130,8 @@ class Rig:
         self.agent.close()
         self.journal.close()
         self.link.close()
+        if self in OPEN_RIGS:
+            OPEN_RIGS.remove(self)
 
 
 class FaultyConnection(sqlite3.Connection):
