@@ -45,6 +45,8 @@ class ServerPath(WholePath):
     def commands(self) -> dict[str, list[str]]:
         commands = super().commands()
         if self.max_spool_bytes is not None:
+            # The journal's size depends on the time: not in the spool.
+            commands["agent"] += ["--state", str(self.folder / "agent-state")]
             commands["agent"] += ["--max-spool-bytes", str(self.max_spool_bytes)]
         engine = [sys.executable, "-m", "tests.faults.store_process"]
         return {

@@ -34,13 +34,14 @@ LIVE_SEGMENTS = 4
 KEPT_SEGMENTS = 4
 """Of the ranks that are over."""
 
-OTHER_BYTES = 1_068_000
-"""Of a process beside its segments: its names, allocated beforehand, and its manifest."""
+OTHER_BYTES = 1_084_000
+"""Of a process beside its segments: its names, allocated beforehand, its manifest and, while it
+runs, its exit record. Less than a segment is left of that of all processes together."""
 
 MAX_SPOOL_BYTES = (1 + len(OVER)) * OTHER_BYTES + (LIVE_SEGMENTS + KEPT_SEGMENTS) * SEGMENT_BYTES
 OWN_REASONS = {"spool-full", "no-segment"}
 WORD = re.compile(r"\w+")
-GIVEN_UP = re.compile(r"(\d+) rows that the collector did not take are dropped")
+GIVEN_UP = re.compile(r"(\d+) rows that were not sent are dropped")
 SEEN = "SELECT rank, name, kind FROM spans WHERE startsWith(name, 's')"
 DROPPED = "SELECT rank, dropped FROM ranks FINAL ORDER BY rank"
 
