@@ -137,7 +137,7 @@ def test_a_rank_terminated_by_its_launcher_is_lost_at_the_next_poll(
     assert event["text"] == "lost at step 3, open span = exchange"
     (crash,) = find_crashes(info, source.context(run_id))
     assert crash.ranks == (0,)
-    assert "gone without goodbye (ended by a signal" in crash.evidence
+    assert "no exit record (ended by a signal" in crash.evidence
 
 
 def test_an_exit_record_that_is_not_json_counts_as_failed(
