@@ -114,6 +114,54 @@ class SpanFlag(IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpanColumn:
+    """A column of the table `spans`."""
+
+    name: str
+    dtype: str
+    """numpy type, or `text`. Texts are codes in the spool and in numpy columns."""
+
+    missing: int | None = None
+    """Value if a source does not have the column; None: every source has it."""
+
+    offset: int | None = None
+    """Offset in the record of the spool if the record holds the value as it is stored. From
+    `tracer.spool.COMM_OFFSET` on, only records of communications hold it."""
+
+    nullable: bool = False
+    in_analysis: bool = True
+    """Whether it is a column of `analysis.trace.tables.SpanTable`."""
+
+
+SPAN_COLUMNS: tuple[SpanColumn, ...] = (
+    SpanColumn(name="step", dtype="int32", offset=8),
+    SpanColumn(name="start_ns", dtype="int64"),
+    SpanColumn(name="kind", dtype="text"),
+    SpanColumn(name="name", dtype="text"),
+    SpanColumn(name="track", dtype="text"),
+    SpanColumn(name="group_id", dtype="uint64", missing=0, offset=64),
+    SpanColumn(name="seq", dtype="int64", missing=NONE, offset=72),
+    SpanColumn(name="src_rank", dtype="int32", missing=NONE, offset=80),
+    SpanColumn(name="dst_rank", dtype="int32", missing=NONE, offset=84),
+    SpanColumn(name="microbatch", dtype="int32", missing=NONE, offset=12),
+    SpanColumn(name="chunk", dtype="int32", missing=NONE, offset=16),
+    SpanColumn(name="duration_ns", dtype="int64"),
+    SpanColumn(name="launch_ns", dtype="int64", missing=NONE),
+    SpanColumn(name="num_bytes", dtype="int64", missing=NONE, offset=88),
+    SpanColumn(name="interval_id", dtype="int64", missing=0, offset=96),
+    SpanColumn(name="parent_row", dtype="uint32", nullable=True, in_analysis=False),
+    SpanColumn(name="flags", dtype="uint16", missing=0),
+    SpanColumn(name="depth", dtype="int16", missing=0),
+    SpanColumn(name="row", dtype="uint32", in_analysis=False),
+)
+"""Columns of the table `spans`, besides those that name a row's run, epoch, rank and segment.
+
+The wire schema, the decoder of the spool, the statements that read spans and the arrays of the
+analysis are made from it. `SpanTable` explains each. docs/extending.md shows how to add one.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """One piece of work on one track of one rank, over ``[start_ns, start_ns + duration_ns)``."""
 

@@ -1,4 +1,4 @@
-"""Rows of tables: selection and concatenation."""
+"""Rows of tables: making, selection and concatenation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
+from rankscope.tracer.span import SPAN_COLUMNS
 
 from .context import MicrobatchTable, SampleTable
 from .tables import SpanTable, StepTable
@@ -17,6 +19,31 @@ Table = TypeVar("Table", SpanTable, StepTable, MicrobatchTable, SampleTable)
 
 TEXTS = {"name": "names", "track": "tracks", "host": "hosts"}
 """Columns of codes, each with the field that lists the texts."""
+
+
+def make_span_table(
+    *, names: tuple[str, ...], tracks: tuple[str, ...], **columns: NDArray[Any]
+) -> SpanTable:
+    """Return spans, with the missing value in the columns that ``columns`` lacks.
+
+    Args:
+        names: Texts of ``name``.
+        tracks: Texts of ``track``.
+        columns: Columns of `SpanTable`, shape (spans,) each.
+
+    Raises:
+        KeyError: There is no column that every source must have, such as ``start_ns``.
+    """
+    num_rows = len(columns["start_ns"])
+    filled = {name: columns[name] for name in ("epoch", "rank")}
+    for column in SPAN_COLUMNS:
+        if not column.in_analysis:
+            continue
+        if column.name in columns or column.missing is None:
+            filled[column.name] = columns[column.name]
+        else:
+            filled[column.name] = np.full(num_rows, column.missing, dtype=column.dtype)
+    return SpanTable(**filled, names=names, tracks=tracks)
 
 
 def select_rows(table: Table, rows: NDArray[Any] | slice) -> Table:

@@ -21,7 +21,6 @@ from ..arrow_columns import (
     NUMPY_NAMES,
     coded_strings,
     numbers,
-    optional_numbers,
     repeated_string,
     to_codes,
     to_numpy,
@@ -29,6 +28,8 @@ from ..arrow_columns import (
 from ..errors import MetaError, TraceError
 from ..identity import MAX_INT32, MAX_INT64
 from ..names import storable_name
+from ..wire.codec import fill_columns
+from ..wire.schema import WIRE_TABLES
 from .parquet_reader import NOT_PARQUET, open_parquet
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ class TraceRows:
         values = {name: column[rows] for name, column in self.columns.items()}
         kinds = tuple(KIND_OF_OPTYPE.get(optype, "other") for optype in self.optypes)
         names = tuple(storable_name(optype) for optype in self.optypes)
-        unknown = np.full(num_rows, NONE)
-        zero = np.zeros(num_rows)
         named = {
             "run_id": repeated_string(run_id, num_rows),
             "epoch": numbers(np.full(num_rows, epoch), np.int32),
@@ -114,23 +113,15 @@ class TraceRows:
             "kind": coded_strings(self.optype[rows], kinds),
             "name": coded_strings(self.optype[rows], names),
             "track": repeated_string("", num_rows),
-            "group_id": numbers(zero, np.uint64),
             "seq": numbers(values["seq_id"], np.int64),
-            "src_rank": numbers(unknown, np.int32),
-            "dst_rank": numbers(unknown, np.int32),
             "microbatch": numbers(values["mb_id"], np.int32),
             "chunk": numbers(values["mc"], np.int32),
             "duration_ns": numbers(self.duration_ns[rows]),
-            "launch_ns": numbers(unknown, np.int64),
-            "num_bytes": numbers(unknown, np.int64),
-            "interval_id": numbers(zero, np.int64),
-            "parent_row": optional_numbers(zero.astype(np.uint32), zero > 0),
-            "flags": numbers(zero, np.uint16),
-            "depth": numbers(zero, np.int16),
             "segment": numbers(np.full(num_rows, segment, dtype=np.uint64)),
             "row": numbers(row),
         }
-        return pa.Table.from_arrays(list(named.values()), names=list(named))
+        rows_read = pa.Table.from_arrays(list(named.values()), names=list(named))
+        return fill_columns(rows_read, WIRE_TABLES["spans"])
 
     def step_table(self, run_id: str, *, epoch: int, segment: int) -> pa.Table:
         """Return table ``steps``: from the first start to the last end of each (step, rank)."""

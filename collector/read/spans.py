@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.tracer.span import COMM_KINDS, NONE, SpanKind
+from rankscope.tracer.span import COMM_KINDS, NONE, SPAN_COLUMNS, SpanKind
 
 from ..arrow_columns import to_numpy
 from ..store.ledger import read_deduplicated
@@ -25,15 +25,14 @@ NOT_COMM_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanK
 """Span kinds that are never communication. ``other`` may be: a kind that only a newer version knows
 is read as ``other``."""
 
-SPAN_COLUMNS = """
-    epoch, step, rank, kind, name, track, start_ns, duration_ns, launch_ns, group_id, seq,
-    src_rank, dst_rank, microbatch, chunk, num_bytes, interval_id, flags, depth
-"""
+SELECT_COLUMNS = "SELECT epoch, rank, " + ", ".join(
+    column.name for column in SPAN_COLUMNS if column.in_analysis
+)
 
 SELECT_SPANS = (
-    "SELECT"
-    + SPAN_COLUMNS
-    + """FROM spans
+    SELECT_COLUMNS
+    + """
+FROM spans
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, start_ns, segment, row
 """
@@ -61,11 +60,7 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 """
 
 SELECT_SELECTED_SPANS = (
-    "SELECT"
-    + SPAN_COLUMNS
-    + "FROM spans FINAL"
-    + SELECTION
-    + "ORDER BY rank, start_ns, segment, row"
+    SELECT_COLUMNS + " FROM spans FINAL" + SELECTION + "ORDER BY rank, start_ns, segment, row"
 )
 
 COUNT_SELECTED_SPANS = "SELECT count() AS num_spans FROM spans" + SELECTION  # noqa: S608  # constants

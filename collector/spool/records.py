@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from rankscope.tracer.span import KINDS, NONE
-from rankscope.tracer.spool import HAS_COMM, NAME_CAPACITY, RECORD_BYTES, RecordType
+from rankscope.tracer.span import KINDS, NONE, SPAN_COLUMNS
+from rankscope.tracer.spool import COMM_OFFSET, HAS_COMM, NAME_CAPACITY, RECORD_BYTES, RecordType
 
 from ..arrow_columns import coded_strings, numbers, optional_numbers, repeated_string, strings
 from ..names import storable_name
@@ -24,27 +24,25 @@ if TYPE_CHECKING:
 
     Records = NDArray[np.void]
 
+# Offset and type in the record, of the columns that a record holds as they are stored.
+_SPAN_FIELDS = {
+    column.name: (column.dtype, column.offset)
+    for column in SPAN_COLUMNS
+    if column.offset is not None
+}
+
 _FIELDS: dict[str, tuple[str, int]] = {
+    **_SPAN_FIELDS,
     "type": ("u1", 0),
     "kind": ("u1", 1),
     "flags": ("<u2", 2),
     "name": ("<u4", 4),
-    "step": ("<i4", 8),
-    "microbatch": ("<i4", 12),
-    "chunk": ("<i4", 16),
     "track": ("<u4", 20),
     "start_ns": ("<i8", 24),
     "end_ns": ("<i8", 32),
     "depth": ("<u2", 40),
     "commit": ("<u8", 48),
     "launch_ns": ("<i8", 56),
-    # second half of a span with HAS_COMM
-    "group_id": ("<u8", 64),
-    "seq": ("<i8", 72),
-    "src_rank": ("<i4", 80),
-    "dst_rank": ("<i4", 84),
-    "num_bytes": ("<i8", 88),
-    "interval_id": ("<i8", 96),
     # second half of a step
     "num_tokens": ("<i8", 64),
     "loss": ("<f8", 72),
@@ -154,35 +152,30 @@ def _spans(
     records: Records, rows: NDArray[np.uint32], *, key: CutKey, names: Names, clock: ClockMap
 ) -> pa.Table:
     flags = records["flags"]
-    has_comm = (flags & HAS_COMM) != 0
-
-    def comm(field: str, missing: int) -> Any:  # noqa: ANN401  # an Arrow column
-        return numbers(np.where(has_comm, records[field], records[field].dtype.type(missing)))
-
     launch_ns = np.where(records["launch_ns"] == 0, records["start_ns"], records["launch_ns"])
     parent, has_parent = find_parent_rows(records, rows)
-    named = {
-        **_identity(len(records), key),
-        "step": numbers(records["step"]),
+    computed = {
         "start_ns": numbers(clock.unix_ns(records["start_ns"])),
         "kind": coded_strings(records["kind"], [str(kind) for kind in KINDS]),
         "name": _named(records["name"], names),
         "track": _named(records["track"], names),
-        "group_id": comm("group_id", 0),
-        "seq": comm("seq", NONE),
-        "src_rank": comm("src_rank", NONE),
-        "dst_rank": comm("dst_rank", NONE),
-        "microbatch": numbers(records["microbatch"]),
-        "chunk": numbers(records["chunk"]),
         "duration_ns": numbers(records["end_ns"] - records["start_ns"]),
         "launch_ns": numbers(np.where(launch_ns < 0, NONE, clock.unix_ns(launch_ns))),
-        "num_bytes": comm("num_bytes", NONE),
-        "interval_id": comm("interval_id", 0),
         "parent_row": optional_numbers(parent, has_parent),
         "flags": numbers(flags & ~np.uint16(HAS_COMM)),
         "depth": numbers(np.minimum(records["depth"], MAX_DEPTH), np.int16),
         "row": numbers(rows),
     }
+    has_comm = (flags & HAS_COMM) != 0
+    named = _identity(len(records), key)
+    for column in SPAN_COLUMNS:
+        if column.offset is None:
+            named[column.name] = computed[column.name]
+            continue
+        values = records[column.name]
+        if column.offset >= COMM_OFFSET:
+            values = np.where(has_comm, values, values.dtype.type(column.missing))
+        named[column.name] = numbers(values)
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 

@@ -214,7 +214,7 @@ def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column
     names = [column.name for column in columns]
     offsets = np.zeros(len(parts) + 1, dtype=np.int32)
     np.cumsum([part.num_rows for part in parts], out=offsets[1:])
-    kept = [_filled(part, columns).select(names) for part in parts if part.num_rows]
+    kept = [fill_columns(part, columns).select(names) for part in parts if part.num_rows]
     if kept:
         whole = pa.concat_tables(kept).unify_dictionaries()
         arrays = [_one_chunk(whole[name]) for name in names]
@@ -227,8 +227,8 @@ def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column
     return cast("Column", pa.ListArray.from_arrays(starts, items, type=list_type))
 
 
-def _filled(rows: pa.Table, columns: Sequence[WireColumn]) -> pa.Table:
-    """Return the rows with defaults for columns that their source does not have."""
+def fill_columns(rows: pa.Table, columns: Sequence[WireColumn]) -> pa.Table:
+    """Return the rows with the default of each column that their source does not have."""
     for column in columns:
         if column.name not in rows.column_names and (
             column.default is not None or column.may_be_null

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 
-from rankscope.tracer.span import NONE
+from rankscope.tracer.span import NONE, SPAN_COLUMNS
+
+if TYPE_CHECKING:
+    from rankscope.tracer.span import SpanColumn
 
 SCHEMA_VERSION = 1
 """Version that is written."""
@@ -44,28 +48,14 @@ def _column(
     return WireColumn(name=name, arrow_type=arrow_type, default=default, may_be_null=may_be_null)
 
 
+def _span_column(column: SpanColumn) -> WireColumn:
+    is_text = column.dtype == "text"
+    arrow_type = CODED_TEXT if is_text else pa.from_numpy_dtype(np.dtype(column.dtype))
+    return _column(column.name, arrow_type, column.missing, may_be_null=column.nullable)
+
+
 WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
-    "spans": (
-        _column("step", pa.int32()),
-        _column("start_ns", pa.int64()),
-        _column("kind", CODED_TEXT),
-        _column("name", CODED_TEXT),
-        _column("track", CODED_TEXT),
-        _column("group_id", pa.uint64(), 0),
-        _column("seq", pa.int64(), NONE),
-        _column("src_rank", pa.int32(), NONE),
-        _column("dst_rank", pa.int32(), NONE),
-        _column("microbatch", pa.int32(), NONE),
-        _column("chunk", pa.int32(), NONE),
-        _column("duration_ns", pa.int64()),
-        _column("launch_ns", pa.int64(), NONE),
-        _column("num_bytes", pa.int64(), NONE),
-        _column("interval_id", pa.int64(), 0),
-        _column("parent_row", pa.uint32(), may_be_null=True),
-        _column("flags", pa.uint16(), 0),
-        _column("depth", pa.int16(), 0),
-        _column("row", pa.uint32()),
-    ),
+    "spans": tuple(_span_column(column) for column in SPAN_COLUMNS),
     "steps": (
         _column("step", pa.int32()),
         _column("start_ns", pa.int64()),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankscope.analysis.readers.waits import Arrivals
 from rankscope.analysis.trace.context import MicrobatchTable, SampleTable
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.collector.arrow_columns import to_codes, to_numpy
-from rankscope.tracer.span import KIND_CODES, SpanKind
+from rankscope.tracer.span import KIND_CODES, SPAN_COLUMNS, SpanKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+READ_COLUMNS = {"epoch", "rank", *(c.name for c in SPAN_COLUMNS if c.in_analysis)}
 
 OTHER_CODE = KIND_CODES[SpanKind.OTHER]
 
@@ -24,29 +27,12 @@ def span_table(table: pa.Table) -> SpanTable:
     kind, kinds = to_codes(table["kind"])
     name, names = to_codes(table["name"])
     track, tracks = to_codes(table["track"])
-    return SpanTable(
-        epoch=to_numpy(table["epoch"]),
-        step=to_numpy(table["step"]),
-        rank=to_numpy(table["rank"]),
-        kind=_kind_codes(kind, kinds),
-        name=name,
-        track=track,
-        start_ns=to_numpy(table["start_ns"]),
-        duration_ns=to_numpy(table["duration_ns"]),
-        launch_ns=to_numpy(table["launch_ns"]),
-        group_id=to_numpy(table["group_id"]),
-        seq=to_numpy(table["seq"]),
-        src_rank=to_numpy(table["src_rank"]),
-        dst_rank=to_numpy(table["dst_rank"]),
-        microbatch=to_numpy(table["microbatch"]),
-        chunk=to_numpy(table["chunk"]),
-        num_bytes=to_numpy(table["num_bytes"]),
-        interval_id=to_numpy(table["interval_id"]),
-        flags=to_numpy(table["flags"]),
-        depth=to_numpy(table["depth"]),
-        names=names,
-        tracks=tracks,
-    )
+    coded = {"kind", "name", "track"}
+    columns: dict[str, NDArray[Any]] = {
+        column: to_numpy(table[column]) for column in READ_COLUMNS & {*table.column_names} - coded
+    }
+    columns |= {"kind": _kind_codes(kind, kinds), "name": name, "track": track}
+    return make_span_table(**columns, names=names, tracks=tracks)
 
 
 def step_table(table: pa.Table) -> StepTable:

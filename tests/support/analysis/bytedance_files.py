@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rankscope.analysis.readers.bytedance.format import TraceColumns
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
 from rankscope.tracer.span import NONE
 from rankscope.tracer.topology import Coords, Layout
@@ -84,8 +85,7 @@ def source_of(
 ) -> Source:
     """Return a trace's columns as a source of spans."""
     num = len(columns.step)
-    none32, none64 = np.full(num, NONE, np.int32), np.full(num, NONE, np.int64)
-    spans = SpanTable(
+    spans = make_span_table(
         epoch=np.zeros(num, np.int32),
         step=columns.step.astype(np.int32),
         rank=columns.rank.astype(np.int32),
@@ -94,17 +94,9 @@ def source_of(
         track=np.zeros(num, np.int32),
         start_ns=columns.start_ns,
         duration_ns=columns.duration_ns,
-        launch_ns=none64,
-        group_id=np.zeros(num, np.uint64),
         seq=columns.seq.astype(np.int64),
-        src_rank=none32,
-        dst_rank=none32,
-        microbatch=none32 if microbatch is None else microbatch,
+        **({} if microbatch is None else {"microbatch": microbatch}),
         chunk=columns.chunk.astype(np.int32),
-        num_bytes=none64,
-        interval_id=np.zeros(num, np.int64),
-        flags=np.zeros(num, np.uint16),
-        depth=np.zeros(num, np.int16),
         names=columns.names,
         tracks=("",),
     )

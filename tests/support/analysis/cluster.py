@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from rankscope.analysis.trace.context import RunContext
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
@@ -206,7 +207,7 @@ class Cluster:
         rows = np.array(sorted(self.rows, key=lambda row: (row[0], row[1], row[3])), np.int64)
         step, rank, kind, start, duration, group, seq, src, dst, mb, num_bytes = rows.T
         num = len(rows)
-        return SpanTable(
+        return make_span_table(
             epoch=np.zeros(num, np.int32),
             step=step.astype(np.int32),
             rank=rank.astype(np.int32),
@@ -215,7 +216,6 @@ class Cluster:
             track=np.zeros(num, np.int32),
             start_ns=start,
             duration_ns=duration,
-            launch_ns=np.full(num, NONE, np.int64),
             group_id=group.astype(np.uint64),
             seq=seq,
             src_rank=src.astype(np.int32),
@@ -223,9 +223,6 @@ class Cluster:
             microbatch=mb.astype(np.int32),
             chunk=np.where(mb >= 0, 0, NONE).astype(np.int32),
             num_bytes=num_bytes,
-            interval_id=np.zeros(num, np.int64),
-            flags=np.zeros(num, np.uint16),
-            depth=np.zeros(num, np.int16),
             names=tuple(kind.value for kind in SpanKind),
             tracks=("main",),
         )

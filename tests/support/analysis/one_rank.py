@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -30,7 +31,7 @@ def tables(*rows: Row, bounds: tuple[int, ...] = ()) -> tuple[SpanTable, StepTab
     def filled(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         return np.full(num, value, dtype=np.int32)
 
-    spans = SpanTable(
+    spans = make_span_table(
         epoch=filled(0),
         step=filled(0),
         rank=filled(0),
@@ -42,14 +43,7 @@ def tables(*rows: Row, bounds: tuple[int, ...] = ()) -> tuple[SpanTable, StepTab
         launch_ns=np.array(launch, dtype=np.int64) * MS,
         group_id=np.where(is_comm, GROUP, 0).astype(np.uint64),
         seq=np.array(seq, dtype=np.int64),
-        src_rank=filled(NONE),
-        dst_rank=filled(NONE),
-        microbatch=filled(NONE),
-        chunk=filled(NONE),
-        num_bytes=np.full(num, NONE, dtype=np.int64),
-        interval_id=np.zeros(num, dtype=np.int64),
         flags=np.array([_flags(each, is_bound=each in bounds) for each in seq], dtype=np.uint16),
-        depth=np.zeros(num, dtype=np.int16),
         names=("",),
         tracks=("compute", "comm"),
     )

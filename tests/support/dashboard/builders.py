@@ -21,6 +21,7 @@ from rankscope.analysis.report.report import (
 )
 from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
@@ -30,7 +31,7 @@ from rankscope.analysis.trace.tables import (
     SpanTable,
     StepTable,
 )
-from rankscope.tracer.span import KIND_CODES, NONE, Span
+from rankscope.tracer.span import KIND_CODES, Span
 from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] =
     name_codes = {name: code for code, name in enumerate(names)}
     track_codes = {track: code for code, track in enumerate(tracks)}
     num = len(spans)
-    return SpanTable(
+    return make_span_table(
         epoch=np.full(num, epoch, dtype=np.int32),
         step=np.array([span.step for span in spans], dtype=np.int32),
         rank=np.array([span.rank for span in spans], dtype=np.int32),
@@ -61,7 +62,6 @@ def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] =
         track=np.array([track_codes[span.track] for span in spans], dtype=np.int32),
         start_ns=np.array([span.start_ns for span in spans], dtype=np.int64),
         duration_ns=np.array([span.duration_ns for span in spans], dtype=np.int64),
-        launch_ns=np.full(num, NONE, dtype=np.int64),
         group_id=np.array([span.group_id for span in spans], dtype=np.uint64),
         seq=np.array([span.seq for span in spans], dtype=np.int64),
         src_rank=np.array([span.src_rank for span in spans], dtype=np.int32),
@@ -69,7 +69,6 @@ def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] =
         microbatch=np.array([span.microbatch for span in spans], dtype=np.int32),
         chunk=np.array([span.chunk for span in spans], dtype=np.int32),
         num_bytes=np.array([span.num_bytes for span in spans], dtype=np.int64),
-        interval_id=np.zeros(num, dtype=np.int64),
         flags=np.array([int(span.flags) for span in spans], dtype=np.uint16),
         depth=np.array(depths or [0] * num, dtype=np.int16),
         names=names,

@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.analysis.readers.tracer.matched_waits import match_waits
 from rankscope.analysis.readers.waits import split_waits
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
@@ -48,8 +49,7 @@ def tables(
     rank, step, kind, start, end, seq = (np.array(column) for column in zip(*rows, strict=True))
     num, is_comm = len(rows), seq != NONE
     begin = np.rint((start + STEP_MS * step) * MS).astype(np.int64)
-    none = np.full(num, NONE, dtype=np.int32)
-    spans = SpanTable(
+    spans = make_span_table(
         epoch=np.zeros(num, dtype=np.int32),
         step=step.astype(np.int32),
         rank=rank.astype(np.int32),
@@ -61,14 +61,7 @@ def tables(
         launch_ns=np.zeros(num, dtype=np.int64),
         group_id=np.where(is_comm, GROUP, 0).astype(np.uint64),
         seq=seq.astype(np.int64),
-        src_rank=none,
-        dst_rank=none,
-        microbatch=none,
-        chunk=none,
-        num_bytes=np.full(num, NONE, dtype=np.int64),
-        interval_id=np.zeros(num, dtype=np.int64),
         flags=np.where(is_comm, flags | int(SpanFlag.ASYNC), flags).astype(np.uint16),
-        depth=np.zeros(num, dtype=np.int16),
         names=("",),
         tracks=("compute", "comm"),
     )

@@ -9,6 +9,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
@@ -31,10 +32,9 @@ def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
     rank, kind, start, end, pair, flags = (np.array(c) for c in zip(*rows, strict=True))
     num = len(rows)
     pair = pair.astype(bool)
-    none = np.full(num, NONE)
     p2p = np.isin(kind, [SpanKind.PP_SEND, SpanKind.PP_RECV])
     codes = np.array([KIND_CODES[SpanKind(k)] for k in kind], np.int8)
-    return SpanTable(
+    return make_span_table(
         epoch=np.full(num, epoch, np.int32),
         step=np.full(num, step, np.int32),
         rank=rank.astype(np.int32),
@@ -43,17 +43,13 @@ def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
         track=np.zeros(num, np.int32),
         start_ns=start.astype(np.int64),
         duration_ns=(end - start).astype(np.int64),
-        launch_ns=none.astype(np.int64),
         group_id=np.where(pair, PAIR, 0).astype(np.uint64),
         seq=np.where(pair, 0, NONE).astype(np.int64),
         src_rank=np.where(p2p, 0, NONE).astype(np.int32),
         dst_rank=np.where(p2p, 1, NONE).astype(np.int32),
         microbatch=np.zeros(num, np.int32),
         chunk=np.zeros(num, np.int32),
-        num_bytes=none.astype(np.int64),
-        interval_id=np.zeros(num, np.int64),
         flags=flags.astype(np.uint16),
-        depth=np.zeros(num, np.int16),
         names=tuple(kind.value for kind in KINDS),
         tracks=("main",),
     )
@@ -175,7 +171,7 @@ def test_step_that_ends_before_it_begins_is_empty_and_left_out() -> None:
         for step, at in ((0, late), (1, early))
     )
     columns = set(first.__dataclass_fields__) - {"names", "tracks"}
-    spans = SpanTable(
+    spans = make_span_table(
         **{name: np.concatenate((getattr(first, name), getattr(second, name))) for name in columns},
         names=first.names,
         tracks=first.tracks,
@@ -217,7 +213,7 @@ def test_last_execution_of_a_repeated_step_is_used() -> None:
     first = spans_of([(r, SpanKind.FORWARD, 0, 10, False, 0) for r in range(2)])
     again = spans_of([(r, SpanKind.FORWARD, 100, 130, False, 0) for r in range(2)], epoch=1)
     columns = set(first.__dataclass_fields__) - {"names", "tracks"}
-    both = SpanTable(
+    both = make_span_table(
         **{name: np.concatenate((getattr(first, name), getattr(again, name))) for name in columns},
         names=first.names,
         tracks=first.tracks,

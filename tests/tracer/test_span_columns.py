@@ -1,0 +1,48 @@
+"""The table of a span's columns agrees with the spool's layout and the analysis' arrays."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.trace.rows import make_span_table
+from rankscope.analysis.trace.tables import SpanTable
+from rankscope.collector.spool.records import RECORD
+from rankscope.tracer.span import NONE, SPAN_COLUMNS
+from rankscope.tracer.spool import COMM, COMM_OFFSET, CORE
+
+
+def test_offsets_are_those_of_the_records_of_the_spool() -> None:
+    values = iter(range(1, 1_000))
+    core = CORE.pack(*(next(values) for _ in range(13)))
+    comm = COMM.pack(*(next(values) for _ in range(6)))
+    (record,) = np.frombuffer(core + comm, dtype=RECORD)
+
+    core_fields = ("type", "kind", "flags", "name", "step", "microbatch", "chunk", "track",
+                   "start_ns", "end_ns", "depth", "commit", "launch_ns")  # fmt: skip
+    comm_fields = ("group_id", "seq", "src_rank", "dst_rank", "num_bytes", "interval_id")
+    found = [int(record[name]) for name in (*core_fields, *comm_fields)]
+    assert found == list(range(1, 20))
+    in_comm = {each.name for each in SPAN_COLUMNS if (each.offset or 0) >= COMM_OFFSET}
+    assert in_comm >= set(comm_fields)
+
+
+def test_the_analysis_has_a_field_for_each_column() -> None:
+    expected = {"epoch", "rank", *(each.name for each in SPAN_COLUMNS if each.in_analysis)}
+    assert {each.name for each in fields(SpanTable)} - {"names", "tracks"} == expected
+
+
+def test_columns_that_a_source_lacks_hold_the_missing_value() -> None:
+    two = np.zeros(2, dtype=np.int64)
+    coded = {name: two.astype(np.int32) for name in ("kind", "name", "track")}
+    required = dict.fromkeys(("epoch", "rank", "step", "start_ns", "duration_ns"), two)
+    spans = make_span_table(names=("a",), tracks=("b",), **required, **coded)
+
+    assert spans.num_bytes.tolist() == [NONE, NONE]
+    assert spans.num_bytes.dtype == np.int64
+    assert spans.group_id.tolist() == [0, 0]
+    del required["duration_ns"]
+    with pytest.raises(KeyError, match="duration_ns"):
+        make_span_table(names=("a",), tracks=("b",), **required, **coded)
