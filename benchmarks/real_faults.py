@@ -34,7 +34,7 @@ from rankscope.collector.store.writer import StoreWriter
 from rankscope.demo.plan import OTHER_NAMES, QUIET, names_fault
 from rankscope.demo.training import Training
 from rankscope.tracer.topology import Layout
-from rankscope.trainer.faults.spec import ENDINGS, CrashKind, FaultCause, parse_fault
+from rankscope.trainer.faults.spec import ENDING_CAUSES, TRAINER_FAULTS, FaultCause, parse_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,6 +85,8 @@ def _setting(rng: Random) -> str:
     return f"variable={variable},value={value}"
 
 
+CRASH_KINDS = TRAINER_FAULTS.crash_kinds
+
 SPECS: dict[str, Callable[[Random, int], str]] = {
     HEALTHY: lambda rng, n: "none",
     "slow-compute": lambda rng, n: (
@@ -116,7 +118,7 @@ SPECS: dict[str, Callable[[Random, int], str]] = {
     ),
     "misconfiguration": lambda rng, n: f"misconfiguration:{_rank(rng)},{_setting(rng)}",
     "crash": lambda rng, n: (
-        f"crash:{_rank(rng)},step={rng.randint(3, 6)},kind={tuple(CrashKind)[n % len(CrashKind)]}"
+        f"crash:{_rank(rng)},step={rng.randint(3, 6)},kind={CRASH_KINDS[n % len(CRASH_KINDS)]}"
     ),
     "hang": lambda rng, n: f"hang:{_rank(rng)},step={rng.randint(3, 6)}",
 }
@@ -172,7 +174,7 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
     fault = parse_fault(spec)
     verdict = _verdict(findings, spec)
     num_others = _num_others(findings, cause, () if fault is None else fault.culprits(LAYOUT))
-    first = None if fault is None or fault.cause in ENDINGS else fault.first_step
+    first = None if fault is None or fault.cause in ENDING_CAUSES else fault.first_step
     run = RealRun(
         cause=cause,
         planted=spec,

@@ -8,7 +8,7 @@ import torch
 
 from .data import iter_batches
 from .faults.planted import PlantedFaults
-from .faults.spec import OF_COMPUTE
+from .faults.spec import COMPUTE_CAUSES
 from .loop import RankState
 from .model import Stage, initialize
 from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
@@ -60,7 +60,7 @@ def _attach_timer(
     else:
         timer = StretchedSegments(clock=clock)
         if not any(
-            fault.cause in OF_COMPUTE and rank in fault.culprits(config.layout)
+            fault.cause in COMPUTE_CAUSES and rank in fault.culprits(config.layout)
             for fault in config.faults
         ):
             return timer

@@ -23,7 +23,7 @@ from ..ranks import coords_of
 from .ending import die, stand_still
 from .garbage import GarbageHeap
 from .links import Links
-from .spec import ENDINGS, FaultCause, slowdown_of
+from .spec import ENDING_CAUSES, FaultCause, slowdown_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -144,12 +144,12 @@ class PlantedFaults:
     def _end(self, microbatch: int) -> None:
         if microbatch != self._config.num_microbatches // 2:
             return
-        for fault in self._here(*ENDINGS):
+        for fault in self._here(*ENDING_CAUSES):
             if fault.step != self._step:
                 continue
             if fault.cause is FaultCause.HANG:
                 stand_still()
-            die(fault.kind, rank=self._rank, step=fault.step or 0)
+            die(fault.crash_kind, rank=self._rank, step=fault.step or 0)
 
     def _stall(self) -> None:
         for fault in self._here(FaultCause.HOST_STALL):

@@ -1,47 +1,40 @@
-"""Planted faults: what is wrong, where, by how much and when. Standard library only.
+"""The text form of faults, ``cause:key=value,...``: one language for demo, trainer and simulator.
 
-The spelling is ``cause:key=value,...`` and is the same in the trainer, the demo
-and the simulator; ``none`` plants nothing::
+::
 
     slow-compute:rank=5,factor=1.8,steps=10-29
     slow-link:src=4,dst=5,factor=50
     crash:rank=3,step=7,kind=kill
+
+``none`` means no fault. `KEYS` says what each key means, `CAUSES` which keys a cause takes, and a
+`Vocabulary` which of both the trainer or the simulator can make. Standard library only.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FaultSpecError
 from ..ranks import coords_of, ranks_of_stage
-from .spec_text import (
-    read_amount,
-    read_choice,
-    read_factor,
-    read_number,
-    read_pairs,
-    read_ranks,
-    read_steps,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from rankscope.tracer.topology import Layout
 
 NO_FAULT = "none"
-"""The spelling of "plant nothing"."""
 
 
 class FaultCause(StrEnum):
-    """What can be planted, in the words of the findings."""
+    """Causes of faults, spelled as in the findings."""
 
     SLOW_COMPUTE = "slow-compute"
     CLOCK_THROTTLE = "clock-throttle"
     SLOW_LINK = "slow-link"
+    NETWORK_DEGRADATION = "network-degradation"
     GC_PAUSE = "gc-pause"
     HOST_STALL = "host-stall"
     DATA_STALL = "data-stall"
@@ -55,93 +48,77 @@ class FaultCause(StrEnum):
 
 
 class CrashKind(StrEnum):
-    """How a rank's process dies."""
+    """How the process of a rank ends."""
 
     EXCEPTION = "exception"
+    CUDA_OOM = "cuda-oom"
     HOST_OOM = "host-oom"
+    XID = "xid"
     EXIT = "exit"
-    """At once and without a word, by `os._exit`."""
+    """By `os._exit`, without a message."""
 
     KILL = "kill"
     """By SIGKILL, as the kernel's out-of-memory killer does it."""
 
 
-REQUIRED: dict[FaultCause, tuple[str, ...]] = {
-    FaultCause.SLOW_COMPUTE: ("rank", "factor"),
-    FaultCause.CLOCK_THROTTLE: ("rank", "factor"),
-    FaultCause.SLOW_LINK: ("factor",),
-    FaultCause.GC_PAUSE: (),
-    FaultCause.HOST_STALL: ("rank", "ms"),
-    FaultCause.DATA_STALL: ("ms",),
-    FaultCause.LAUNCH_SKEW: ("ms",),
-    FaultCause.CHECKPOINT: ("every", "ms"),
-    FaultCause.STAGE_IMBALANCE: ("stage", "factor"),
-    FaultCause.SEQUENCE_IMBALANCE: ("spread",),
-    FaultCause.MISCONFIGURATION: ("rank",),
-    FaultCause.CRASH: ("rank", "step"),
-    FaultCause.HANG: ("rank", "step"),
-}
-"""Keys that each cause must be given."""
+class NetworkReason(StrEnum):
+    """Why a network is slow; each shows in a counter of its own."""
 
-OPTIONAL: dict[FaultCause, tuple[str, ...]] = {
-    FaultCause.SLOW_LINK: ("src", "dst", "rank", "steps"),
-    FaultCause.GC_PAUSE: ("ms", "probability", "spans", "steps"),
-    FaultCause.DATA_STALL: ("rank", "spans", "steps"),
-    FaultCause.LAUNCH_SKEW: ("stage", "tp", "steps"),
-    FaultCause.CHECKPOINT: ("spans", "steps"),
-    FaultCause.MISCONFIGURATION: ("variable", "value"),
-    FaultCause.CRASH: ("kind",),
-    FaultCause.HANG: (),
-}
-"""Keys that each cause may be given; ``steps`` alone where a cause is not here."""
+    CONGESTION = "congestion"
+    RETRANSMIT = "retransmit"
+    FLAP = "flap"
 
-OF_COMPUTE = frozenset(
+
+COMPUTE_CAUSES = frozenset(
     {FaultCause.SLOW_COMPUTE, FaultCause.CLOCK_THROTTLE, FaultCause.STAGE_IMBALANCE}
 )
 """Causes that make local compute take longer."""
 
-OF_ALL_RANKS = frozenset(
+ALL_RANK_CAUSES = frozenset(
     {FaultCause.GC_PAUSE, FaultCause.CHECKPOINT, FaultCause.SEQUENCE_IMBALANCE}
 )
-"""Causes that belong to no rank."""
+"""Causes that act on all ranks, so that no rank is the culprit."""
 
-ENDINGS = frozenset({FaultCause.CRASH, FaultCause.HANG})
+ENDING_CAUSES = frozenset({FaultCause.CRASH, FaultCause.HANG})
 """Causes after which the job trains no more."""
-
-DEFAULT_PAUSE_MS = 250.0
-"""Source: pauses of hundreds of ms, arXiv 2505.05713."""
-
-DEFAULT_PAUSE_PROBABILITY = 0.005
-DEFAULT_VARIABLE, DEFAULT_VALUE = "NCCL_IB_DISABLE", "1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One planted fault; a field that its cause does not take keeps its default."""
+    """One fault. A field that its cause does not take keeps its default."""
 
     cause: FaultCause
 
     factor: float = 1.0
-    """How many times as long: compute, or the bytes of a transfer."""
+    """How many times as long compute takes, or the bytes of a transfer."""
 
     ranks: tuple[int, ...] = ()
     """Global ranks, ascending."""
 
+    host: int | None = None
+    """A host, with all its ranks."""
+
+    rack: int | None = None
+    """A rack, with all traffic that leaves or enters it."""
+
     stage: int | None = None
-    """Pipeline stage, all of whose ranks are meant; of a skew, that of its group."""
+    """A pipeline stage, with all its ranks. For launch skew: the stage of the skewed group."""
 
     tp: int = 0
-    """Position of the data-parallel group whose members are skewed."""
+    """Tensor-parallel position of the data-parallel group that is skewed."""
 
     src: int | None = None
     dst: int | None = None
-    """Ends of a link; it is slow both ways."""
+    """Ends of a link, which is slow in both directions."""
 
     extra_ns: int = 0
     """Time lost at each occurrence."""
 
     probability: float = 0.0
-    """Of a pause before one forward of one rank."""
+    """Probability of a pause before one forward of one rank."""
+
+    share: float = 1.0
+    """Share of the hosts whose network is degraded."""
 
     spread: float = 0.0
     """Standard deviation of the logarithm of a micro-batch's compute."""
@@ -149,39 +126,43 @@ class Fault:
     every: int = 0
     """Steps from one checkpoint to the next."""
 
+    reason: NetworkReason = NetworkReason.CONGESTION
     has_spans: bool = True
-    """Whether the trace shows the lost time as spans of its kind, or as gaps."""
+    """Whether the trace shows the lost time as spans; else as gaps."""
 
     variable: str = ""
     value: str = ""
-    """Environment variable that differs, and what it says."""
+    """The environment variable that differs, and its value."""
 
-    kind: CrashKind = CrashKind.EXCEPTION
+    crash_kind: CrashKind = CrashKind.EXCEPTION
 
     step: int | None = None
-    """In which the rank dies or falls silent."""
+    """The step in which the rank crashes or hangs."""
 
     steps: tuple[int, int] | None = None
-    """First and last step, inclusive, 0-based as printed; None: every step."""
+    """First and last step, inclusive, from 0; None: every step."""
 
     def __str__(self) -> str:
-        told = ((key, self._text(key)) for key in keys_of(self.cause))
-        parts = [f"{key}={text}" for key, text in told if text]
-        return f"{self.cause}:{','.join(parts)}"
+        texts = {key: KEYS[key].text(self) for key in CAUSES[self.cause].all}
+        pairs = ",".join(f"{key}={text}" for key, text in texts.items() if text)
+        return f"{self.cause}:{pairs}"
 
     @property
     def first_step(self) -> int:
-        """The first step that the fault can show in."""
+        """The first step in which the fault can show."""
         if self.step is not None:
             return self.step
         return self.steps[0] if self.steps is not None else 0
 
+    def is_active(self, step: int) -> bool:
+        """Return whether the fault acts in ``step``."""
+        return self.steps is None or self.steps[0] <= step <= self.steps[1]
+
     def culprits(self, layout: Layout) -> tuple[int, ...]:
-        """Return the global ranks at which this fault is planted, ascending.
+        """Return the global ranks that are at fault in a job without hosts or racks, ascending.
 
         Raises:
-            FaultSpecError: A rank or the stage is not in the layout, or a link
-                or a skewed group is none that this layout has.
+            FaultSpecError: The layout lacks a rank, stage, link or group that the fault names.
         """
         self._check_places(layout)
         if self.ranks:
@@ -193,10 +174,6 @@ class Fault:
             place = (self.stage or 0, self.tp)
             return tuple(rank for rank, at in everywhere.items() if (at.pp, at.tp) == place)
         return tuple(everywhere) if self.stage is None else ranks_of_stage(self.stage, layout)
-
-    def is_active(self, step: int) -> bool:
-        """Return whether the fault holds in ``step``."""
-        return self.steps is None or self.steps[0] <= step <= self.steps[1]
 
     def _check_places(self, layout: Layout) -> None:
         places = [("rank", rank, layout.world_size) for rank in self.ranks]
@@ -219,7 +196,9 @@ class Fault:
                     str(self), f"{name} {value} does not exist: {has} 0 to {size - 1}"
                 )
         if self.cause is FaultCause.LAUNCH_SKEW and layout.dp == 1:
-            raise FaultSpecError(str(self), "needs --dp above 1: nobody to be late")
+            raise FaultSpecError(
+                str(self), "launch skew needs a group of several ranks: pass --dp 2 or more"
+            )
         if self.src is not None and self.dst is not None:
             self._check_link(self.src, self.dst, layout)
 
@@ -229,117 +208,315 @@ class Fault:
         if sum(map(bool, distances)) != 1 or abs(distances[0]) > 1:
             raise FaultSpecError(
                 str(self),
-                f"ranks {src} and {dst} share no group and are no neighbouring stages: nothing of"
-                " size goes between them",
+                f"ranks {src} and {dst} exchange no data: name two ranks of one data- or"
+                " tensor-parallel group, or of neighbouring stages",
             )
 
-    def _text(self, key: str) -> str:
-        """Return the value of ``key`` as `parse_fault` reads it; "" where not given."""
-        told = {
-            "rank": "+".join(map(str, self.ranks)),
-            "ms": f"{self.extra_ns / 1e6:g}",
-            "steps": "" if self.steps is None else f"{self.steps[0]}-{self.steps[1]}",
-            "spans": "" if self.has_spans else "no",
-            "tp": str(self.tp or ""),
-        }
-        if key in told:
-            return told[key]
-        value = getattr(self, key)
-        return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseKeys:
+    """Keys of one cause."""
+
+    places: tuple[tuple[str, ...], ...] = ()
+    """Ways to say where the fault is, each by one or more keys; they exclude each other."""
+
+    is_place_required: bool = True
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ("steps",)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Values of optional keys whose default differs from that of `Fault`."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every key, in the order in which a fault is printed."""
+        return (*(key for place in self.places for key in place), *self.required, *self.optional)
+
+    def check(self, given: Iterable[str], cause: FaultCause) -> None:
+        """Check the keys that were given.
+
+        Raises:
+            ValueError: A required key is missing, or not exactly one place is given.
+        """
+        keys = set(given)
+        for key in self.required:
+            if key not in keys:
+                raise ValueError(f"{key!r} is missing: {cause} takes {', '.join(self.all)}")
+        place = {key for alternative in self.places for key in alternative} & keys
+        if not self.places or (not place and not self.is_place_required):
+            return
+        if place not in map(set, self.places):
+            choices = (
+                ",".join(f"{key}={KEYS[key].placeholder}" for key in alternative)
+                for alternative in self.places
+            )
+            raise ValueError(f"give {' or '.join(choices)}")
 
 
-def keys_of(cause: FaultCause) -> tuple[str, ...]:
-    """Return every key that ``cause`` takes, those that it must be given first."""
-    return (*REQUIRED[cause], *OPTIONAL.get(cause, ("steps",)))
+RANK_OR_HOST = (("rank",), ("host",))
+
+CAUSES: dict[FaultCause, CauseKeys] = {
+    FaultCause.SLOW_COMPUTE: CauseKeys(places=RANK_OR_HOST, required=("factor",)),
+    FaultCause.CLOCK_THROTTLE: CauseKeys(places=RANK_OR_HOST, required=("factor",)),
+    FaultCause.SLOW_LINK: CauseKeys(
+        places=(("src", "dst"), ("rank",), ("rack",)), required=("factor",)
+    ),
+    FaultCause.NETWORK_DEGRADATION: CauseKeys(
+        required=("factor",), optional=("share", "reason", "steps")
+    ),
+    FaultCause.GC_PAUSE: CauseKeys(
+        optional=("ms", "probability", "spans", "steps"),
+        # Source: pauses of hundreds of ms, arXiv 2505.05713.
+        defaults={"ms": "250", "probability": "0.005"},
+    ),
+    FaultCause.HOST_STALL: CauseKeys(places=RANK_OR_HOST, required=("ms",)),
+    FaultCause.DATA_STALL: CauseKeys(
+        places=RANK_OR_HOST,
+        is_place_required=False,
+        required=("ms",),
+        optional=("spans", "steps"),
+    ),
+    FaultCause.LAUNCH_SKEW: CauseKeys(required=("ms",), optional=("stage", "tp", "steps")),
+    FaultCause.CHECKPOINT: CauseKeys(required=("every", "ms"), optional=("spans", "steps")),
+    FaultCause.STAGE_IMBALANCE: CauseKeys(required=("stage", "factor")),
+    FaultCause.SEQUENCE_IMBALANCE: CauseKeys(required=("spread",)),
+    FaultCause.MISCONFIGURATION: CauseKeys(
+        required=("rank",),
+        optional=("variable", "value"),
+        defaults={"variable": "NCCL_IB_DISABLE", "value": "1"},
+    ),
+    FaultCause.CRASH: CauseKeys(required=("rank", "step"), optional=("kind",)),
+    FaultCause.HANG: CauseKeys(required=("rank", "step"), optional=()),
+}
 
 
-def parse_fault(spec: str) -> Fault | None:
-    """Return the fault that ``spec`` spells; None for ``none``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Faults that one program can make."""
+
+    crash_kinds: tuple[CrashKind, ...]
+    missing_causes: frozenset[FaultCause] = frozenset()
+    missing_keys: frozenset[str] = frozenset()
+
+    @property
+    def causes(self) -> tuple[FaultCause, ...]:
+        """The causes, in the order of `FaultCause`."""
+        return tuple(cause for cause in FaultCause if cause not in self.missing_causes)
+
+    def keys_of(self, cause: FaultCause) -> CauseKeys:
+        """Return the keys that ``cause`` takes in this program."""
+        keys = CAUSES[cause]
+        known = (place for place in keys.places if not self.missing_keys.intersection(place))
+        return replace(keys, places=tuple(known))
+
+
+TRAINER_FAULTS = Vocabulary(
+    crash_kinds=(CrashKind.EXCEPTION, CrashKind.HOST_OOM, CrashKind.EXIT, CrashKind.KILL),
+    missing_causes=frozenset({FaultCause.NETWORK_DEGRADATION}),
+    missing_keys=frozenset({"host", "rack"}),
+)
+"""All ranks of the trainer run on one machine: it has no network, hosts or racks."""
+
+SIMULATED_FAULTS = Vocabulary(
+    crash_kinds=(CrashKind.CUDA_OOM, CrashKind.HOST_OOM, CrashKind.XID, CrashKind.EXCEPTION)
+)
+
+
+def parse_faults(
+    specs: Iterable[str], vocabulary: Vocabulary = TRAINER_FAULTS
+) -> tuple[Fault, ...]:
+    """Return the faults of several texts in their order; ``none`` adds nothing.
+
+    Raises:
+        FaultSpecError: As `parse_fault`.
+    """
+    parsed = (parse_fault(spec, vocabulary) for spec in specs)
+    return tuple(fault for fault in parsed if fault is not None)
+
+
+def parse_fault(spec: str, vocabulary: Vocabulary = TRAINER_FAULTS) -> Fault | None:
+    """Return the fault that a text describes; None for ``none``.
 
     Raises:
         FaultSpecError: Unknown cause, unknown, missing or repeated key, or a bad value.
     """
     if spec.strip() == NO_FAULT:
         return None
-    name, colon, rest = spec.strip().partition(":")
-    if name not in tuple(FaultCause):
-        raise FaultSpecError(
-            spec, f"unknown cause {name!r}: use one of {', '.join(FaultCause)}, or {NO_FAULT}"
-        )
-    cause = FaultCause(name)
-    keys = keys_of(cause)
-    if not colon and REQUIRED[cause]:
-        raise FaultSpecError(spec, f"expected {name}:key=value,... with {', '.join(keys)}")
-    optional = [key for key in keys if key not in REQUIRED[cause]]
-    values = read_pairs(spec, rest, cause=cause, keys=keys, optional=optional) if colon else {}
-    fault = _read(spec, cause, values)
-    _check(spec, fault, values)
-    return fault
-
-
-def parse_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
-    """Return the faults of several specs in their order; ``none`` adds nothing.
-
-    Raises:
-        FaultSpecError: As `parse_fault`.
-    """
-    parsed = (parse_fault(spec) for spec in specs)
-    return tuple(fault for fault in parsed if fault is not None)
+    try:
+        return _parse(spec.strip(), vocabulary)
+    except ValueError as problem:
+        raise FaultSpecError(spec, str(problem)) from None
 
 
 def slowdown_of(faults: Iterable[Fault], layout: Layout, *, rank: int, step: int) -> float:
     """Return how many times as long the compute of ``rank`` takes in ``step``.
 
-    Faults that meet on one rank multiply; 1.0 where none holds.
+    The factors of several faults on one rank multiply; 1.0 without a fault.
     """
     stage = coords_of(rank, layout).pp
     return math.prod(
         fault.factor
         for fault in faults
-        if fault.cause in OF_COMPUTE
+        if fault.cause in COMPUTE_CAUSES
         and fault.is_active(step)
         and (rank in fault.ranks or stage == fault.stage)
     )
 
 
-def _read(spec: str, cause: FaultCause, values: dict[str, str]) -> Fault:
-    def number(key: str) -> int | None:
-        return read_number(spec, key, values[key]) if key in values else None
-
-    def amount(key: str, missing: float, *, most: float = math.inf) -> float:
-        return read_amount(spec, key, values[key], most=most) if key in values else missing
-
-    pauses = cause is FaultCause.GC_PAUSE
-    configured = cause is FaultCause.MISCONFIGURATION
-    return Fault(
-        cause=cause,
-        factor=read_factor(spec, values["factor"]) if "factor" in values else 1.0,
-        ranks=read_ranks(spec, values["rank"]) if "rank" in values else (),
-        stage=number("stage"),
-        tp=number("tp") or 0,
-        src=number("src"),
-        dst=number("dst"),
-        extra_ns=round(amount("ms", DEFAULT_PAUSE_MS if pauses else 0.0) * 1e6),
-        probability=amount("probability", DEFAULT_PAUSE_PROBABILITY if pauses else 0.0, most=1.0),
-        spread=amount("spread", 0.0, most=1.0),
-        every=number("every") or 0,
-        has_spans=read_choice(spec, "spans", values.get("spans", "yes"), ("yes", "no")) == "yes",
-        variable=values.get("variable", DEFAULT_VARIABLE if configured else ""),
-        value=values.get("value", DEFAULT_VALUE if configured else ""),
-        kind=CrashKind(read_choice(spec, "kind", values.get("kind", "exception"), CrashKind)),
-        step=number("step"),
-        steps=read_steps(spec, values["steps"]) if "steps" in values else None,
-    )
+def _parse(text: str, vocabulary: Vocabulary) -> Fault:
+    name, colon, rest = text.partition(":")
+    if name not in vocabulary.causes:
+        raise ValueError(
+            f"unknown cause {name!r}: use one of {', '.join(vocabulary.causes)}, or {NO_FAULT}"
+        )
+    cause = FaultCause(name)
+    keys = vocabulary.keys_of(cause)
+    if not colon and (keys.required or keys.places):
+        raise ValueError(f"expected {name}:key=value,... with {', '.join(keys.all)}")
+    given = _split(rest, cause, keys) if colon else {}
+    keys.check(given, cause)
+    kind = given.get("kind", CrashKind.EXCEPTION)
+    if kind not in vocabulary.crash_kinds:
+        raise ValueError(f"kind must be one of {', '.join(vocabulary.crash_kinds)}, got {kind!r}")
+    values = {**keys.defaults, **given}
+    fields = {KEYS[key].field: KEYS[key].read(key, value) for key, value in values.items()}
+    fault = Fault(cause=cause, **fields)
+    if fault.src is not None and fault.src == fault.dst:
+        raise ValueError("src and dst must differ")
+    if cause in ENDING_CAUSES and len(fault.ranks) != 1:
+        raise ValueError("a crash or hang begins on one rank: give one rank")
+    return fault
 
 
-def _check(spec: str, fault: Fault, values: dict[str, str]) -> None:
-    if fault.cause is FaultCause.SLOW_LINK:
-        given = [key for key in ("src", "dst", "rank") if key in values]
-        if given not in (["src", "dst"], ["rank"]):
-            raise FaultSpecError(spec, "give src=RANK,dst=RANK or rank=RANK")
-        if fault.src is not None and fault.src == fault.dst:
-            raise FaultSpecError(spec, "src and dst must differ")
-    if "every" in values and fault.every < 1:
-        raise FaultSpecError(spec, "every must be 1 or more")
-    if fault.cause in ENDINGS and len(fault.ranks) != 1:
-        raise FaultSpecError(spec, "one rank dies or falls silent first: give one rank")
+def _split(text: str, cause: FaultCause, keys: CauseKeys) -> dict[str, str]:
+    """Return the values of ``key=value,...`` by key."""
+    values: dict[str, str] = {}
+    for pair in text.split(","):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not value:
+            raise ValueError(f"expected key=value, got {pair!r}")
+        if key not in keys.all:
+            raise ValueError(f"unknown key {key!r}: {cause} takes {', '.join(keys.all)}")
+        if key in values:
+            raise ValueError(f"{key!r} is given twice")
+        values[key] = value
+    return values
+
+
+def _read_number(key: str, text: str, *, least: int = 0) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise ValueError(f"{key} must be a whole number from {least} on, got {text!r}")
+    return int(text)
+
+
+def _read_count(key: str, text: str) -> int:
+    return _read_number(key, text, least=1)
+
+
+def _read_ranks(key: str, text: str) -> tuple[int, ...]:
+    ranks = sorted(_read_number(key, part) for part in text.split("+"))
+    if len(set(ranks)) < len(ranks):
+        raise ValueError(f"{key} names a rank twice: {text!r}")
+    return tuple(ranks)
+
+
+def _read_factor(key: str, text: str) -> float:
+    factor = _float(text)
+    if not (math.isfinite(factor) and factor > 1):
+        raise ValueError(f"{key} must be a number above 1, got {text!r}")
+    return factor
+
+
+def _read_ns(key: str, text: str) -> int:
+    milliseconds = _float(text)
+    if not (math.isfinite(milliseconds) and milliseconds > 0):
+        raise ValueError(f"{key} must be a number above 0, got {text!r}")
+    return round(milliseconds * 1e6)
+
+
+def _read_ratio(key: str, text: str) -> float:
+    ratio = _float(text)
+    if not 0 < ratio <= 1:
+        raise ValueError(f"{key} must be a number above 0 and at most 1, got {text!r}")
+    return ratio
+
+
+def _read_steps(key: str, text: str) -> tuple[int, int]:
+    first_text, dash, last_text = text.partition("-")
+    first = _read_number(key, first_text)
+    last = _read_number(key, last_text) if dash else first
+    if last < first:
+        raise ValueError(f"{key} must be FIRST-LAST, got {text!r}: it ends before it starts")
+    return first, last
+
+
+def _read_yes_no(key: str, text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(f"{key} must be one of yes, no, got {text!r}")
+    return text == "yes"
+
+
+def _read_reason(key: str, text: str) -> NetworkReason:
+    if text not in tuple(NetworkReason):
+        raise ValueError(f"{key} must be one of {', '.join(NetworkReason)}, got {text!r}")
+    return NetworkReason(text)
+
+
+def _read_crash_kind(_key: str, text: str) -> CrashKind:
+    return CrashKind(text)
+
+
+def _read_text(_key: str, text: str) -> str:
+    return text
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _format(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: the field of `Fault` that it sets, how it is read, and how it is printed."""
+
+    field: str
+    read: Callable[[str, str], Any]
+    """From key and text to the value of the field; raises ValueError for a bad text."""
+
+    write: Callable[[Any], str] = _format
+    placeholder: str = ""
+    """What stands for the value in error messages."""
+
+    def text(self, fault: Fault) -> str:
+        """Return the text of the value in ``fault``; "" if it has none."""
+        value = getattr(fault, self.field)
+        return "" if value is None or value == () else self.write(value)
+
+
+KEYS: dict[str, Key] = {
+    "rank": Key("ranks", _read_ranks, lambda ranks: "+".join(map(str, ranks)), "RANK"),
+    "host": Key("host", _read_number, placeholder="HOST"),
+    "rack": Key("rack", _read_number, placeholder="RACK"),
+    "src": Key("src", _read_number, placeholder="RANK"),
+    "dst": Key("dst", _read_number, placeholder="RANK"),
+    "stage": Key("stage", _read_number),
+    "tp": Key("tp", _read_number),
+    "factor": Key("factor", _read_factor),
+    "ms": Key("extra_ns", _read_ns, lambda extra_ns: f"{extra_ns / 1e6:g}"),
+    "probability": Key("probability", _read_ratio),
+    "share": Key("share", _read_ratio),
+    "spread": Key("spread", _read_ratio),
+    "every": Key("every", _read_count),
+    "reason": Key("reason", _read_reason),
+    "spans": Key("has_spans", _read_yes_no, lambda has_spans: "yes" if has_spans else "no"),
+    "variable": Key("variable", _read_text),
+    "value": Key("value", _read_text),
+    "kind": Key("crash_kind", _read_crash_kind),
+    "step": Key("step", _read_number),
+    "steps": Key("steps", _read_steps, lambda steps: f"{steps[0]}-{steps[1]}"),
+}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE
 
-from .fault import SimulatedCause
+from ..faults.spec import FaultCause
 from .placement import host_name
 from .tables import EPOCH
 
@@ -111,7 +111,7 @@ def environment_of(cluster: Cluster, rank: int) -> dict[str, str]:
     differing = {
         fault.variable: fault.value
         for fault in cluster.scenario.faults
-        if fault.cause is SimulatedCause.MISCONFIGURATION and rank in fault.ranks
+        if fault.cause is FaultCause.MISCONFIGURATION and rank in fault.ranks
     }
     return ENVIRONMENT | differing
 

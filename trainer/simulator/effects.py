@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..faults.spec import COMPUTE_CAUSES, ENDING_CAUSES, Fault, FaultCause, NetworkReason
 from .chance import Purpose, stream
 from .errors import ScenarioError
-from .fault import NetworkReason, SimulatedCause, SimulatedFault, Trace
 from .groups import Axis, expert_blocks
 from .network import Links, ring_links
 from .schedule import Schedule
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from .placement import Placement
     from .scenario import Scenario
 
-NETWORK_CAUSES = frozenset({SimulatedCause.SLOW_LINK, SimulatedCause.NETWORK_DEGRADATION})
-SLOWER = frozenset(
-    {SimulatedCause.SLOW_COMPUTE, SimulatedCause.CLOCK_THROTTLE, SimulatedCause.STAGE_IMBALANCE}
-)
-ENDINGS = frozenset({SimulatedCause.CRASH, SimulatedCause.HANG})
-
+NETWORK_CAUSES = frozenset({FaultCause.SLOW_LINK, FaultCause.NETWORK_DEGRADATION})
 SKEW_PERIOD_STEPS = 8.0
 """Steps after which the same member of a skewed group is late again."""
 
@@ -48,13 +43,13 @@ class StepEffects:
     """How late each member enters the gradients' reduction."""
 
     checkpoint_ns: int
-    checkpoint_trace: Trace
+    checkpoint_has_spans: bool
     sequence_spread: float
-    pauses: tuple[tuple[int, SimulatedFault], ...]
+    pauses: tuple[tuple[int, Fault], ...]
     """(Number of the fault, fault) of garbage collection."""
 
     links: Links
-    ending: SimulatedFault | None
+    ending: Fault | None
     """The crash or hang of this step."""
 
 
@@ -68,7 +63,7 @@ class Effects:
         self.slow_hosts = {
             number: _slow_hosts(scenario, number, fault)
             for number, fault in enumerate(scenario.faults)
-            if fault.cause is SimulatedCause.NETWORK_DEGRADATION
+            if fault.cause is FaultCause.NETWORK_DEGRADATION
         }
         for number, fault in enumerate(scenario.faults):
             if fault.cause in NETWORK_CAUSES:
@@ -86,7 +81,7 @@ class Effects:
             found = at.host == fault.host
         elif fault.rack is not None:
             found = at.rack == fault.rack
-        elif fault.cause is SimulatedCause.LAUNCH_SKEW:
+        elif fault.cause is FaultCause.LAUNCH_SKEW:
             found = (at.stage == (fault.stage or 0)) & (at.tp == fault.tp)
         elif fault.stage is not None:
             found = at.stage == fault.stage
@@ -102,7 +97,7 @@ class Effects:
         factor = np.ones(shape)
         gap, data_span, data_gap, skew = (np.zeros(shape, dtype=np.int64) for _ in range(4))
         spread = self._scenario.noise.sequence_spread
-        checkpoint_ns, checkpoint_trace = 0, Trace.SPANS
+        checkpoint_ns, checkpoint_has_spans = 0, True
         active = [
             (number, fault)
             for number, fault in enumerate(self._scenario.faults)
@@ -111,19 +106,19 @@ class Effects:
         for number, fault in active:
             here = self._mask(number)
             match fault.cause:
-                case cause if cause in SLOWER:
+                case cause if cause in COMPUTE_CAUSES:
                     factor[here] *= fault.factor
-                case SimulatedCause.HOST_STALL:
+                case FaultCause.HOST_STALL:
                     gap[here] += fault.extra_ns
-                case SimulatedCause.DATA_STALL:
-                    (data_span if fault.trace is Trace.SPANS else data_gap)[here] += fault.extra_ns
-                case SimulatedCause.LAUNCH_SKEW:
+                case FaultCause.DATA_STALL:
+                    (data_span if fault.has_spans else data_gap)[here] += fault.extra_ns
+                case FaultCause.LAUNCH_SKEW:
                     skew += self._skew_ns(fault, step)
-                case SimulatedCause.SEQUENCE_IMBALANCE:
+                case FaultCause.SEQUENCE_IMBALANCE:
                     spread = float(np.hypot(spread, fault.spread))
-                case SimulatedCause.CHECKPOINT if (step + 1) % fault.every == 0:
+                case FaultCause.CHECKPOINT if (step + 1) % fault.every == 0:
                     checkpoint_ns += fault.extra_ns
-                    checkpoint_trace = fault.trace
+                    checkpoint_has_spans = fault.has_spans
                 case _:
                     pass
         return StepEffects(
@@ -133,9 +128,9 @@ class Effects:
             data_gap_ns=data_gap,
             skew_ns=skew,
             checkpoint_ns=checkpoint_ns,
-            checkpoint_trace=checkpoint_trace,
+            checkpoint_has_spans=checkpoint_has_spans,
             sequence_spread=spread,
-            pauses=tuple(item for item in active if item[1].cause is SimulatedCause.GC_PAUSE),
+            pauses=tuple(item for item in active if item[1].cause is FaultCause.GC_PAUSE),
             links=self._links_of(step, active),
             ending=self._ending(step),
         )
@@ -148,7 +143,7 @@ class Effects:
         if not fault.is_active(step):
             return False
         first = fault.steps[0] if fault.steps else 0
-        if fault.cause is not SimulatedCause.NETWORK_DEGRADATION or step == first:
+        if fault.cause is not FaultCause.NETWORK_DEGRADATION or step == first:
             return True
         if fault.reason is not NetworkReason.FLAP:
             return True
@@ -159,7 +154,7 @@ class Effects:
         named[list(self.ranks_of(number))] = True
         return named[self._placement.rank]
 
-    def _skew_ns(self, fault: SimulatedFault, step: int) -> NDArray[np.int64]:
+    def _skew_ns(self, fault: Fault, step: int) -> NDArray[np.int64]:
         """Return a lag that wanders from member to member and grows over the fault's steps."""
         shape = self._placement.rank.shape
         first, last = fault.steps or (0, self._scenario.num_steps - 1)
@@ -171,7 +166,7 @@ class Effects:
         skew[fault.stage or 0, :, :, fault.tp] = lag.reshape(shape[1], shape[2])
         return skew
 
-    def _links_of(self, step: int, active: list[tuple[int, SimulatedFault]]) -> Links:
+    def _links_of(self, step: int, active: list[tuple[int, Fault]]) -> Links:
         """Return the network of this step; a network is computed once for each set of faults."""
         numbers = tuple(
             number
@@ -190,16 +185,16 @@ class Effects:
             )
         return self._links[numbers]
 
-    def _ending(self, step: int) -> SimulatedFault | None:
+    def _ending(self, step: int) -> Fault | None:
         found = (
             fault
             for fault in self._scenario.faults
-            if fault.cause in ENDINGS and fault.step == step
+            if fault.cause in ENDING_CAUSES and fault.step == step
         )
         return next(found, None)
 
 
-def _slow_hosts(scenario: Scenario, number: int, fault: SimulatedFault) -> NDArray[np.bool_]:
+def _slow_hosts(scenario: Scenario, number: int, fault: Fault) -> NDArray[np.bool_]:
     """Choose the hosts whose network is degraded: a share of them, at least one."""
     slow = np.zeros(scenario.num_hosts, dtype=np.bool_)
     size = max(1, round(fault.share * scenario.num_hosts))
@@ -233,7 +228,7 @@ def used_links(scenario: Scenario, placement: Placement) -> NDArray[np.int32]:
 def _check_used(
     scenario: Scenario,
     placement: Placement,
-    fault: SimulatedFault,
+    fault: Fault,
     slow_hosts: NDArray[np.bool_] | None,
 ) -> None:
     """Refuse a fault on links that the job does not use: its label would be of no effect."""

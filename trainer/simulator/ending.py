@@ -10,15 +10,15 @@ import numpy as np
 
 from rankscope.tracer.span import SpanFlag
 
+from ..faults.spec import CrashKind, FaultCause
 from .chance import Purpose, stream
-from .fault import CrashKind, SimulatedCause
 from .tables import Event
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..faults.spec import Fault
     from .cluster import Cluster
-    from .fault import SimulatedFault
     from .recorder import SpanColumns
 
 LEAST_CASCADE_NS, MOST_CASCADE_NS = 1_000_000_000, 10_000_000_000
@@ -64,20 +64,20 @@ CASCADE = Failure(
 class Ending:
     """When each rank was last seen, in its last step."""
 
-    fault: SimulatedFault
+    fault: Fault
     last_seen: NDArray[np.int64]
     """Shape (ranks,): true ns from the run's start."""
 
     @property
     def is_hang(self) -> bool:
         """Whether the job still stands, or has failed."""
-        return self.fault.cause is SimulatedCause.HANG
+        return self.fault.cause is FaultCause.HANG
 
 
-def ending_of(cluster: Cluster, fault: SimulatedFault, *, stopped_at: int) -> Ending:
+def ending_of(cluster: Cluster, fault: Fault, *, stopped_at: int) -> Ending:
     """Return when each rank was last seen after one stopped."""
     num_ranks = cluster.scenario.world_size
-    if fault.cause is SimulatedCause.HANG:
+    if fault.cause is FaultCause.HANG:
         last_seen = np.full(num_ranks, stopped_at + SILENCE_NS)
     else:
         rng = stream(cluster.scenario.seed, Purpose.ENDING)
@@ -118,7 +118,7 @@ def exit_events(ending: Ending, at_ns: NDArray[np.int64]) -> tuple[Event, ...]:
 
 def _exit_event(ending: Ending, rank: int, at_ns: int) -> Event:
     is_first = rank == ending.fault.ranks[0]
-    failure = FAILURES[ending.fault.crash] if is_first else CASCADE
+    failure = FAILURES[ending.fault.crash_kind] if is_first else CASCADE
     exception = {
         "type": failure.type,
         "message": failure.message,

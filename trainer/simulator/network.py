@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .fault import SimulatedFault
+    from ..faults.spec import Fault
     from .placement import Placement
     from .scenario import Scenario
 
@@ -35,7 +35,7 @@ class Links:
         self,
         scenario: Scenario,
         placement: Placement,
-        faults: Sequence[SimulatedFault] = (),
+        faults: Sequence[Fault] = (),
         slow_hosts: NDArray[np.bool_] | None = None,
     ) -> None:
         self._scenario = scenario

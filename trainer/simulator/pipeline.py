@@ -13,10 +13,10 @@ import numpy as np
 
 from rankscope.tracer.span import SpanFlag, SpanKind
 
+from ..faults.spec import FaultCause
 from .chance import Purpose, stream
 from .cluster import NS_PER_MS
 from .experts import draw_loads
-from .fault import SimulatedCause, Trace
 from .groups import KIND_OF_AXIS, Axis
 from .recorder import NEVER, ON_DEVICE, ON_HOST, Label
 from .scenario import Sends, TpDetail
@@ -279,7 +279,7 @@ class Pipeline:
             hit = rng.random(self._state.shape) < fault.probability
             pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(self._state.shape))
             after = ready + np.where(hit, pause, 0).astype(np.int64)
-            if hit.any() and fault.trace is Trace.SPANS:
+            if hit.any() and fault.has_spans:
                 label = Label(kind=SpanKind.GC, name="gc generation 2", track=MAIN, flags=ON_HOST)
                 rank = self._state.cluster.placement.rank[stage][hit]
                 self._state.recorder.add_some(label, rank, ready[hit], after[hit])
@@ -301,7 +301,7 @@ class Pipeline:
             return ready, None
         stall = np.where(here, NEVER, 0)
         at = int(ready[here][0])
-        if ending.cause is SimulatedCause.HANG:
+        if ending.cause is FaultCause.HANG:
             self.stopped_at = at
             return ready + stall, None
         self.stopped_at = at + round(self._state.scenario.forward_ms * NS_PER_MS / 2)

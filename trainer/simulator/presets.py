@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..faults.spec import Fault, FaultCause
 from .errors import ScenarioError
-from .fault import SimulatedCause, SimulatedFault, parse_simulated_faults
+from .fault import parse_simulated_faults
 from .placement import place
 from .scenario import Noise, RankOrder, Scenario, TpDetail
 from .schedule import Schedule
@@ -72,7 +73,7 @@ def preset_settings(name: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN4
     return fitting | chosen
 
 
-def preset_faults(name: str, scenario: Scenario) -> tuple[SimulatedFault, ...]:
+def preset_faults(name: str, scenario: Scenario) -> tuple[Fault, ...]:
     """Return the faults of a named scenario, placed in one of any size.
 
     Raises:
@@ -129,32 +130,32 @@ PRESETS: dict[str, Preset] = {
     **{
         cause.value: Preset(title=title, faults=_at(f"{cause.value}:{text}"))
         for cause, title, text in (
-            (SimulatedCause.SLOW_COMPUTE, "one slow rank", "rank=RANK,factor=1.5,STEPS"),
+            (FaultCause.SLOW_COMPUTE, "one slow rank", "rank=RANK,factor=1.5,STEPS"),
             (
-                SimulatedCause.CLOCK_THROTTLE,
+                FaultCause.CLOCK_THROTTLE,
                 "one device runs hot",
                 "rank=RANK,factor=1.3,STEPS",
             ),
-            (SimulatedCause.SLOW_LINK, "one slow link", "LINK,factor=10,STEPS"),
+            (FaultCause.SLOW_LINK, "one slow link", "LINK,factor=10,STEPS"),
             (
-                SimulatedCause.NETWORK_DEGRADATION,
+                FaultCause.NETWORK_DEGRADATION,
                 "a congested network",
                 "factor=3,reason=congestion,STEPS",
             ),
-            (SimulatedCause.GC_PAUSE, "collections of garbage", "ms=250,probability=0.02"),
-            (SimulatedCause.HOST_STALL, "one rank launches late", "rank=RANK,ms=5,STEPS"),
-            (SimulatedCause.DATA_STALL, "data comes late to one rank", "rank=RANK,ms=200,STEPS"),
-            (SimulatedCause.LAUNCH_SKEW, "late in turn to a collective", "ms=200,stage=0"),
-            (SimulatedCause.CHECKPOINT, "a checkpoint now and then", "every=8,ms=2000"),
-            (SimulatedCause.STAGE_IMBALANCE, "a heavy last stage", "stage=LAST,factor=1.4"),
-            (SimulatedCause.SEQUENCE_IMBALANCE, "lengths that vary much", "spread=0.3"),
-            (SimulatedCause.MISCONFIGURATION, "one variable differs", "rank=RANK"),
+            (FaultCause.GC_PAUSE, "collections of garbage", "ms=250,probability=0.02"),
+            (FaultCause.HOST_STALL, "one rank launches late", "rank=RANK,ms=5,STEPS"),
+            (FaultCause.DATA_STALL, "data comes late to one rank", "rank=RANK,ms=200,STEPS"),
+            (FaultCause.LAUNCH_SKEW, "late in turn to a collective", "ms=200,stage=0"),
+            (FaultCause.CHECKPOINT, "a checkpoint now and then", "every=8,ms=2000"),
+            (FaultCause.STAGE_IMBALANCE, "a heavy last stage", "stage=LAST,factor=1.4"),
+            (FaultCause.SEQUENCE_IMBALANCE, "lengths that vary much", "spread=0.3"),
+            (FaultCause.MISCONFIGURATION, "one variable differs", "rank=RANK"),
             (
-                SimulatedCause.CRASH,
+                FaultCause.CRASH,
                 "one rank runs out of memory",
                 "rank=RANK,step=MIDDLE,kind=cuda-oom",
             ),
-            (SimulatedCause.HANG, "one rank falls silent", "rank=RANK,step=MIDDLE"),
+            (FaultCause.HANG, "one rank falls silent", "rank=RANK,step=MIDDLE"),
         )
     },
     "zero-bubble": Preset(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..faults.spec import FaultCause, NetworkReason
 from .chance import Purpose, stream
-from .fault import NetworkReason, SimulatedCause
 from .placement import host_name
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Monitors:
         rng = stream(self._cluster.scenario.seed, Purpose.SAMPLES, step)
         slower, reasons = np.ones(num_ranks), np.zeros(num_ranks)
         for number, fault in enumerate(self._cluster.scenario.faults):
-            if fault.cause is SimulatedCause.CLOCK_THROTTLE and fault.is_active(step):
+            if fault.cause is FaultCause.CLOCK_THROTTLE and fault.is_active(step):
                 ranks = list(self._cluster.effects.ranks_of(number))
                 slower[ranks] *= fault.factor
                 reasons[ranks] = HW_THERMAL_SLOWDOWN

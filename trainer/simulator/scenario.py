@@ -9,8 +9,8 @@ from typing import Any
 
 from rankscope.tracer.topology import Layout
 
+from ..faults.spec import Fault, FaultCause
 from .errors import ScenarioError
-from .fault import SimulatedCause, SimulatedFault
 from .schedule import Schedule
 
 MAX_WORLD_SIZE = 1 << 20
@@ -202,7 +202,7 @@ class Scenario:
 
     noise: Noise = field(default_factory=Noise)
     network: Network = field(default_factory=Network)
-    faults: tuple[SimulatedFault, ...] = ()
+    faults: tuple[Fault, ...] = ()
     seed: int = 0
     started_ns: int = 1_767_225_600_000_000_000
     """Unix time of the first step."""
@@ -330,7 +330,7 @@ class Scenario:
             if not 0 < value < math.inf and not name.endswith("latency_ns"):
                 raise ScenarioError(f"Scenario.network.{name} must be above 0: {value}")
 
-    def _check_fault(self, fault: SimulatedFault) -> None:
+    def _check_fault(self, fault: Fault) -> None:
         places = [
             *(("rank", rank, self.world_size) for rank in fault.ranks),
             ("src", fault.src, self.world_size),
@@ -346,13 +346,12 @@ class Scenario:
                     f"fault {str(fault)!r}: {name} {value} does not exist: the scenario has"
                     f" {name} 0 to {size - 1}"
                 )
-        first = fault.step if fault.step is not None else fault.steps[0] if fault.steps else 0
-        if first >= self.num_steps:
+        if fault.first_step >= self.num_steps:
             raise ScenarioError(
                 f"fault {str(fault)!r} begins after the last step {self.num_steps - 1}:"
                 " give earlier steps, or more --steps"
             )
-        if fault.cause is SimulatedCause.LAUNCH_SKEW and self.dp * self.cp == 1:
+        if fault.cause is FaultCause.LAUNCH_SKEW and self.dp * self.cp == 1:
             raise ScenarioError(f"fault {str(fault)!r} needs dp or cp above 1: nobody to be late")
 
 

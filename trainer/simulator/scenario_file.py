@@ -114,7 +114,7 @@ WANTED: dict[str, _Wanted] = {
     "float": _Wanted(text="a number", types=(int, float)),
     "bool": _Wanted(text="true or false", types=(bool,)),
     "tuple[float, ...]": _Wanted(text="a list of numbers", types=(list,), parts=(int, float)),
-    "tuple[SimulatedFault, ...]": _Wanted(text="a list of texts", types=(list,), parts=(str,)),
+    "tuple[Fault, ...]": _Wanted(text="a list of texts", types=(list,), parts=(str,)),
 }
 """By a field's annotation; a field of another type is checked on its own."""
 

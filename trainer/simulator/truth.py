@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .fault import SimulatedCause
+from ..faults.spec import ALL_RANK_CAUSES, FaultCause
 from .placement import tp_crosses_hosts
 from .scenario import TpDetail
 from .schedule import Schedule
 
 if TYPE_CHECKING:
+    from ..faults.spec import Fault
     from .cluster import Cluster
-    from .fault import SimulatedFault
 
 LAYOUT = "layout"
 LARGE_BUBBLE_RATIO = 0.5
 """Bubble over ideal time from which a scenario has too few micro-batches for its stages."""
 
-OF_COMPUTE = frozenset({SimulatedCause.SLOW_COMPUTE, SimulatedCause.CLOCK_THROTTLE})
-EVERYWHERE = frozenset(
-    {SimulatedCause.GC_PAUSE, SimulatedCause.CHECKPOINT, SimulatedCause.SEQUENCE_IMBALANCE}
-)
+OF_COMPUTE = frozenset({FaultCause.SLOW_COMPUTE, FaultCause.CLOCK_THROTTLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +84,8 @@ def bubble_ratio(cluster: Cluster) -> float:
     return whole * max(total_ms - 2 * weights_ms, 0.0) / total_ms
 
 
-def _fault_truth(cluster: Cluster, number: int, fault: SimulatedFault) -> Truth:
-    ranks = () if fault.cause in EVERYWHERE else cluster.effects.ranks_of(number)
+def _fault_truth(cluster: Cluster, number: int, fault: Fault) -> Truth:
+    ranks = () if fault.cause in ALL_RANK_CAUSES else cluster.effects.ranks_of(number)
     last_step = cluster.scenario.num_steps - 1
     if fault.step is not None:
         steps = (fault.step, fault.step)
@@ -107,13 +104,11 @@ def _fault_truth(cluster: Cluster, number: int, fault: SimulatedFault) -> Truth:
     )
 
 
-def _with_partners(
-    cluster: Cluster, fault: SimulatedFault, ranks: tuple[int, ...]
-) -> tuple[int, ...]:
+def _with_partners(cluster: Cluster, fault: Fault, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks that look like the culprits from outside."""
     scenario, at = cluster.scenario, cluster.placement
     is_inside = fault.cause in OF_COMPUTE or (
-        fault.cause is SimulatedCause.SLOW_LINK and _are_partners(cluster, ranks)
+        fault.cause is FaultCause.SLOW_LINK and _are_partners(cluster, ranks)
     )
     hidden = is_inside and scenario.tp_detail is TpDetail.COLLAPSED
     if not ranks or not hidden or scenario.tp * scenario.cp == 1:
@@ -133,16 +128,16 @@ def _are_partners(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
     return len(ranks) > 1 and len(places) == 1
 
 
-def _detail(fault: SimulatedFault) -> str:
+def _detail(fault: Fault) -> str:
     match fault.cause:
-        case SimulatedCause.NETWORK_DEGRADATION:
+        case FaultCause.NETWORK_DEGRADATION:
             return fault.reason.value
-        case SimulatedCause.CRASH:
-            return fault.crash.value
-        case SimulatedCause.MISCONFIGURATION:
+        case FaultCause.CRASH:
+            return fault.crash_kind.value
+        case FaultCause.MISCONFIGURATION:
             return f"{fault.variable}={fault.value}"
-        case SimulatedCause.GC_PAUSE | SimulatedCause.DATA_STALL | SimulatedCause.CHECKPOINT:
-            return f"as {fault.trace.value}"
+        case FaultCause.GC_PAUSE | FaultCause.DATA_STALL | FaultCause.CHECKPOINT:
+            return "as spans" if fault.has_spans else "as gaps"
         case _:
             return ""
 

@@ -9,7 +9,6 @@ import numpy as np
 from rankscope.tracer.span import SpanFlag, SpanKind
 
 from .cluster import NS_PER_MS
-from .fault import Trace
 from .groups import Axis
 from .recorder import ON_DEVICE, ON_HOST, Label
 from .state import MAIN, TRACKS, Bucket, time_at
@@ -137,7 +136,7 @@ class Update:
         end = begin + self._state.noise.compute_ns(
             self._state.filled(self._state.effects.checkpoint_ns)
         )
-        if self._state.effects.checkpoint_trace is Trace.SPANS:
+        if self._state.effects.checkpoint_has_spans:
             label = Label(kind=SpanKind.CHECKPOINT, name="checkpoint", track=MAIN, flags=ON_HOST)
             self._state.recorder.add(stage, label, begin, end)
         self._state.now[stage] = end

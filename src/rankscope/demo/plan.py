@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.causes.order import CAUSES
 from rankscope.trainer.config import ModelConfig, TrainerConfig, default_pace_ms
 from rankscope.trainer.errors import FaultSpecError
-from rankscope.trainer.faults.spec import ENDINGS, OF_ALL_RANKS, Fault, FaultCause, parse_fault
+from rankscope.trainer.faults.spec import (
+    ALL_RANK_CAUSES,
+    ENDING_CAUSES,
+    Fault,
+    FaultCause,
+    parse_fault,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +31,7 @@ QUIET = frozenset({HEALTHY, *(cause.name for cause in CAUSES.values() if not cau
 OTHER_NAMES = {FaultCause.CLOCK_THROTTLE: FaultCause.SLOW_COMPUTE}
 """Causes that are found instead if the clocks of the devices are not sampled."""
 
-ANY_OF_ITS_RANKS = frozenset({*OF_ALL_RANKS, FaultCause.LAUNCH_SKEW})
+ANY_OF_ITS_RANKS = frozenset({*ALL_RANK_CAUSES, FaultCause.LAUNCH_SKEW})
 """Causes that affect their ranks in turn: a finding may name any of them."""
 
 MIN_LAYERS = 2
@@ -81,7 +87,7 @@ def plan_demo(*, layout: Layout, num_steps: int, fault: str | None) -> DemoPlan:
         pace_ms=float(round(PACE_FACTOR * pace_ms)),
         fault=parse_fault(spec),
     )
-    if plan.fault is not None and plan.fault.cause in ENDINGS:
+    if plan.fault is not None and plan.fault.cause in ENDING_CAUSES:
         raise FaultSpecError(
             spec, "ends the training: use it in a training of your own, beside rankscope serve"
         )

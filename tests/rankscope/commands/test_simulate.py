@@ -150,8 +150,8 @@ def test_flags_replace_settings_of_the_scenario_and_add_faults() -> None:
     assert (scenario.world_size, scenario.dp, scenario.pp, scenario.tp) == (64, 8, 4, 2)
     assert (scenario.seed, scenario.num_steps) == (7, 9)
     assert [str(fault) for fault in scenario.faults] == [
-        "slow-compute:factor=1.5,rank=33,steps=3-8",
-        "host-stall:ms=2,rank=63",
+        "slow-compute:rank=33,factor=1.5,steps=3-8",
+        "host-stall:rank=63,ms=2",
     ]
 
 
@@ -161,7 +161,7 @@ def test_the_faults_of_a_file_are_checked_against_the_sizes_of_the_flags(tmp_pat
 
     grown = build_scenario(SimulateOptions(scenario=str(path), run_id="r", num_ranks=8))
 
-    assert (grown.dp, str(grown.faults[0])) == (8, "slow-compute:factor=2,rank=5")
+    assert (grown.dp, str(grown.faults[0])) == (8, "slow-compute:rank=5,factor=2")
     with pytest.raises(ScenarioError, match="rank 5 does not exist"):
         build_scenario(SimulateOptions(scenario=str(path), run_id="r"))
 

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.errors import FaultSpecError
-from rankscope.trainer.faults.spec import Fault, FaultCause, parse_fault, parse_faults, slowdown_of
-from rankscope.trainer.simulator.fault import parse_simulated_fault
+from rankscope.trainer.faults.spec import (
+    SIMULATED_FAULTS,
+    CrashKind,
+    Fault,
+    FaultCause,
+    NetworkReason,
+    parse_fault,
+    parse_faults,
+    slowdown_of,
+)
 
 CUBE = Layout(pp=2, dp=2, tp=2)
 
@@ -62,20 +70,59 @@ def test_every_cause_is_read_and_printed(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", EVERY_KIND)
-def test_the_simulator_reads_the_same_spelling(spec: str) -> None:
-    fault = parse_fault(spec)
-    simulated = parse_simulated_fault(spec)
-
-    assert fault is not None
-    assert simulated is not None
-    assert str(simulated.cause) == str(fault.cause)
-    for name in ("factor", "ranks", "stage", "tp", "src", "dst", "extra_ns", "probability"):
-        assert getattr(simulated, name) == getattr(fault, name)
-    for name in ("spread", "every", "variable", "value", "step", "steps"):
-        assert getattr(simulated, name) == getattr(fault, name)
+def test_the_simulator_reads_the_same_faults(spec: str) -> None:
+    assert parse_fault(spec, SIMULATED_FAULTS) == parse_fault(spec)
 
 
-def test_what_is_left_out_has_the_simulators_default() -> None:
+SIMULATED = (
+    "slow-compute:rank=5+6,factor=1.8,steps=10-29",
+    "clock-throttle:host=2,factor=1.3",
+    "slow-link:src=3,dst=7,factor=4,steps=2-2",
+    "slow-link:rank=3,factor=4",
+    "slow-link:rack=1,factor=4",
+    "network-degradation:factor=2.5,share=0.25,reason=flap",
+    "gc-pause:ms=250,probability=0.01,spans=no",
+    "host-stall:rank=4,ms=2.5",
+    "data-stall:host=1,ms=40,spans=yes",
+    "launch-skew:ms=80,stage=1,tp=3",
+    "checkpoint:every=10,ms=2000,spans=yes",
+    "stage-imbalance:stage=3,factor=1.2",
+    "sequence-imbalance:spread=0.3",
+    "misconfiguration:rank=3,variable=NCCL_DEBUG,value=INFO",
+    "crash:rank=3,step=12,kind=xid",
+    "hang:rank=3,step=12",
+)
+
+
+@pytest.mark.parametrize("spec", SIMULATED)
+def test_a_simulated_fault_is_printed_as_it_was_read(spec: str) -> None:
+    assert str(parse_fault(spec, SIMULATED_FAULTS)) == spec
+
+
+def test_the_simulator_has_every_cause() -> None:
+    causes = {fault.cause for fault in parse_faults(SIMULATED, SIMULATED_FAULTS)}
+
+    assert causes == set(FaultCause)
+
+
+def test_values_are_read_into_their_units() -> None:
+    assert parse_fault("gc-pause:ms=1.5,spans=no,steps=3-4") == Fault(
+        cause=FaultCause.GC_PAUSE,
+        extra_ns=1_500_000,
+        probability=0.005,
+        has_spans=False,
+        steps=(3, 4),
+    )
+    degraded = " network-degradation: factor = 2, reason = retransmit "
+    assert parse_fault(degraded, SIMULATED_FAULTS) == Fault(
+        cause=FaultCause.NETWORK_DEGRADATION, factor=2.0, reason=NetworkReason.RETRANSMIT
+    )
+    assert parse_fault("crash:rank=0,step=1,kind=host-oom") == Fault(
+        cause=FaultCause.CRASH, ranks=(0,), step=1, crash_kind=CrashKind.HOST_OOM
+    )
+
+
+def test_keys_that_are_left_out_have_defaults() -> None:
     pause, setting = parse_fault("gc-pause"), parse_fault("misconfiguration:rank=1")
 
     assert pause is not None
@@ -84,7 +131,7 @@ def test_what_is_left_out_has_the_simulators_default() -> None:
     assert (setting.variable, setting.value) == ("NCCL_IB_DISABLE", "1")
 
 
-def test_none_plants_nothing() -> None:
+def test_none_is_no_fault() -> None:
     assert parse_fault("none") is None
     assert parse_faults(["none", "slow-compute:rank=0,factor=3", "none"]) == (
         Fault(cause=FaultCause.SLOW_COMPUTE, factor=3.0, ranks=(0,)),
@@ -104,7 +151,7 @@ def test_none_plants_nothing() -> None:
         ("slow-compute:stage=1,factor=2", "unknown key 'stage'"),
         ("slow-compute:rank=1,rank=2,factor=2", "'rank' is given twice"),
         ("slow-compute:rank=1", "'factor' is missing"),
-        ("slow-compute:factor=2", "'rank' is missing"),
+        ("slow-compute:factor=2", "give rank=RANK"),
         ("slow-compute:rank=-1,factor=2", "rank must be a whole number from 0 on, got '-1'"),
         ("slow-compute:rank=1+1,factor=2", "rank names a rank twice"),
         ("slow-compute:rank=1+,factor=2", "rank must be a whole number from 0 on, got ''"),
@@ -116,7 +163,7 @@ def test_none_plants_nothing() -> None:
         ("slow-compute:rank=1,factor=2,steps=9-5", "it ends before it starts"),
         ("host-stall:rank=1,ms=0", "ms must be a number above 0, got '0'"),
         ("gc-pause:probability=1.5", "probability must be a number above 0 and at most 1"),
-        ("checkpoint:every=0,ms=5", "every must be 1 or more"),
+        ("checkpoint:every=0,ms=5", "every must be a whole number from 1 on"),
         ("data-stall:ms=5,spans=maybe", "spans must be one of yes, no, got 'maybe'"),
         ("crash:rank=1,step=2,kind=xid", "kind must be one of exception, host-oom, exit, kill"),
         ("crash:rank=1+2,step=2", "give one rank"),
@@ -136,6 +183,28 @@ def test_a_wrong_spec_is_refused_with_what_is_wrong(spec: str, problem: str) -> 
     assert str(caught.value).startswith(f"fault {spec!r}: ")
 
 
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("slow-compute:factor=2", "give rank=RANK or host=HOST"),
+        ("slow-compute:factor=2,rank=1,host=0", "give rank=RANK or host=HOST"),
+        ("data-stall:ms=2,rank=1,host=0", "give rank=RANK or host=HOST"),
+        ("slow-link:factor=2", "give src=RANK,dst=RANK or rank=RANK or rack=RACK"),
+        ("slow-link:factor=2,rank=1,rack=1", "give src=RANK,dst=RANK or rank=RANK or rack=RACK"),
+        ("network-degradation:factor=2,share=1.5", "share must be a number above 0 and at most 1"),
+        ("network-degradation:factor=2,reason=rain", "reason must be one of congestion"),
+        ("crash:rank=1,step=2,kind=kill", "kind must be one of cuda-oom, host-oom, xid, exception"),
+        ("hang:rank=1", "'step' is missing"),
+    ],
+)
+def test_a_wrong_simulated_fault_is_refused_with_what_is_wrong(spec: str, problem: str) -> None:
+    with pytest.raises(FaultSpecError) as caught:
+        parse_fault(spec, SIMULATED_FAULTS)
+
+    assert problem in str(caught.value)
+    assert repr(spec) in str(caught.value)
+
+
 def test_the_culprits_of_a_stage_are_all_its_ranks() -> None:
     fault = Fault(cause=FaultCause.STAGE_IMBALANCE, factor=1.5, stage=1)
 
@@ -149,7 +218,7 @@ def test_the_culprits_of_a_stage_are_all_its_ranks() -> None:
         ("stage-imbalance:stage=2,factor=2", "stage 2 does not exist: --pp 2 has stages 0 to 1"),
         ("launch-skew:ms=5,tp=2", "tp 2 does not exist: the layout has tps 0 to 1"),
         ("slow-link:factor=2,src=0,dst=9", "rank 9 does not exist"),
-        ("slow-link:factor=2,src=0,dst=7", "ranks 0 and 7 share no group"),
+        ("slow-link:factor=2,src=0,dst=7", "ranks 0 and 7 exchange no data"),
     ],
 )
 def test_a_place_outside_the_layout_is_refused(spec: str, problem: str) -> None:
@@ -178,11 +247,11 @@ def test_each_fault_has_its_ranks(spec: str, ranks: tuple[int, ...]) -> None:
     assert fault.culprits(CUBE) == ranks
 
 
-def test_nobody_is_late_in_a_group_of_one() -> None:
+def test_launch_skew_needs_a_group_of_several_ranks() -> None:
     fault = parse_fault("launch-skew:ms=5")
     assert fault is not None
 
-    with pytest.raises(FaultSpecError, match="needs --dp above 1"):
+    with pytest.raises(FaultSpecError, match="pass --dp 2 or more"):
         fault.culprits(Layout(pp=4, tp=2))
 
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from rankscope.trainer.faults.spec import FaultCause
 from rankscope.trainer.simulator.errors import ScenarioError
-from rankscope.trainer.simulator.fault import SimulatedCause, parse_simulated_faults
+from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.groups import Axis, make_groups
 from rankscope.trainer.simulator.placement import place
 from rankscope.trainer.simulator.presets import PRESETS, preset_scenario
@@ -90,7 +93,7 @@ def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[st
     simulation = simulate(preset_scenario(name, **settings))
     causes = {truth.cause for truth in simulation.truth}
 
-    if name in tuple(SimulatedCause):
+    if name in tuple(FaultCause):
         assert causes == {name}
     elif name in ("healthy", "noisy", "zero-bubble", "experts"):
         assert not causes
@@ -179,3 +182,12 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(
 def test_a_missing_file_is_told_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"cannot read .*gone\.toml \(No such file"):
         read_scenario_file(tmp_path / "gone.toml")
+
+
+def test_the_simulator_loads_no_torch() -> None:
+    program = (
+        "import sys, rankscope.trainer.simulator.simulation, rankscope.trainer.simulator.presets,"
+        " rankscope.trainer.simulator.scenario_file; sys.exit('torch' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
