@@ -63,12 +63,12 @@ def run_one(labelled: Labelled) -> dict[str, Any]:
         "faults": [str(fault) for fault in labelled.scenario.faults],
         "truth": [
             {
-                "cause": truth.cause,
-                "ranks": truth.ranks,
-                "visible_ranks": truth.visible_ranks,
-                "steps": truth.steps,
+                "cause": label.cause,
+                "ranks": label.ranks,
+                "visible_ranks": label.visible_ranks,
+                "steps": label.steps,
             }
-            for truth in source.truth
+            for label in source.labels
         ],
         "findings": _findings(report),
         "num_spans": report.num_spans,
@@ -77,11 +77,11 @@ def run_one(labelled: Labelled) -> dict[str, Any]:
         "analyze_s": analysed - simulated,
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
     }
-    single = len(source.truth) == 1 and labelled.scenario.world_size <= LARGEST_TWICE
-    if single and source.truth[0].cause in PRICED:
+    single = len(source.labels) == 1 and labelled.scenario.world_size <= LARGEST_TWICE
+    if single and source.labels[0].cause in PRICED:
         found["true_slowdown"] = _true_slowdown(labelled, source.steps(RUN))
         if labelled.scenario.world_size <= LARGEST_EARLY:
-            onset = source.truth[0].steps[0]
+            onset = source.labels[0].steps[0]
             early = analyze_run(source, RUN, last=onset + LATENCY_STEPS - 1)
             found["early_findings"] = _findings(early)
     return found

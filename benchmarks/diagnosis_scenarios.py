@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.trainer.simulator.fault import parse_simulated_faults
-from rankscope.trainer.simulator.scenario import V_CHUNKS, Noise, RankOrder, Scenario, TpDetail
-from rankscope.trainer.simulator.schedule import Schedule
+from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+from rankscope.trainer.simulator.schedule import V_CHUNKS, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -60,28 +60,28 @@ def summary(results: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
-def _due(result: Result, truth: Result, place: int) -> bool:
+def _due(result: Result, label: Result, place: int) -> bool:
     strength = result["strength"] if place == 0 else max(result["strength"], 1.2)
-    return truth["cause"] in ALWAYS_DUE or strength >= DUE_STRENGTH
+    return label["cause"] in ALWAYS_DUE or strength >= DUE_STRENGTH
 
 
 def _alarms(result: Result) -> list[Result]:
     return [finding for finding in result["findings"] if finding["cause"] not in NO_ALARM]
 
 
-def _names(finding: Result, truth: Result) -> bool:
+def _names(finding: Result, label: Result) -> bool:
     """Tell whether a finding names the place of a fault."""
-    named, visible = set(finding["ranks"]), set(truth["visible_ranks"])
-    if truth["cause"] == "slow-link" and len(named) == PAIR:
-        return bool(named & set(truth["ranks"]))
-    return bool(named & set(truth["ranks"])) and named <= visible
+    named, visible = set(finding["ranks"]), set(label["visible_ranks"])
+    if label["cause"] == "slow-link" and len(named) == PAIR:
+        return bool(named & set(label["ranks"]))
+    return bool(named & set(label["ranks"])) and named <= visible
 
 
 def _located_due(result: Result) -> list[Result]:
     return [
-        truth
-        for place, truth in enumerate(result["truth"])
-        if truth["cause"] in LOCATED and truth["ranks"] and _due(result, truth, place)
+        label
+        for place, label in enumerate(result["truth"])
+        if label["cause"] in LOCATED and label["ranks"] and _due(result, label, place)
     ]
 
 
@@ -91,7 +91,7 @@ def _top1(result: Result) -> bool | None:
     if not due or len(due) < len(result["truth"]):
         return None
     alarms = _alarms(result)
-    return bool(alarms) and any(_names(alarms[0], truth) for truth in due)
+    return bool(alarms) and any(_names(alarms[0], label) for label in due)
 
 
 def _exact(result: Result) -> bool | None:
@@ -99,8 +99,8 @@ def _exact(result: Result) -> bool | None:
         return None
     alarms = [finding for finding in _alarms(result) if finding["ranks"]]
     return all(
-        any(_names(finding, truth) for truth in result["truth"]) for finding in alarms
-    ) and all(any(_names(finding, truth) for finding in alarms) for truth in result["truth"])
+        any(_names(finding, label) for label in result["truth"]) for finding in alarms
+    ) and all(any(_names(finding, label) for finding in alarms) for label in result["truth"])
 
 
 def _false_alarm(result: Result) -> bool:
@@ -108,25 +108,25 @@ def _false_alarm(result: Result) -> bool:
 
 
 def _matched(result: Result) -> list[tuple[Result, Result]]:
-    """Return (truth, finding) of equal cause and place."""
+    """Return (label, finding) of equal cause and place."""
     pairs = []
-    for place, truth in enumerate(result["truth"]):
-        if not _due(result, truth, place):
+    for place, label in enumerate(result["truth"]):
+        if not _due(result, label, place):
             continue
         for finding in _alarms(result):
-            same = finding["cause"] == truth["cause"]
-            if same and (not truth["ranks"] or _names(finding, truth)):
-                pairs.append((truth, finding))
+            same = finding["cause"] == label["cause"]
+            if same and (not label["ranks"] or _names(finding, label)):
+                pairs.append((label, finding))
                 break
     return pairs
 
 
 def _onset_errors(results: Iterable[Result]) -> list[int]:
     return [
-        abs(finding["steps"][0] - truth["steps"][0])
+        abs(finding["steps"][0] - label["steps"][0])
         for result in results
-        for truth, finding in _matched(result)
-        if finding["steps"] is not None and truth["cause"] not in ("gc-pause", "misconfiguration")
+        for label, finding in _matched(result)
+        if finding["steps"] is not None and label["cause"] not in ("gc-pause", "misconfiguration")
     ]
 
 
@@ -143,9 +143,9 @@ def _early(result: Result) -> bool | None:
     """Tell whether the verdict stood within three steps of the onset; None where not asked."""
     if "early_findings" not in result or not _due(result, result["truth"][0], 0):
         return None
-    truth = result["truth"][0]
+    label = result["truth"][0]
     return any(
-        finding["cause"] == truth["cause"] and _names(finding, truth)
+        finding["cause"] == label["cause"] and _names(finding, label)
         for finding in result["early_findings"]
     )
 
@@ -157,7 +157,7 @@ def _f1_by_cause(results: Sequence[Result]) -> dict[str, tuple[float, int]]:
     missed: Counter[str] = Counter()
     for result in results:
         due = {t["cause"] for k, t in enumerate(result["truth"]) if _due(result, t, k)}
-        may = {truth["cause"] for truth in result["truth"]}
+        may = {label["cause"] for label in result["truth"]}
         told = {finding["cause"] for finding in _alarms(result)}
         right.update(due & told)
         missed.update((due - told) - NO_ALARM)
@@ -271,10 +271,10 @@ def _by_strength(results: Sequence[Result]) -> str:
 def _by_cause(results: Sequence[Result]) -> str:
     located: dict[str, list[bool]] = defaultdict(list)
     for result in _sick(results):
-        for place, truth in enumerate(result["truth"]):
-            if truth["ranks"] and truth["cause"] in LOCATED and _due(result, truth, place):
-                located[truth["cause"]].append(
-                    any(_names(finding, truth) for finding in _alarms(result))
+        for place, label in enumerate(result["truth"]):
+            if label["ranks"] and label["cause"] in LOCATED and _due(result, label, place):
+                located[label["cause"]].append(
+                    any(_names(finding, label) for finding in _alarms(result))
                 )
     rows = [
         [cause, str(num), f"{value:.3f}", share_text(located[cause]) if located[cause] else "-"]
@@ -287,17 +287,17 @@ def _confusion(results: Sequence[Result]) -> str:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for result in results:
         if result["healthy"]:
-            truth = "healthy"
+            label = "healthy"
         elif len(result["truth"]) == 1 and _due(result, result["truth"][0], 0):
-            truth = result["truth"][0]["cause"]
+            label = result["truth"][0]["cause"]
         else:
             continue
         alarms = _alarms(result)
         told = alarms[0]["cause"] if alarms else result["findings"][0]["cause"]
-        counts[truth][told] += 1
+        counts[label][told] += 1
     columns = sorted({told for row in counts.values() for told in row})
     rows = [
-        [truth, *(str(counts[truth][told] or "") for told in columns)] for truth in sorted(counts)
+        [label, *(str(counts[label][told] or "") for told in columns)] for label in sorted(counts)
     ]
     return _table(["one planted \\ first told", *columns], rows)
 
@@ -310,9 +310,9 @@ def _calibration(results: Sequence[Result]) -> str:
             if finding["cause"] not in BY_NOISE:
                 continue
             right = any(
-                truth["cause"] == finding["cause"]
-                and (not truth["ranks"] or not finding["ranks"] or _names(finding, truth))
-                for truth in result["truth"]
+                label["cause"] == finding["cause"]
+                and (not label["ranks"] or not finding["ranks"] or _names(finding, label))
+                for label in result["truth"]
             )
             place = int(np.searchsorted(CONFIDENCES, finding["confidence"], side="right"))
             told[place].append((finding["confidence"], right))

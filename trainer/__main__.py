@@ -66,9 +66,8 @@ def _run(
 
     from rankscope import tracer
 
-    from .build import build_rank
     from .faults.planted import set_environment
-    from .loop import train, warm_up
+    from .loop import build_rank, train, warm_up
     from .parallel import build_mesh, join_job
     from .tracing import report_pace, start_tracing
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.topology import Layout
+from rankscope.tracer.topology import Coords, Layout
 
 from .errors import ConfigError
 from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, SEGMENTS_PER_LAYER
@@ -184,3 +184,21 @@ def layers_of_stage(stage: int, *, num_layers: int, num_stages: int) -> range:
     size, rest = divmod(num_layers, num_stages)
     begin = stage * size + min(stage, rest)
     return range(begin, begin + size + (stage < rest))
+
+
+def coords_of(rank: int, layout: Layout) -> Coords:
+    """Return the position of global rank ``rank`` on each axis of `MESH_AXES`.
+
+    Raises:
+        ValueError: The rank is not in ``[0, layout.world_size)``.
+    """
+    if not 0 <= rank < layout.world_size:
+        raise ValueError(f"rank must be in [0, {layout.world_size}), got {rank}")
+    rest, tp = divmod(rank, layout.tp)
+    pp, dp = divmod(rest, layout.dp)
+    return Coords(pp=pp, dp=dp, tp=tp)
+
+
+def ranks_of_stage(stage: int, layout: Layout) -> tuple[int, ...]:
+    """Return the global ranks of one pipeline stage, ascending."""
+    return tuple(rank for rank in range(layout.world_size) if coords_of(rank, layout).pp == stage)

@@ -35,3 +35,7 @@ class PlantedCrashError(TrainerError):
         super().__init__(f"rank {rank} was to fail in step {step}, and does")
         self.rank = rank
         self.step = step
+
+
+class ScenarioError(ConfigError):
+    """A scenario cannot be simulated; the text names the field and says what to change."""

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 
 from rankscope import tracer
 from rankscope.tracer.span import SpanKind
 
-from .gradients import clip_gradients
+from .data import iter_batches
+from .faults.planted import PlantedFaults
+from .faults.spec import COMPUTE_CAUSES
+from .model import Stage, initialize
+from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
+from .parallel import build_schedule, parameter_groups, shard_stage
+from .segments import time_optimizer, time_segments
 from .tracing import note_microbatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.pipelining import Schedule1F1B
+
+    from rankscope.tracer.topology import Layout
 
     from .config import TrainerConfig
     from .data import Batch
-    from .faults.planted import PlantedFaults
-    from .gradients import StepTotals
-    from .model import Stage
     from .pace import SegmentTimer
 
 
@@ -139,3 +148,110 @@ def forward_backward(state: RankState, batch: Batch) -> torch.Tensor:
         return torch.zeros((), device=batch.tokens.device)
     layout = state.config.layout
     return torch.stack(losses).detach().mean() / (layout.dp * layout.tp)
+
+
+def build_rank(
+    config: TrainerConfig, *, rank: int, mesh: DeviceMesh, device: torch.device
+) -> RankState:
+    """Return the sharded stage of ``rank`` with its schedule, optimizer, data and timer."""
+    stage_number = mesh["pp"].get_local_rank()
+    stage = Stage(config.model, stage=stage_number, num_stages=config.layout.pp)
+    initialize(stage, seed=config.seed)
+    stage.to(device)
+    shard_stage(stage, mesh)
+    optimizer = torch.optim.AdamW(parameter_groups(stage), lr=config.learning_rate, fused=True)
+    timer = _attach_timer(stage, optimizer, config, rank=rank)
+    planted = PlantedFaults(config, rank=rank, stage=stage, timer=timer)
+    return RankState(
+        config=config,
+        rank=rank,
+        is_first_stage=stage_number == 0,
+        is_last_stage=stage_number == config.layout.pp - 1,
+        stage=stage,
+        schedule=build_schedule(stage, config, mesh=mesh, device=device, planted=planted),
+        optimizer=optimizer,
+        batches=iter_batches(config, dp_position=mesh["dp"].get_local_rank(), device=device),
+        timer=timer,
+        planted=planted,
+    )
+
+
+def _attach_timer(
+    stage: Stage, optimizer: torch.optim.Optimizer, config: TrainerConfig, *, rank: int
+) -> SegmentTimer:
+    """Return the timer of this rank's segments; a rank that nothing slows is left untouched."""
+    clock = MonotonicPaceClock()
+    timer: SegmentTimer
+    if config.pace_ms is not None:
+        timer = PacedSegments(pace_ns=round(config.pace_ms * 1e6), clock=clock)
+    else:
+        timer = StretchedSegments(clock=clock)
+        if not any(
+            fault.cause in COMPUTE_CAUSES and rank in fault.culprits(config.layout)
+            for fault in config.faults
+        ):
+            return timer
+    time_segments(stage, timer)
+    time_optimizer(optimizer, timer)
+    return timer
+
+
+class StepTotals(NamedTuple):
+    """What all ranks know after the step's last collective."""
+
+    gradient_norm: float
+    """Of the whole model's gradient, before clipping."""
+
+    loss: float
+    """Mean over all tokens of the step, nats."""
+
+
+def clip_gradients(
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    max_norm: float,
+    layout: Layout,
+    loss_share: torch.Tensor,
+) -> StepTotals:
+    """Scale all gradients so that the whole model's norm is at most ``max_norm``.
+
+    One all-reduce over the world. Each rank adds up the squares of its shards,
+    each divided by the number of ranks that hold a copy of it.
+
+    Args:
+        parameters: This rank's parameters; those without a gradient are passed over.
+        max_norm: Largest norm that is left alone.
+        layout: The job's layout.
+        loss_share: Scalar; the shares of all ranks sum to the step's loss.
+    """
+    gradients: list[torch.Tensor] = []
+    total = torch.zeros(2, dtype=torch.float64, device=loss_share.device)
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        num_copies = layout.dp * layout.tp // _num_shards(parameter.grad)
+        local = _local(parameter.grad)
+        gradients.append(local)
+        total[0] += local.double().square().sum() / num_copies
+    total[1] = loss_share
+    dist.all_reduce(total)
+    square, loss = total.tolist()
+    norm = math.sqrt(square)
+    if norm > max_norm:
+        torch._foreach_mul_(gradients, max_norm / norm)
+    return StepTotals(norm, loss)
+
+
+def _num_shards(tensor: torch.Tensor) -> int:
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = tensor.device_mesh.shape
+    return math.prod(
+        size
+        for size, place in zip(sizes, tensor.placements, strict=True)
+        if isinstance(place, Shard)
+    )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

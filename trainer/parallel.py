@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,11 +19,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .ranks import MESH_AXES
+from .model import token_loss
 
 if TYPE_CHECKING:
     from rankscope.tracer.topology import Layout
 
+    from .config import TrainerConfig
+    from .faults.planted import PlantedFaults
     from .model import Stage
 
 
@@ -108,3 +111,61 @@ def _tp_plan() -> dict[str, ParallelStyle]:
         "mlp.w3": ColwiseParallel(),
         "mlp.w2": RowwiseParallel(),
     }
+
+
+MESH_AXES = ("pp", "dp", "tp")
+"""Axes of the device mesh, the slowest-changing first."""
+
+
+class FaultyStage(PipelineStage):
+    """A pipeline stage whose host does what is planted before it launches the work."""
+
+    planted: PlantedFaults
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run one forward."""
+        self.planted.before_forward(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run one backward."""
+        self.planted.before_backward(bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce the step's gradients."""
+        self.planted.before_reduction()
+        super().perform_reduce_grad(grad_scale_factor)
+
+
+def build_schedule(
+    stage: Stage,
+    config: TrainerConfig,
+    *,
+    mesh: DeviceMesh,
+    device: torch.device,
+    planted: PlantedFaults,
+) -> Schedule1F1B:
+    """Return the 1F1B schedule of this rank's stage.
+
+    Shapes are given here, so that no rank runs an extra forward to learn them.
+    """
+    stage_number = mesh["pp"].get_local_rank()
+    is_last = stage_number == config.layout.pp - 1
+    model = config.model
+    tokens = torch.empty(config.microbatch_size, model.seq_length, dtype=torch.int64, device=device)
+    hidden, logits = (
+        torch.empty(tokens.numel(), width, device=device, requires_grad=True)
+        for width in (model.hidden_size, model.vocab_size)
+    )
+    pipeline_stage = FaultyStage(
+        stage,
+        stage_number,
+        config.layout.pp,
+        device,
+        input_args=tokens if stage_number == 0 else hidden,
+        output_args=logits if is_last else hidden,
+        group=mesh.get_group("pp"),
+    )
+    pipeline_stage.planted = planted
+    return Schedule1F1B(pipeline_stage, config.num_microbatches, loss_fn=token_loss)

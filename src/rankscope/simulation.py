@@ -293,7 +293,7 @@ def _write_description(simulation: Simulation, folder: Path) -> None:
         "ranks": simulation.rank_rows(),
         "groups": (asdict(group) for group in simulation.groups),
         "clock": simulation.clock_rows(),
-        "truth": (asdict(truth) for truth in simulation.truth),
+        "truth": (asdict(label) for label in simulation.labels),
     }
     for name, rows in documents.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)

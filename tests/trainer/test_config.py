@@ -4,9 +4,16 @@ from typing import Any
 
 import pytest
 
-from rankscope.tracer.topology import Layout
+from rankscope.tracer.topology import Coords, Layout
 from rankscope.trainer.__main__ import main
-from rankscope.trainer.config import ModelConfig, TrainerConfig, default_pace_ms, layers_of_stage
+from rankscope.trainer.config import (
+    ModelConfig,
+    TrainerConfig,
+    coords_of,
+    default_pace_ms,
+    layers_of_stage,
+    ranks_of_stage,
+)
 from rankscope.trainer.errors import ConfigError
 from rankscope.trainer.faults.spec import parse_faults
 
@@ -142,3 +149,23 @@ def test_wrong_flags_end_with_one_plain_line_and_status_2(
     assert printed.out == ""
     assert printed.err.startswith(problem)
     assert printed.err.count("\n") == 1
+
+
+def test_tp_changes_fastest_and_pp_slowest() -> None:
+    layout = Layout(pp=2, dp=3, tp=2)
+
+    assert coords_of(0, layout) == Coords(pp=0, dp=0, tp=0)
+    assert coords_of(1, layout) == Coords(pp=0, dp=0, tp=1)
+    assert coords_of(5, layout) == Coords(pp=0, dp=2, tp=1)
+    assert coords_of(6, layout) == Coords(pp=1, dp=0, tp=0)
+    assert coords_of(11, layout) == Coords(pp=1, dp=2, tp=1)
+
+
+def test_a_stage_is_a_run_of_ranks() -> None:
+    assert ranks_of_stage(1, Layout(pp=3, dp=2, tp=2)) == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("rank", [-1, 8])
+def test_a_rank_outside_the_job_has_no_position(rank: int) -> None:
+    with pytest.raises(ValueError, match=rf"rank must be in \[0, 8\), got {rank}"):
+        coords_of(rank, Layout(pp=2, dp=2, tp=2))

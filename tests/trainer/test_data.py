@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import math
+import statistics
 from itertools import islice
 
+import pytest
 import torch
 
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import ModelConfig, TrainerConfig
-from rankscope.trainer.data import Batch, iter_batches
+from rankscope.trainer.data import (
+    Batch,
+    compute_factor,
+    draw_documents,
+    iter_batches,
+    sum_squared_lengths,
+)
 
 
 def first_batches(*, dp: int, num_microbatches: int, dp_position: int = 0) -> list[Batch]:
@@ -51,3 +60,56 @@ def test_every_step_has_new_tokens() -> None:
     first, second = first_batches(dp=1, num_microbatches=1)
 
     assert not torch.equal(first.tokens, second.tokens)
+
+
+CONFIG = TrainerConfig(world_size=1, num_microbatches=1, microbatch_size=3)
+
+
+LENGTH = CONFIG.model.seq_length
+
+
+def draw(microbatch: int, spread: float, *, step: int = 0, dp: int = 0) -> tuple[int, ...]:
+    return draw_documents(CONFIG, step=step, dp=dp, microbatch=microbatch, spread=spread)
+
+
+def test_without_spread_every_sequence_is_two_equal_documents() -> None:
+    assert LENGTH == 32
+    assert {draw(number, 0.0) for number in range(20)} == {(16, 16)}
+
+
+def test_documents_fill_the_sequence() -> None:
+    assert {sum(draw(number, 0.5)) for number in range(200)} == {LENGTH}
+
+
+def test_the_same_microbatch_is_packed_alike_on_all_ranks() -> None:
+    assert [draw(number, 0.4) for number in range(9)] == [draw(number, 0.4) for number in range(9)]
+    assert draw(0, 0.4, step=1) != draw(0, 0.4, step=2)
+    assert draw(0, 0.4, dp=0) != draw(0, 0.4, dp=1)
+
+
+def test_squares_are_those_of_all_sequences_of_the_microbatch() -> None:
+    # Three sequences, each of documents of 20 and 12 tokens.
+    assert sum_squared_lengths(CONFIG, (20, 12)) == 3 * (400 + 144)
+
+
+@pytest.mark.parametrize(
+    ("documents", "factor"),
+    # Half of the compute grows with the squares; 16 + 16 has 512 of them.
+    [((16, 16), 1.0), ((32,), 0.5 + 0.5 * 1024 / 512), ((8,) * 4, 0.5 + 0.5 * 256 / 512)],
+)
+def test_compute_grows_with_the_squares(documents: tuple[int, ...], factor: float) -> None:
+    assert compute_factor(CONFIG, documents) == factor
+
+
+def test_the_spread_is_that_of_the_compute() -> None:
+    factors = [compute_factor(CONFIG, draw(number, 0.2)) for number in range(2000)]
+
+    # A sequence can't cost more than 1.5: the spread's upper tail is cut there.
+    assert max(factors) <= 1.5
+    assert statistics.stdev(map(math.log, factors)) == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_sequence_of_odd_length_can_be_packed() -> None:
+    config = TrainerConfig(world_size=1, num_microbatches=1, model=ModelConfig(seq_length=7))
+
+    assert draw_documents(config, step=0, dp=0, microbatch=0, spread=0.0) == (4, 3)

@@ -8,27 +8,30 @@ gradients' reduction, a checkpoint after the update.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
+import signal
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from ..checkpoint import save_checkpoint
-from ..lengths import compute_factor, draw_documents
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..config import coords_of
+from ..data import compute_factor, draw_documents
+from ..errors import PlantedCrashError
 from ..model import pack
-from ..ranks import coords_of
-from .ending import die, stand_still
-from .garbage import GarbageHeap
 from .links import Links
-from .spec import ENDING_CAUSES, FaultCause, slowdown_of
+from .spec import ENDING_CAUSES, CrashKind, FaultCause, slowdown_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    import torch
 
     from ..config import TrainerConfig
     from ..model import Stage
@@ -220,3 +223,146 @@ def is_slow(fault: Fault, rank: int, peer: int) -> bool:
     if fault.ranks:
         return rank in fault.ranks or peer in fault.ranks
     return {rank, peer} == {fault.src, fault.dst}
+
+
+EXIT_STATUS = 1
+
+
+def die(kind: CrashKind, *, rank: int, step: int) -> NoReturn:
+    """End this process as ``kind`` says.
+
+    Raises:
+        PlantedCrashError: The kind is an exception.
+        MemoryError: The kind is host-oom: the kernel was asked for more than there is.
+    """
+    if kind is CrashKind.EXIT:
+        os._exit(EXIT_STATUS)
+    if kind is CrashKind.KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind is CrashKind.HOST_OOM:
+        bytearray(sys.maxsize)
+    raise PlantedCrashError(rank=rank, step=step)
+
+
+def stand_still() -> NoReturn:
+    """Never return; a signal still ends the process."""
+    while True:
+        signal.pause()
+
+
+FIRST_OBJECTS = 100_000
+
+
+MAX_OBJECTS = 3_000_000
+"""About 220 MB; where collecting them takes less than the pause, several collections follow."""
+
+
+class GarbageHeap:
+    """Live objects that every full collection has to look at.
+
+    Args:
+        pause_ns: How long a collection is to take.
+    """
+
+    def __init__(self, pause_ns: int) -> None:
+        self._pause_ns = pause_ns
+        self._objects: list[list[object]] = []
+        self._grow(FIRST_OBJECTS)
+        took_ns = _collection_ns()
+        wanted = round(FIRST_OBJECTS * pause_ns / max(took_ns, 1))
+        self._grow(min(max(wanted, FIRST_OBJECTS), MAX_OBJECTS) - FIRST_OBJECTS)
+        gc.collect()
+
+    def collect(self, *, is_seen: bool) -> None:
+        """Collect garbage for at least nine tenths of the pause.
+
+        Args:
+            is_seen: Whether Python's callbacks are told, and so the tracer; else
+                the pause is a gap in the trace.
+        """
+        hidden = [] if is_seen else gc.callbacks[:]
+        if hidden:
+            gc.callbacks.clear()
+        try:
+            until_ns = time.monotonic_ns() + self._pause_ns * 9 // 10
+            gc.collect()
+            while time.monotonic_ns() < until_ns:
+                gc.collect()
+        finally:
+            gc.callbacks.extend(hidden)
+
+    def _grow(self, num_objects: int) -> None:
+        # A collection of half a heap tells nothing, and building would set off many.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        self._objects.extend([] for _ in range(num_objects))
+        if was_enabled:
+            gc.enable()
+
+
+def _collection_ns() -> int:
+    """Return what a full collection takes of this thread's CPU: other ranks share the core."""
+    gc.collect()
+    begin_ns = time.thread_time_ns()
+    gc.collect()
+    return time.thread_time_ns() - begin_ns
+
+
+class SlowFile:
+    """A file on a file system that takes its time over the first write.
+
+    Args:
+        file: Where to.
+        delay_ns: How long.
+    """
+
+    def __init__(self, file: IO[bytes], delay_ns: int) -> None:
+        self._file = file
+        self._delay_ns = delay_ns
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - bytes, or anything that shows them
+        """Write, later."""
+        time.sleep(self._delay_ns / NS_PER_S)
+        self._delay_ns = 0
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        self._file.flush()
+
+
+def save_checkpoint(
+    path: Path,
+    stage: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    delay_ns: int,
+    is_seen: bool,
+) -> None:
+    """Write this rank's shards of weights and optimizer to ``path``, durably.
+
+    Args:
+        path: The file.
+        stage: The weights.
+        optimizer: Their optimizer.
+        delay_ns: What the file system takes besides.
+        is_seen: Whether by `torch.save`, of which the tracer makes a span; else as bare bytes, and
+            the pause is a gap in the trace.
+    """
+    shards = [_local(value) for value in stage.state_dict().values()]
+    for state in optimizer.state.values():
+        shards += [_local(value) for value in state.values()]
+    with path.open("wb") as file:
+        slow: Any = SlowFile(file, delay_ns)
+        if is_seen:
+            torch.save(shards, slow)
+        else:
+            for shard in shards:
+                slow.write(shard.cpu().numpy().tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return value.to_local() if isinstance(value, DTensor) else value

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from ..config import coords_of, ranks_of_stage
 from ..errors import FaultSpecError
-from ..ranks import coords_of, ranks_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -9,11 +9,18 @@ import numpy as np
 
 from .chance import Purpose, stream
 from .effects import Effects
-from .groups import Axis, Groups, make_groups
-from .placement import Placement, place
+from .placement import Axis, Groups, Placement, make_groups, place
 from .scenario import Scenario, Sends, TpDetail
-from .schedule import Action, Schedule, Slot, exchange_order, run_order, stage_slots
-from .zero_bubble import deferring_slots, v_slots
+from .schedule import (
+    Action,
+    Schedule,
+    Slot,
+    deferring_slots,
+    exchange_order,
+    run_order,
+    stage_slots,
+    v_slots,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import ScenarioError
 from ..faults.spec import COMPUTE_CAUSES, ENDING_CAUSES, Fault, FaultCause, NetworkReason
 from .chance import Purpose, stream
-from .errors import ScenarioError
-from .groups import Axis, expert_blocks
 from .network import Links, ring_links
+from .placement import Axis, expert_blocks
 from .schedule import Schedule
 
 if TYPE_CHECKING:

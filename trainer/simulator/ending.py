@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .cluster import Cluster
     from .recorder import SpanColumns
 
-LEAST_CASCADE_NS, MOST_CASCADE_NS = 1_000_000_000, 10_000_000_000
+LEAST_CASCADE_NS = 1_000_000_000
+MOST_CASCADE_NS = 10_000_000_000
 """How long the other ranks take to notice that one has died."""
 
 SILENCE_NS = 60_000_000_000

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .groups import GRID_AXES, Axis, expert_blocks
+from .placement import GRID_AXES, Axis, expert_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

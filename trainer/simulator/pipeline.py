@@ -16,12 +16,12 @@ from rankscope.tracer.span import SpanFlag, SpanKind
 from ..faults.spec import FaultCause
 from .chance import Purpose, stream
 from .cluster import NS_PER_MS
-from .experts import draw_loads
-from .groups import KIND_OF_AXIS, Axis
-from .recorder import NEVER, ON_DEVICE, ON_HOST, Label
+from .placement import KIND_OF_AXIS, Axis
+from .recorder import NEVER, ON_DEVICE, ON_HOST, SpanTemplate
 from .scenario import Sends, TpDetail
 from .schedule import Schedule, receiver_of, sender_of
-from .state import MAIN, SHARE_SLACK, TRACKS, Stretch, time_at, wait_label
+from .state import MAIN, SHARE_SLACK, TRACKS, Stretch, time_at, wait_template
+from .workload import draw_loads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .cluster import Sync
-    from .gather import Gathers
-    from .lengths import Lengths
     from .schedule import Exchange, Slot
     from .state import Bucket, StepState, Times
+    from .update import Gathers
+    from .workload import Lengths
 
 PAUSE_JITTER = 0.2
 """Standard deviation of the logarithm of a pause of garbage collection."""
@@ -95,14 +95,14 @@ class Pipeline:
         flags = ON_DEVICE | SpanFlag.ASYNC
         flags |= SpanFlag.COALESCED if interval else SpanFlag.NOTHING
         for sender, receiver in messages:
-            label = self._message_label(sender, receiver)
+            template = self._message_template(sender, receiver)
             if receiver.stage == stage:
-                label = _received(label, receiver)
-            label = replace(label, interval=interval, flags=flags)
+                template = _received(template, receiver)
+            template = replace(template, interval=interval, flags=flags)
             end = self._arrived[sender] + state.noise.end_ns(state.shape)
-            state.recorder.add(stage, label, start, end)
+            state.recorder.add(stage, template, start, end)
             waited = np.maximum(now, end)
-            state.recorder.add(stage, wait_label(label), now, waited)
+            state.recorder.add(stage, wait_template(template), now, waited)
             now = waited
         state.now[stage] = now
 
@@ -124,11 +124,11 @@ class Pipeline:
             return
         sent, start = self._sent.pop(sender), self._state.now[slot.stage]
         done = np.maximum(sent, start) + self._transfer_ns(sender, slot)
-        label = self._message_label(sender, slot)
+        template = self._message_template(sender, slot)
         left = done + self._state.noise.end_ns(self._state.shape)
-        self._state.recorder.add(sender.stage, label, sent, left)
+        self._state.recorder.add(sender.stage, template, sent, left)
         end = done + self._state.noise.end_ns(self._state.shape)
-        self._state.blocked(slot.stage, _received(label, slot), start, end)
+        self._state.blocked(slot.stage, _received(template, slot), start, end)
         self._state.now[slot.stage] = end
 
     def _send(self, slot: Slot) -> None:
@@ -137,11 +137,11 @@ class Pipeline:
         if receiver is not None and receiver.stage != slot.stage:
             self._sent[slot] = self._state.now[slot.stage]
 
-    def _message_label(self, sender: Slot, receiver: Slot) -> Label:
-        """Return the label of a send; its number is given when it is first asked for."""
+    def _message_template(self, sender: Slot, receiver: Slot) -> SpanTemplate:
+        """Return the template of a send; its number is given when it is first asked for."""
         if sender not in self._seqs:
             self._seqs[sender] = self._state.seqs.of_pair(sender.stage, receiver.stage)
-        return Label(
+        return SpanTemplate(
             kind=SpanKind.PP_SEND,
             name="send",
             track=TRACKS[Axis.PP],
@@ -165,7 +165,7 @@ class Pipeline:
         mean_ms = self._state.cluster.compute_ms(slot)
         length = self._lengths.factor[slot.microbatch][:, None, None]
         own = self._state.noise.compute_ns(mean_ms * NS_PER_MS * self._state.scale[stage] * length)
-        label = Label(
+        template = SpanTemplate(
             kind=SpanKind.FORWARD if slot.is_forward else SpanKind.BACKWARD,
             name=self._name(slot),
             track=MAIN,
@@ -178,7 +178,7 @@ class Pipeline:
             stretches = [Stretch(0.0, 1.0, now, end)]
         else:
             stretches, end = self._meeting(slot, now, own)
-        self._state.recorder.add(stage, label, begin, end)
+        self._state.recorder.add(stage, template, begin, end)
         self._state.now[stage] = end
         return stretches
 
@@ -244,7 +244,7 @@ class Pipeline:
 
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
         """Meet in one collective inside a compute span; return when each member leaves."""
-        label = Label(
+        template = SpanTemplate(
             kind=KIND_OF_AXIS[sync.axis],
             name=sync.name,
             track=TRACKS[sync.axis],
@@ -259,7 +259,7 @@ class Pipeline:
             slot.stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
         )
         end = self._state.meet(sync.axis, start, mean_ns)
-        self._state.blocked(slot.stage, label, start, end)
+        self._state.blocked(slot.stage, template, start, end)
         return end
 
     def _meet_unseen(self, stage: int, start: Times, syncs: Sequence[Sync]) -> Times:
@@ -280,9 +280,11 @@ class Pipeline:
             pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(self._state.shape))
             after = ready + np.where(hit, pause, 0).astype(np.int64)
             if hit.any() and fault.has_spans:
-                label = Label(kind=SpanKind.GC, name="gc generation 2", track=MAIN, flags=ON_HOST)
+                template = SpanTemplate(
+                    kind=SpanKind.GC, name="gc generation 2", track=MAIN, flags=ON_HOST
+                )
                 rank = self._state.cluster.placement.rank[stage][hit]
-                self._state.recorder.add_some(label, rank, ready[hit], after[hit])
+                self._state.recorder.add_some(template, rank, ready[hit], after[hit])
             ready = after
         return ready
 
@@ -312,10 +314,10 @@ class Pipeline:
         return slot.is_forward and slot.chunk == 0 and slot.microbatch == middle
 
 
-def _received(label: Label, receiver: Slot) -> Label:
-    """Return the label of the other end of a send."""
+def _received(template: SpanTemplate, receiver: Slot) -> SpanTemplate:
+    """Return the template of the other end of a send."""
     return replace(
-        label,
+        template,
         kind=SpanKind.PP_RECV,
         name="recv",
         microbatch=receiver.microbatch,

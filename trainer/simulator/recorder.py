@@ -1,6 +1,6 @@
 """Keep what the ranks of a step do, a block of alike spans at a time, and lay it out in columns.
 
-All ranks of a stage do the same things in the same order, so one label and two
+All ranks of a stage do the same things in the same order, so one template and two
 arrays of times stand for one span on each of them.
 """
 
@@ -13,15 +13,14 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
-from .groups import Axis
+from .placement import Axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from .groups import Groups
-    from .placement import Placement
+    from .placement import Groups, Placement
 
 NEVER = 1 << 60
 """A time that is never reached: what depends on a rank that has stopped ends here."""
@@ -31,7 +30,7 @@ ON_HOST = SpanFlag.HOST_CLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
+class SpanTemplate:
     """What a block of spans has in common."""
 
     kind: SpanKind
@@ -55,7 +54,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    label: Label
+    template: SpanTemplate
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     launch: NDArray[np.int64]
@@ -65,7 +64,7 @@ class _Block:
 class _Some:
     """Spans on a few ranks."""
 
-    label: Label
+    template: SpanTemplate
     rank: NDArray[np.int32]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -127,7 +126,7 @@ class Recorder:
     def add(
         self,
         stage: int,
-        label: Label,
+        template: SpanTemplate,
         start: NDArray[np.int64],
         end: NDArray[np.int64],
         *,
@@ -138,17 +137,17 @@ class Recorder:
         The arrays are kept, not copied: whoever hands them over leaves them as they are.
         """
         launched = start if launch is None else launch
-        self._blocks[stage].append(_Block(label, start, end, launched))
+        self._blocks[stage].append(_Block(template, start, end, launched))
 
     def add_some(
         self,
-        label: Label,
+        template: SpanTemplate,
         rank: NDArray[np.int32],
         start: NDArray[np.int64],
         end: NDArray[np.int64],
     ) -> None:
         """Record one span on each of a few ranks."""
-        self._some.append(_Some(label, rank, start, end))
+        self._some.append(_Some(template, rank, start, end))
 
     def columns(self) -> SpanColumns:
         """Return all spans, ordered by (rank, start)."""
@@ -169,11 +168,11 @@ class Recorder:
         return whole.rows(np.lexsort((whole.start, whole.rank)))
 
     def _texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        labels = [block.label for blocks in self._blocks for block in blocks]
-        labels += [some.label for some in self._some]
+        templates = [block.template for blocks in self._blocks for block in blocks]
+        templates += [some.template for some in self._some]
         return (
-            tuple(dict.fromkeys(label.name for label in labels)),
-            tuple(dict.fromkeys(label.track for label in labels)),
+            tuple(dict.fromkeys(template.name for template in templates)),
+            tuple(dict.fromkeys(template.track for template in templates)),
         )
 
     def _stage(self, stage: int, blocks: Sequence[_Block]) -> SpanColumns:
@@ -186,7 +185,7 @@ class Recorder:
         launch = np.stack([block.launch.ravel() for block in blocks], axis=1)[by_rank]
         order = np.argsort(start, axis=1, kind="stable")
         row = np.arange(len(rank))[:, None]
-        label = _LabelTable.of([block.label for block in blocks], *self._texts())
+        template = _TemplateTable.of([block.template for block in blocks], *self._texts())
         group_of_axis = self._groups.ids[:, stage].reshape(len(Axis), -1)[:, by_rank]
         no_rank = np.full((1, len(rank)), NONE, dtype=np.int32)
         rank_of_stage = np.concatenate((grid.reshape(len(grid), -1)[:, by_rank], no_rank))
@@ -195,29 +194,29 @@ class Recorder:
             start=start[row, order].ravel(),
             end=end[row, order].ravel(),
             launch=launch[row, order].ravel(),
-            group_id=group_of_axis[label.axis[order], row].ravel(),
-            src_rank=rank_of_stage[label.src_stage[order], row].ravel(),
-            dst_rank=rank_of_stage[label.dst_stage[order], row].ravel(),
-            kind=label.kind[order].ravel(),
-            name=label.name[order].ravel(),
-            track=label.track[order].ravel(),
-            seq=label.seq[order].ravel(),
-            microbatch=label.microbatch[order].ravel(),
-            chunk=label.chunk[order].ravel(),
-            num_bytes=label.num_bytes[order].ravel(),
-            interval=label.interval[order].ravel(),
-            flags=label.flags[order].ravel(),
-            depth=label.depth[order].ravel(),
+            group_id=group_of_axis[template.axis[order], row].ravel(),
+            src_rank=rank_of_stage[template.src_stage[order], row].ravel(),
+            dst_rank=rank_of_stage[template.dst_stage[order], row].ravel(),
+            kind=template.kind[order].ravel(),
+            name=template.name[order].ravel(),
+            track=template.track[order].ravel(),
+            seq=template.seq[order].ravel(),
+            microbatch=template.microbatch[order].ravel(),
+            chunk=template.chunk[order].ravel(),
+            num_bytes=template.num_bytes[order].ravel(),
+            interval=template.interval[order].ravel(),
+            flags=template.flags[order].ravel(),
+            depth=template.depth[order].ravel(),
             names=(),
             tracks=(),
         )
 
     def _sparse(self, some: _Some) -> SpanColumns:
         num = len(some.rank)
-        label = _LabelTable.of([some.label], *self._texts())
+        template = _TemplateTable.of([some.template], *self._texts())
         none = np.full(num, NONE, dtype=np.int32)
         alike = {
-            name: np.repeat(getattr(label, name), num)
+            name: np.repeat(getattr(template, name), num)
             for name in ("kind", "name", "track", "seq", "microbatch", "chunk", "num_bytes",
                          "interval", "flags", "depth")
         }  # fmt: skip
@@ -236,7 +235,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LabelTable:
+class _TemplateTable:
     """Labels as columns, one element a block."""
 
     kind: NDArray[np.int32]
@@ -255,22 +254,22 @@ class _LabelTable:
 
     @classmethod
     def of(
-        cls, labels: Sequence[Label], names: tuple[str, ...], tracks: tuple[str, ...]
-    ) -> _LabelTable:
+        cls, templates: Sequence[SpanTemplate], names: tuple[str, ...], tracks: tuple[str, ...]
+    ) -> _TemplateTable:
         name_at = {name: at for at, name in enumerate(names)}
         track_at = {track: at for at, track in enumerate(tracks)}
         return cls(
-            kind=np.array([KIND_CODES[label.kind] for label in labels], dtype=np.int32),
-            name=np.array([name_at[label.name] for label in labels], dtype=np.int32),
-            track=np.array([track_at[label.track] for label in labels], dtype=np.int32),
-            axis=np.array([label.axis for label in labels], dtype=np.int32),
-            seq=np.array([label.seq for label in labels], dtype=np.int64),
-            src_stage=np.array([label.src_stage for label in labels], dtype=np.int32),
-            dst_stage=np.array([label.dst_stage for label in labels], dtype=np.int32),
-            microbatch=np.array([label.microbatch for label in labels], dtype=np.int32),
-            chunk=np.array([label.chunk for label in labels], dtype=np.int32),
-            num_bytes=np.array([label.num_bytes for label in labels], dtype=np.int64),
-            interval=np.array([label.interval for label in labels], dtype=np.int64),
-            flags=np.array([int(label.flags) for label in labels], dtype=np.uint16),
-            depth=np.array([label.depth for label in labels], dtype=np.int16),
+            kind=np.array([KIND_CODES[template.kind] for template in templates], dtype=np.int32),
+            name=np.array([name_at[template.name] for template in templates], dtype=np.int32),
+            track=np.array([track_at[template.track] for template in templates], dtype=np.int32),
+            axis=np.array([template.axis for template in templates], dtype=np.int32),
+            seq=np.array([template.seq for template in templates], dtype=np.int64),
+            src_stage=np.array([template.src_stage for template in templates], dtype=np.int32),
+            dst_stage=np.array([template.dst_stage for template in templates], dtype=np.int32),
+            microbatch=np.array([template.microbatch for template in templates], dtype=np.int32),
+            chunk=np.array([template.chunk for template in templates], dtype=np.int32),
+            num_bytes=np.array([template.num_bytes for template in templates], dtype=np.int64),
+            interval=np.array([template.interval for template in templates], dtype=np.int64),
+            flags=np.array([int(template.flags) for template in templates], dtype=np.uint16),
+            depth=np.array([template.depth for template in templates], dtype=np.int16),
         )

@@ -9,17 +9,15 @@ from typing import Any
 
 from rankscope.tracer.topology import Layout
 
+from ..errors import ScenarioError
 from ..faults.spec import Fault, FaultCause
-from .errors import ScenarioError
-from .schedule import Schedule
+from .schedule import V_CHUNKS, Schedule
 
 MAX_WORLD_SIZE = 1 << 20
 AT_LEAST_ONE = (
     "dp", "pp", "tp", "cp", "ep", "vpp", "num_steps", "num_microbatches", "num_buckets",
     "ranks_per_host", "hosts_per_rack", "tokens_per_microbatch",
 )  # fmt: skip
-V_CHUNKS = 2
-"""Chunks a stage of a V-shaped pipeline."""
 
 
 class TpDetail(StrEnum):

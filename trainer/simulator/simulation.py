@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .clocks import make_clocks
-from .cluster import Cluster, make_cluster
+from rankscope.tracer.span import SpanKind
+
+from .cluster import NS_PER_MS, Cluster, make_cluster
 from .describe import clock_rows, manifest_of, rank_rows, run_row, run_state
 from .ending import Ending, cut_off, ending_of, exit_events
-from .lengths import Lengths, draw_lengths
-from .samples import Monitors
-from .sequence import SequenceNumbers
-from .state import StepState
-from .step import run_step
+from .hosts import Monitors, make_clocks
+from .labels import labels_of
+from .pipeline import Pipeline
+from .recorder import ON_HOST, SpanTemplate
+from .schedule import Finished, Posted, Slot
+from .state import MAIN, SequenceNumbers, StepState
 from .tables import (
     Event,
     RowName,
@@ -29,7 +31,8 @@ from .tables import (
     span_table,
     step_table,
 )
-from .truth import truth_of
+from .update import Gathers, Update
+from .workload import Lengths, draw_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +40,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .describe import Row
-    from .groups import Group
+    from .labels import Label
+    from .placement import Group
     from .recorder import SpanColumns
     from .scenario import Scenario
-    from .truth import Truth
+    from .state import Times
 
 DEFAULT_RUN_ID = "simulated"
 FIRST_LOSS, LAST_LOSS, LOSS_STEPS = 10.5, 2.2, 400.0
@@ -75,7 +79,7 @@ class Simulation:
         self.scenario = scenario
         self.run_id = run_id
         self.cluster: Cluster = make_cluster(scenario)
-        self.truth: tuple[Truth, ...] = truth_of(self.cluster)
+        self.labels: tuple[Label, ...] = labels_of(self.cluster)
         self._clocks = make_clocks(scenario)
         self.process = hashlib.blake2b(
             repr((run_id, scenario)).encode(), digest_size=16
@@ -234,3 +238,64 @@ def simulate(scenario: Scenario, *, run_id: str = DEFAULT_RUN_ID) -> Simulation:
         ScenarioError: A fault is planted on a link that the job does not use.
     """
     return Simulation(scenario, run_id=run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step that ran; times are true ns from the run's start."""
+
+    end: Times
+    """Shape (pp, dp, cp, tp): when each rank ended it."""
+
+    spans: SpanColumns
+    stopped_at: int
+    """When the rank of a crash or hang stopped; `NEVER` without one."""
+
+
+def run_step(state: StepState, lengths: Lengths) -> StepResult:
+    """Run a step to its end.
+
+    Args:
+        state: The step, at its begin.
+        lengths: What its micro-batches hold.
+    """
+    gathers = Gathers(state)
+    pipeline, update = Pipeline(state, lengths, gathers), Update(state)
+    for stage in range(len(state.now)):
+        _read_data(state, stage)
+        if state.scenario.prefetch and state.scenario.dp * state.scenario.cp > 1:
+            gathers.launch(stage)
+    launching = _last_backwards(state) if state.scenario.overlap else frozenset()
+    for action in state.cluster.order:
+        match action:
+            case Posted(exchange):
+                pipeline.post(exchange)
+            case Finished(exchange):
+                pipeline.finish(exchange)
+            case Slot() as slot:
+                stretches = pipeline.run(slot)
+                if slot in launching:
+                    update.launch(slot, stretches)
+    update.finish()
+    return StepResult(
+        end=np.stack(state.now),
+        spans=state.recorder.columns(),
+        stopped_at=pipeline.stopped_at,
+    )
+
+
+def _read_data(state: StepState, stage: int) -> None:
+    start = state.now[stage]
+    mean_ns = state.filled(state.scenario.data_ms * NS_PER_MS)
+    end = start + state.noise.compute_ns(mean_ns) + state.effects.data_span_ns[stage]
+    if (end > start).any():
+        template = SpanTemplate(kind=SpanKind.DATA, name="data", track=MAIN, flags=ON_HOST)
+        state.recorder.add(stage, template, start, end)
+    state.now[stage] = end + state.effects.data_gap_ns[stage]
+
+
+def _last_backwards(state: StepState) -> frozenset[Slot]:
+    """Return the last backward of each chunk, after which its gradients are complete."""
+    slots = (action for action in state.cluster.order if isinstance(action, Slot))
+    last = {(slot.stage, slot.chunk): slot for slot in slots if not slot.is_forward}
+    return frozenset(last.values())

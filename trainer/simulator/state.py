@@ -5,6 +5,7 @@ Times are ns from the run's start, on the true clock.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ import numpy as np
 from rankscope.tracer.span import SpanKind
 
 from .chance import ItemNoise, Purpose, stream
-from .groups import Axis
-from .recorder import Label, Recorder
+from .placement import Axis
+from .recorder import Recorder, SpanTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from .cluster import Cluster
     from .effects import StepEffects
-    from .sequence import SequenceNumbers
 
     Times = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ SPAN_AXES = {Axis.TP: (2,), Axis.CP: (1,), Axis.DP: (0, 1)}
 class Bucket:
     """A collective that was launched and not yet waited for."""
 
-    label: Label
+    template: SpanTemplate
     end: Times
 
 
@@ -142,15 +142,15 @@ class StepState:
         of_stage: NDArray[np.float64] = on_grid[stage]
         return of_stage
 
-    def blocked(self, stage: int, label: Label, start: Times, end: Times) -> None:
+    def blocked(self, stage: int, template: SpanTemplate, start: Times, end: Times) -> None:
         """Record a communication that its rank waited for, and the wait."""
-        self.recorder.add(stage, label, start, end)
-        self.recorder.add(stage, wait_label(label), start, end)
+        self.recorder.add(stage, template, start, end)
+        self.recorder.add(stage, wait_template(template), start, end)
 
     def wait(self, stage: int, bucket: Bucket, start: Times) -> Times:
         """Record a wait for what was launched earlier; return when it ends."""
         end: Times = np.maximum(start, bucket.end)
-        self.recorder.add(stage, wait_label(bucket.label), start, end)
+        self.recorder.add(stage, wait_template(bucket.template), start, end)
         return end
 
     def filled(self, value: float) -> NDArray[np.float64]:
@@ -163,17 +163,43 @@ class StepState:
         return float(1 + noise.drift_ratio * np.sin(turn))
 
 
-def wait_label(label: Label) -> Label:
-    """Return the label of a compute stream's wait for the communication that ``label`` names."""
-    return Label(
+def wait_template(template: SpanTemplate) -> SpanTemplate:
+    """Return the template of the wait for a communication."""
+    return SpanTemplate(
         kind=SpanKind.WAIT,
-        name=f"wait {label.name}",
+        name=f"wait {template.name}",
         track=MAIN,
-        axis=label.axis,
-        seq=label.seq,
-        src_stage=label.src_stage,
-        dst_stage=label.dst_stage,
-        microbatch=label.microbatch,
-        chunk=label.chunk,
-        depth=label.depth + 1,
+        axis=template.axis,
+        seq=template.seq,
+        src_stage=template.src_stage,
+        dst_stage=template.dst_stage,
+        microbatch=template.microbatch,
+        chunk=template.chunk,
+        depth=template.depth + 1,
     )
+
+
+class SequenceNumbers:
+    """Sequence numbers of an epoch. Alike groups of a stage do alike things, so they share one."""
+
+    def __init__(self) -> None:
+        self._groups: Counter[tuple[Axis, int]] = Counter()
+        self._pairs: Counter[tuple[int, int]] = Counter()
+        self._num_calls = 0
+
+    def of_group(self, axis: Axis, stage: int) -> int:
+        """Return the number of the next collective of a stage's groups on an axis, from 0."""
+        number = self._groups[axis, stage]
+        self._groups[axis, stage] += 1
+        return number
+
+    def of_pair(self, src_stage: int, dst_stage: int) -> int:
+        """Return the number of the next message from one stage to another, from 0."""
+        number = self._pairs[src_stage, dst_stage]
+        self._pairs[src_stage, dst_stage] += 1
+        return number
+
+    def of_call(self) -> int:
+        """Return the number of the next call that issues several operations, from 1."""
+        self._num_calls += 1
+        return self._num_calls

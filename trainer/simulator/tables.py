@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from rankscope.tracer.span import KINDS
-
-from .arrow import (
-    coded_column,
-    null_column,
-    number_column,
-    same_column,
-    same_number,
-    table,
-    text_column,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from .arrow import Column
-    from .lengths import Lengths
+    from .hosts import SampleColumns
     from .placement import Placement
     from .recorder import SpanColumns
-    from .samples import SampleColumns
+    from .workload import Lengths
+
+    Column = pa.Array[Any]
 
 EPOCH = 0
 SEGMENT_BITS = 24
@@ -221,3 +212,58 @@ def event_table(events: Sequence[Event], run_id: str, *, process: str) -> pa.Tab
             "line": same_number(EXIT_LINE, num_rows, np.int64),
         }
     )
+
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "float64": pa.float64(),
+}
+
+
+def number_column(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: ANN401  # a numpy dtype
+    """Return the column over ``values``, converted to ``dtype`` where it differs."""
+    held = np.ascontiguousarray(values, dtype=dtype)
+    return pa.Array.from_buffers(
+        ARROW_TYPES[held.dtype.name], len(held), [None, pa.py_buffer(held.data)]
+    )
+
+
+def null_column(num_rows: int) -> Column:
+    """Return a column of unknown row numbers."""
+    bits, values = np.zeros(-(-num_rows // 8), dtype=np.uint8), np.zeros(num_rows, dtype=np.uint32)
+    buffers: list[pa.Buffer | None] = [pa.py_buffer(bits.data), pa.py_buffer(values.data)]
+    return pa.Array.from_buffers(pa.uint32(), num_rows, buffers)
+
+
+def text_column(texts: Sequence[str]) -> Column:
+    """Return the column of a few texts."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def coded_column(codes: NDArray[Any], texts: Sequence[str]) -> Column:
+    """Return the dictionary column whose row ``i`` reads ``texts[codes[i]]``; texts all differ."""
+    return pa.DictionaryArray.from_arrays(number_column(codes, np.int32), text_column(texts))
+
+
+def same_column(text: str, num_rows: int) -> Column:
+    """Return the dictionary column that reads ``text`` on every row."""
+    return coded_column(np.zeros(num_rows, dtype=np.int32), [text])
+
+
+def same_number(value: int, num_rows: int, dtype: Any) -> Column:  # noqa: ANN401  # a numpy dtype
+    """Return the column that holds ``value`` on every row."""
+    return number_column(np.full(num_rows, value, dtype=dtype))
+
+
+def table(columns: dict[str, Column]) -> pa.Table:
+    """Return the table of these columns."""
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))

@@ -9,8 +9,8 @@ import numpy as np
 from rankscope.tracer.span import SpanFlag, SpanKind
 
 from .cluster import NS_PER_MS
-from .groups import Axis
-from .recorder import ON_DEVICE, ON_HOST, Label
+from .placement import Axis
+from .recorder import ON_DEVICE, ON_HOST, SpanTemplate
 from .state import MAIN, TRACKS, Bucket, time_at
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Update:
         num_bytes = self._state.scenario.gradient_bytes // (num * self._state.scenario.vpp)
         mean_ns = self._state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
         for number in range(num):
-            label = Label(
+            template = SpanTemplate(
                 kind=SpanKind.DP_COMM,
                 name="reduce_scatter_tensor",
                 track=TRACKS[Axis.DP],
@@ -57,9 +57,9 @@ class Update:
             launch = time_at(stretches, (number + 1) / num) + self._state.effects.skew_ns[stage]
             start = np.maximum(launch, self._stream_free[stage])
             done = self._state.meet(Axis.DP, start, mean_ns)
-            self._state.recorder.add(stage, label, start, done, launch=launch)
+            self._state.recorder.add(stage, template, start, done, launch=launch)
             self._stream_free[stage] = done
-            self._buckets[stage].append(Bucket(label, done))
+            self._buckets[stage].append(Bucket(template, done))
 
     def finish(self) -> None:
         """Run everything after the last backward, on all stages."""
@@ -85,7 +85,7 @@ class Update:
         if not self._shares_gradients:
             return
         num_bytes = self._state.scenario.gradient_bytes
-        label = Label(
+        template = SpanTemplate(
             kind=SpanKind.DP_COMM,
             name=name,
             track=TRACKS[Axis.DP],
@@ -96,14 +96,14 @@ class Update:
         mean_ns = self._state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
         start = self._state.now[stage]
         end = self._state.meet(Axis.DP, start, mean_ns)
-        self._state.blocked(stage, label, start, end)
+        self._state.blocked(stage, template, start, end)
         self._state.now[stage] = end
 
     def _reduce_norm(self) -> None:
         """Sum the gradients' norm over the whole job."""
         if self._state.scenario.world_size == 1:
             return
-        label = Label(
+        template = SpanTemplate(
             kind=SpanKind.OTHER,
             name="all_reduce",
             track=TRACKS[Axis.WORLD],
@@ -118,15 +118,15 @@ class Update:
         left = arrival + int(self._state.noise.transfer_ns(mean_ns).max())
         for stage, start in enumerate(self._state.now):
             end = left + self._state.noise.end_ns(self._state.shape)
-            self._state.blocked(stage, label, start, end)
+            self._state.blocked(stage, template, start, end)
             self._state.now[stage] = end
 
     def _optimize(self, stage: int) -> None:
         begin = self._state.ready(stage)
         mean_ns = self._state.scenario.optimizer_ms * NS_PER_MS * self._state.scale[stage]
         end = begin + self._state.noise.compute_ns(mean_ns)
-        label = Label(kind=SpanKind.OPTIMIZER, name="optimizer", track=MAIN)
-        self._state.recorder.add(stage, label, begin, end)
+        template = SpanTemplate(kind=SpanKind.OPTIMIZER, name="optimizer", track=MAIN)
+        self._state.recorder.add(stage, template, begin, end)
         self._state.now[stage] = end
 
     def _checkpoint(self, stage: int) -> None:
@@ -137,6 +137,50 @@ class Update:
             self._state.filled(self._state.effects.checkpoint_ns)
         )
         if self._state.effects.checkpoint_has_spans:
-            label = Label(kind=SpanKind.CHECKPOINT, name="checkpoint", track=MAIN, flags=ON_HOST)
-            self._state.recorder.add(stage, label, begin, end)
+            template = SpanTemplate(
+                kind=SpanKind.CHECKPOINT, name="checkpoint", track=MAIN, flags=ON_HOST
+            )
+            self._state.recorder.add(stage, template, begin, end)
         self._state.now[stage] = end
+
+
+class Gathers:
+    """Parameters of each chunk on their way, in as many pieces as gradients are reduced in.
+
+    Args:
+        state: The step. Its stages launch theirs by `launch`.
+    """
+
+    def __init__(self, state: StepState) -> None:
+        self._state = state
+        self._buckets: dict[tuple[int, int], list[Bucket]] = {}
+
+    def launch(self, stage: int) -> None:
+        """Launch all of a stage's gathers, one behind the other on their stream."""
+        state, scenario = self._state, self._state.scenario
+        num = scenario.num_buckets
+        num_bytes = scenario.gradient_bytes // (num * scenario.vpp)
+        mean_ns = state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
+        free = launch = state.now[stage]
+        for chunk in range(scenario.vpp):
+            for _ in range(num):
+                template = SpanTemplate(
+                    kind=SpanKind.DP_COMM,
+                    name="all_gather_into_tensor",
+                    track=TRACKS[Axis.DP],
+                    axis=Axis.DP,
+                    seq=state.seqs.of_group(Axis.DP, stage),
+                    chunk=chunk,
+                    num_bytes=num_bytes,
+                    flags=ON_DEVICE | SpanFlag.ASYNC,
+                )
+                start = np.maximum(launch, free)
+                free = state.meet(Axis.DP, start, mean_ns)
+                state.recorder.add(stage, template, start, free, launch=launch)
+                self._buckets.setdefault((stage, chunk), []).append(Bucket(template, free))
+
+    def needed_by(self, slot: Slot) -> list[Bucket]:
+        """Return what a slot must wait for: a chunk's first forward, piece by piece."""
+        if not slot.is_forward:
+            return []
+        return self._buckets.pop((slot.stage, slot.chunk), [])

@@ -14,9 +14,9 @@ from ..terminal.lines import Progress
 from .flags import AsJson, RunName, Store, open_store
 
 if TYPE_CHECKING:
+    from rankscope.trainer.simulator.labels import Label
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
-    from rankscope.trainer.simulator.truth import Truth
 
     from ..simulation import SimulateOptions, SimulationSize
 
@@ -111,27 +111,27 @@ def simulate_run(options: "SimulateOptions") -> str:
         last_line = f"Next: rankscope analyze {options.run_id}"
     if options.as_json:
         return json.dumps(simulation_document(simulation, done))
-    lines = [_counts_line(simulation, done), *map(format_label, simulation.truth)]
-    if not simulation.truth:
+    lines = [_counts_line(simulation, done), *map(format_label, simulation.labels)]
+    if not simulation.labels:
         lines.append("fault: none")
     return "\n".join([*lines, last_line])
 
 
-def format_label(truth: "Truth") -> str:
+def format_label(label: "Label") -> str:
     """Return one fault of the simulation on one line."""
-    parts = [f"fault: {truth.cause}"]
-    if truth.ranks:
-        parts.append(f"on {_ranks_text(truth.ranks)}")
-    if truth.visible_ranks != truth.ranks:
-        parts.append(f"(the trace cannot distinguish {_ranks_text(truth.visible_ranks)})")
-    parts.append("steps {} to {}".format(*truth.steps))
-    if truth.factor is not None:
-        parts.append(f"factor {truth.factor:.3g}")
-    if truth.extra_ns is not None:
-        parts.append(f"+ {truth.extra_ns / NS_PER_MS:g} ms")
-    if truth.detail:
-        parts.append(truth.detail)
-    return ", ".join([" ".join(parts[:2]), *parts[2:]]) if truth.ranks else ", ".join(parts)
+    parts = [f"fault: {label.cause}"]
+    if label.ranks:
+        parts.append(f"on {_ranks_text(label.ranks)}")
+    if label.visible_ranks != label.ranks:
+        parts.append(f"(the trace cannot distinguish {_ranks_text(label.visible_ranks)})")
+    parts.append("steps {} to {}".format(*label.steps))
+    if label.factor is not None:
+        parts.append(f"factor {label.factor:.3g}")
+    if label.extra_ns is not None:
+        parts.append(f"+ {label.extra_ns / NS_PER_MS:g} ms")
+    if label.detail:
+        parts.append(label.detail)
+    return ", ".join([" ".join(parts[:2]), *parts[2:]]) if label.ranks else ", ".join(parts)
 
 
 def simulation_document(simulation: "Simulation", done: "SimulationSize") -> dict[str, Any]:
@@ -143,7 +143,7 @@ def simulation_document(simulation: "Simulation", done: "SimulationSize") -> dic
         "num_steps": done.num_steps,
         "num_spans": done.num_spans,
         "seed": simulation.scenario.seed,
-        "truth": [asdict(truth) for truth in simulation.truth],
+        "truth": [asdict(label) for label in simulation.labels],
     }
 
 

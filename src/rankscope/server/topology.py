@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.spool import read_regular_file
-from rankscope.trainer.simulator.document import parse_document
+from rankscope.trainer.simulator.scenario_file import parse_document
 
 from ..errors import BadInputError
 

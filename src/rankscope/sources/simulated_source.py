@@ -17,9 +17,9 @@ from .store_source import build_run_info, to_event, to_exit
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable
+    from rankscope.trainer.simulator.labels import Label
     from rankscope.trainer.simulator.scenario import Scenario
     from rankscope.trainer.simulator.tables import StepTables
-    from rankscope.trainer.simulator.truth import Truth
 
 MAX_STEP = (1 << 31) - 1
 
@@ -29,7 +29,7 @@ class SimulatedSource:
 
     def __init__(self, scenario: Scenario, *, run_id: str = "simulated") -> None:
         simulation = Simulation(scenario, run_id=run_id)
-        self.truth: tuple[Truth, ...] = simulation.truth
+        self.labels: tuple[Label, ...] = simulation.labels
         """The labels of the run."""
 
         self._run_id = run_id

@@ -21,7 +21,7 @@ from rankscope.collector.store.store import Store, open_store
 from rankscope.commands.simulate import format_label
 from rankscope.errors import BadInputError
 from rankscope.simulation import SimulateOptions, build_scenario, store_simulation, write_files
-from rankscope.trainer.simulator.errors import ScenarioError
+from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.simulator.presets import preset_scenario
 from rankscope.trainer.simulator.simulation import simulate
 
@@ -127,8 +127,8 @@ def test_the_files_hold_the_columns_of_the_store_and_the_labels(tmp_path: Path) 
     assert to_numpy(spans["start_ns"])[: first.num_rows].tolist() == (
         to_numpy(first["start_ns"]).tolist()
     )
-    (truth,) = (tmp_path / "out" / "truth.jsonl").read_text().splitlines()
-    assert json.loads(truth)["ranks"] == [9]
+    (label,) = (tmp_path / "out" / "truth.jsonl").read_text().splitlines()
+    assert json.loads(label)["ranks"] == [9]
     assert len((tmp_path / "out" / "ranks.jsonl").read_text().splitlines()) == 16
     with pytest.raises(BadInputError, match="is not an empty folder"):
         write_files(simulation, (), folder=tmp_path / "out")
@@ -219,6 +219,6 @@ def test_the_command_prints_the_labels_as_text_or_json(
     ],
 )
 def test_a_label_is_one_line(name: str, line: str) -> None:
-    (truth,) = simulate(preset_scenario(name, dp=2)).truth
+    (label,) = simulate(preset_scenario(name, dp=2)).labels
 
-    assert format_label(truth) == line
+    assert format_label(label) == line

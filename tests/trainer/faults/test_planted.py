@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,8 +21,8 @@ from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import TrainerConfig
 from rankscope.trainer.errors import PlantedCrashError
-from rankscope.trainer.faults.planted import PlantedFaults, is_slow
-from rankscope.trainer.faults.spec import parse_faults
+from rankscope.trainer.faults.planted import GarbageHeap, PlantedFaults, die, is_slow
+from rankscope.trainer.faults.spec import CrashKind, parse_faults
 from rankscope.trainer.model import Stage
 from rankscope.trainer.pace import MonotonicPaceClock, StretchedSegments
 from tests.support.paths import ROOT
@@ -302,3 +304,66 @@ def test_a_link_is_slow_at_both_of_its_ends(fault: str, slow: set[tuple[int, int
     }
 
     assert found == slow
+
+
+def test_an_exception_names_rank_and_step() -> None:
+    with pytest.raises(PlantedCrashError, match="rank 3 was to fail in step 7"):
+        die(CrashKind.EXCEPTION, rank=3, step=7)
+
+
+def test_memory_runs_out_for_real() -> None:
+    with pytest.raises(MemoryError):
+        die(CrashKind.HOST_OOM, rank=3, step=7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [(CrashKind.EXIT, 1), (CrashKind.KILL, -signal.SIGKILL)]
+)
+def test_a_process_goes_without_a_word(kind: CrashKind, status: int) -> None:
+    program = (
+        "from rankscope.trainer.faults.planted import die;"
+        " from rankscope.trainer.faults.spec import CrashKind;"
+        f" die(CrashKind({str(kind)!r}), rank=0, step=0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
+PAUSE_NS = 20_000_000
+
+
+def seen_by_callbacks(heap: GarbageHeap, *, is_seen: bool) -> list[str]:
+    phases: list[str] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] == 2:
+            phases.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        heap.collect(is_seen=is_seen)
+        assert gc.callbacks[-1] is note
+    finally:
+        gc.callbacks.remove(note)
+    return phases
+
+
+def test_a_collection_is_told_to_callbacks_or_hidden_from_them() -> None:
+    heap = GarbageHeap(PAUSE_NS)
+
+    assert seen_by_callbacks(heap, is_seen=True)[:2] == ["start", "stop"]
+    assert seen_by_callbacks(heap, is_seen=False) == []
+
+
+def test_garbage_is_really_collected() -> None:
+    heap = GarbageHeap(PAUSE_NS)
+    circle: list[object] = []
+    circle.append(circle)
+    before = gc.get_stats()[2]["collected"]
+    del circle
+
+    heap.collect(is_seen=True)
+
+    assert gc.get_stats()[2]["collected"] > before

@@ -328,7 +328,7 @@ def test_any_text_is_a_fault_or_refused_with_its_own_words(text: str) -> None:
 
 def test_faults_and_configuration_are_read_without_torch() -> None:
     program = (
-        "import sys; from rankscope.trainer import config, flops;"
+        "import sys; from rankscope.trainer import config;"
         " from rankscope.trainer.faults import spec; print('torch' in sys.modules)"
     )
 

@@ -71,7 +71,7 @@ def test_a_hanging_job_has_not_ended() -> None:
     assert {row["exit_state"] for row in simulation.rank_rows()} == {"running"}
     assert simulation.run_row(created_ns=0)["state"] == "running"
     assert simulation.run_row(created_ns=0)["ended_ns"] is None
-    assert simulation.truth[0].steps == (3, 3)
+    assert simulation.labels[0].steps == (3, 3)
 
 
 def test_a_healthy_job_ends_with_its_last_step() -> None:

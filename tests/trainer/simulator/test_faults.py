@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.trainer.simulator.errors import ScenarioError
+from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.simulator.scenario import Network, RankOrder, TpDetail
 from rankscope.trainer.simulator.simulation import simulate
 from tests.support.trainer.recorded import MS, Recorded, exact, record
@@ -32,13 +32,13 @@ def compute_ms(recorded: Recorded, rank: int, step: int) -> float:
 
 def test_slow_compute_holds_on_its_ranks_and_in_its_steps() -> None:
     recorded = record(exact("slow-compute:rank=1+2,factor=1.2,steps=1-2", dp=4, pp=1, num_steps=4))
-    (truth,) = recorded.simulation.truth
+    (label,) = recorded.simulation.labels
 
     table = [[compute_ms(recorded, rank, step) for rank in range(4)] for step in range(4)]
 
     assert table[0] == table[3] == [245.0] * 4
     assert table[1] == table[2] == [245.0, 294.0, 294.0, 245.0]
-    assert (truth.cause, truth.ranks, truth.steps, truth.factor) == (
+    assert (label.cause, label.ranks, label.steps, label.factor) == (
         "slow-compute", (1, 2), (1, 2), 1.2,
     )  # fmt: skip
 
@@ -48,8 +48,8 @@ def test_with_tp_collapsed_the_label_names_all_that_look_alike() -> None:
     hidden = simulate(exact("slow-compute:rank=3,factor=2", **settings))
     seen = simulate(exact("slow-compute:rank=3,factor=2", **settings, tp_detail=TpDetail.COARSE))
 
-    assert (hidden.truth[0].ranks, hidden.truth[0].visible_ranks) == ((3,), (2, 3))
-    assert (seen.truth[0].ranks, seen.truth[0].visible_ranks) == ((3,), (3,))
+    assert (hidden.labels[0].ranks, hidden.labels[0].visible_ranks) == ((3,), (2, 3))
+    assert (seen.labels[0].ranks, seen.labels[0].visible_ranks) == ((3,), (3,))
 
 
 def test_a_throttled_clock_is_seen_in_the_samples_of_its_host_only() -> None:
@@ -59,7 +59,7 @@ def test_a_throttled_clock_is_seen_in_the_samples_of_its_host_only() -> None:
     clock_hz = recorded.samples.where(name="gpu-clock-hz")
     throttled = recorded.samples.where(name="gpu-throttle-reasons", value=0x40)
 
-    assert recorded.simulation.truth[0].ranks == (2, 3)
+    assert recorded.simulation.labels[0].ranks == (2, 3)
     assert compute_ms(recorded, 2, 1) == 2 * compute_ms(recorded, 1, 1)
     assert set(throttled["host"]) == {"sim-00001"}
     assert sorted(throttled["device"].tolist()) == [0, 1]
@@ -102,7 +102,7 @@ def test_a_slow_uplink_slows_all_that_crosses_it() -> None:
     assert dict(zip(pairs, transfer_ms.tolist(), strict=True)) == {
         (0, 1): 1.0, (1, 2): 3.0, (2, 3): 1.0, (3, 2): 1.0, (2, 1): 3.0, (1, 0): 1.0,
     }  # fmt: skip
-    assert recorded.simulation.truth[0].ranks == (0, 1)
+    assert recorded.simulation.labels[0].ranks == (0, 1)
 
 
 def test_a_link_that_nothing_uses_is_refused_and_the_used_ones_are_named() -> None:
@@ -131,19 +131,19 @@ def test_a_degraded_network_slows_the_share_of_hosts_that_its_label_names() -> N
     settings = {"dp": 2, "pp": 4, "ranks_per_host": 2, "num_steps": 1, "network": LINKS,
                 "activation_bytes": MS}  # fmt: skip
     recorded = record(exact("network-degradation:factor=3,share=0.25", **settings))
-    truth, at = recorded.simulation.truth[0], recorded.simulation.cluster.placement
+    label, at = recorded.simulation.labels[0], recorded.simulation.cluster.placement
     ends = recorded.spans.where(kind="pp-recv")
-    touched = np.isin(ends["src_rank"], truth.ranks) | np.isin(ends["dst_rank"], truth.ranks)
+    touched = np.isin(ends["src_rank"], label.ranks) | np.isin(ends["dst_rank"], label.ranks)
     sent = _sent_ns(recorded)
     transfer_ms = (ends.end_ns - np.maximum(ends["start_ns"], sent)) / MS
     counted = recorded.samples.where(name="rdma-ecn-marked-packets")
     marking = {str(host) for host in counted.rows(counted["value"] > 1_000)["host"]}
 
-    assert len(truth.ranks) == 2
-    assert truth.detail == "congestion"
+    assert len(label.ranks) == 2
+    assert label.detail == "congestion"
     assert set(transfer_ms[touched]) == {3.0}
     assert set(transfer_ms[~touched]) == {1.0}
-    assert marking == {f"sim-{at.host[rank]:05d}" for rank in truth.ranks}
+    assert marking == {f"sim-{at.host[rank]:05d}" for rank in label.ranks}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_skewed_group_enters_its_reduction_late_in_turn_and_ever_later() -> No
     lag = _lags_ms(recorded, stage_ranks=[4, 5, 6, 7])
     calm = _lags_ms(recorded, stage_ranks=[0, 1, 2, 3])
 
-    assert recorded.simulation.truth[0].ranks == (4, 5, 6, 7)
+    assert recorded.simulation.labels[0].ranks == (4, 5, 6, 7)
     assert calm.max() == 0
     assert set(lag.argmax(axis=1).tolist()) == {0, 1, 2, 3}
     assert lag[:4].max() < lag[-4:].max() / 2
@@ -265,7 +265,7 @@ def test_a_misconfigured_rank_tells_another_environment() -> None:
 
     assert environments[0] == environments[1] == environments[3]
     assert environments[2] == environments[0] | {"NCCL_DEBUG": "INFO"}
-    assert simulation.truth[0].detail == "NCCL_DEBUG=INFO"
+    assert simulation.labels[0].detail == "NCCL_DEBUG=INFO"
 
 
 def test_a_manifest_does_not_give_the_fault_away() -> None:
@@ -277,9 +277,9 @@ def test_a_manifest_does_not_give_the_fault_away() -> None:
 def test_tensor_parallelism_across_hosts_and_few_micro_batches_are_told() -> None:
     across = simulate(
         exact(dp=4, pp=1, tp=2, ranks_per_host=4, rank_order=RankOrder.DP_FIRST)
-    ).truth
-    few = simulate(exact(dp=1, pp=4, num_microbatches=4)).truth
-    enough = simulate(exact(dp=1, pp=4, num_microbatches=8)).truth
+    ).labels
+    few = simulate(exact(dp=1, pp=4, num_microbatches=4)).labels
+    enough = simulate(exact(dp=1, pp=4, num_microbatches=8)).labels
 
     assert [(one.cause, one.ranks) for one in across] == [("layout", tuple(range(8)))]
     assert [(one.cause, one.factor) for one in few] == [("layout", 1.75)]
@@ -298,7 +298,7 @@ def test_faults_that_meet_add_up() -> None:
     )
 
     assert [compute_ms(recorded, rank, 0) for rank in (0, 1)] == [490.0, 735.0]
-    assert [one.cause for one in recorded.simulation.truth] == ["slow-compute", "stage-imbalance"]
+    assert [one.cause for one in recorded.simulation.labels] == ["slow-compute", "stage-imbalance"]
 
 
 def _sent_ns(recorded: Recorded) -> NDArray[np.int64]:

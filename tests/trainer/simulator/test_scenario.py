@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.faults.spec import FaultCause
-from rankscope.trainer.simulator.errors import ScenarioError
 from rankscope.trainer.simulator.fault import parse_simulated_faults
-from rankscope.trainer.simulator.groups import Axis, make_groups
-from rankscope.trainer.simulator.placement import place
+from rankscope.trainer.simulator.placement import Axis, make_groups, place
 from rankscope.trainer.simulator.presets import PRESETS, preset_scenario
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
 from rankscope.trainer.simulator.scenario_file import read_scenario_file
@@ -91,7 +90,7 @@ def test_groups_of_one_member_are_left_out() -> None:
 @pytest.mark.parametrize("settings", [{}, {"dp": 4, "pp": 4, "tp": 8, "num_steps": 6}])
 def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[str, Any]) -> None:
     simulation = simulate(preset_scenario(name, **settings))
-    causes = {truth.cause for truth in simulation.truth}
+    causes = {label.cause for label in simulation.labels}
 
     if name in tuple(FaultCause):
         assert causes == {name}
@@ -112,9 +111,9 @@ def test_one_rank_alone_talks_to_nobody() -> None:
 
 
 def test_a_pipeline_without_data_parallelism_has_its_slow_link_between_stages() -> None:
-    (truth,) = simulate(preset_scenario("slow-link", dp=1, pp=4, tp=1)).truth
+    (label,) = simulate(preset_scenario("slow-link", dp=1, pp=4, tp=1)).labels
 
-    assert truth.ranks == (0, 1)
+    assert label.ranks == (0, 1)
 
 
 def test_a_scenario_is_read_from_toml_and_from_json_alike(tmp_path: Path) -> None:

@@ -1,28 +1,40 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.trainer.simulator.scenario import TpDetail
 from rankscope.trainer.simulator.schedule import (
     Exchange,
     Posted,
+    Schedule,
     Slot,
+    deferring_slots,
     exchange_order,
     receiver_of,
     run_order,
     sender_of,
     stage_exchanges,
     stage_slots,
+    v_slots,
 )
+from tests.support.trainer.recorded import MS, exact, record
 
 
-def written(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> str:
-    """Spell a stage's slots as ``F0`` (``F0b`` on its second chunk)."""
-    slots = stage_slots(stage, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+def format_slots(slots: list[Slot]) -> str:
+    """Return slots as ``F0``, ``B0``, ``W0`` (``F0b`` on the second chunk)."""
     return " ".join(
-        f"{'F' if slot.is_forward else 'B'}{slot.microbatch}{'b' if slot.chunk else ''}"
+        f"{'F' if slot.is_forward else 'W' if slot.is_weight else 'B'}{slot.microbatch}"
+        f"{'b' if slot.chunk else ''}"
         for slot in slots
     )
+
+
+def format_stage(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> str:
+    return format_slots(stage_slots(stage, pp=pp, vpp=vpp, num_microbatches=num_microbatches))
 
 
 def exchanged(stage: int, *, pp: int, num_microbatches: int) -> str:
@@ -67,20 +79,20 @@ def test_exchanges_never_deadlock_and_are_posted_once(pp: int, num_microbatches:
 
 
 def test_one_forward_and_one_backward_alternate_after_the_warm_up() -> None:
-    assert written(0, pp=3, vpp=1, num_microbatches=4) == "F0 F1 F2 B0 F3 B1 B2 B3"
-    assert written(1, pp=3, vpp=1, num_microbatches=4) == "F0 F1 B0 F2 B1 F3 B2 B3"
-    assert written(2, pp=3, vpp=1, num_microbatches=4) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    assert format_stage(0, pp=3, vpp=1, num_microbatches=4) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert format_stage(1, pp=3, vpp=1, num_microbatches=4) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert format_stage(2, pp=3, vpp=1, num_microbatches=4) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
 def test_fewer_micro_batches_than_stages_all_run_before_the_first_backward() -> None:
-    assert written(0, pp=4, vpp=1, num_microbatches=2) == "F0 F1 B0 B1"
+    assert format_stage(0, pp=4, vpp=1, num_microbatches=2) == "F0 F1 B0 B1"
 
 
 def test_interleaved_chunks_take_turns_of_as_many_micro_batches_as_stages() -> None:
-    assert written(0, pp=2, vpp=2, num_microbatches=4) == (
+    assert format_stage(0, pp=2, vpp=2, num_microbatches=4) == (
         "F0 F1 F0b F1b F2 B0b F3 B1b F2b B0 F3b B1 B2b B3b B2 B3"
     )
-    assert written(1, pp=2, vpp=2, num_microbatches=4) == (
+    assert format_stage(1, pp=2, vpp=2, num_microbatches=4) == (
         "F0 F1 F0b B0b F1b B1b F2 B0 F3 B1 F2b B2b F3b B3b B2 B3"
     )
 
@@ -106,3 +118,94 @@ def test_every_slot_runs_once_and_after_what_it_receives(
         if sender is not None:
             assert place[sender] < place[slot]
             assert receiver_of(sender, pp=pp, vpp=vpp) == slot
+
+
+def test_the_weights_gradients_begin_as_many_backwards_late_as_the_stage_s_number() -> None:
+    slots = [deferring_slots(stage, pp=3, vpp=1, num_microbatches=4) for stage in range(3)]
+
+    assert [format_slots(each) for each in slots] == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
+    ]
+
+
+def test_chunks_laid_out_as_a_v_meet_on_the_last_stage() -> None:
+    assert format_slots(v_slots(1, pp=2, num_microbatches=3)) == (
+        "F0 F0b F1 F1b B0b W0b F2 B0 W0 F2b B1b W1b B1 B2b B2 W1 W2b W2"
+    )
+    first, turned = _forward(1, chunk=0), _forward(1, chunk=1)
+    assert receiver_of(first, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) == turned
+    assert sender_of(first, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) == _forward(0, chunk=0)
+    assert sender_of(turned, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) == first
+    last = _forward(0, chunk=1)
+    assert receiver_of(last, pp=2, vpp=2, schedule=Schedule.ZERO_BUBBLE_V) is None
+
+
+def _forward(stage: int, *, chunk: int) -> Slot:
+    return Slot(stage, is_forward=True, microbatch=0, chunk=chunk)
+
+
+@settings(deadline=None)  # cores are shared
+@given(pp=st.integers(1, 8), rounds=st.integers(1, 4), vpp=st.integers(1, 3), data=st.data())
+def test_a_split_backward_runs_every_slot_once_and_after_what_it_receives(
+    pp: int, rounds: int, vpp: int, data: st.DataObject
+) -> None:
+    schedule = data.draw(st.sampled_from((Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V)))
+    vpp = 2 if schedule is Schedule.ZERO_BUBBLE_V else vpp if pp > 1 else 1
+    num = pp * rounds
+    if schedule is Schedule.ZERO_BUBBLE_V:
+        waiting = [v_slots(stage, pp=pp, num_microbatches=num) for stage in range(pp)]
+    else:
+        waiting = [deferring_slots(s, pp=pp, vpp=vpp, num_microbatches=num) for s in range(pp)]
+
+    order = run_order(waiting, vpp=vpp, schedule=schedule)
+
+    place = {slot: at for at, slot in enumerate(order)}
+    assert len(order) == len(place) == 3 * pp * vpp * num
+    for slot in order:
+        sender = sender_of(slot, pp=pp, vpp=vpp, schedule=schedule)
+        if sender is not None:
+            assert place[sender] < place[slot]
+            assert receiver_of(sender, pp=pp, vpp=vpp, schedule=schedule) == slot
+        if slot.is_weight:
+            assert place[replace(slot, is_weight=False)] < place[slot]
+
+
+@pytest.mark.parametrize(("vpp", "bubble_ms"), [(1, 3 * 10.0), (2, 3 * 5.0)])
+def test_the_weights_gradients_fill_two_thirds_of_the_bubble(vpp: int, bubble_ms: float) -> None:
+    # F = B = W = 10 ms: (pp - 1) (F + B - W) / vpp remains of 1F1B's (pp - 1) (F + B + W) / vpp.
+    recorded = record(
+        exact(pp=4, dp=1, vpp=vpp, num_microbatches=8, num_steps=1, schedule=Schedule.ZERO_BUBBLE)
+    )
+
+    assert recorded.step_ms(0) == pytest.approx(8 * 30 + bubble_ms + 5, abs=0.001)
+
+
+def test_two_chunks_as_a_v_leave_no_bubble_but_the_first_forwards() -> None:
+    recorded = record(
+        exact(pp=4, dp=1, vpp=2, num_microbatches=8, num_steps=1, schedule=Schedule.ZERO_BUBBLE_V)
+    )
+
+    # Each stage computes 8 x 30 ms without a pause, the last one from its first forward on.
+    optimizer = recorded.spans.where(kind="optimizer")
+    forward = recorded.spans.where(kind="forward", rank=3)
+    assert recorded.step_ms(0) == pytest.approx(8 * 30 + 3 * 5 + 5, abs=0.001)
+    assert optimizer["start_ns"].max() - forward["start_ns"].min() == 240 * MS
+
+
+def test_only_the_input_s_half_of_a_backward_meets_the_partners() -> None:
+    recorded = record(
+        exact(
+            pp=2, dp=1, tp=2, num_microbatches=2, num_steps=1, tp_detail=TpDetail.COARSE,
+            schedule=Schedule.ZERO_BUBBLE, weight_ratio=0.25,
+        )
+    )  # fmt: skip
+
+    backward = recorded.spans.where(kind="backward", rank=0)
+    found = zip(backward["name"].tolist(), (backward["duration_ns"] / MS).tolist(), strict=True)
+    assert sorted(found) == [
+        ("backward input", 15.0), ("backward input", 15.0),
+        ("backward weight", 5.0), ("backward weight", 5.0),
+    ]  # fmt: skip
+    assert len(recorded.spans.where(kind="tp-comm", rank=0)) == 4

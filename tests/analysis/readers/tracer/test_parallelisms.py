@@ -93,9 +93,9 @@ def test_fault_is_the_only_alarm_with_its_ranks_and_steps(layout: str, fault: st
 
     report = analyze_run(source, RUN)
 
-    (truth,) = (each for each in source.truth if each.cause == fault)
+    (label,) = (each for each in source.labels if each.cause == fault)
     found = [(each.cause, each.ranks, each.steps) for each in alarms(report)]
-    assert found == [(truth.cause, truth.visible_ranks, truth.steps)]
+    assert found == [(label.cause, label.visible_ranks, label.steps)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

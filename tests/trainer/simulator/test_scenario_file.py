@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rankscope.trainer.simulator.document import MAX_KEY_PARTS, parse_document
+from rankscope.trainer.simulator.scenario_file import MAX_KEY_PARTS, parse_document
 
 
 def test_toml_and_json_are_told_apart_by_the_files_ending() -> None:

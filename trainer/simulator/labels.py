@@ -24,7 +24,7 @@ OF_COMPUTE = frozenset({FaultCause.SLOW_COMPUTE, FaultCause.CLOCK_THROTTLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Truth:
+class Label:
     """One planted fault, or one property of the layout that costs time."""
 
     cause: str
@@ -50,12 +50,12 @@ class Truth:
     """The fault as it was spelled; "" for a property of the layout."""
 
 
-def truth_of(cluster: Cluster) -> tuple[Truth, ...]:
+def labels_of(cluster: Cluster) -> tuple[Label, ...]:
     """Return what is planted in a cluster: its faults in their order, then its layout's costs."""
     faults = cluster.scenario.faults
     return (
-        *(_fault_truth(cluster, number, fault) for number, fault in enumerate(faults)),
-        *_layout_truths(cluster),
+        *(_fault_label(cluster, number, fault) for number, fault in enumerate(faults)),
+        *_layout_labels(cluster),
     )
 
 
@@ -84,7 +84,7 @@ def bubble_ratio(cluster: Cluster) -> float:
     return whole * max(total_ms - 2 * weights_ms, 0.0) / total_ms
 
 
-def _fault_truth(cluster: Cluster, number: int, fault: Fault) -> Truth:
+def _fault_label(cluster: Cluster, number: int, fault: Fault) -> Label:
     ranks = () if fault.cause in ALL_RANK_CAUSES else cluster.effects.ranks_of(number)
     last_step = cluster.scenario.num_steps - 1
     if fault.step is not None:
@@ -92,7 +92,7 @@ def _fault_truth(cluster: Cluster, number: int, fault: Fault) -> Truth:
     else:
         first, last = fault.steps or (0, last_step)
         steps = (first, min(last, last_step))
-    return Truth(
+    return Label(
         cause=fault.cause.value,
         ranks=ranks,
         visible_ranks=_with_partners(cluster, fault, ranks),
@@ -142,7 +142,7 @@ def _detail(fault: Fault) -> str:
             return ""
 
 
-def _layout_truths(cluster: Cluster) -> tuple[Truth, ...]:
+def _layout_labels(cluster: Cluster) -> tuple[Label, ...]:
     found = []
     steps = (0, cluster.scenario.num_steps - 1)
     if cluster.scenario.tp > 1 and tp_crosses_hosts(cluster.placement):
@@ -150,13 +150,13 @@ def _layout_truths(cluster: Cluster) -> tuple[Truth, ...]:
         across = (hosts != hosts[..., :1]).any(axis=-1)
         ranks = tuple(np.sort(cluster.placement.rank[across].ravel()).tolist())
         found.append(
-            Truth(cause=LAYOUT, ranks=ranks, visible_ranks=ranks, steps=steps,
+            Label(cause=LAYOUT, ranks=ranks, visible_ranks=ranks, steps=steps,
                   detail="tensor parallel across hosts")
         )  # fmt: skip
     ratio = bubble_ratio(cluster)
     if ratio >= LARGE_BUBBLE_RATIO:
         found.append(
-            Truth(cause=LAYOUT, ranks=(), visible_ranks=(), steps=steps, factor=1 + ratio,
+            Label(cause=LAYOUT, ranks=(), visible_ranks=(), steps=steps, factor=1 + ratio,
                   detail="too few micro-batches for the stages")
         )  # fmt: skip
     return tuple(found)

@@ -56,3 +56,30 @@ def draw_lengths(scenario: Scenario, step: int, *, spread: float) -> Lengths:
     factor = np.clip(drawn, LEAST_FACTOR, MOST_FACTOR)
     squares = (factor - (1 - SQUARED_SHARE)) / SQUARED_SHARE * typical
     return Lengths(factor=factor, sum_squared_lengths=np.rint(squares).astype(np.int64))
+
+
+def draw_loads(scenario: Scenario, step: int) -> NDArray[np.float64] | None:
+    """Draw the tokens that each expert-parallel rank gets in a step, 1.0 an equal share.
+
+    ::
+
+        load = ep * weight * exp(spread * normal) / the group's sum of that
+
+    Args:
+        scenario: Sizes, lasting weights, spread and seed.
+        step: The step.
+
+    Returns:
+        Shape (pp, chunks, micro-batches, dp), alike in forward and backward and on
+        all partners of a dp position; None without expert parallelism.
+    """
+    if scenario.ep == 1:
+        return None
+    ep = scenario.ep
+    shape = (scenario.pp, scenario.vpp, scenario.num_microbatches, scenario.dp // ep, ep)
+    drawn = np.broadcast_to(np.array(scenario.expert_weights or (1.0,) * ep), shape)
+    if scenario.noise.expert_spread:
+        rng = stream(scenario.seed, Purpose.EXPERTS, step)
+        drawn = drawn * np.exp(scenario.noise.expert_spread * rng.standard_normal(shape))
+    loads: NDArray[np.float64] = drawn / drawn.mean(axis=-1, keepdims=True)
+    return loads.reshape(*shape[:3], scenario.dp)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.trainer.simulator.clocks import make_clocks
+from rankscope.trainer.simulator.hosts import make_clocks
 from rankscope.trainer.simulator.scenario import Noise, Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.support.trainer.recorded import record

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import ModelConfig, TrainerConfig
-from rankscope.trainer.flops import (
+from rankscope.trainer.tracing import (
     flops_per_token,
     matmul_parameters,
     paced_compute_s,

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.trainer.simulator.errors import ScenarioError
-from rankscope.trainer.simulator.experts import draw_loads
+from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.simulator.scenario import Network, Noise, Scenario, TpDetail
 from rankscope.trainer.simulator.scenario_file import scenario_settings
 from rankscope.trainer.simulator.schedule import Schedule
 from rankscope.trainer.simulator.simulation import simulate
+from rankscope.trainer.simulator.workload import draw_loads
 from tests.support.trainer.recorded import MS, exact, record
 
 
