@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .allowlist import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
 from .errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
-from .functions import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
-from .read_only_session import Handle
+from .session import Handle
 from .settings import VALUES, QueryLimits, settings_of
 from .statement import checked_statement
 from .workers import Workers
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from .functions import Functions
-    from .read_only_session import Answer
+    from .allowlist import Functions
+    from .session import Answer
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02

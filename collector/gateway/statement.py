@@ -16,15 +16,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .allowlist import TABLE_FUNCTIONS
 from .errors import ACCESS_DENIED, BAD_ARGUMENTS, UNKNOWN_FORMAT, QueryError, refused
-from .functions import TABLE_FUNCTIONS
 from .tables import may_name, may_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from .functions import Functions
-    from .read_only_session import Handle
+    from .allowlist import Functions
+    from .session import Handle
 
 CANONICAL = "SELECT formatQuery({statement:String}) AS canonical"
 

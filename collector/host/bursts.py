@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rankscope.tracer.spool import open_spool_file
 
 from ..errors import CollectorError
-from .cpu import CpuSource
 from .disk import DiskSource
 from .nic import NicSource
 from .rdma import RdmaSource
 from .sample import Sample
+from .system import CpuSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

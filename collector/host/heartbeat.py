@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ..spool.descriptions import RUNNING
+from .local_ranks import LocalRank, local_ranks
 from .sample import Sample
-from .spool_ranks import LocalRank, local_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .cpu import CpuSource, ProcessSource
 from .dcgm import DcgmSource
 from .disk import DiskSource
 from .gpu import GpuSource
@@ -13,6 +12,7 @@ from .heartbeat import HeartbeatSource
 from .memory import MemorySource
 from .nic import NicSource
 from .rdma import RdmaSource
+from .system import CpuSource, ProcessSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

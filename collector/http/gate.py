@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
+from .access import Sessions
 from .refusals import Refusal, Refusals
 from .requests import (
     clean_url,
@@ -26,7 +27,6 @@ from .requests import (
     visitor_in,
 )
 from .route_roles import is_allowed
-from .sessions import Sessions
 from .throttle import Throttle
 from .tokens import FULL_GRANT
 

@@ -12,7 +12,7 @@ from rankscope.collector.http.deletion_routes import deletion_router
 from rankscope.collector.http.gate import STRICT_POLICY
 from rankscope.collector.http.limits import EdgeLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
-from rankscope.collector.http.socket_server import EdgeServer
+from rankscope.collector.http.server import EdgeServer
 from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rankscope.collector.http.certificate_renewal import Renewal
 from rankscope.collector.http.gate import LOOPBACK_NAMES
 from rankscope.collector.http.limits import MOST_FROM_ONE_ADDRESS
-from rankscope.collector.http.socket_server import Door
+from rankscope.collector.http.server import Door
 from rankscope.collector.http.tls import TlsFiles, load_tls
 from rankscope.collector.http.token_file import default_tokens_path, read_tokens
 from rankscope.collector.http.tokens import TokenState

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.collector.gateway.errors import QueryError
 from rankscope.collector.gateway.native_blocks import split_type, with_revision
-from rankscope.collector.gateway.read_only_session import Handle
+from rankscope.collector.gateway.session import Handle
 from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:

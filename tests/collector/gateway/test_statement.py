@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.gateway.functions import allowed_functions
+from rankscope.collector.gateway.allowlist import allowed_functions
 from rankscope.collector.gateway.statement import escaped
 from rankscope.collector.gateway.tables import may_name, may_read
 

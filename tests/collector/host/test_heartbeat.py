@@ -6,8 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, host_address
+from rankscope.collector.host.local_ranks import newest_step
 from rankscope.collector.host.sample import Sample
-from rankscope.collector.host.spool_ranks import newest_step
 from rankscope.tracer.spool import COUNTS, COUNTS_OFFSET, PROCESS_FILE
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.http.limits import EdgeLimits
 from rankscope.collector.http.refusals import Refusals
-from rankscope.collector.http.socket_server import Door, EdgeServer
+from rankscope.collector.http.server import Door, EdgeServer
 
 if TYPE_CHECKING:
     import ssl

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.http.sessions import MAX_SESSIONS, Sessions
+from rankscope.collector.http.access import MAX_SESSIONS, Sessions
 
 if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from rankscope.collector.host.cpu import CpuSource, ProcessSource, parse_stat
 from rankscope.collector.host.sample import Sample, SourceAbsentError
+from rankscope.collector.host.system import CpuSource, ProcessSource, parse_stat
 
 if TYPE_CHECKING:
     from pathlib import Path

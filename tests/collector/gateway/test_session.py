@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.gateway.errors import QueryError
-from rankscope.collector.gateway.read_only_session import Answer, Handle
+from rankscope.collector.gateway.session import Answer, Handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
