@@ -20,7 +20,7 @@ import psutil
 from rankscope.collector.host.bursts import take_burst
 from rankscope.collector.host.rdma import BURST_NAMES, DRIVER_COUNTERS, PORT_COUNTERS, RdmaSource
 from rankscope.collector.host.sample import SourceAbsentError
-from rankscope.collector.host.sources import host_sources
+from rankscope.collector.host.sampler import host_sources
 
 if TYPE_CHECKING:
     from rankscope.collector.host.sample import Source

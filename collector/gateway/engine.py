@@ -4,28 +4,124 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 import time
 import uuid
 import weakref
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .allowlist import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
 from .errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
 from .session import Handle
 from .settings import VALUES, QueryLimits, settings_of
 from .statement import checked_statement
-from .workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from concurrent.futures import Future
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from .allowlist import Functions
     from .session import Answer
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    future: Future[Any]
+    call: Callable[[], Any]
+
+    def do(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            found = self.call()
+        except BaseException as error:  # noqa: BLE001  # told to whoever waits
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(found)
+
+
+class _Worker(threading.Thread):
+    """A thread of these, to be told from others."""
+
+
+def left_behind() -> list[str]:
+    """Return the names of the worker threads that live: once all workers are closed, stuck ones.
+
+    While one of them is in the engine the process may not end in the ordinary way: the engine's
+    own end waits for it at times.
+    """
+    return [thread.name for thread in threading.enumerate() if isinstance(thread, _Worker)]
+
+
+class Workers:
+    """Threads that do one thing after another; they begin when they are needed.
+
+    Args:
+        num_threads: At most.
+        name: What the threads are called.
+    """
+
+    def __init__(self, num_threads: int, *, name: str) -> None:
+        self._num_threads = num_threads
+        self._name = name
+        self._waiting: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[_Worker] = []
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        """Return what will hold the call's result.
+
+        Raises:
+            RuntimeError: The workers were closed.
+        """
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("closed workers take no work")
+            self._waiting.put(_Work(future, call))
+            if len(self._threads) < self._num_threads:
+                name = f"{self._name}-{len(self._threads)}"
+                thread = _Worker(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def close(self, *, patience_s: float) -> bool:
+        """Cancel what waits and wait for what runs. Safe to repeat.
+
+        Returns:
+            Whether every thread has ended.
+        """
+        with self._lock:
+            self._is_closed = True
+            threads = list(self._threads)
+        while not self._waiting.empty():
+            work = self._waiting.get()
+            if work is not None:
+                work.future.cancel()
+        for _ in threads:
+            self._waiting.put(None)
+        deadline_s = time.monotonic() + patience_s
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _run(self) -> None:
+        while True:
+            work = self._waiting.get()
+            if work is None:
+                return
+            work.do()
+            del work  # else a result would live until the next one
+
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02

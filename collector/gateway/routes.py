@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
-from .compression import codec_for, compressed
+from .allowlist import OWN_DATABASE
 from .engine import QueryRequest
 from .errors import BAD_ARGUMENTS, NOT_IMPLEMENTED, UNKNOWN_DATABASE, QueryError
 from .native_blocks import with_revision
 from .settings import MAX_STATEMENT_BYTES
-from .tables import OWN_DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from .engine import QueryEngine, QueryResult
+
 
 PIECE_BYTES = 1 << 20
 PARAMETER_PREFIX = "param_"
@@ -171,3 +172,24 @@ def _pieces(view: memoryview, result: QueryResult) -> Iterator[memoryview]:
     for first in range(0, len(view), PIECE_BYTES):
         yield view[first : first + PIECE_BYTES]
     del result
+
+
+Codec = Literal["lz4", "zstd", "gzip"]
+
+CODECS: tuple[Codec, ...] = ("lz4", "zstd", "gzip")
+"""The cheapest first: the cores serve ingest too. HTTP and Arrow call them alike; lz4 is the
+frame format in both."""
+
+
+def codec_for(accepted: str) -> Codec | None:
+    """Return the cheapest codec of an ``Accept-Encoding`` header; None where none is ours."""
+    offered = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
+    return next((codec for codec in CODECS if codec in offered), None)
+
+
+def compressed(data: memoryview, codec: Codec) -> memoryview:
+    """Return the data as one compressed stream."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return memoryview(sink.getvalue())

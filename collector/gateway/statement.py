@@ -16,9 +16,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .allowlist import TABLE_FUNCTIONS
+from .allowlist import TABLE_FUNCTIONS, may_name, may_read
 from .errors import ACCESS_DENIED, BAD_ARGUMENTS, UNKNOWN_FORMAT, QueryError, refused
-from .tables import may_name, may_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

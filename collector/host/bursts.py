@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rankscope.tracer.spool import open_spool_file
 
 from ..errors import CollectorError
-from .disk import DiskSource
 from .nic import NicSource
 from .rdma import RdmaSource
 from .sample import Sample
-from .system import CpuSource
+from .system import CpuSource, DiskSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

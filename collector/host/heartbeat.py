@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ..names import storable_name
 from ..spool.descriptions import RUNNING
 from .local_ranks import LocalRank, local_ranks
 from .sample import Sample
@@ -18,6 +19,9 @@ from .sample import Sample
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from ..identity import Row
+
 
 SILENT_NS = 5_000_000_000
 """A tracer writes its account every second; one this old means that the process stands."""
@@ -191,3 +195,21 @@ def _samples(beat: Heartbeat) -> list[Sample]:
 
 def _processors() -> str:
     return f"{os.cpu_count()} x {os.uname().machine}"
+
+
+TEXTS = ("host", "address", "pod", "hardware", "state")
+
+
+def beat_row(beat: Heartbeat) -> Row:
+    """Return a heartbeat as a row; its texts are safe to store."""
+    row = asdict(beat)
+    return row | {name: storable_name(row[name]) for name in TEXTS}
+
+
+def beat_sink(add: Callable[[Sequence[Row]], None]) -> Callable[[Sequence[Heartbeat]], None]:
+    """Return what hands heartbeats on to ``add`` as rows; it must not wait for anybody."""
+
+    def write(beats: Sequence[Heartbeat]) -> None:
+        add([beat_row(beat) for beat in beats])
+
+    return write

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .sample import PART_MARK, Sample, SourceAbsentError, read_number, read_text
-from .totals import GrowingTotals
+from .sample import PART_MARK, GrowingTotals, Sample, SourceAbsentError, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -6,14 +6,29 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..names import storable_name
+from ..read.samples import sample_rows, write_samples
+from .dcgm import DcgmSource
+from .gpu import GpuSource
+from .heartbeat import HeartbeatSource
+from .nic import NicSource
+from .rdma import RdmaSource
 from .sample import Sample, SourceAbsentError
+from .system import CpuSource, DiskSource, MemorySource, ProcessSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..identity import Row
+    from ..store.store import Store
+    from .heartbeat import Heartbeat
     from .sample import Source
+
 
 TIMEOUT_S = 0.5
 """How long one round waits for its slowest source."""
@@ -219,3 +234,95 @@ class _Worker:
                 self._is_busy = False
                 self._cpu_ns = time.thread_time_ns()
                 self._changed.notify_all()
+
+
+OF_NO_RUN = ""
+"""Whatever runs on the host reads them: see `collector.read.samples.read_samples`."""
+
+
+def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]:
+    """Return what writes samples into ``store``; it raises `StoreError` where it can't.
+
+    Args:
+        store: The open store.
+        host: As the spool's headers call it.
+    """
+    stored_host = storable_name(host)
+
+    def write(samples: Sequence[Sample]) -> None:
+        rows = sample_rows(
+            OF_NO_RUN,
+            host=[stored_host] * len(samples),
+            device=np.array([sample.device for sample in samples], dtype=np.int32),
+            at_ns=np.array([sample.at_ns for sample in samples], dtype=np.int64),
+            name=[storable_name(sample.name) for sample in samples],
+            value=np.array([sample.value for sample in samples], dtype=np.float64),
+        )
+        write_samples(store, rows)
+
+    return write
+
+
+def buffer_sink(
+    add: Callable[[Sequence[Row]], None], *, host: str
+) -> Callable[[Sequence[Sample]], None]:
+    """Return what hands samples on to ``add`` as rows of table ``samples``.
+
+    Args:
+        add: Takes rows; it must not wait for anybody.
+        host: As the spool's headers call it.
+    """
+    told_host = storable_name(host)
+
+    def write(samples: Sequence[Sample]) -> None:
+        add(
+            [
+                {
+                    "run_id": OF_NO_RUN,
+                    "host": told_host,
+                    "device": sample.device,
+                    "at_ns": sample.at_ns,
+                    "name": storable_name(sample.name),
+                    "value": sample.value,
+                }
+                for sample in samples
+            ]
+        )
+
+    return write
+
+
+def host_sources(
+    spool: Path,
+    *,
+    dcgm_url: str | None = None,
+    on_heartbeats: Callable[[Sequence[Heartbeat]], None] = lambda _beats: None,
+) -> list[Source]:
+    """Return everything that this host can be asked once a second.
+
+    Args:
+        spool: Where its ranks write: heartbeats and local ranks come from there.
+        dcgm_url: Ask this exporter of the devices, and not the driver.
+        on_heartbeats: Takes the heartbeats of each second.
+
+    Raises:
+        DcgmError: The exporter's address is none.
+    """
+    rdma = RdmaSource()
+    heartbeat = HeartbeatSource(spool, sink=on_heartbeats, traffic_bytes=rdma.traffic_bytes)
+    devices: Source = (
+        GpuSource(local_rank_of=heartbeat.local_rank_of_device)
+        if dcgm_url is None
+        else DcgmSource(dcgm_url, local_rank_of=heartbeat.local_rank_of_device)
+    )
+    folders = [Path("/")] + ([spool] if spool.is_dir() else [])
+    return [
+        heartbeat,
+        CpuSource(),
+        ProcessSource(local_rank_of=heartbeat.local_rank_of_process),
+        MemorySource(),
+        DiskSource(folders),
+        NicSource(),
+        rdma,
+        devices,
+    ]

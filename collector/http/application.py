@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from a2wsgi import WSGIMiddleware
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from ..clock.reference import clock_router
-from .body_limits import CappedBodies
+from ..errors import RunNameError
+from ..identity import check_run_name
 from .gate import (
     GRANT_KEY,
     LOGIN_PATH,
@@ -21,18 +24,24 @@ from .gate import (
     AccessGate,
     safe_next,
 )
-from .methods import KnownMethods
 from .metrics import Measured, metrics_router
 from .refusals import Refusal, Refusals
-from .requests import is_secure, visitor_in
+from .requests import headers_of, is_secure, visitor_in
 from .static_files import StaticFiles
 from .tokens import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .gate import Access, AsgiApp
+    from starlette.routing import BaseRoute
+
+    from ..retention.deletion import Deletions
+    from ..store.store import Store
+    from .access import Access
     from .metrics import Metrics
+    from .requests import AsgiApp, Message, Receive, Scope, Send
+    from .tokens import Grant
+
 
 MAX_LOGIN_BYTES = 4096
 PAGE_THREADS = 8
@@ -208,3 +217,193 @@ async def _read_form(request: Request) -> dict[str, str]:
             return {}
     fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[-1] for name, values in fields.items()}
+
+
+SHARED_PATH = "/"
+"""Statements are posted to it, and the pages begin there."""
+
+
+class KnownMethods:
+    """The pages, behind routes whose paths are theirs alone.
+
+    A mounted application takes whatever no route takes whole: a route's path with another
+    method would be answered by a page. It is 405 here, with the methods that there are.
+
+    Args:
+        routes: Those of the application, also later ones.
+        pages: What is mounted behind them.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute], pages: AsgiApp) -> None:
+        self._routes = routes
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that no route took."""
+        taken = self._methods_at(scope)
+        answer: AsgiApp = self._pages
+        if taken:
+            allow = ", ".join(sorted(taken))
+            answer = PlainTextResponse(
+                f"{scope['method']} is not taken here: {allow}\n", 405, {"allow": allow}
+            )
+        await answer(scope, receive, send)
+
+    def _methods_at(self, scope: Scope) -> set[str]:
+        if scope["type"] != "http" or scope["path"] == SHARED_PATH:
+            return set()
+        return {
+            method
+            for route in self._routes
+            if isinstance(route, Route) and route.matches(scope)[0] is Match.PARTIAL
+            for method in route.methods or ()
+        }
+
+
+MIB = 2**20
+DEFAULT_MAX_BYTES = MIB
+"""Of what a page, a statement or a command sends."""
+
+MAX_BYTES = {"/v1/spans": 64 * MIB, "/v1/rows/": 16 * MIB}
+"""By how a path begins; the routes themselves take less, and say by how much it was too long."""
+
+TOO_LARGE = b"413: the body is too long\n"
+BAD_LENGTH = b"400: Content-Length is no number\n"
+
+
+class CappedBodies:
+    """Passes requests on to ``app`` with no more body than the path may have.
+
+    Args:
+        app: Behind the gate: nobody without a token gets this far.
+        refusals: Counts who sent too much.
+        max_bytes: By how a path begins; `DEFAULT_MAX_BYTES` elsewhere.
+    """
+
+    def __init__(
+        self, app: AsgiApp, refusals: Refusals, *, max_bytes: Mapping[str, int] = MAX_BYTES
+    ) -> None:
+        self._app = app
+        self._refusals = refusals
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or pass on one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = headers_of(scope).get("content-length", "0")
+        body = _Body(receive, send, max_bytes=self._cap(scope["path"]))
+        if not (declared.isascii() and declared.isdigit()):
+            await _answer(send, 400, BAD_LENGTH)
+        elif int(declared[:20]) > body.max_bytes:
+            self._note(scope)
+            await _answer(send, 413, TOO_LARGE)
+        else:
+            await self._pass_on(scope, body)
+
+    async def _pass_on(self, scope: Scope, body: _Body) -> None:
+        try:
+            await self._app(scope, body.receive, body.send)
+        except ClientDisconnect:
+            return  # Who hangs up in the middle of a body is no error of ours, and fills no log.
+        except Exception:
+            # Of an application whose request ended under it; its answer is given already.
+            if not body.is_too_long:
+                raise
+        if body.is_too_long:
+            self._note(scope)
+
+    def _cap(self, path: str) -> int:
+        found = (cap for begin, cap in self._max_bytes.items() if path.startswith(begin))
+        return next(found, DEFAULT_MAX_BYTES)
+
+    def _note(self, scope: Scope) -> None:
+        self._refusals.note(
+            Refusal.BODY_TOO_LARGE,
+            visitor=visitor_in(scope),
+            method=scope["method"],
+            path=scope["path"],
+            status=413,
+        )
+
+
+class _Body:
+    """What one request may still send, and whether an answer has begun."""
+
+    def __init__(self, receive: Receive, send: Send, *, max_bytes: int) -> None:
+        self._receive = receive
+        self._send = send
+        self.max_bytes = max_bytes
+        self.is_too_long = False
+        self._num_bytes = 0
+        self._is_read = False
+        self._has_begun = False
+
+    async def receive(self) -> Message:
+        """Return the next piece; past the cap, answer 413 and say that the asker has gone."""
+        if self.is_too_long:
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        self._is_read = not message.get("more_body", False)
+        if self._num_bytes <= self.max_bytes:
+            return message
+        self.is_too_long = True
+        if not self._has_begun:
+            await _answer(self._send, 413, TOO_LARGE)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Pass an answer on, unless 413 was given."""
+        if self.is_too_long:
+            return
+        self._has_begun = True
+        if message["type"] == "http.response.start" and not self._is_read:
+            # Closed with unread bytes, a connection is reset, and the answer may be lost with it.
+            # Left open, the edge throws the rest away for a while.
+            kept = [pair for pair in message.get("headers", []) if pair[0].lower() != b"connection"]
+            message = {**message, "headers": kept}
+        await self._send(message)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+SCHEMA = 1
+
+
+def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
+    """Return the route. It answers 200 with what was removed (for a run that was deleted
+    before: with what came in since), 400 for a name that no run can have, 403 where the token
+    is for other runs, 404 for a run that the store does not hold.
+    """
+    router = APIRouter()
+
+    # Not async: the engine blocks, so it works in a thread of the pool.
+    def delete_run(run_id: str, request: Request) -> dict[str, Any]:
+        grant: Grant = request.scope[GRANT_KEY]
+        try:
+            check_run_name(run_id)
+        except RunNameError as error:
+            raise HTTPException(400, str(error)) from None
+        if not grant.covers(run_id):
+            raise HTTPException(403, "this token is for other runs")
+        if not deletions.is_deleted(run_id) and not deletions.has_rows(run_id):
+            raise HTTPException(404, f"no run {run_id!r} in this store")
+        deletion = deletions.delete(run_id)
+        return {
+            "schema": SCHEMA,
+            "run": deletion.run_id,
+            "at_ns": deletion.at_ns,
+            "num_rows": deletion.num_rows,
+        }
+
+    router.add_api_route("/v1/runs", delete_run, methods=["DELETE"])
+    return router

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .min_rate import Window
 from .refusals import Refusal
-from .strict_parser import StrictConnection
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,6 +20,81 @@ if TYPE_CHECKING:
 
     from .limits import EdgeLimits
     from .refusals import Refusals
+
+
+LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class StrictConnection(h11.Connection):
+    """A server's side of a connection that takes no request with two lengths or a long header.
+
+    h11 lets the pieces win where a request declares a length too. A proxy before us may do it
+    the other way round, and take the end of one visitor's request for the next one's.
+
+    Args:
+        max_header_bytes: Of a request's line and headers; h11 counts only what comes in parts.
+
+    Source: RFC 9112, 6.1 and 11.2.
+    """
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_header_bytes)
+        self._max_header_bytes = max_header_bytes
+
+    def next_event(self) -> Any:  # noqa: ANN401  # h11's events and its two marks
+        """Return what came next.
+
+        Raises:
+            h11.RemoteProtocolError: It is no request that all programs read alike.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._check(event)
+        return event
+
+    def _check(self, request: h11.Request) -> None:
+        headers = list(request.headers)
+        if {name for name, _ in headers} >= LENGTHS:
+            raise h11.RemoteProtocolError("a length and pieces")
+        num_bytes = len(request.method) + len(request.target)
+        num_bytes += sum(len(name) + len(value) for name, value in headers)
+        if num_bytes > self._max_header_bytes:
+            raise h11.RemoteProtocolError("too long a header", error_status_hint=431)
+
+
+class Window:
+    """Says whether a total grew too little in a stretch of time.
+
+    Stretches, not the mean since the begin: who sent much at first could trickle for hours.
+
+    Args:
+        length_s: Of a stretch.
+    """
+
+    def __init__(self, length_s: float) -> None:
+        self._length_s = length_s
+        self._begin: tuple[float, int] | None = None
+
+    def is_below(self, least_per_s: int, now_s: float, *, total: int, is_due: bool) -> bool:
+        """Tell whether a stretch ends now in which the total grew by less than it had to.
+
+        Args:
+            least_per_s: What is asked for.
+            now_s: Any clock that goes forward.
+            total: So far.
+            is_due: Whether it has to grow at all just now; a stretch begins when it does.
+        """
+        if not is_due:
+            self._begin = None
+            return False
+        if self._begin is None:
+            self._begin = (now_s, total)
+        begin_s, before = self._begin
+        if now_s - begin_s < self._length_s:
+            return False
+        self._begin = (now_s, total)
+        return total - before < least_per_s * self._length_s
+
 
 RESET = struct.pack("ii", 1, 0)
 """``SO_LINGER`` on, for no time."""

@@ -5,18 +5,19 @@ Pure ASGI, so that mounted applications and unknown paths stand behind it too.
 
 from __future__ import annotations
 
-import hmac
-import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from .access import Sessions
 from .refusals import Refusal, Refusals
 from .requests import (
+    AsgiApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
     clean_url,
-    cookie_in,
     headers_of,
     host_name,
     is_foreign,
@@ -26,21 +27,69 @@ from .requests import (
     shown_token,
     visitor_in,
 )
-from .route_roles import is_allowed
-from .throttle import Throttle
-from .tokens import FULL_GRANT
+from .tokens import FULL_GRANT, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+    from collections.abc import Iterable
 
-    from .token_file import TokenBook
+    from .access import Access
     from .tokens import Grant
 
-    Scope = MutableMapping[str, Any]
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+API_PREFIX = "/v1/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRule:
+    """What a route asks of a token."""
+
+    role: Role
+    any_scope: bool
+    """Whether a token for some runs only may come: the route touches no run, or checks the
+    run itself by the grant that the gate leaves in the scope."""
+
+
+ROUTE_RULES = {
+    ("GET", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
+    ("HEAD", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
+    ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
+    ("GET", "/metrics"): RouteRule(role=Role.READ, any_scope=False),
+    # Statements can't be limited to some runs, and read all of them.
+    ("POST", "/"): RouteRule(role=Role.READ, any_scope=False),
+    ("GET", "/ping"): RouteRule(role=Role.READ, any_scope=False),
+    ("POST", "/logout"): RouteRule(role=Role.READ, any_scope=True),
+    ("POST", "/v1/clock"): RouteRule(role=Role.INGEST, any_scope=True),
+    ("POST", "/v1/spans"): RouteRule(role=Role.INGEST, any_scope=True),
+    ("POST", "/v1/rows/{table}"): RouteRule(role=Role.INGEST, any_scope=True),
+    ("GET", "/v1/resume"): RouteRule(role=Role.INGEST, any_scope=True),
+}
+"""By method and path, as the application has them. A last part in braces stands for any one."""
+
+_OF_FOLDERS = {
+    (method, path.rpartition("/")[0]): rule
+    for (method, path), rule in ROUTE_RULES.items()
+    if path.endswith("}")
+}
+
+PAGES = RouteRule(role=Role.READ, any_scope=False)
+"""Everything outside `API_PREFIX` is the dashboard, which shows all runs and changes none."""
+
+UNKNOWN = RouteRule(role=Role.ADMIN, any_scope=False)
+
+
+def rule_of(method: str, path: str) -> RouteRule:
+    """Return what a request needs."""
+    known = ROUTE_RULES.get((method, path)) or _OF_FOLDERS.get((method, path.rpartition("/")[0]))
+    if known is not None:
+        return known
+    return UNKNOWN if path.startswith(API_PREFIX) else PAGES
+
+
+def is_allowed(grant: Grant, method: str, path: str) -> bool:
+    """Tell whether a grant covers a request, as far as that shows without its body."""
+    rule = rule_of(method, path)
+    return grant.allows(rule.role) and (rule.any_scope or not grant.run_prefix)
+
 
 LOGIN_PATH = "/login"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, "/_favicon.ico"})
@@ -66,9 +115,6 @@ SECURITY_HEADERS = (
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
-TOKEN_BYTES = 32
-BEARER_TRIES = 100
-"""Failures of one visitor a minute: agents behind one address may share it."""
 
 GRANT_KEY = "rankscope.grant"
 """Where the gate leaves, in the ASGI scope, what a request may do: a `Grant`."""
@@ -87,85 +133,6 @@ ANSWERS = {
     Refusal.THROTTLED: (429, THROTTLED),
 }
 """By why somebody is turned away here, the status and the body, which are always the same."""
-
-
-@dataclass(kw_only=True)
-class Access:
-    """Who may come in: one token, made anew at each start, and the sessions opened with it."""
-
-    port: int
-    """Names the cookie: browsers keep cookies by host alone, and two servers share a host."""
-
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
-    tokens: TokenBook | None = field(default=None, repr=False)
-    """Those that `rankscope token` made; None: only the server's own token counts."""
-
-    sessions: Sessions = field(default_factory=Sessions, repr=False)
-    """Those of browsers; all are of the server's own token."""
-
-    logins: Throttle = field(default_factory=Throttle, repr=False)
-    """Of the login form and of ``?token=``."""
-
-    bearers: Throttle = field(
-        default_factory=lambda: Throttle(tries=BEARER_TRIES, tries_of_strangers=10 * BEARER_TRIES),
-        repr=False,
-    )
-    """Of tokens in a header; a right one is always let in."""
-
-    @property
-    def cookie_name(self) -> str:
-        """Name of the session cookie of this server."""
-        return f"rankscope_session_{self.port}"
-
-    def is_token(self, text: str) -> bool:
-        """Tell whether ``text`` is the token, in time that does not depend on where it differs."""
-        return hmac.compare_digest(text.encode(), self.token.encode())
-
-    def grant(self, text: str) -> Grant | None:
-        """Return what a bearer of ``text`` may do; None where it is no live token."""
-        if self.is_token(text):
-            return FULL_GRANT
-        return None if self.tokens is None else self.tokens.grant(text)
-
-    def log_in(self, text: str, *, visitor: str) -> int | None:
-        """Take a try to log in; return None where it is the token, else how long to wait.
-
-        Args:
-            text: What was given.
-            visitor: Who tries, as `visitor_of` says.
-
-        Returns:
-            0: wrong; above 0: whole seconds to wait, and nothing was compared.
-        """
-        wait_s = self.logins.wait_s(visitor)
-        if wait_s:
-            return wait_s
-        if self.is_token(text):
-            self.logins.succeeded(visitor)
-            return None
-        self.logins.failed(visitor)
-        return 0
-
-    def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
-        """Open a session and return the ``Set-Cookie`` value that hands it to the browser.
-
-        Args:
-            is_secure: Whether the browser came by TLS; it then never sends the cookie without.
-            instead_of: The session that the browser shows now; it ends.
-        """
-        self.sessions.end(instead_of)
-        flags = "; Secure" if is_secure else ""
-        return (
-            f"{self.cookie_name}={self.sessions.open()}; Path=/; HttpOnly; SameSite=Strict{flags}"
-        )
-
-    def clear_cookie_header(self) -> str:
-        """Return the ``Set-Cookie`` value that makes a browser forget its session."""
-        return f"{self.cookie_name}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
-
-    def session_in(self, headers: Mapping[str, str]) -> str:
-        """Return what the cookie of this server says; "" where there is none."""
-        return cookie_in(headers, self.cookie_name)
 
 
 class Proof(Enum):

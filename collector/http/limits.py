@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass, fields
-from ipaddress import IPv4Address, ip_address, ip_network
 
 MOST_CONNECTIONS = 4096
 """Of all visitors; 1,536 hosts of eight devices are 12,288 ranks, and one agent a host."""
 
 MOST_FROM_ONE_ADDRESS = 512
-NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one has all that begin so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +61,3 @@ def fit_connections(wanted: int = MOST_CONNECTIONS) -> int:
         soft = max(soft, enough if hard == resource.RLIM_INFINITY else min(hard, enough))
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(1, min(wanted, soft // 2))
-
-
-def visitor_of(address: str) -> str:
-    """Return who is counted for an address: an IPv4 address, or the network of an IPv6 one."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ip_network((found, NETWORK_BITS), strict=False))

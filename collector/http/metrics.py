@@ -23,15 +23,14 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from .gate import OPEN_PREFIXES
-from .route_roles import API_PREFIX, ROUTE_RULES
+from .gate import API_PREFIX, OPEN_PREFIXES, ROUTE_RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import Metric
 
-    from .gate import AsgiApp, Message, Receive, Scope, Send
+    from .requests import AsgiApp, Message, Receive, Scope, Send
 
 METRICS_PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -6,15 +6,18 @@ import base64
 import binascii
 import re
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING
+from ipaddress import IPv4Address, ip_address, ip_network
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from .limits import visitor_of
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
-    from .gate import Scope
+    Scope = MutableMapping[str, Any]
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 HOST_FORM = re.compile(
@@ -118,3 +121,20 @@ def clean_url(scope: Scope) -> str:
     path = "/" + quote(scope["path"].lstrip("/\\"))
     query = urlencode([(key, value) for key, value in _query(scope) if key != "token"])
     return f"{path}?{query}" if query else path
+
+
+NETWORK_BITS = 64
+"""Of an IPv6 address: whoever has one has all that begin so."""
+
+
+def visitor_of(address: str) -> str:
+    """Return who is counted for an address: an IPv4 address, or the network of an IPv6 one."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ip_network((found, NETWORK_BITS), strict=False))

@@ -3,23 +3,167 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from .acceptor import Acceptor
 from .connection import EdgeConnection
 from .limits import EdgeLimits
-from .refusals import Refusals
+from .refusals import Refusal, Refusals
+from .requests import visitor_of
 
 if TYPE_CHECKING:
-    import socket
     import ssl
     from collections.abc import Callable, Sequence
 
-    from .certificate_renewal import Renewal
-    from .gate import AsgiApp
+    from .requests import AsgiApp
+    from .tls import Renewal
+
+    MakeProtocol = Callable[[str, Callable[[], None]], asyncio.Protocol]
+    """Takes whose connection it is, and what to call when it is over."""
+
+
+NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+NONE_LEFT_PAUSE_S = 0.2
+"""The connection stays in the kernel's queue, so asking again at once would spin."""
+
+HERE = "this-server"
+
+
+class Acceptor:
+    """Accepts on one bound socket until closed.
+
+    Args:
+        bound: Listens; the caller closes it.
+        make_protocol: Makes one connection's protocol.
+        tls: None: plain.
+        limits: The caps.
+        refusals: Counts who is turned away.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        *,
+        make_protocol: MakeProtocol,
+        tls: ssl.SSLContext | None,
+        limits: EdgeLimits,
+        refusals: Refusals,
+    ) -> None:
+        self._bound = bound
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._limits = limits
+        self._refusals = refusals
+        self._seats: Counter[str] = Counter()
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_connections(self) -> int:
+        """Return how many there are, those that still agree on TLS too."""
+        return self._seats.total()
+
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Serve another certificate to those who come from now on."""
+        self._tls = tls
+
+    async def run(self) -> None:
+        """Accept until cancelled; handshakes under way are given up then."""
+        self._bound.settimeout(0)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(self._bound)
+                except OSError as error:
+                    await self._wait_out(error)
+                else:
+                    self._take(connection, visitor_of(str(address[0])))
+        finally:
+            for handshake in self._handshakes:
+                handshake.cancel()
+
+    async def _wait_out(self, error: OSError) -> None:
+        """Wait where the system is out of files; a connection that broke off is no error.
+
+        Raises:
+            OSError: The socket itself is broken.
+        """
+        if error.errno in NONE_LEFT:
+            self._refusals.note(Refusal.NO_FILES_LEFT, visitor=HERE)
+            await asyncio.sleep(NONE_LEFT_PAUSE_S)
+        elif error.errno in {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}:
+            raise error
+
+    def _take(self, connection: socket.socket, visitor: str) -> None:
+        refusal = self._full(visitor)
+        if refusal is not None:
+            self._refusals.note(refusal, visitor=visitor)
+            connection.close()
+            return
+        self._seats[visitor] += 1
+        task = asyncio.get_running_loop().create_task(self._connect(connection, visitor))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    def _full(self, visitor: str) -> Refusal | None:
+        if self._seats[visitor] >= self._limits.max_connections_per_address:
+            return Refusal.TOO_MANY_FROM_ADDRESS
+        # A missing name reads as 0 and is not kept, so the count of names stays bounded.
+        if self.num_connections >= self._limits.max_connections:
+            return Refusal.TOO_MANY_CONNECTIONS
+        return None
+
+    async def _connect(self, connection: socket.socket, visitor: str) -> None:
+        seat = _Seat(self._seats, visitor)
+        handshake_s = None if self._tls is None else self._limits.handshake_s
+        shutdown_s = None if self._tls is None else self._limits.linger_s
+        try:
+            # asyncio does so where it listens itself. An answer is written in two pieces, and the
+            # second would wait 40 ms until a visitor who waits for it confirms the first.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._make_protocol(visitor, seat.leave),
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=shutdown_s,
+            )
+        except OSError as error:
+            seat.leave()
+            if self._tls is not None:
+                reason = getattr(error, "reason", None) or type(error).__name__
+                self._refusals.note(Refusal.TLS_HANDSHAKE, visitor=visitor, why=str(reason))
+        except asyncio.CancelledError:
+            seat.leave()
+            raise
+        finally:
+            if seat.is_left:
+                with contextlib.suppress(OSError):
+                    connection.close()
+
+
+class _Seat:
+    """One connection's place in the count; left once, however often it is said."""
+
+    def __init__(self, seats: Counter[str], visitor: str) -> None:
+        self._seats = seats
+        self._visitor = visitor
+        self.is_left = False
+
+    def leave(self) -> None:
+        if self.is_left:
+            return
+        self.is_left = True
+        self._seats[self._visitor] -= 1
+        if not self._seats[self._visitor]:
+            del self._seats[self._visitor]
+
 
 SHUTDOWN_S = 2
 DEFAULT_LIMITS = EdgeLimits()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .requests import headers_of
 
 if TYPE_CHECKING:
-    from .gate import AsgiApp, Message, Receive, Scope, Send
+    from .requests import AsgiApp, Message, Receive, Scope, Send
 
 OK = 200
 NOT_MODIFIED = 304

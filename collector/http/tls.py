@@ -6,14 +6,20 @@ import os
 import ssl
 import stat
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.spool import open_regular_file
 
 from ..errors import TlsError
+from ..file_change import read_file_stamps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from ..file_change import FileStamps
+
 
 MAX_FLIGHTS = 8
 """Looks at either side until a handshake in memory is over; TLS 1.3 takes three, 1.2 four."""
@@ -154,3 +160,44 @@ def _reason(error: OSError) -> str:
             return "it is no PEM file with a certificate and its key"
         return WORDS.get(reason, reason.lower().replace("_", " "))
     return str(error.strerror).lower()
+
+
+class Renewal:
+    """Watches the files of a certificate.
+
+    A renewed pair is loaded and checked as at the start, into a context of its own, and served
+    to those who come from then on. One that can't be served is told once, and the old one
+    stays: certificate managers write two files one after the other.
+
+    Args:
+        files: The flags of the server.
+        served: What was loaded from them.
+        tell: Takes one line for the person at the log.
+    """
+
+    def __init__(self, files: TlsFiles, served: ServerTls, *, tell: Callable[[str], None]) -> None:
+        self._files = files
+        self._tell = tell
+        self._marks = self._look()
+        self.served = served
+
+    def take(self) -> bool:
+        """Load the files if they have changed; return whether others are served from now on."""
+        marks = self._look()
+        if marks == self._marks:
+            return False
+        self._marks = marks
+        try:
+            fresh = load_tls(self._files)
+        except TlsError as error:
+            self._tell(f"the certificate was changed and is not served, the old one is: {error}")
+            return False
+        self.served = fresh
+        ends = datetime.fromtimestamp(fresh.expires_s, UTC)
+        self._tell(f"the renewed certificate is served; it ends {ends:%Y-%m-%d %H:%M} UTC")
+        return True
+
+    def _look(self) -> FileStamps:
+        client_ca = self._files.client_ca
+        named = [self._files.cert, self._files.key, *([] if client_ca is None else [client_ca])]
+        return read_file_stamps(*named)

@@ -13,8 +13,8 @@ import uvicorn
 
 from rankscope.collector.gateway.engine import QueryEngine
 from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.gate import Access
 from rankscope.collector.ingest.router import ingest_router
 from rankscope.collector.ingest.service import IngestService, ServiceLimits
 from rankscope.collector.store.store import open_store

@@ -179,10 +179,8 @@ def _sample_loops(
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS, HeartbeatSender
     from rankscope.collector.host.bursts import BurstDesk
-    from rankscope.collector.host.heartbeat_rows import beat_sink
-    from rankscope.collector.host.sampler import Sampler
-    from rankscope.collector.host.sources import host_sources
-    from rankscope.collector.host.table import buffer_sink
+    from rankscope.collector.host.heartbeat import beat_sink
+    from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
 
     from .loops import Loop, sampler_loop
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.http.application import create_server
-from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.application import create_server, deletion_router
 from rankscope.collector.http.gate import STRICT_POLICY
 from rankscope.collector.http.limits import EdgeLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from rankscope.collector.http.gate import Access, AsgiApp
+    from rankscope.collector.http.access import Access
     from rankscope.collector.http.refusals import Refusals
+    from rankscope.collector.http.requests import AsgiApp
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.store.store import Store

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from rankscope.collector.http.certificate_renewal import Renewal
 from rankscope.collector.http.gate import LOOPBACK_NAMES
 from rankscope.collector.http.limits import MOST_FROM_ONE_ADDRESS
 from rankscope.collector.http.server import Door
-from rankscope.collector.http.tls import TlsFiles, load_tls
+from rankscope.collector.http.tls import Renewal, TlsFiles, load_tls
 from rankscope.collector.http.token_file import default_tokens_path, read_tokens
 from rankscope.collector.http.tokens import TokenState
 

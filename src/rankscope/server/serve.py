@@ -168,7 +168,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
         ingest: Service for agents. None: agents are not served.
         log: The log. None: text on stderr.
     """
-    from rankscope.collector.http.gate import Access
+    from rankscope.collector.http.access import Access
     from rankscope.collector.http.refusals import Refusals
 
     from .finding_tracker import LiveFindings
@@ -224,7 +224,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
 
 def _exit_if_stuck(error: type[BaseException] | None, *_: object) -> None:
     """Exit at once if a client's statement cannot be cancelled. All rows are on disk."""
-    from rankscope.collector.gateway.workers import left_behind
+    from rankscope.collector.gateway.engine import left_behind
 
     if error is None and left_behind():
         say("exiting although a statement still runs: it could not be cancelled")
@@ -293,10 +293,8 @@ def _sampler_loops(
 
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS
-    from rankscope.collector.host.heartbeat_rows import beat_sink
-    from rankscope.collector.host.sampler import Sampler
-    from rankscope.collector.host.sources import host_sources
-    from rankscope.collector.host.table import store_sink
+    from rankscope.collector.host.heartbeat import beat_sink
+    from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
 
     sink = store_sink(store, host=socket.gethostname())
     beats = RowBuffer(MAX_HEARTBEATS)

@@ -15,8 +15,8 @@ import uvicorn
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.gate import Access
 from rankscope.collector.http.token_file import TokenBook, write_tokens
 from rankscope.collector.http.tokens import Role, TokenRecord, make_token
 from tests.collector.gateway.test_native_blocks import NOTE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from rankscope.collector.gateway.engine import QueryEngine
-    from rankscope.collector.http.gate import Message
+    from rankscope.collector.http.requests import Message
     from rankscope.collector.store.store import Store
 
 TOKEN = "correct-horse"

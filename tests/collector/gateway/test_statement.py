@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.gateway.allowlist import allowed_functions
+from rankscope.collector.gateway.allowlist import allowed_functions, may_name, may_read
 from rankscope.collector.gateway.statement import escaped
-from rankscope.collector.gateway.tables import may_name, may_read
 
 if TYPE_CHECKING:
     from tests.collector.gateway.conftest import Ask

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.gateway.workers import Workers
+from rankscope.collector.gateway.engine import Workers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.host.disk import DiskCounts, DiskSource, disk_counts
 from rankscope.collector.host.sample import Sample, SourceAbsentError
+from rankscope.collector.host.system import DiskCounts, DiskSource, disk_counts
 
 
 def blocks(root: Path, *names: str) -> Path:

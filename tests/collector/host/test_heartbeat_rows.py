@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.heartbeat import Heartbeat
-from rankscope.collector.host.heartbeat_rows import beat_sink
+from rankscope.collector.host.heartbeat import Heartbeat, beat_sink
 from rankscope.collector.ingest.rows import ROW_TABLES
 
 if TYPE_CHECKING:

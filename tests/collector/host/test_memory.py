@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.collector.host.memory import MemorySource
+from rankscope.collector.host.system import MemorySource
 
 
 def test_this_machines_memory_is_what_the_kernel_says() -> None:

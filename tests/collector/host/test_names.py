@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.host.dcgm import NAMES as DCGM_NAMES
-from rankscope.collector.host.ethtool import PATTERNS
 from rankscope.collector.host.gpu import LINK_FIELDS, GpuSource
 from rankscope.collector.host.nic import COUNTERS as NIC_COUNTERS
+from rankscope.collector.host.nic import PATTERNS
 from rankscope.collector.host.rdma import DRIVER_COUNTERS, PORT_COUNTERS, STATE_NAME
-from rankscope.collector.host.sampler import Sampler
-from rankscope.collector.host.sources import host_sources
+from rankscope.collector.host.sampler import Sampler, host_sources
 from rankscope.collector.host.system import PROCESS_NAME
 from tests.collector.host.test_gpu import FakeNvml
 from tests.support.paths import ROOT

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from rankscope.collector.host.ethtool import device_statistics, parse_statistics, pause_and_marks
-from rankscope.collector.host.nic import NicSource
+from rankscope.collector.host.nic import (
+    NicSource,
+    device_statistics,
+    parse_statistics,
+    pause_and_marks,
+)
 from rankscope.collector.host.sample import SourceAbsentError
 
 if TYPE_CHECKING:

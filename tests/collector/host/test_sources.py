@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.host.dcgm import DcgmError
-from rankscope.collector.host.sampler import Sampler
-from rankscope.collector.host.sources import host_sources
+from rankscope.collector.host.sampler import Sampler, host_sources
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.host.sample import Sample
-from rankscope.collector.host.table import store_sink
+from rankscope.collector.host.sampler import store_sink
 from rankscope.collector.read.samples import read_samples
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from rankscope.collector.host.sample import Sample
-from rankscope.collector.host.totals import MAX_PARTS, GrowingTotals, growth_between
+from rankscope.collector.host.sample import MAX_PARTS, GrowingTotals, Sample, growth_between
 
 
 def test_a_counter_of_32_bits_that_runs_over_goes_on() -> None:

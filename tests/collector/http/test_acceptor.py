@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.http.acceptor import Acceptor
-from rankscope.collector.http.limits import EdgeLimits, fit_connections, visitor_of
+from rankscope.collector.http.limits import EdgeLimits, fit_connections
 from rankscope.collector.http.refusals import Refusal, Refusals
+from rankscope.collector.http.requests import visitor_of
+from rankscope.collector.http.server import Acceptor
 from tests.support.collector.running_edge import (
     PATIENCE_S,
     PATIENT,

@@ -6,8 +6,8 @@ import pytest
 from fastapi import APIRouter
 from starlette.routing import Mount, Route
 
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_app, create_server
-from rankscope.collector.http.gate import Access
 from tests.support.collector.asgi import BASE, Client
 
 if TYPE_CHECKING:

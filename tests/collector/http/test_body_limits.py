@@ -7,14 +7,14 @@ import pytest
 from a2wsgi import WSGIMiddleware
 from starlette.requests import Request
 
-from rankscope.collector.http.body_limits import DEFAULT_MAX_BYTES, CappedBodies
+from rankscope.collector.http.application import DEFAULT_MAX_BYTES, CappedBodies
 from rankscope.collector.http.refusals import Refusal, Refusals
 from tests.support.collector.running_edge import LARGE, answer_on, echo, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankscope.collector.http.gate import Receive, Scope, Send
+    from rankscope.collector.http.requests import Receive, Scope, Send
     from tests.support.collector.running_edge import Running
 
 CAPS = {"/wide": 3 * DEFAULT_MAX_BYTES}

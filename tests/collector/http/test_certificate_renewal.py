@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.http.certificate_renewal import Renewal
-from rankscope.collector.http.tls import load_tls
+from rankscope.collector.http.tls import Renewal, load_tls
 from tests.collector.http.test_tls_served import NAME, REQUEST, ask, refused, trusting
 from tests.support.collector.authority import Authority
 from tests.support.collector.running_edge import read_to_end, running, wait_until

@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi import FastAPI
 
-from rankscope.collector.http.deletion_routes import deletion_router
-from rankscope.collector.http.gate import GRANT_KEY
-from rankscope.collector.http.route_roles import rule_of
+from rankscope.collector.http.application import deletion_router
+from rankscope.collector.http.gate import GRANT_KEY, rule_of
 from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
 from rankscope.collector.retention.deletion import Deletions
 from tests.support.collector.asgi import Client
 
 if TYPE_CHECKING:
-    from rankscope.collector.http.gate import AsgiApp, Receive, Scope, Send
+    from rankscope.collector.http.requests import AsgiApp, Receive, Scope, Send
     from rankscope.collector.store.store import Store
 
 

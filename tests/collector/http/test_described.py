@@ -12,7 +12,7 @@ from schemathesis.core import NotSet
 
 from rankscope.collector.gateway.engine import QueryEngine
 from rankscope.collector.gateway.routes import query_router
-from rankscope.collector.http.deletion_routes import deletion_router
+from rankscope.collector.http.application import deletion_router
 from rankscope.collector.http.metrics import Metrics
 from rankscope.collector.http.token_file import TokenBook, write_tokens
 from rankscope.collector.http.tokens import Role, make_token

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.responses import PlainTextResponse
 
-from rankscope.collector.http.gate import Access, AccessGate, safe_next
+from rankscope.collector.http.access import Access
+from rankscope.collector.http.gate import AccessGate, safe_next
 from tests.support.collector.asgi import BASE, Client, in_a_loop
 
 if TYPE_CHECKING:
     from httpx import Response
 
-    from rankscope.collector.http.gate import Message, Receive, Scope, Send
+    from rankscope.collector.http.requests import Message, Receive, Scope, Send
 
 TOKEN = "correct-horse"
 BROWSER = {"accept": "text/html,application/xhtml+xml", "sec-fetch-mode": "navigate"}

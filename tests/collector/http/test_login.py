@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.http.access import Access, Throttle
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.gate import Access
 from rankscope.collector.http.refusals import Refusal, Refusals
-from rankscope.collector.http.throttle import Throttle
 from tests.support.collector.asgi import BASE, Client
 
 if TYPE_CHECKING:

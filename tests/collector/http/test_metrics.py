@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.gate import Access
 from rankscope.collector.http.metrics import Metrics, Reading, route_of
 from tests.support.collector.asgi import Client
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rankscope.collector.http.min_rate import Window
+from rankscope.collector.http.connection import Window
 
 
 def test_a_stretch_with_too_little_is_told_at_its_end_and_not_before() -> None:

@@ -10,9 +10,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from rankscope.collector.gateway.routes import query_router
-from rankscope.collector.http.application import create_app
-from rankscope.collector.http.deletion_routes import deletion_router
-from rankscope.collector.http.gate import OPEN_PATHS, Access, AccessGate
+from rankscope.collector.http.access import Access
+from rankscope.collector.http.application import create_app, deletion_router
+from rankscope.collector.http.gate import OPEN_PATHS, AccessGate
 from rankscope.collector.http.metrics import Metrics, metrics_router
 from rankscope.collector.http.token_file import TokenBook, write_tokens
 from rankscope.collector.http.tokens import Role, make_token
@@ -23,7 +23,7 @@ from tests.support.collector.asgi import Client
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.collector.http.gate import Receive, Scope, Send
+    from rankscope.collector.http.requests import Receive, Scope, Send
 
 OWN = "correct-horse"
 NOW_NS = 1_700_000_000 * 10**9

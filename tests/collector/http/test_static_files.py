@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import PAGE_THREADS, create_server
-from rankscope.collector.http.gate import Access
 from rankscope.collector.http.static_files import StaticFiles
 from tests.support.collector.asgi import Client
 from tests.support.collector.running_edge import LARGE, read_to_end, running
@@ -14,7 +14,7 @@ from tests.support.collector.running_edge import LARGE, read_to_end, running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankscope.collector.http.gate import Message, Receive, Scope, Send
+    from rankscope.collector.http.requests import Message, Receive, Scope, Send
 
 TOKEN = "correct-horse"
 ETAG = b'"5-1"'

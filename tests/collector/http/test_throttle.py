@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.http.throttle import MAX_VISITORS, Throttle
+from rankscope.collector.http.access import MAX_VISITORS, Throttle
 
 if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock

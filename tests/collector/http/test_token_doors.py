@@ -6,9 +6,15 @@ import pytest
 from starlette.routing import Route
 
 from rankscope.collector.clock.probe import parse_reply
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_app, create_server
-from rankscope.collector.http.gate import GRANT_KEY, UNAUTHORIZED, WRONG_ROLE, Access, AccessGate
-from rankscope.collector.http.route_roles import ROUTE_RULES
+from rankscope.collector.http.gate import (
+    GRANT_KEY,
+    ROUTE_RULES,
+    UNAUTHORIZED,
+    WRONG_ROLE,
+    AccessGate,
+)
 from rankscope.collector.http.token_file import TokenBook, write_tokens
 from rankscope.collector.http.tokens import Grant, Role, revoked
 from tests.support.collector.asgi import Client, in_a_loop
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from rankscope.collector.http.gate import AsgiApp, Message, Scope
+    from rankscope.collector.http.requests import AsgiApp, Message, Scope
     from rankscope.collector.http.tokens import TokenRecord
 
 OWN = "correct-horse"

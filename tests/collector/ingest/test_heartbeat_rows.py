@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.heartbeat_rows import beat_row
+from rankscope.collector.host.heartbeat import beat_row
 from rankscope.collector.retention.deletion import Deletions
 from tests.collector.host.test_heartbeat_rows import BEAT
 from tests.support.collector.serving import serving

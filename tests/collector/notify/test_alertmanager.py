@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.notify.alertmanager import alertmanager_alerts, is_alertmanager
-from rankscope.collector.notify.webhook import Webhook
+from rankscope.collector.notify.webhook import Webhook, alertmanager_alerts, is_alertmanager
 from tests.support.receiver import TIMEOUT_S, Receiver
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import httpx
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from rankscope.collector.http.gate import AsgiApp
+    from rankscope.collector.http.requests import AsgiApp
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from rankscope.collector.http.certificate_renewal import Renewal
-    from rankscope.collector.http.gate import AsgiApp, Message, Receive, Scope, Send
     from rankscope.collector.http.refusals import Refusal
+    from rankscope.collector.http.requests import AsgiApp, Message, Receive, Scope, Send
+    from rankscope.collector.http.tls import Renewal
 
 PATIENCE_S = 60.0
 

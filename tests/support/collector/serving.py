@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.gate import Access
 from rankscope.collector.http.token_file import TokenBook, write_tokens
 from rankscope.collector.http.tokens import Role, make_token
 from rankscope.collector.ingest.router import ARROW_TYPE, ingest_router
