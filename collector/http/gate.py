@@ -12,11 +12,6 @@ from urllib.parse import urlencode, urlsplit
 
 from .refusals import Refusal, Refusals
 from .requests import (
-    AsgiApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
     clean_url,
     headers_of,
     host_name,
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .access import Access
+    from .requests import AsgiApp, Message, Receive, Scope, Send
     from .tokens import Grant
 
 

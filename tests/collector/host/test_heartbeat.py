@@ -5,14 +5,18 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, host_address
+from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, beat_sink, host_address
 from rankscope.collector.host.local_ranks import newest_step
 from rankscope.collector.host.sample import Sample
+from rankscope.collector.ingest.rows import ROW_TABLES
 from rankscope.tracer.spool import COUNTS, COUNTS_OFFSET, PROCESS_FILE
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankscope.collector.identity import Row
+
 
 NOW_NS = 10**15
 
@@ -191,3 +195,44 @@ def test_no_spool_yet_is_no_rank(tmp_path: Path) -> None:
 
 def test_this_hosts_address_is_no_loopback() -> None:
     assert not host_address().startswith(("127.", "::1", "fe80"))
+
+
+BEAT = Heartbeat(
+    at_ns=9,
+    host="node\x1b7",
+    address="10.0.0.7",
+    pod="job-0",
+    hardware="NVIDIA H200",
+    run_id="run",
+    epoch=1,
+    rank=9,
+    local_rank=1,
+    pid=77,
+    state="training",
+    step=42,
+    rdma_sent_bytes=700,
+    rdma_received_bytes=None,
+)
+
+
+def test_a_heartbeat_becomes_a_row_that_a_screen_can_show() -> None:
+    rows: list[Row] = []
+
+    beat_sink(rows.extend)([BEAT])
+
+    assert rows == [
+        {
+            "at_ns": 9, "host": "node\\x1b7", "address": "10.0.0.7", "pod": "job-0",
+            "hardware": "NVIDIA H200", "run_id": "run", "epoch": 1, "rank": 9, "local_rank": 1,
+            "pid": 77, "state": "training", "step": 42, "rdma_sent_bytes": 700,
+            "rdma_received_bytes": None,
+        }
+    ]  # fmt: skip
+
+
+def test_a_collector_takes_every_column_of_it() -> None:
+    rows: list[Row] = []
+    beat_sink(rows.extend)([BEAT])
+    known = ROW_TABLES["heartbeats"]
+
+    assert rows[0].keys() == known.identity.keys() | known.others.keys()

@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.host import sampler as sampler_module
+from rankscope.collector.host.dcgm import DcgmError
 from rankscope.collector.host.sample import Sample, SourceAbsentError
-from rankscope.collector.host.sampler import Sampler
+from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
+from rankscope.collector.read.samples import read_samples
+from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from rankscope.collector.host.heartbeat import Heartbeat
+    from rankscope.collector.store.store import Store
+
 
 GENEROUS_S = 30.0
 
@@ -209,3 +217,57 @@ def test_the_cost_of_the_readings_is_a_sample() -> None:
 
     assert 0 < costs[0] < costs[1]
     sampler.close()
+
+
+def test_samples_of_a_host_are_read_with_any_run_on_it(store: Store) -> None:
+    # GIVEN: a run on one host
+    store.insert_rows("ranks", [{"run_id": "run-a", "host": "node-1", "process": "p"}])
+
+    # WHEN: two hosts write, one with an odd name
+    store_sink(store, host="node-1")(
+        [Sample(10, "gpu-clock-hz", 1.7e9, 3), Sample(10, "nic-sent-bytes:e\x1bth0", 5.0)]
+    )
+    store_sink(store, host="node-2")([Sample(10, "gpu-clock-hz", 1.1e9, 3)])
+
+    # THEN
+    rows = read_samples(store, "run-a", first_ns=0, last_ns=20).to_pylist()
+    assert [(row["host"], row["device"], row["name"], row["value"]) for row in rows] == [
+        ("node-1", 3, "gpu-clock-hz", 1.7e9),
+        ("node-1", -1, "nic-sent-bytes:e\\x1bth0", 5.0),
+    ]
+
+
+def test_two_seconds_of_this_host(tmp_path: Path) -> None:
+    # GIVEN: one rank on this machine
+    SpoolBuilder(tmp_path, run_id="run", **this_host()).span(step=4)
+    beats: list[Heartbeat] = []
+    found: list[Sample] = []
+    told: list[str] = []
+
+    def take(samples: Sequence[Sample]) -> None:
+        found.extend(samples)
+
+    # WHEN
+    sources = host_sources(tmp_path, on_heartbeats=beats.extend)
+    sampler = Sampler(sources, take, say=told.append, timeout_s=30.0)
+    sampler.turn()
+    sampler.turn()
+    sampler.close()
+
+    # THEN: what any Linux host has is there, and what it lacks is told and no sample
+    names = {sample.name.partition(":")[0] for sample in found}
+    assert {"memory-total-bytes", "disk-free-bytes", "training-step", "sampler-cpu-ns"} <= names
+    assert [beat.step for beat in beats] == [4, 4]
+    accounts = sampler.accounts
+    assert {name for name, account in accounts.items() if account.num_failed} == set()
+    for name, prefix in (("gpu", "gpu-"), ("rdma", "rdma-")):
+        assert accounts[name].is_absent is not any(each.startswith(prefix) for each in names)
+    assert len(told) == sum(account.is_absent for account in accounts.values())
+
+
+def test_an_exporter_stands_for_the_driver(tmp_path: Path) -> None:
+    names = [each.name for each in host_sources(tmp_path, dcgm_url="http://127.0.0.1:9400/metrics")]
+    assert "dcgm" in names
+    assert "gpu" not in names
+    with pytest.raises(DcgmError):
+        host_sources(tmp_path, dcgm_url="file:///metrics")

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.http.access import MAX_SESSIONS, Sessions
+import pytest
+
+from rankscope.collector.http.access import MAX_SESSIONS, MAX_VISITORS, Sessions, Throttle
 
 if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
+
 
 DAY_S = 86_400
 
@@ -31,3 +34,55 @@ def test_a_session_ends_when_told_and_after_a_week(clock: FakeClock) -> None:
     assert sessions.is_open(second)
     clock.advance_s(1)
     assert not sessions.is_open(second)
+
+
+@pytest.fixture
+def throttle(clock: FakeClock) -> Throttle:
+    return Throttle(tries=3, tries_of_strangers=5, monotonic_ns=clock)
+
+
+def test_the_fourth_of_three_tries_waits_until_the_first_is_a_minute_old(
+    throttle: Throttle, clock: FakeClock
+) -> None:
+    for _ in range(3):
+        assert throttle.wait_s("a") == 0
+        throttle.failed("a")
+        clock.advance_s(10)
+
+    assert throttle.wait_s("a") == 30  # the first was 30 s ago
+    assert throttle.wait_s("b") == 0
+    clock.advance_s(29.5)
+    assert throttle.wait_s("a") == 1
+    clock.advance_s(0.5)
+    assert throttle.wait_s("a") == 0
+
+
+def test_a_success_clears_the_failures(throttle: Throttle) -> None:
+    for _ in range(3):
+        throttle.failed("a")
+    throttle.succeeded("a")
+
+    assert throttle.wait_s("a") == 0
+
+
+def test_many_addresses_gain_a_stranger_nothing_and_harm_nobody_who_is_known(
+    throttle: Throttle,
+) -> None:
+    throttle.succeeded("known")
+    for number in range(5):
+        throttle.failed(f"stranger {number}")
+
+    assert throttle.wait_s("another stranger") == 60
+    assert throttle.wait_s("known") == 0
+    for _ in range(3):
+        throttle.failed("known")
+    assert throttle.wait_s("known") == 60
+
+
+def test_it_remembers_so_many_visitors_and_no_more(throttle: Throttle) -> None:
+    for number in range(MAX_VISITORS + 100):
+        throttle.succeeded(f"known {number}")
+        throttle.failed(f"known {number}")
+
+    assert len(throttle._failures) == MAX_VISITORS
+    assert len(throttle._known) == MAX_VISITORS

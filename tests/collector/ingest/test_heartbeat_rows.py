@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.host.heartbeat import beat_row
 from rankscope.collector.retention.deletion import Deletions
-from tests.collector.host.test_heartbeat_rows import BEAT
+from tests.collector.host.test_heartbeat import BEAT
 from tests.support.collector.serving import serving
 
 if TYPE_CHECKING:
