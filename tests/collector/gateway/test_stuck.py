@@ -21,9 +21,9 @@ ASK = """
 import asyncio, os, sys
 from dataclasses import replace
 import rankscope.collector.gateway.engine as engine
+from rankscope.collector.gateway.engine import left_behind
 from rankscope.collector.gateway.errors import QueryError
 from rankscope.collector.gateway.settings import QueryLimits
-from rankscope.collector.gateway.workers import left_behind
 from rankscope.collector.store.store import open_store
 
 # One block of 65,536 rows of which each costs a good while: it would take some ten minutes.
