@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import http.client
 import math
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import CollectorError
 from .gpu import IDLE_REASON, plain_uuid
@@ -15,11 +16,14 @@ from .sample import Sample, SourceAbsentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from prometheus_client.samples import Sample as PageSample
+
 MAX_BODY_BYTES = 4 << 20
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4096
 TIMEOUT_S = 0.5
 HTTP_OK = 200
+METRIC_PREFIX = b"DCGM_"
 
 MEBIBYTE = float(1 << 20)
 REASONS = "gpu-throttle-reasons"
@@ -52,9 +56,6 @@ BLANKS = (
 )
 """What DCGM writes where it has no value. Source: ``dcgm_structs.h``, ``DCGM_*_BLANK``."""
 
-LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
-LABEL = re.compile(r'\s*([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
-ESCAPE = re.compile(r"\\(.)")
 PART_OF_A_GPU = "GPU_I_ID"
 MAX_DIGITS = 4
 MAX_REASONS = 1 << 53
@@ -63,14 +64,6 @@ MAX_REASONS = 1 << 53
 
 class DcgmError(CollectorError):
     """The exporter's address can't be read, or its page is none or beyond the limits."""
-
-
-class Metric(NamedTuple):
-    """One line of a Prometheus page."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
 
 
 class DcgmSource:
@@ -143,59 +136,47 @@ class DcgmSource:
         return body
 
 
-def parse_metrics(body: bytes) -> Iterator[Metric]:
-    """Yield the metrics of a Prometheus page; comments and lines of no form are passed over.
+def _known_samples(body: bytes) -> Iterator[PageSample]:
+    """Yield the samples of the metrics in `NAMES`; other and invalid lines are skipped.
+
+    Each line is parsed alone: one that is invalid costs no other, and without its ``# TYPE`` the
+    parser leaves the name of a counter as it is.
 
     Raises:
         DcgmError: More than `MAX_LINES` lines.
     """
     lines = body.split(b"\n", MAX_LINES)
     if len(lines) > MAX_LINES:
-        raise DcgmError(f"the page has over {MAX_LINES} lines: no samples of it")
-    for raw in lines:
-        if not raw or raw.startswith(b"#") or len(raw) > MAX_LINE_BYTES:
-            continue
-        found = LINE.fullmatch(raw.decode("utf-8", "replace").strip())
-        labels = _labels(found[2] or "") if found else None
-        if found is None or labels is None:
+        raise DcgmError(f"the page has over {MAX_LINES} lines: no DCGM samples")
+    for line in lines:
+        if not line.startswith(METRIC_PREFIX) or len(line) > MAX_LINE_BYTES:
             continue
         try:
-            yield Metric(found[1], labels, float(found[3]))
-        except ValueError:
+            for family in text_string_to_metric_families(line.decode("utf-8", "replace")):
+                for found in family.samples:
+                    if found.name in NAMES:
+                        yield found._replace(value=float(found.value))
+        except (ValueError, LookupError, OverflowError):
             continue
-
-
-def _labels(text: str) -> dict[str, str] | None:
-    """Return the labels between the braces; None where they are of no form."""
-    found = {}
-    at = 0
-    while at < len(text.rstrip()):
-        label = LABEL.match(text, at)
-        if label is None:
-            return None
-        found[label[1]] = ESCAPE.sub(lambda hit: "\n" if hit[1] == "n" else hit[1], label[2])
-        at = label.end()
-    return found
 
 
 def _readings(body: bytes, local_ranks: Mapping[str, int]) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, device) of what is known of whole devices."""
-    for metric in parse_metrics(body):
-        known = NAMES.get(metric.name)
-        if known is None or metric.labels.get(PART_OF_A_GPU) or not _is_told(metric.value):
+    for found in _known_samples(body):
+        if found.labels.get(PART_OF_A_GPU) or not _is_known(found.value):
             continue
-        device = _device(metric.labels, local_ranks)
+        device = _device(found.labels, local_ranks)
         if device is None:
             continue
-        name, scale = known
+        name, scale = NAMES[found.name]
         if name == REASONS:
-            if 0 <= metric.value < MAX_REASONS and metric.value.is_integer():
-                yield name, float(int(metric.value) & ~IDLE_REASON), device
+            if 0 <= found.value < MAX_REASONS and found.value.is_integer():
+                yield name, float(int(found.value) & ~IDLE_REASON), device
         else:
-            yield name, metric.value * scale, device
+            yield name, found.value * scale, device
 
 
-def _is_told(value: float) -> bool:
+def _is_known(value: float) -> bool:
     return math.isfinite(value) and not any(blank.start <= value < blank.stop for blank in BLANKS)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .flags import Port, SpoolFolder, Store
+from .flags import Dcgm, Port, SpoolFolder, Store
 
 
 def serve(  # noqa: PLR0913  # one parameter a flag
@@ -87,6 +87,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--samples", help="With --spool: also read the counters of this host and its devices."
         ),
     ] = False,
+    dcgm: Dcgm = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -137,6 +138,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             alert_webhook=alert_webhook,
             topology=topology,
             samples=samples,
+            dcgm_url=dcgm,
             only=parse_part(only),
             keep=parse_keep(spans=keep_spans, findings=keep_findings, runs=keep_runs),
         )

@@ -52,6 +52,7 @@ class AgentOptions:
     certificate: Path | None = None
     key: Path | None = None
     samples: bool = True
+    dcgm_url: str | None = None
     max_spool_bytes: int | None = None
 
 
@@ -189,7 +190,9 @@ def _sample_loops(
     sink = buffer_sink(buffer.add, host=host)
     request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
     desk = BurstDesk(request, buffer_sink(burst_buffer.add, host=host), say=say)
-    sources = host_sources(options.spool, on_heartbeats=beat_sink(beats.add))
+    sources = host_sources(
+        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=beat_sink(beats.add)
+    )
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.send_rows("samples", buffer)

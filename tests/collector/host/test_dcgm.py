@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.host.dcgm import (
-    MAX_BODY_BYTES,
-    MAX_LINES,
-    DcgmError,
-    DcgmSource,
-    Metric,
-    parse_metrics,
-)
+from rankscope.collector.host.dcgm import MAX_BODY_BYTES, MAX_LINES, DcgmError, DcgmSource
 from rankscope.collector.host.sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
@@ -87,24 +80,42 @@ def test_a_device_is_called_by_its_local_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "metric"),
+    ("line", "device"),
     [
-        (b"up 1", Metric("up", {}, 1.0)),
-        (b"up 1 1700000000000", Metric("up", {}, 1.0)),
-        (b'a{b="c",} 1e3', Metric("a", {"b": "c"}, 1000.0)),
-        (rb'a{b="x\"}\n\\"} 2', Metric("a", {"b": 'x"}\n\\'}, 2.0)),
-        (b'a{b="c} 2"} 3', Metric("a", {"b": "c} 2"}, 3.0)),
+        (b'DCGM_FI_DEV_GPU_TEMP{gpu="2"} 40', 2),
+        (b'DCGM_FI_DEV_GPU_TEMP{gpu="2"} 40 1700000000000', 2),
+        (rb'DCGM_FI_DEV_GPU_TEMP{modelName="a\"} 1\n\\",gpu="3",} 4e1', 3),
     ],
 )
-def test_forms_of_a_line(line: bytes, metric: Metric) -> None:
-    assert list(parse_metrics(line)) == [metric]
+def test_lines_may_have_a_time_and_escaped_labels(line: bytes, device: int) -> None:
+    with exporter(line) as url:
+        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+
+    assert found == [Sample(7, "gpu-temperature-c", 40.0, device)]
+
+
+@pytest.mark.parametrize("kind", [b"counter", b"gauge"])
+def test_the_type_of_a_metric_does_not_change_its_name(kind: bytes) -> None:
+    name = b"DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"
+    with exporter(b"# TYPE " + name + b" " + kind + b"\n" + name + b'{gpu="0"} 3\n') as url:
+        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+
+    assert found == [Sample(7, "gpu-ecc-corrected-errors", 3.0, 0)]
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"# up 1", b"up", b"up one", b"a{b} 1", b'a{b="c" 1', b"\xff 1", b"a" * 5000]
-)
-def test_lines_of_no_form_are_passed_over(line: bytes) -> None:
-    assert list(parse_metrics(line + b"\nup 1\n")) == [Metric("up", {}, 1.0)]
+    "line",
+    [
+        b"", b"DCGM_FI_DEV_GPU_TEMP", b"DCGM_FI_DEV_GPU_TEMP one", b"DCGM_FI_DEV_GPU_TEMP{b} 1",
+        b'DCGM_FI_DEV_GPU_TEMP{gpu="0" 1', b"DCGM_\xff 1", b"DCGM_" + b"a" * 5000,
+        b"DCGM_FI_DEV_GPU_TEMP " + b"9" * 400,
+    ],
+)  # fmt: skip
+def test_an_invalid_line_costs_no_other(line: bytes) -> None:
+    with exporter(line + b'\nDCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n') as url:
+        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+
+    assert found == [Sample(7, "gpu-temperature-c", 40.0, 0)]
 
 
 @pytest.mark.parametrize("mask", [b"-1", b"1.5", b"1e300", b"NaN"])
@@ -115,8 +126,8 @@ def test_a_mask_of_reasons_that_is_none_is_left_out(mask: bytes) -> None:
 
 
 def test_a_page_of_too_many_lines_is_refused() -> None:
-    with pytest.raises(DcgmError, match="lines"):
-        list(parse_metrics(b"\n" * (MAX_LINES + 1)))
+    with exporter(b"\n" * (MAX_LINES + 1)) as url, pytest.raises(DcgmError, match="lines"):
+        DcgmSource(url, timeout_s=PATIENCE_S).read(0)
 
 
 def test_a_page_that_is_too_large_is_refused() -> None:
