@@ -1,1 +1,1 @@
-"""Use of an embedded store through the server process that owns it."""
+"""Use of an embedded store through the server process that holds it."""

@@ -1,4 +1,4 @@
-"""Read an embedded store that another process holds, through the server which that process is."""
+"""Reading of an embedded store that a server process holds, through that server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..store.location import ServerFile
 
 USER = "rankscope"
-"""Any name will do: the token is the password."""
+"""The server ignores the name; the token is the password."""
 
 PONG = b"Ok.\n"
 CONNECT_S = 10
@@ -30,25 +30,28 @@ ANSWER_S = 600
 
 
 def open_for_reading(url: str) -> Store:
-    """Open the store at ``url``; where a server holds it, open it through that server.
+    """Open the store at ``url``; if a server holds it, open it through that server.
 
     Raises:
-        StoreUrlError: The URL is of no known form.
-        StoreHeldError: Another process owns the embedded store, and does not answer for it.
+        StoreUrlError: The URL has no known form.
+        StoreHeldError: Another process holds the embedded store and does not answer.
         StoreVersionError: A newer rankscope wrote it.
         StoreError: It could not be opened for another reason.
     """
     try:
         return open_store(url)
     except StoreHeldError as held:
-        server = server_of(url)
+        server = find_server(url)
         if server is None:
             raise
         return _open_served(url, server, held)
 
 
-def server_of(url: str) -> ServerFile | None:
-    """Return the server that holds an embedded store and whose token this user may read."""
+def find_server(url: str) -> ServerFile | None:
+    """Return the server that holds an embedded store.
+
+    None if there is none, or if this user may not read its token.
+    """
     location = parse_store_url(url)
     found = read_server_file(location.path) if isinstance(location, EmbeddedLocation) else None
     return None if found is None or found.token is None else found
@@ -72,8 +75,9 @@ def _open_served(url: str, server: ServerFile, held: StoreHeldError) -> Store:
 
 
 def _answers(server: ServerFile) -> bool:
-    """Return whether the server is there and takes its token; asked before the driver is, which
-    logs what it fails at.
+    """Return whether the server answers and accepts its token.
+
+    Checked before the driver connects, because the driver logs its failures.
     """
     try:
         parts = urlsplit(server.url)
@@ -92,28 +96,27 @@ class ServedStore(Store):
 
     Args:
         url: The store's own URL.
-        server: Who serves it.
+        server: The server that holds it.
     """
 
     def __init__(self, url: str, server: ServerFile) -> None:
         self.server = server
-        """Who serves it."""
         super().__init__(url, read_only=True)
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Refuse."""
+        """Raise `StoreError`."""
         self._refuse()
 
     def insert_arrow(self, table: str, rows: pa.Table) -> None:
-        """Refuse."""
+        """Raise `StoreError`."""
         self._refuse()
 
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Refuse."""
+        """Raise `StoreError`."""
         self._refuse()
 
     def check_version(self) -> None:
-        """Check that the server's tables are those that this code reads.
+        """Check that the server's tables have the version that this code reads.
 
         Raises:
             StoreVersionError: The server is newer.
@@ -124,14 +127,15 @@ class ServedStore(Store):
             raise StoreVersionError(self.url, found=found, known=known)
         if found < known:
             raise StoreError(
-                f"the server {self.server.url} that holds the store {self.url} is of an older"
-                f" rankscope (tables of version {found}, this one knows {known}): restart it"
+                f"the server {self.server.url} that holds the store {self.url} runs an older"
+                f" rankscope (version {found} of the tables, expected {known}): restart it with"
+                " this one"
             )
 
     def _refuse(self) -> NoReturn:
         raise StoreError(
             f"the store {self.url} is read through the server {self.server.url},"
-            " which takes no changes this way"
+            " which accepts no changes this way"
         )
 
     def _connect(self) -> Client:
@@ -144,7 +148,7 @@ class ServedStore(Store):
             username=USER,
             password=self.server.token or "",
             secure=parts.scheme == "https",
-            compress=False,  # one machine: compressing costs more than it saves
+            compress=False,  # costs more than it saves on one machine
             autogenerate_session_id=False,
             connect_timeout=CONNECT_S,
             send_receive_timeout=ANSWER_S,

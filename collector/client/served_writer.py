@@ -1,4 +1,4 @@
-"""Put a whole run into a store: of this process, or through the server that holds it."""
+"""Writing of a whole run into a store: directly, or through the server that holds it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,29 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 CUT_ROWS = 1_000_000
-"""Most spans in one insert of this process."""
+"""Largest number of spans in one insert of this process."""
 
-SHIPPED_CUT_ROWS = 100_000
-"""Most spans in one request; ten megabytes or so."""
+REQUEST_CUT_ROWS = 100_000
+"""Largest number of spans in one request: some 10 MB."""
 
-SHIPPED_ROWS = 2_000
-"""Most descriptions in one request."""
+REQUEST_ROWS = 2_000
+"""Largest number of descriptions in one request."""
 
 AGENT = "command"
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-PATIENCE_S = 120.0
-"""How long one request is tried again while the server is busy or its disk is full."""
+TIMEOUT_S = 120.0
+"""Time for which a request is retried while the server is busy or its disk is full."""
 
 
 class RunWriter(Protocol):
-    """Where an import or a simulation puts its run. Every method returns when its rows are on
-    disk.
-    """
+    """Receiver of an imported or simulated run. Each method returns when its rows are durable."""
 
     cut_rows: int
-    """Most spans in one cut."""
+    """Largest number of spans in one cut."""
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Store the rows of these cuts, each once however often it comes."""
+        """Store the rows of cuts, once each, even if a cut is passed again."""
         ...
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
@@ -59,19 +57,19 @@ class RunWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what was opened to write; not of the store."""
+        """Close the connection, if any; the store stays open."""
         ...
 
 
 def run_writer(store: Store) -> RunWriter:
-    """Return what writes into ``store``, which may be a served one."""
+    """Return a writer into ``store``, which may be a served one."""
     if isinstance(store, ServedStore):
         return ServedWriter(store.server)
     return StoreRunWriter(store)
 
 
 class StoreRunWriter(StoreWriter):
-    """Writes into a store of this process."""
+    """Writer into a store of this process."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -79,21 +77,21 @@ class StoreRunWriter(StoreWriter):
         self.cut_rows = CUT_ROWS
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """Store columns."""
+        """Store columns of ``samples`` or ``events``."""
         if rows.num_rows:
             self._run_store.insert_arrow(table, rows)
 
     def close(self) -> None:
-        """Do nothing: the store is the caller's."""
+        """Do nothing: the caller closes the store."""
 
 
 class ServedWriter:
-    """Ships to the server that holds the store, as an agent does.
+    """Writer that sends to the server that holds the store, as an agent does.
 
     Args:
-        server: Who that is; its token is its own.
-        pause: Waits so many seconds.
-        monotonic_s: Clock for how long a request has been tried.
+        server: The server.
+        pause: Waits for a number of seconds.
+        monotonic_s: Clock of the timeout.
     """
 
     def __init__(
@@ -111,46 +109,46 @@ class ServedWriter:
         self._link = Link(
             [server.url], agent=AGENT, environment={"RANKSCOPE_TOKEN": server.token or ""}
         )
-        self.cut_rows = SHIPPED_CUT_ROWS
+        self.cut_rows = REQUEST_CUT_ROWS
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Ship cuts, one request each.
+        """Send cuts, one request each.
 
         Raises:
-            StoreError: The server refuses them, or goes on being busy.
+            StoreError: The server rejects them, or stays busy.
         """
         from ..agent.answers import SETTLED_STATES, read_cut_states
         from ..ingest.router import ARROW_TYPE
         from ..wire.codec import encode_cuts
 
         for cut in cuts:
-            document = self._ship("/v1/spans", encode_cuts([cut]), ARROW_TYPE)
+            document = self._send("/v1/spans", encode_cuts([cut]), ARROW_TYPE)
             (state,) = read_cut_states(document, [cut])
             if state not in SETTLED_STATES:
-                raise self._refused(f"rows of run {cut.key.run_id!r} are in {state}")
+                raise self._refused(f"a cut of run {cut.key.run_id!r} is in state {state}")
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Ship descriptions.
+        """Send descriptions.
 
         Raises:
-            StoreError: The server refuses them, or goes on being busy.
+            StoreError: The server rejects them, or stays busy.
         """
         from ..ingest.router import JSON_TYPE
 
-        for first in range(0, len(rows), SHIPPED_ROWS):
-            part = [_told(row) for row in rows[first : first + SHIPPED_ROWS]]
+        for first in range(0, len(rows), REQUEST_ROWS):
+            part = [_without_nan(row) for row in rows[first : first + REQUEST_ROWS]]
             body = json.dumps({"schema": 1, "rows": part}, allow_nan=False).encode()
-            self._ship(f"/v1/rows/{table}", body, JSON_TYPE)
+            self._send(f"/v1/rows/{table}", body, JSON_TYPE)
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """Ship columns as rows."""
+        """Send columns as rows."""
         self.upsert(table, rows.to_pylist())
 
     def close(self) -> None:
-        """Close the connection. Safe to repeat."""
+        """Close the connection; closing it again does nothing."""
         self._link.close()
 
-    def _ship(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
+    def _send(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
         from ..agent.errors import LinkError, RejectedError, RetryLaterError, RunGoneError
 
         begun_s = self._monotonic_s()
@@ -161,8 +159,9 @@ class ServedWriter:
             except (RejectedError, RunGoneError) as error:
                 raise self._refused(str(error)) from error
             except (RetryLaterError, LinkError) as error:
-                if self._monotonic_s() - begun_s > PATIENCE_S:
-                    raise self._refused(f"not taken within {PATIENCE_S:.0f} s: {error}") from error
+                if self._monotonic_s() - begun_s > TIMEOUT_S:
+                    reason = f"not accepted within {TIMEOUT_S:.0f} s: {error}"
+                    raise self._refused(reason) from error
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -170,8 +169,8 @@ class ServedWriter:
         return StoreError(f"the server {self._url} that holds the store did not store it: {reason}")
 
 
-def _told(row: Row) -> Row:
-    """Return a row without what JSON has no word for: such a column takes its default."""
+def _without_nan(row: Row) -> Row:
+    """Return a row without NaN and infinity, which JSON lacks: the column takes its default."""
     return {
         name: value
         for name, value in row.items()

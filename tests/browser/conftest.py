@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from rankscope.dashboard.app import content_security_policy, create_app
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[Browser]:
     found = next((path for path in map(shutil.which, NAMES) if path), None)
     if found is None:
-        lacks("no Chromium on PATH: run tests/browser/install_chromium.sh")
+        skip_for_missing("no Chromium on PATH: run tests/browser/install_chromium.sh")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=found,

@@ -1,9 +1,9 @@
-"""One store a module: embedded, and on a server too where one is given.
+"""One store per test module: embedded, and also on a server if one is given.
 
-``RANKSCOPE_TEST_CLICKHOUSE`` holds the URL of a ClickHouse server whose account may create
-databases (`clickhouse://user:password@host:8123/default`, with `?cluster=NAME` for a cluster);
-each module gets a database of its own there. ``one-node`` stands for a cluster of one server
-in this process, without a keeper.
+``RANKSCOPE_TEST_CLICKHOUSE`` is the URL of a ClickHouse server whose account may create databases
+(`clickhouse://user:password@host:8123/default`, with `?cluster=NAME` for a cluster). Each module
+gets its own database there. ``one-node`` is a cluster of one server in this process, without a
+keeper.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
 _RUN_NUMBERS = itertools.count()
 
-
 GIVEN_SERVER = os.environ.get("RANKSCOPE_TEST_CLICKHOUSE")
 
-
 STORES = [pytest.param("embedded", id="embedded")]
-if GIVEN_SERVER:  # it may hold a password, which belongs into no test's name
+if GIVEN_SERVER:  # it may have a password, which must not show in a test's name
     STORES.append(pytest.param(GIVEN_SERVER, id="given"))
 
 
@@ -52,12 +50,12 @@ def store(
 
 @pytest.fixture
 def run_id() -> str:
-    """Return a name that no other test has used, so that tests share a store."""
+    """Return a unique name, so that tests can share a store."""
     return f"run-{next(_RUN_NUMBERS)}"
 
 
 class FakeClock:
-    """A monotonic clock that stands still until it is told to go on."""
+    """A monotonic clock that moves only when a test advances it."""
 
     def __init__(self) -> None:
         self.now_ns = 10**12

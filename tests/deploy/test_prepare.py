@@ -13,7 +13,7 @@ import yaml
 
 from rankscope.collector.http.tls import TlsFiles, load_tls
 from tests.deploy.files import DEPLOY, PREPARE, prepared_variables
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.multiproc
 @pytest.fixture(autouse=True)
 def _openssl() -> None:
     if shutil.which("openssl") is None:
-        lacks("openssl is not on PATH: install it")
+        skip_for_missing("openssl is not on PATH: install it")
 
 
 @pytest.fixture

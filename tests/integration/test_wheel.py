@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def run(*command: str, folder: Path, path: Path | None = None) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from a copy, because setuptools writes into the folder it builds from."""
     if find_spec("setuptools") is None:
-        lacks("setuptools is not installed: pip install 'setuptools>=77'")
+        skip_for_missing("setuptools is not installed: pip install 'setuptools>=77'")
     if find_spec("pip") is None:
-        lacks("pip is not installed: python -m ensurepip")
+        skip_for_missing("pip is not installed: python -m ensurepip")
     source = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -93,7 +93,7 @@ def test_the_wheel_installs_one_package_with_the_compiled_part(installed: Path) 
     ]
     assert all((installed / "rankscope" / name / "__init__.py").is_file() for name in FOLDERS)
     if shutil.which("cc") is None and shutil.which("gcc") is None:
-        lacks("there is no C compiler: the wheel has no compiled part")
+        skip_for_missing("there is no C compiler: the wheel has no compiled part")
     code = "from rankscope.tracer.native import choice; print(choice.IS_COMPILED, choice.__file__)"
     is_compiled, file = run(
         sys.executable, "-S", "-c", code, folder=installed.parent, path=installed

@@ -1,4 +1,4 @@
-"""What a test does on a machine that lacks something it needs."""
+"""Skip of a test whose tools are missing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 
 
-def lacks(sentence: str) -> NoReturn:
-    """Skip the test; with ``CI=true``, where nothing is skipped for want of a tool, fail it.
+def skip_for_missing(sentence: str) -> NoReturn:
+    """Skip the test; with ``CI=true`` fail it, because CI must run all tests.
 
     Args:
         sentence: What is missing, and how to get it.

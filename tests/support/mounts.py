@@ -1,28 +1,28 @@
-"""Whether this machine lets a test mount a disk that nobody else sees."""
+"""Check for private mounts: some tests mount a small disk in a namespace."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
 
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 
 PROBE = ("unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs")
 NO_MOUNTS = (
-    "this machine allows no mounts in a namespace of one's own ({reason}): allow user namespaces"
+    "this machine allows no mounts in a private namespace ({reason}): allow user namespaces"
     " (user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or run as root"
 )
 
 
 def needs_mounts() -> None:
-    """Go on only where mounts in a namespace of one's own are allowed."""
-    reason = why_no_mounts()
+    """Skip the test if mounts in a private namespace are not allowed."""
+    reason = find_obstacle()
     if reason is not None:
-        lacks(NO_MOUNTS.format(reason=reason))
+        skip_for_missing(NO_MOUNTS.format(reason=reason))
 
 
-def why_no_mounts() -> str | None:
-    """Return why nothing can be mounted, in one line; None where it can."""
+def find_obstacle() -> str | None:
+    """Return why nothing can be mounted, in one line; None if it can."""
     try:
         tried = subprocess.run(
             [*PROBE, tempfile.gettempdir()], capture_output=True, text=True, check=False

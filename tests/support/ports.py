@@ -1,4 +1,4 @@
-"""A port for a server that is stopped and comes back: nobody else is given it meanwhile."""
+"""Ports for servers that stop and start again: no other process gets them in between."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from pathlib import Path
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NUM_PORTS = 10_000
-"""How many below the kernel's own to choose from: two tests that choose at once seldom meet."""
+"""Number of ports to choose from, below the kernel's own: two tests rarely choose the same."""
 
 FIRST_UNPRIVILEGED = 1024
 
 
 def fixed_port(*, num_ports: int = NUM_PORTS) -> int:
-    """Return a port of the loopback on which nobody listens, outside those of the kernel's choice.
+    """Return a free port of the loopback, below the range from which the kernel chooses.
 
-    From its range the kernel gives a port to every client that connects: also that of a server
-    that is down just now.
+    The kernel gives ports of its range to clients, even the port of a server that is down.
     """
     first = int(EPHEMERAL.read_text(encoding="ascii").split()[0])
     lowest = max(FIRST_UNPRIVILEGED, first - num_ports)
-    assert lowest < first, f"{EPHEMERAL} leaves no port to a server of ours: it begins at {first}"
-    # By the kernel's randomness: tests set the seed of Python's, in each process the same.
-    start = secrets.randbelow(first - lowest)
-    for place in range(first - lowest):
-        port = lowest + (start + place) % (first - lowest)
+    assert lowest < first, f"{EPHEMERAL} leaves no port for a server: it begins at {first}"
+    # Not from `random`, which the tests seed with the same number in each process.
+    first_choice = secrets.randbelow(first - lowest)
+    for index in range(first - lowest):
+        port = lowest + (first_choice + index) % (first - lowest)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

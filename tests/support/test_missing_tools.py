@@ -1,3 +1,5 @@
+"""Skips for missing tools."""
+
 from __future__ import annotations
 
 import stat
@@ -5,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 from tests.support.mounts import needs_mounts
 
 if TYPE_CHECKING:
@@ -17,23 +19,23 @@ exit 1
 """
 
 
-def test_what_is_missing_skips_a_test_at_home_and_fails_it_in_ci(
+def test_a_missing_tool_skips_a_test_and_fails_it_in_ci(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="there is no saw"):
-        lacks("there is no saw")
+        skip_for_missing("there is no saw")
 
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="there is no saw"):
-        lacks("there is no saw")
+        skip_for_missing("there is no saw")
 
 
 @pytest.mark.parametrize("program", [None, REFUSING], ids=["no unshare", "a kernel that refuses"])
-def test_without_mounts_a_test_fails_in_ci_with_one_plain_sentence(
+def test_a_test_without_mounts_fails_in_ci_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None
 ) -> None:
-    # GIVEN a machine without the program, or whose kernel forbids what it does
+    # GIVEN a machine without the program, or whose kernel forbids mounts
     if program is not None:
         (tmp_path / "unshare").write_text(program)
         (tmp_path / "unshare").chmod(stat.S_IRWXU)

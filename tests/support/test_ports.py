@@ -1,3 +1,5 @@
+"""Fixed ports of test servers."""
+
 from __future__ import annotations
 
 import socket
@@ -6,7 +8,7 @@ from tests.support import ports
 from tests.support.ports import fixed_port
 
 
-def test_a_fixed_port_is_none_that_the_kernel_gives_to_clients() -> None:
+def test_a_fixed_port_is_outside_the_range_of_the_kernel() -> None:
     first = int(ports.EPHEMERAL.read_text(encoding="ascii").split()[0])
 
     for _ in range(50):
@@ -16,8 +18,8 @@ def test_a_fixed_port_is_none_that_the_kernel_gives_to_clients() -> None:
         assert client.getsockname()[1] >= first
 
 
-def test_a_port_that_is_taken_is_passed_over() -> None:
-    # GIVEN two ports to choose from, one of which somebody has
+def test_a_port_in_use_is_skipped() -> None:
+    # GIVEN two ports to choose from, one of which is in use
     first = int(ports.EPHEMERAL.read_text(encoding="ascii").split()[0])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first - 1))

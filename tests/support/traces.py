@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 from tests.support.paths import ROOT
 
 NAMED = os.environ.get("RANKSCOPE_TRACE_DIR")
@@ -27,5 +27,7 @@ def require_traces() -> None:
     if (TRACES / "trace-AR.parquet").is_file():
         return
     if NAMED:
-        lacks(f"RANKSCOPE_TRACE_DIR={NAMED} has no trace-AR.parquet: see the README for the files")
+        skip_for_missing(
+            f"RANKSCOPE_TRACE_DIR={NAMED} has no trace-AR.parquet: see the README for the files"
+        )
     pytest.skip(f"the published traces are not in {TRACES}: set RANKSCOPE_TRACE_DIR")

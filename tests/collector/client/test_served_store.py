@@ -1,3 +1,5 @@
+"""A store that is read through the server that holds it."""
+
 from __future__ import annotations
 
 import json
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.trace.errors import UnknownRunError
-from rankscope.collector.client.served_store import ServedStore, open_for_reading, server_of
+from rankscope.collector.client.served_store import ServedStore, find_server, open_for_reading
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
 from rankscope.collector.store.location import SERVER_FILE, write_server_file
 from rankscope.commands.analyze import analyze_stored
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.multiproc
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one simulated run."""
+    """Return the folder of a store with one simulated run."""
     path = tmp_path_factory.mktemp("served") / "store"
     made = rankscope(
         "simulate", "slow-compute", "--run", "sim", "--ranks", "8", "--steps", "8", store=path
@@ -31,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def everything(url: str) -> list[str]:
-    """What the commands that read print."""
+def command_outputs(url: str) -> list[str]:
+    """Return the outputs of the reading commands."""
     whole = {"first": None, "last": None}
     return [
         list_runs(as_json=False, store_url=url),
@@ -43,15 +45,15 @@ def everything(url: str) -> list[str]:
     ]
 
 
-def test_commands_say_the_same_to_the_byte_while_a_server_holds_the_store(folder: Path) -> None:
+def test_commands_print_the_same_while_a_server_holds_the_store(folder: Path) -> None:
     url = f"chdb://{folder}"
-    alone = everything(url)
+    alone = command_outputs(url)
 
     with serving(store=folder):
-        served = everything(url)
+        served = command_outputs(url)
         as_process = rankscope("runs", store=folder)
         with pytest.raises(UnknownRunError, match="sim"):
-            analyze_stored("nobody", first=None, last=None, as_json=True, store_url=url)
+            analyze_stored("unknown", first=None, last=None, as_json=True, store_url=url)
 
     assert served == alone
     assert json.loads(alone[4])["findings"][0]["cause"] == "slow-compute"
@@ -73,18 +75,18 @@ def test_a_notebook_reads_through_the_server_and_can_change_nothing(folder: Path
             assert (found.names, found.tracks) == (spans.names, spans.tracks)
         with open_for_reading(url) as store:
             assert isinstance(store, ServedStore)
-            with pytest.raises(StoreError, match="takes no changes"):
+            with pytest.raises(StoreError, match="accepts no changes"):
                 store.insert_rows("clock", [{"host": "h"}])
-            with pytest.raises(StoreError, match="takes no changes"):
+            with pytest.raises(StoreError, match="accepts no changes"):
                 store.command("TRUNCATE TABLE runs")
             with pytest.raises(StoreQueryError, match="can't be read here"):
                 store.rows("SELECT * FROM system.users")
 
 
-def test_a_server_that_does_not_answer_leaves_the_message_as_it_was(folder: Path) -> None:
+def test_a_server_that_does_not_answer_raises_the_usual_error(folder: Path) -> None:
     with serving(store=folder) as server:
-        told = folder / SERVER_FILE
-        known = json.loads(told.read_text())
+        server_file = folder / SERVER_FILE
+        known = json.loads(server_file.read_text())
         with socket.create_server(("127.0.0.1", 0)) as bound:
             silent = f"http://127.0.0.1:{bound.getsockname()[1]}"
         wrongs = (
@@ -94,20 +96,20 @@ def test_a_server_that_does_not_answer_leaves_the_message_as_it_was(folder: Path
             {"url": "http://127.0.0.1:notaport"},
         )
         for wrong in wrongs:
-            told.write_text(json.dumps({**known, **wrong}))
+            server_file.write_text(json.dumps({**known, **wrong}))
             with pytest.raises(StoreHeldError) as caught:
                 open_for_reading(f"chdb://{folder}")
             assert caught.value.holder_pid == server.process.pid
             assert "stop it, or pass another --store" in str(caught.value)
-        told.write_text(json.dumps(known))
+        server_file.write_text(json.dumps(known))
 
 
-def test_a_store_that_nobody_holds_is_opened_itself(tmp_path: Path) -> None:
+def test_a_store_without_a_server_is_opened_directly(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with open_for_reading(f"chdb://{path}") as store:
         assert not isinstance(store, ServedStore)
         write_server_file(path, url="http://127.0.0.1:1", token="left behind")
-    assert server_of(f"chdb://{path}") is not None  # this process is alive
+    assert find_server(f"chdb://{path}") is not None  # this process is alive
     with open_for_reading(f"chdb://{path}") as store:
         assert not isinstance(store, ServedStore)
-    assert server_of("clickhouse://user@host/db") is None
+    assert find_server("clickhouse://user@host/db") is None

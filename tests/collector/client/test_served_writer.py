@@ -1,4 +1,4 @@
-"""A run that is put into a store through the server that holds it."""
+"""A run that is written through the server that holds the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.multiproc
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of an empty store that a server holds."""
+    """Return the URL of an empty store that a server holds."""
     path = tmp_path_factory.mktemp("served") / "store"
     with serving(store=path):
         yield f"chdb://{path}"
@@ -47,10 +47,10 @@ def simulate(url: str, *, run_id: str, seed: int = 1) -> str:
 
 
 def analysis(url: str, run_id: str) -> dict[str, Any]:
-    told = analyze_stored(run_id, first=None, last=None, as_json=True, store_url=url)
-    document: dict[str, Any] = json.loads(told)
+    text = analyze_stored(run_id, first=None, last=None, as_json=True, store_url=url)
+    document: dict[str, Any] = json.loads(text)
     for finding in document["findings"]:
-        del finding["follows"]  # says what a server noted of the run, if one did
+        del finding["follows"]  # the state that a server tracks
     return document
 
 
@@ -65,10 +65,10 @@ def num_rows(url: str, run_id: str) -> dict[str, int]:
     return found
 
 
-def test_a_simulation_is_the_same_as_in_a_store_of_ones_own(
+def test_a_simulation_is_the_same_as_in_a_store_of_this_process(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_writer, "SHIPPED_CUT_ROWS", 300)  # a step has 640 spans
+    monkeypatch.setattr(served_writer, "REQUEST_CUT_ROWS", 300)  # a step has 640 spans
     own = f"chdb://{tmp_path / 'own'}"
 
     assert simulate(served, run_id="sim") == simulate(own, run_id="sim")
@@ -80,21 +80,21 @@ def test_a_simulation_is_the_same_as_in_a_store_of_ones_own(
         simulate(served, run_id="sim")
 
 
-def test_a_simulation_that_was_cut_short_is_sent_again_and_shows_once(
+def test_an_interrupted_simulation_is_sent_again_without_duplicates(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ship = ServedWriter._ship
+    send = ServedWriter._send
     num_sent = 0
 
-    def ship_five(self: ServedWriter, path: str, body: bytes, content_type: str) -> object:
+    def send_five(self: ServedWriter, path: str, body: bytes, content_type: str) -> object:
         nonlocal num_sent
         num_sent += 1
         if num_sent > 5:
             raise KeyboardInterrupt
-        return ship(self, path, body, content_type)
+        return send(self, path, body, content_type)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ServedWriter, "_ship", ship_five)
+        patched.setattr(ServedWriter, "_send", send_five)
         with pytest.raises(KeyboardInterrupt):
             simulate(served, run_id="again")
 
@@ -109,7 +109,7 @@ def test_a_simulation_that_was_cut_short_is_sent_again_and_shows_once(
 
 
 @needs_traces
-def test_an_import_is_the_same_as_in_a_store_of_ones_own(served: str, tmp_path: Path) -> None:
+def test_an_import_is_the_same_as_in_a_store_of_this_process(served: str, tmp_path: Path) -> None:
     own = f"chdb://{tmp_path / 'own'}"
 
     def bring(url: str, *, run_id: str = "AR", name: str = "AR") -> str:
@@ -129,14 +129,14 @@ def test_an_import_is_the_same_as_in_a_store_of_ones_own(served: str, tmp_path: 
         bring(served, name="ST")
 
 
-def test_a_server_that_is_gone_is_named_in_one_line() -> None:
+def test_the_error_names_a_server_that_has_stopped() -> None:
     now_s = [0.0]
-    nobody = ServerFile(pid=1, url="http://127.0.0.1:9", token="t")
+    stopped = ServerFile(pid=1, url="http://127.0.0.1:9", token="t")
     writer = ServedWriter(
-        nobody, pause=lambda s: now_s.__setitem__(0, now_s[0] + s), monotonic_s=lambda: now_s[0]
+        stopped, pause=lambda s: now_s.__setitem__(0, now_s[0] + s), monotonic_s=lambda: now_s[0]
     )
 
-    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9 .* not taken within 120 s"):
+    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9 .* not accepted within 120 s"):
         writer.upsert("runs", [{"run_id": "x", "epoch": 0, "revision": 1}])
     assert now_s[0] > 120
     writer.close()

@@ -6,7 +6,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.support.missing_tools import lacks
+from tests.support.missing_tools import skip_for_missing
 from tests.support.mounts import NO_MOUNTS, needs_mounts
 from tests.support.paths import PYTHON_PATH
 
@@ -40,5 +40,5 @@ def run_with_mounts(
         check=False,
     )
     if done.returncode == MAY_NOT_MOUNT:
-        lacks(NO_MOUNTS.format(reason=" ".join(done.stderr.split())))
+        skip_for_missing(NO_MOUNTS.format(reason=" ".join(done.stderr.split())))
     return done
