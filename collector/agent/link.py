@@ -25,7 +25,7 @@ from urllib3.util import Retry
 
 from ..errors import TokenFileError
 from ..file_change import FileStamps, read_file_stamps
-from ..http.token_file import OwnToken, read_own_token
+from ..http.token_file import ClientToken, read_client_token
 from .errors import AgentConfigError, LinkError, RetryLaterError, reason_of
 
 if TYPE_CHECKING:
@@ -208,20 +208,20 @@ class Link:
         self._deadlines = deadlines
         self._answer_s = deadlines.answer_s
         self._connection: HTTPConnection | None = None
-        self.sent_token: OwnToken | None = None
+        self.sent_token: ClientToken | None = None
         """Token of the last request; None if it had none, or was not sent."""
         self._is_closed = False
         self._lock = threading.Lock()
         self._busy = threading.Lock()
 
-    def token(self) -> OwnToken | None:
+    def token(self) -> ClientToken | None:
         """Return the current token; None if none is configured.
 
         Raises:
             RetryLaterError: It can't be read.
         """
         try:
-            return read_own_token(self._environment)
+            return read_client_token(self._environment)
         except (TokenFileError, OSError) as error:
             raise RetryLaterError(
                 f"no token: {error}", pause_s=60.0, is_token_problem=True

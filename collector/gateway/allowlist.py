@@ -23,7 +23,7 @@ CATEGORIES = frozenset(
 )  # fmt: skip
 """Categories of ``system.functions`` whose members compute from their arguments alone."""
 
-SINGLE = frozenset(
+OTHER_FUNCTIONS = frozenset(
     {
         "_CAST", "bar", "byteSize", "caseWithExpression", "countDigits", "currentDatabase",
         "currentUser", "defaultValueOfArgumentType", "digits", "displayName",
@@ -45,7 +45,7 @@ SINGLE = frozenset(
 FORBIDDEN = frozenset({"formatrow", "formatrownonewline"})
 """Of an allowed category, but able to load a schema file."""
 
-OF_THE_PARSER = frozenset({"lambda", "exists", "grouping", "untuple", "cast", "in", "view"})
+PARSER_FUNCTIONS = frozenset({"lambda", "exists", "grouping", "untuple", "cast", "in", "view"})
 """What the parser makes of syntax; ``system.functions`` knows no such names."""
 
 TABLE_FUNCTIONS = frozenset(
@@ -100,7 +100,7 @@ def allowed_functions(
     lower = {name.lower() for name in allowed} - barred
     aggregate = {name.lower() for name in allowed if known[name]["is_aggregate"]} & lower
     return Functions(
-        scalar=frozenset(lower - aggregate) | OF_THE_PARSER,
+        scalar=frozenset(lower - aggregate) | PARSER_FUNCTIONS,
         aggregate=frozenset(aggregate),
         combinators=tuple(sorted(name.lower() for name in combinators)),
     )
@@ -109,7 +109,9 @@ def allowed_functions(
 def _is_allowed(row: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool:
     target = known.get(row["alias_to"], row)
     return bool(
-        target["is_aggregate"] or target["categories"] in CATEGORIES or target["name"] in SINGLE
+        target["is_aggregate"]
+        or target["categories"] in CATEGORIES
+        or target["name"] in OTHER_FUNCTIONS
     )
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .allowlist import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
 from .errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
-from .session import Handle
-from .settings import VALUES, QueryLimits, settings_of
-from .statement import checked_statement
+from .session import ReadOnlySession
+from .settings import VALUES, QueryLimits, choose_settings
+from .statement import check_statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ class _Worker(threading.Thread):
     """A thread of these, to be told from others."""
 
 
-def left_behind() -> list[str]:
+def stuck_threads() -> list[str]:
     """Return the names of the worker threads that live: once all workers are closed, stuck ones.
 
     While one of them is in the engine the process may not end in the ordinary way: the engine's
@@ -94,7 +94,7 @@ class Workers:
                 thread.start()
         return future
 
-    def close(self, *, patience_s: float) -> bool:
+    def close(self, *, timeout_s: float) -> bool:
         """Cancel what waits and wait for what runs. Safe to repeat.
 
         Returns:
@@ -109,7 +109,7 @@ class Workers:
                 work.future.cancel()
         for _ in threads:
             self._waiting.put(None)
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -125,14 +125,14 @@ class Workers:
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02
-KILL_PATIENCE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 """After that the engine's own limit has to end a statement whose asker has gone."""
 
 GRACE_S = 10.0
 """Beyond its time a statement is answered for: the engine looks at the time between two blocks of
 rows only. Until it does, nobody else has its thread."""
 
-CLOSE_PATIENCE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 PARSER_SETTINGS: dict[str, int | str] = {
     "max_threads": 1,
     "max_execution_time": 10,
@@ -163,11 +163,11 @@ class QueryResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Watch:
+class _Deadline:
     """How long a statement may wait, and then run."""
 
     came_s: float
-    patience_s: float
+    timeout_s: float
     most_s: float
     begun_s: float | None = None
 
@@ -175,7 +175,7 @@ class _Watch:
         """Return when to look again; what is not above 0 is over."""
         if self.begun_s is not None:
             return self.begun_s + self.most_s - now_s
-        return min(self.came_s + self.patience_s - now_s, self.most_s)
+        return min(self.came_s + self.timeout_s - now_s, self.most_s)
 
 
 class QueryEngine:
@@ -194,7 +194,7 @@ class QueryEngine:
         self._num_present = 0
         self._held_bytes = 0
         self._is_closed = False
-        self._parsers: list[Handle] = []
+        self._parsers: list[ReadOnlySession] = []
         self._local = threading.local()
         self._functions: Functions | None = None
         self._timezone = "UTC"
@@ -206,11 +206,11 @@ class QueryEngine:
         Raises:
             QueryError: It was refused, failed, or there are too many already.
         """
-        settings = settings_of(request.settings, self._limits)
+        settings = choose_settings(request.settings, self._limits)
         mark = uuid.uuid4().hex
-        watch = _Watch(
+        watch = _Deadline(
             came_s=time.monotonic(),
-            patience_s=self._limits.max_seconds + GRACE_S,
+            timeout_s=self._limits.max_seconds + GRACE_S,
             most_s=int(settings["max_execution_time"]) + GRACE_S,
         )
         running = self._submit(request, settings, mark, watch)
@@ -220,10 +220,10 @@ class QueryEngine:
             await self._end(running, mark)
             raise
 
-    async def _in_time(self, running: Future[QueryResult], watch: _Watch) -> QueryResult:
+    async def _in_time(self, running: Future[QueryResult], watch: _Deadline) -> QueryResult:
         """Return the answer, or say that there is none yet: the statement may go on alone."""
         answered = asyncio.wrap_future(running)
-        answered.add_done_callback(_heard)
+        answered.add_done_callback(_retrieve_exception)
         try:
             while not answered.done():
                 left_s = watch.left_s(time.monotonic())
@@ -241,7 +241,7 @@ class QueryEngine:
 
     async def _end(self, running: Future[QueryResult], mark: str) -> None:
         """End a statement; one that is still being parsed is ended as soon as it has begun."""
-        deadline_s = time.monotonic() + KILL_PATIENCE_S
+        deadline_s = time.monotonic() + KILL_TIMEOUT_S
         while not (running.cancel() or running.done()) and time.monotonic() < deadline_s:
             await asyncio.to_thread(self._kill, mark)
             await asyncio.sleep(KILL_PAUSE_S)
@@ -256,25 +256,25 @@ class QueryEngine:
             running = list(self._running)
         for mark in running:
             self._kill(mark)
-        if not self._workers.close(patience_s=CLOSE_PATIENCE_S):
+        if not self._workers.close(timeout_s=CLOSE_TIMEOUT_S):
             return
         for parser in self._parsers:
             parser.close()
         self._parsers.clear()
 
     def _answer(
-        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Watch
+        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Deadline
     ) -> QueryResult:
         watch.begun_s = time.monotonic()
         parser = self._parser()
-        statement = checked_statement(
+        statement = check_statement(
             request.text,
             parameters=request.parameters,
             default_format=request.default_format,
             functions=self._allowed(parser),
             handle=parser,
         )
-        handle = Handle(self._path, {**settings, "log_comment": mark})
+        handle = ReadOnlySession(self._path, {**settings, "log_comment": mark})
         with self._lock:
             self._running.add(mark)
         try:
@@ -293,7 +293,7 @@ class QueryEngine:
         return result
 
     def _submit(
-        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Watch
+        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Deadline
     ) -> Future[QueryResult]:
         most = self._limits.max_running + self._limits.max_waiting
         with self._lock:
@@ -314,17 +314,17 @@ class QueryEngine:
         with self._lock:
             self._held_bytes -= num_bytes
 
-    def _parser(self) -> Handle:
+    def _parser(self) -> ReadOnlySession:
         """Return this thread's session for parsing."""
-        parser: Handle | None = getattr(self._local, "parser", None)
+        parser: ReadOnlySession | None = getattr(self._local, "parser", None)
         if parser is None:
-            parser = Handle(self._path, PARSER_SETTINGS)
+            parser = ReadOnlySession(self._path, PARSER_SETTINGS)
             self._local.parser = parser
             with self._lock:
                 self._parsers.append(parser)
         return parser
 
-    def _allowed(self, parser: Handle) -> Functions:
+    def _allowed(self, parser: ReadOnlySession) -> Functions:
         if self._functions is None:
             rows = [
                 json.loads(line)
@@ -337,14 +337,14 @@ class QueryEngine:
 
     def _kill(self, mark: str) -> None:
         """Tell the engine to end a statement; one that has not begun or has ended is left alone."""
-        handle = Handle(self._path, {"max_threads": 1})
+        handle = ReadOnlySession(self._path, {"max_threads": 1})
         try:
             handle.run(KILL, "TSV", {"mark": mark})
         finally:
             handle.close()
 
 
-def _heard(answered: asyncio.Future[QueryResult]) -> None:
+def _retrieve_exception(answered: asyncio.Future[QueryResult]) -> None:
     """Take notice of a failure: where nobody waits any more asyncio would log it."""
     with suppress(asyncio.CancelledError):
         answered.exception()

@@ -45,7 +45,7 @@ STATUSES = {
 """Status by code. A code that is missing is the asker's mistake: 400."""
 
 ENGINE_FORM = re.compile(r"Code: (\d+)\. (?:DB::)?(?:Exception|NetException): (.*)", re.DOTALL)
-VERSION_TRAIL = re.compile(r" ?\(version [^)]*\)")
+VERSION_SUFFIX = re.compile(r" ?\(version [^)]*\)")
 MAX_TEXT = 2_000
 
 
@@ -83,7 +83,7 @@ def engine_error(error: Exception) -> QueryError:
     found = ENGINE_FORM.search(text)
     if found is None:
         return QueryError(BAD_ARGUMENTS, _one_line(text))
-    return QueryError(int(found[1]), _one_line(VERSION_TRAIL.sub("", found[2])))
+    return QueryError(int(found[1]), _one_line(VERSION_SUFFIX.sub("", found[2])))
 
 
 def _one_line(text: str) -> str:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 PARAMETER_PREFIX = "param_"
-OF_THE_REQUEST = frozenset({"query", "database", "default_format", "query_id", "user", "password"})
+REQUEST_PARAMETERS = frozenset(
+    {"query", "database", "default_format", "query_id", "user", "password"}
+)
 """What the URL says besides settings and bound parameters."""
 
-ASKER_GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; it stands in counts of requests, as nginx has it."""
 
 CONTENT_TYPES = {
@@ -66,7 +68,7 @@ def query_router(engine: QueryEngine) -> APIRouter:
             asked, revision = await _read(request)
             result = await _until_gone(engine, asked, request)
             if result is None:
-                return PlainTextResponse("", ASKER_GONE)
+                return PlainTextResponse("", CLIENT_CLOSED_REQUEST)
             return await asyncio.to_thread(_response, result, request, revision)
         except QueryError as error:
             headers = {"X-ClickHouse-Exception-Code": str(error.code)}
@@ -108,7 +110,7 @@ async def _read(request: Request) -> tuple[QueryRequest, int]:
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise QueryError(NOT_IMPLEMENTED, "forms and external tables are not offered here")
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise QueryError(NOT_IMPLEMENTED, "a compressed statement is not offered here")
+        raise QueryError(NOT_IMPLEMENTED, "a compress statement is not offered here")
     url = dict(request.query_params)
     if "user" in url or "password" in url:
         raise QueryError(BAD_ARGUMENTS, "a password in a URL stands in logs: give it in a header")
@@ -128,7 +130,7 @@ async def _read(request: Request) -> tuple[QueryRequest, int]:
         settings={
             name: value
             for name, value in url.items()
-            if name not in OF_THE_REQUEST and not name.startswith(PARAMETER_PREFIX)
+            if name not in REQUEST_PARAMETERS and not name.startswith(PARAMETER_PREFIX)
         },
         default_format=request.headers.get(
             "x-clickhouse-format", url.get("default_format", "TabSeparated")
@@ -158,9 +160,9 @@ def _response(result: QueryResult, request: Request, revision: int) -> Response:
         "X-ClickHouse-Summary": "{}",
     }
     if request.query_params.get("enable_http_compression") in {"1", "true"}:
-        codec = codec_for(request.headers.get("accept-encoding", ""))
+        codec = choose_codec(request.headers.get("accept-encoding", ""))
         if codec is not None:
-            view = compressed(view, codec)
+            view = compress(view, codec)
             headers["Content-Encoding"] = codec
     headers["Content-Length"] = str(len(view))
     media_type = CONTENT_TYPES.get(result.output_format, "text/plain; charset=UTF-8")
@@ -181,14 +183,14 @@ CODECS: tuple[Codec, ...] = ("lz4", "zstd", "gzip")
 frame format in both."""
 
 
-def codec_for(accepted: str) -> Codec | None:
+def choose_codec(accepted: str) -> Codec | None:
     """Return the cheapest codec of an ``Accept-Encoding`` header; None where none is ours."""
     offered = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
     return next((codec for codec in CODECS if codec in offered), None)
 
 
-def compressed(data: memoryview, codec: Codec) -> memoryview:
-    """Return the data as one compressed stream."""
+def compress(data: memoryview, codec: Codec) -> memoryview:
+    """Return the data as one compress stream."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(data)

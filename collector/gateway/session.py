@@ -33,7 +33,7 @@ def _its_errors() -> Iterator[None]:
         raise engine_error(error) from error
 
 
-class Handle:
+class ReadOnlySession:
     """A read-only session on a store that this process has open.
 
     Each session has settings of its own, and once ``readonly`` is set none of them can be

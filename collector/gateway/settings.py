@@ -68,7 +68,7 @@ OUTPUT: dict[str, int | str] = {
 }
 """As `collector.store.store.SETTINGS`: the gateway reads what the store reads, to the byte."""
 
-CAPPED = {
+REQUEST_LIMITS = {
     "max_execution_time": "max_seconds",
     "max_result_rows": "max_rows",
     "max_result_bytes": "max_result_bytes",
@@ -92,12 +92,12 @@ NUMBERS = {
     "join_use_nulls": 1,
     "cast_string_to_dynamic_use_inference": 1,
 }
-"""Settings that a request may choose, from 0, or `LEAST`, to this."""
+"""Settings that a request may choose, from 0, or `MIN_VALUES`, to this."""
 
-LEAST = {"max_threads": 1}
+MIN_VALUES = {"max_threads": 1}
 """0 threads would be one for each core."""
 
-WORDS = {
+CHOICES = {
     "result_overflow_mode": frozenset({"throw", "break"}),
     "output_format_arrow_compression_method": frozenset({"none", "lz4_frame", "zstd"}),
     "date_time_input_format": frozenset({"basic", "best_effort", "best_effort_us"}),
@@ -117,7 +117,7 @@ IGNORED = frozenset(
 for to its end, and leaves no session behind."""
 
 
-def settings_of(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, int | str]:
+def choose_settings(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, int | str]:
     """Return the engine's settings for a request.
 
     Args:
@@ -131,17 +131,17 @@ def settings_of(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, int 
     for name, text in asked.items():
         if name in IGNORED:
             continue
-        if name in CAPPED:
-            cap: int = getattr(limits, CAPPED[name])
+        if name in REQUEST_LIMITS:
+            cap: int = getattr(limits, REQUEST_LIMITS[name])
             chosen[name] = min(_number(name, text) or cap, cap)
         elif name in NUMBERS:
             value = _number(name, text)
-            least, most = LEAST.get(name, 0), NUMBERS[name]
+            least, most = MIN_VALUES.get(name, 0), NUMBERS[name]
             if not least <= value <= most:
                 raise QueryError(BAD_ARGUMENTS, f"setting {name} is {least} to {most} here")
             chosen[name] = value
-        elif name in WORDS:
-            if text not in WORDS[name]:
+        elif name in CHOICES:
+            if text not in CHOICES[name]:
                 raise QueryError(BAD_ARGUMENTS, f"setting {name} can't be {text[:40]!r} here")
             chosen[name] = text
         else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from .allowlist import Functions
-    from .session import Handle
+    from .session import ReadOnlySession
 
 CANONICAL = "SELECT formatQuery({statement:String}) AS canonical"
 
@@ -82,13 +82,13 @@ class Statement:
     output_format: str
 
 
-def checked_statement(
+def check_statement(
     text: str,
     *,
     parameters: Mapping[str, str],
     default_format: str,
     functions: Functions,
-    handle: Handle,
+    handle: ReadOnlySession,
 ) -> Statement:
     """Return the statement in the form that may run.
 
@@ -123,7 +123,7 @@ def checked_statement(
     return Statement(sql=sql, output_format=output_format)
 
 
-def _canonical(text: str, handle: Handle) -> str:
+def _canonical(text: str, handle: ReadOnlySession) -> str:
     try:
         answer = handle.run(CANONICAL, "JSONEachRow", {"statement": escaped(text)})
     except QueryError as error:

@@ -153,7 +153,7 @@ class BurstRequestError(CollectorError):
     """A file asks for a burst in another form than there is."""
 
 
-class BurstDesk:
+class BurstRequests:
     """Looks for ``burst.json`` and takes what it asks for in a thread, one burst at a time.
 
     Args:

@@ -84,7 +84,7 @@ class GpuSource:
         """Let go of the driver; a later reading begins anew."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            _told(nvml, nvml.nvmlShutdown)
+            _query(nvml, nvml.nvmlShutdown)
 
     def _open(self) -> None:
         try:
@@ -96,16 +96,16 @@ class GpuSource:
         except nvml.NVMLError as error:
             raise SourceAbsentError(f"no NVIDIA driver ({error}): no GPU samples") from error
         handles = [
-            _told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
-            for index in range(_told(nvml, nvml.nvmlDeviceGetCount) or 0)
+            _query(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+            for index in range(_query(nvml, nvml.nvmlDeviceGetCount) or 0)
         ]
         self._devices = [
-            (plain_uuid(_told(nvml, nvml.nvmlDeviceGetUUID, handle) or ""), handle)
+            (plain_uuid(_query(nvml, nvml.nvmlDeviceGetUUID, handle) or ""), handle)
             for handle in handles
             if handle is not None
         ]
         if not self._devices:
-            _told(nvml, nvml.nvmlShutdown)
+            _query(nvml, nvml.nvmlShutdown)
             raise SourceAbsentError("the NVIDIA driver sees no device: no GPU samples")
         self._nvml = nvml
 
@@ -132,7 +132,7 @@ class GpuSource:
                 ECC_SINCE_LOAD,
             ),
         ):
-            value = _told(nvml, function, handle, *arguments)
+            value = _query(nvml, function, handle, *arguments)
             if value is not None and math.isfinite(value):
                 yield name, value * scale
         yield from self._of_records(handle)
@@ -140,23 +140,23 @@ class GpuSource:
 
     def _of_records(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
         nvml = self._nvml
-        busy = _told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        busy = _query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         if busy is not None:
             yield "gpu-utilisation-ratio", busy.gpu * RATIO_PER_PERCENT
-        memory = _told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         if memory is not None:
             yield "gpu-memory-used-bytes", float(memory.used)
             yield "gpu-memory-total-bytes", float(memory.total)
-        reasons = _told(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        reasons = _query(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         if reasons is None:  # the older name, of drivers before 535
-            reasons = _told(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+            reasons = _query(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         if reasons is not None:
             yield "gpu-throttle-reasons", float(reasons & ~IDLE_REASON)
 
     def _link_errors(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
         nvml = self._nvml
         ids = [getattr(nvml, field) for field in LINK_FIELDS]
-        fields = _told(nvml, nvml.nvmlDeviceGetFieldValues, handle, ids) or ()
+        fields = _query(nvml, nvml.nvmlDeviceGetFieldValues, handle, ids) or ()
         for name, field in zip(LINK_FIELDS.values(), fields, strict=False):
             member = UNSIGNED_MEMBERS.get(field.valueType)
             if not field.nvmlReturn and member is not None:
@@ -169,7 +169,7 @@ def plain_uuid(text: str | bytes) -> str:
     return plain.strip().lower().removeprefix("gpu-")
 
 
-def _told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+def _query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
     """Return what the driver answers; None where it can't say (``Not Supported``)."""
     try:
         return function(*arguments)

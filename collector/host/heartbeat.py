@@ -149,7 +149,7 @@ class HeartbeatSource:
     def _state(self, rank: LocalRank, state: str, step: int, now_ns: int) -> str:
         if state != RUNNING:
             return state
-        written_ns = rank.account_ns()
+        written_ns = rank.counts_written_ns()
         if written_ns is not None and now_ns - written_ns > SILENT_NS:
             return SILENT
         return STARTING if step < 0 else TRAINING
@@ -200,16 +200,16 @@ def _processors() -> str:
 TEXTS = ("host", "address", "pod", "hardware", "state")
 
 
-def beat_row(beat: Heartbeat) -> Row:
+def heartbeat_row(beat: Heartbeat) -> Row:
     """Return a heartbeat as a row; its texts are safe to store."""
     row = asdict(beat)
     return row | {name: storable_name(row[name]) for name in TEXTS}
 
 
-def beat_sink(add: Callable[[Sequence[Row]], None]) -> Callable[[Sequence[Heartbeat]], None]:
+def heartbeat_sink(add: Callable[[Sequence[Row]], None]) -> Callable[[Sequence[Heartbeat]], None]:
     """Return what hands heartbeats on to ``add`` as rows; it must not wait for anybody."""
 
     def write(beats: Sequence[Heartbeat]) -> None:
-        add([beat_row(beat) for beat in beats])
+        add([heartbeat_row(beat) for beat in beats])
 
     return write

@@ -82,7 +82,7 @@ class LocalRank:
         is_gone = read_liveness(self.files.identity) is Liveness.GONE
         return LOST if is_gone else RUNNING, self.newest_step
 
-    def account_ns(self) -> int | None:
+    def counts_written_ns(self) -> int | None:
         """Return when the tracer last wrote its account; None where it has not."""
         header = _read(self.files.folder / PROCESS_FILE, 0, HEADER_BYTES)
         if len(header) <= COUNTS_OFFSET:

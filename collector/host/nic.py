@@ -41,7 +41,7 @@ PATTERNS = (
 Source: Linux, ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst``."""
 
 
-def pause_and_marks(statistics: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
+def congestion_counters(statistics: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
     """Yield (our name, the driver's, value) of what its statistics say of pause, marks, losses."""
     for text, value in statistics.items():
         for pattern, name in PATTERNS:
@@ -141,7 +141,7 @@ class NicSource:
                 raw = read_number(path / file)
                 if raw is not None and raw >= 0:
                     self._totals.count(name, path.name, raw)
-            for name, text, raw in pause_and_marks(self._statistics_of(path.name)):
+            for name, text, raw in congestion_counters(self._statistics_of(path.name)):
                 self._totals.count(name, path.name, raw, counter=text)
             gauges += _gauges(path, at_ns)
         return self._totals.samples(at_ns) + gauges

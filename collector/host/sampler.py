@@ -236,7 +236,7 @@ class _Worker:
                 self._changed.notify_all()
 
 
-OF_NO_RUN = ""
+NO_RUN = ""
 """Whatever runs on the host reads them: see `collector.read.samples.read_samples`."""
 
 
@@ -251,7 +251,7 @@ def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]
 
     def write(samples: Sequence[Sample]) -> None:
         rows = sample_rows(
-            OF_NO_RUN,
+            NO_RUN,
             host=[stored_host] * len(samples),
             device=np.array([sample.device for sample in samples], dtype=np.int32),
             at_ns=np.array([sample.at_ns for sample in samples], dtype=np.int64),
@@ -278,7 +278,7 @@ def buffer_sink(
         add(
             [
                 {
-                    "run_id": OF_NO_RUN,
+                    "run_id": NO_RUN,
                     "host": told_host,
                     "device": sample.device,
                     "at_ns": sample.at_ns,

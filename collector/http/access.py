@@ -15,7 +15,7 @@ from .tokens import FULL_GRANT, Grant
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .token_file import TokenBook
+    from .token_file import TokenFile
 
 
 MAX_SESSIONS = 256
@@ -44,7 +44,7 @@ class Sessions:
         return session
 
     def is_open(self, session: str) -> bool:
-        """Tell whether ``session`` is open."""
+        """Return whether ``session`` is open."""
         # The names are random: looking one up tells an asker nothing about another.
         opened_ns = self._opened_ns.get(session)
         return opened_ns is not None and self._monotonic_ns() - opened_ns < SESSION_NS
@@ -57,22 +57,22 @@ class Sessions:
 NS_PER_S = 1_000_000_000
 WINDOW_S = 60
 TRIES = 10
-"""Of one visitor in a window."""
+"""Of one client in a window."""
 
-TRIES_OF_STRANGERS = 100
+TRIES_OF_UNKNOWN = 100
 """Of all who never succeeded, together: whoever has many addresses gains nothing by them."""
 
 MAX_VISITORS = 4096
 
 
 class Throttle:
-    """Counts failed tries; a success clears a visitor and makes him no stranger.
+    """Counts failed tries; a success clears a client and makes him no stranger.
 
     It spares the server work and the log. Guessing 256 random bits is hopeless without it.
 
     Args:
-        tries: Failures of one visitor in `WINDOW_S`.
-        tries_of_strangers: Failures of all strangers; one who once succeeded is not held up
+        tries: Failures of one client in `WINDOW_S`.
+        tries_of_unknown: Failures of all strangers; one who once succeeded is not held up
             by them.
         monotonic_ns: Clock of the window.
     """
@@ -81,37 +81,37 @@ class Throttle:
         self,
         *,
         tries: int = TRIES,
-        tries_of_strangers: int = TRIES_OF_STRANGERS,
+        tries_of_unknown: int = TRIES_OF_UNKNOWN,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._tries = tries
         self._monotonic_ns = monotonic_ns
         self._failures: OrderedDict[str, deque[int]] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._of_strangers: deque[int] = deque(maxlen=tries_of_strangers)
+        self._unknown_failures: deque[int] = deque(maxlen=tries_of_unknown)
 
-    def wait_s(self, visitor: str) -> int:
-        """Return how many whole seconds a visitor has to wait; 0: he may try."""
-        wait_ns = self._left_ns(self._failures.get(visitor))
-        if visitor not in self._known:
-            wait_ns = max(wait_ns, self._left_ns(self._of_strangers))
+    def wait_s(self, client: str) -> int:
+        """Return how many whole seconds a client has to wait; 0: he may try."""
+        wait_ns = self._left_ns(self._failures.get(client))
+        if client not in self._known:
+            wait_ns = max(wait_ns, self._left_ns(self._unknown_failures))
         return -(-wait_ns // NS_PER_S)
 
-    def failed(self, visitor: str) -> None:
+    def failed(self, client: str) -> None:
         """Count a failure."""
         now_ns = self._monotonic_ns()
-        if visitor not in self._known:
-            self._of_strangers.append(now_ns)
-        self._failures.setdefault(visitor, deque(maxlen=self._tries)).append(now_ns)
-        self._failures.move_to_end(visitor)
+        if client not in self._known:
+            self._unknown_failures.append(now_ns)
+        self._failures.setdefault(client, deque(maxlen=self._tries)).append(now_ns)
+        self._failures.move_to_end(client)
         while len(self._failures) > MAX_VISITORS:
             self._failures.popitem(last=False)
 
-    def succeeded(self, visitor: str) -> None:
-        """Forget a visitor's failures."""
-        self._failures.pop(visitor, None)
-        self._known[visitor] = None
-        self._known.move_to_end(visitor)
+    def succeeded(self, client: str) -> None:
+        """Forget a client's failures."""
+        self._failures.pop(client, None)
+        self._known[client] = None
+        self._known.move_to_end(client)
         while len(self._known) > MAX_VISITORS:
             self._known.popitem(last=False)
 
@@ -130,7 +130,7 @@ class Access:
     """Names the cookie: browsers keep cookies by host alone, and two servers share a host."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
-    tokens: TokenBook | None = field(default=None, repr=False)
+    tokens: TokenFile | None = field(default=None, repr=False)
     """Those that `rankscope token` made; None: only the server's own token counts."""
 
     sessions: Sessions = field(default_factory=Sessions, repr=False)
@@ -140,7 +140,7 @@ class Access:
     """Of the login form and of ``?token=``."""
 
     bearers: Throttle = field(
-        default_factory=lambda: Throttle(tries=BEARER_TRIES, tries_of_strangers=10 * BEARER_TRIES),
+        default_factory=lambda: Throttle(tries=BEARER_TRIES, tries_of_unknown=10 * BEARER_TRIES),
         repr=False,
     )
     """Of tokens in a header; a right one is always let in."""
@@ -151,7 +151,7 @@ class Access:
         return f"rankscope_session_{self.port}"
 
     def is_token(self, text: str) -> bool:
-        """Tell whether ``text`` is the token, in time that does not depend on where it differs."""
+        """Return whether ``text`` is the token; takes the same time wherever it differs."""
         return hmac.compare_digest(text.encode(), self.token.encode())
 
     def grant(self, text: str) -> Grant | None:
@@ -160,23 +160,23 @@ class Access:
             return FULL_GRANT
         return None if self.tokens is None else self.tokens.grant(text)
 
-    def log_in(self, text: str, *, visitor: str) -> int | None:
+    def log_in(self, text: str, *, client: str) -> int | None:
         """Take a try to log in; return None where it is the token, else how long to wait.
 
         Args:
             text: What was given.
-            visitor: Who tries, as `visitor_of` says.
+            client: Who tries, as `client_key` says.
 
         Returns:
             0: wrong; above 0: whole seconds to wait, and nothing was compared.
         """
-        wait_s = self.logins.wait_s(visitor)
+        wait_s = self.logins.wait_s(client)
         if wait_s:
             return wait_s
         if self.is_token(text):
-            self.logins.succeeded(visitor)
+            self.logins.succeeded(client)
             return None
-        self.logins.failed(visitor)
+        self.logins.failed(client)
         return 0
 
     def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
@@ -205,4 +205,4 @@ TOKEN_BYTES = 32
 
 
 BEARER_TRIES = 100
-"""Failures of one visitor a minute: agents behind one address may share it."""
+"""Failures of one client a minute: agents behind one address may share it."""

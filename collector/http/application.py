@@ -24,9 +24,9 @@ from .gate import (
     AccessGate,
     safe_next,
 )
-from .metrics import Measured, metrics_router
+from .metrics import MeasuredApp, metrics_router
 from .refusals import Refusal, Refusals
-from .requests import headers_of, is_secure, visitor_in
+from .requests import headers_of, is_secure, request_client
 from .static_files import StaticFiles
 from .tokens import Role
 
@@ -101,9 +101,9 @@ def create_server(  # noqa: PLR0913  # all that is wired together here
         routers = [*routers, metrics_router(metrics)]
     counted = refusals or Refusals()
     app = create_app(access, pages=pages, not_ready=not_ready, routers=routers, refusals=counted)
-    behind = CappedBodies(app, counted)
+    behind = BodyLimit(app, counted)
     gate = AccessGate(behind, access, policy=policy, names=names, refusals=counted)
-    return gate if metrics is None else Measured(gate, metrics)
+    return gate if metrics is None else MeasuredApp(gate, metrics)
 
 
 def create_app(
@@ -138,7 +138,7 @@ def create_app(
     bridge: Any = WSGIMiddleware(pages, workers=PAGE_THREADS)
     # Strangers may ask for these files, and take them as slowly as they like.
     files = StaticFiles(bridge, prefixes=OPEN_PREFIXES)
-    app.mount("/", KnownMethods(app.router.routes, files))
+    app.mount("/", AllowedMethods(app.router.routes, files))
     described = app.openapi
     app.openapi = lambda: _with_exact_bounds(described())  # type: ignore[method-assign]  # FastAPI's way
     return app
@@ -154,10 +154,10 @@ def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
 
     @app.post("/login")
     async def login(request: Request) -> Response:
-        visitor = visitor_in(request.scope)
+        client = request_client(request.scope)
         fields = await _read_form(request)
         following = safe_next(fields.get("next", "/"))
-        wait_s = access.log_in(fields.get("token", "").strip(), visitor=visitor)
+        wait_s = access.log_in(fields.get("token", "").strip(), client=client)
         if wait_s is None:
             answer = RedirectResponse(following, status_code=303)
             answer.headers["set-cookie"] = access.set_cookie_header(
@@ -165,9 +165,9 @@ def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
             )
             return answer
         if not wait_s:
-            refusals.note(Refusal.WRONG_LOGIN, visitor=visitor, status=401)
+            refusals.note(Refusal.WRONG_LOGIN, client=client, status=401)
             return _login_page(WRONG, following, status=401)
-        refusals.note(Refusal.THROTTLED, visitor=visitor, path="/login", status=429)
+        refusals.note(Refusal.THROTTLED, client=client, path="/login", status=429)
         page = _login_page(WAIT.format(wait_s=wait_s), following, status=429)
         page.headers["retry-after"] = str(wait_s)
         return page
@@ -223,7 +223,7 @@ SHARED_PATH = "/"
 """Statements are posted to it, and the pages begin there."""
 
 
-class KnownMethods:
+class AllowedMethods:
     """The pages, behind routes whose paths are theirs alone.
 
     A mounted application takes whatever no route takes whole: a route's path with another
@@ -271,7 +271,7 @@ TOO_LARGE = b"413: the body is too long\n"
 BAD_LENGTH = b"400: Content-Length is no number\n"
 
 
-class CappedBodies:
+class BodyLimit:
     """Passes requests on to ``app`` with no more body than the path may have.
 
     Args:
@@ -321,7 +321,7 @@ class CappedBodies:
     def _note(self, scope: Scope) -> None:
         self._refusals.note(
             Refusal.BODY_TOO_LARGE,
-            visitor=visitor_in(scope),
+            client=request_client(scope),
             method=scope["method"],
             path=scope["path"],
             status=413,

@@ -1,4 +1,4 @@
-"""One connection with deadlines: a visitor who is slow on purpose is cut off, nobody waits."""
+"""One connection with deadlines: a client who is slow on purpose is cut off, nobody waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from .limits import EdgeLimits
+    from .limits import ConnectionLimits
     from .refusals import Refusals
 
 
@@ -29,7 +29,7 @@ class StrictConnection(h11.Connection):
     """A server's side of a connection that takes no request with two lengths or a long header.
 
     h11 lets the pieces win where a request declares a length too. A proxy before us may do it
-    the other way round, and take the end of one visitor's request for the next one's.
+    the other way round, and take the end of one client's request for the next one's.
 
     Args:
         max_header_bytes: Of a request's line and headers; h11 counts only what comes in parts.
@@ -76,7 +76,7 @@ class Window:
         self._begin: tuple[float, int] | None = None
 
     def is_below(self, least_per_s: int, now_s: float, *, total: int, is_due: bool) -> bool:
-        """Tell whether a stretch ends now in which the total grew by less than it had to.
+        """Return whether a stretch ends now in which the total grew by less than it had to.
 
         Args:
             least_per_s: What is asked for.
@@ -100,7 +100,7 @@ RESET = struct.pack("ii", 1, 0)
 """``SO_LINGER`` on, for no time."""
 
 
-class EdgeConnection(H11Protocol):
+class LimitedConnection(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it, looked at by `sweep` once in a while.
 
     A sweep instead of a timer for each deadline: a flood then sets no timers.
@@ -112,7 +112,7 @@ class EdgeConnection(H11Protocol):
         loop: That it runs in.
         limits: The deadlines.
         refusals: Counts who is cut off.
-        visitor: Whose it is, as `visitor_of` says.
+        client: Whose it is, as `client_key` says.
         on_end: Called once when it is over.
     """
 
@@ -123,16 +123,16 @@ class EdgeConnection(H11Protocol):
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
         *,
-        limits: EdgeLimits,
+        limits: ConnectionLimits,
         refusals: Refusals,
-        visitor: str,
+        client: str,
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
         self.conn = StrictConnection(limits.max_header_bytes)
         self._limits = limits
         self._refusals = refusals
-        self._visitor = visitor
+        self._visitor = client
         self._on_end = on_end
         self._num_received = 0
         self._header_since_s: float | None = None
@@ -167,7 +167,7 @@ class EdgeConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
-        self._refusals.note(Refusal.BAD_HTTP, visitor=self._visitor, status=400)
+        self._refusals.note(Refusal.BAD_HTTP, client=self._visitor, status=400)
         super().send_400_response(msg)
 
     def shutdown(self) -> None:
@@ -193,13 +193,13 @@ class EdgeConnection(H11Protocol):
             or self._slow_body(now_s)
         )
         if slow is not None:
-            self._refusals.note(slow, visitor=self._visitor)
+            self._refusals.note(slow, client=self._visitor)
             self._cut_off()
 
     def _cut_off(self) -> None:
         socket = self.transport.get_extra_info("socket")
         if socket is not None:
-            # Reset: the kernel would offer megabytes to a visitor who takes none, for minutes.
+            # Reset: the kernel would offer megabytes to a client who takes none, for minutes.
             socket.setsockopt(SOL_SOCKET, SO_LINGER, RESET)
         self.transport.abort()
 
@@ -221,12 +221,12 @@ class EdgeConnection(H11Protocol):
         try:
             return self.transport.get_write_buffer_size()
         except AttributeError:
-            # asyncio's transport of TLS that was closed twice while the visitor has not said
+            # asyncio's transport of TLS that was closed twice while the client has not said
             # goodbye: it has let go of what knows the answer.
             return None
 
     def _slow_reader(self, now_s: float, unsent: int) -> Refusal | None:
-        # It grows only below the mark at which the application is stopped, so a visitor who
+        # It grows only below the mark at which the application is stopped, so a client who
         # takes nothing can't make it grow for ever.
         is_due = 0 < unsent <= self._unsent
         self._unsent = unsent
@@ -235,7 +235,7 @@ class EdgeConnection(H11Protocol):
         return Refusal.SLOW_READER if is_slow else None
 
     def _is_lingering(self, now_s: float) -> bool:
-        """Tell whether the rest of a body that was answered comes for too long."""
+        """Return whether the rest of a body that was answered comes for too long."""
         is_rest = self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete
         if not is_rest:
             self._linger = None

@@ -19,8 +19,8 @@ from .requests import (
     is_navigation,
     is_secure,
     query_tokens,
-    shown_token,
-    visitor_in,
+    request_client,
+    request_token,
 )
 from .tokens import FULL_GRANT, Role
 
@@ -73,7 +73,7 @@ PAGES = RouteRule(role=Role.READ, any_scope=False)
 UNKNOWN = RouteRule(role=Role.ADMIN, any_scope=False)
 
 
-def rule_of(method: str, path: str) -> RouteRule:
+def find_rule(method: str, path: str) -> RouteRule:
     """Return what a request needs."""
     known = ROUTE_RULES.get((method, path)) or _OF_FOLDERS.get((method, path.rpartition("/")[0]))
     if known is not None:
@@ -82,8 +82,8 @@ def rule_of(method: str, path: str) -> RouteRule:
 
 
 def is_allowed(grant: Grant, method: str, path: str) -> bool:
-    """Tell whether a grant covers a request, as far as that shows without its body."""
-    rule = rule_of(method, path)
+    """Return whether a grant covers a request, as far as that shows without its body."""
+    rule = find_rule(method, path)
     return grant.allows(rule.role) and (rule.any_scope or not grant.run_prefix)
 
 
@@ -192,14 +192,14 @@ class AccessGate:
             scope[GRANT_KEY], scope["method"], scope["path"]
         ):
             await self._turn_away(scope, send, Refusal.WRONG_ROLE)
-        elif not readable and is_foreign(scope, headers, must_tell=proof is Proof.SESSION):
+        elif not readable and is_foreign(scope, headers, requires_origin=proof is Proof.SESSION):
             await self._turn_away(scope, send, Refusal.FOREIGN_ORIGIN)
         else:
             await self._app(scope, receive, send)
 
     def _proof(self, scope: Scope, headers: dict[str, str]) -> Proof:
         """Return by what a request comes in, and leave what it may do in the scope."""
-        token = shown_token(headers)
+        token = request_token(headers)
         grant = self._access.grant(token) if token else None
         proof = Proof.BEARER if grant is not None else Proof.NONE
         if grant is None and self._access.sessions.is_open(self._access.session_in(headers)):
@@ -211,7 +211,7 @@ class AccessGate:
     async def _trade_token(self, scope: Scope, send: Send, proof: Proof) -> None:
         """Trade ``?token=`` for a session and a URL without it, to be safe in any history."""
         headers = headers_of(scope)
-        wait_s = self._access.log_in(query_tokens(scope)[-1], visitor=visitor_in(scope))
+        wait_s = self._access.log_in(query_tokens(scope)[-1], client=request_client(scope))
         if wait_s is None:
             cookie = self._access.set_cookie_header(
                 is_secure=is_secure(scope), instead_of=self._access.session_in(headers)
@@ -229,13 +229,13 @@ class AccessGate:
         if scope["method"] in SAFE_METHODS and is_navigation(headers):
             await _redirect(send, f"{LOGIN_PATH}?{urlencode({'next': clean_url(scope)})}")
             return
-        visitor = visitor_in(scope)
-        wait_s = self._access.bearers.wait_s(visitor) if shown_token(headers) else 0
+        client = request_client(scope)
+        wait_s = self._access.bearers.wait_s(client) if request_token(headers) else 0
         if wait_s:
             await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
             return
-        if shown_token(headers):
-            self._access.bearers.failed(visitor)
+        if request_token(headers):
+            self._access.bearers.failed(client)
         await self._turn_away(scope, send, Refusal.NO_TOKEN)
 
     async def _turn_away(
@@ -245,7 +245,7 @@ class AccessGate:
         grant = scope.get(GRANT_KEY)
         self._refusals.note(
             refusal,
-            visitor=visitor_in(scope),
+            client=request_client(scope),
             method=scope["method"],
             path=scope["path"],  # never the query, which may hold a token
             status=status,

@@ -1,4 +1,4 @@
-"""How long and how many: what one visitor may take of the server."""
+"""How long and how many: what one client may take of the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_FROM_ONE_ADDRESS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLimits:
+class ConnectionLimits:
     """Deadlines and caps of connections; all are above 0."""
 
     max_connections: int = MOST_CONNECTIONS
@@ -47,7 +47,7 @@ class EdgeLimits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:
-                raise ValueError(f"EdgeLimits.{field.name} must be above 0, not {value}")
+                raise ValueError(f"ConnectionLimits.{field.name} must be above 0, not {value}")
 
 
 def fit_connections(wanted: int = MOST_CONNECTIONS) -> int:

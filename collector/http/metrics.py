@@ -1,6 +1,6 @@
 """`/metrics` for Prometheus: what the server counts, with labels of which there are few.
 
-No label is a run, a rank, a host or a visitor: their number has no bound, and a series is
+No label is a run, a rank, a host or a client: their number has no bound, and a series is
 kept for each value of a label.
 """
 
@@ -59,7 +59,7 @@ class Reading:
 
     @property
     def is_counter(self) -> bool:
-        """Tell whether it only ever grows."""
+        """Return whether it only ever grows."""
         return self.name.endswith("_total")
 
 
@@ -118,7 +118,7 @@ class _Readings:
                 yield family
 
 
-class Measured:
+class MeasuredApp:
     """Counts and times what ``app`` answers; stands before the gate, so refusals count too.
 
     Args:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Tell = Callable[[str, Mapping[str, object]], None]
+    LogEvent = Callable[[str, Mapping[str, object]], None]
     """Takes the name of an event, and its fields."""
 
 QUIET_NS = 60 * 10**9
-MAX_TOLD = 1024
+MAX_LOGGED = 1024
 MAX_PATH_LETTERS = 200
 
 
@@ -39,12 +39,12 @@ class Refusal(StrEnum):
     TLS_HANDSHAKE = "tls-handshake"
 
 
-def say_nothing(event: str, fields: Mapping[str, object]) -> None:  # the form of `Tell`
+def discard_event(event: str, fields: Mapping[str, object]) -> None:  # the form of `LogEvent`
     """Tell nobody."""
 
 
 class Refusals:
-    """Counts refusals by reason, and tells the first of each reason and visitor a minute.
+    """Counts refusals by reason, and tells the first of each reason and client a minute.
 
     Whoever floods the server with bad requests shall not flood the log too.
 
@@ -54,7 +54,7 @@ class Refusals:
     """
 
     def __init__(
-        self, tell: Tell = say_nothing, *, monotonic_ns: Callable[[], int] = time.monotonic_ns
+        self, tell: LogEvent = discard_event, *, monotonic_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._tell = tell
         self._monotonic_ns = monotonic_ns
@@ -62,16 +62,16 @@ class Refusals:
         self.counts: Counter[Refusal] = Counter()
         """By reason, since the start."""
 
-    def note(self, reason: Refusal, *, visitor: str, **fields: object) -> None:
+    def note(self, reason: Refusal, *, client: str, **fields: object) -> None:
         """Count one.
 
         Args:
             reason: Why.
-            visitor: Whose; an address.
+            client: Whose; an address.
             fields: What else to tell: method, path, status, a token's id. Never a secret.
         """
         self.counts[reason] += 1
-        key = (reason, visitor)
+        key = (reason, client)
         now_ns = self._monotonic_ns()
         told_ns, num_quiet = self._told.get(key, (None, 0))
         if told_ns is not None and now_ns - told_ns < QUIET_NS:
@@ -79,10 +79,10 @@ class Refusals:
             return
         self._told[key] = (now_ns, 0)
         self._told.move_to_end(key)
-        while len(self._told) > MAX_TOLD:
+        while len(self._told) > MAX_LOGGED:
             self._told.popitem(last=False)
         more = {"more_since_last": num_quiet} if num_quiet else {}
-        self._tell("refused", {"reason": str(reason), "visitor": visitor, **_short(fields), **more})
+        self._tell("refused", {"reason": str(reason), "visitor": client, **_short(fields), **more})
 
 
 def _short(fields: Mapping[str, object]) -> dict[str, object]:

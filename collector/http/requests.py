@@ -25,14 +25,14 @@ HOST_FORM = re.compile(
 )
 
 
-def visitor_in(scope: Scope) -> str:
+def request_client(scope: Scope) -> str:
     """Return whose request it is; "" where that is not known."""
     client = scope.get("client")
-    return "" if client is None else visitor_of(str(client[0]))
+    return "" if client is None else client_key(str(client[0]))
 
 
 def is_secure(scope: Scope) -> bool:
-    """Tell whether a request came by TLS."""
+    """Return whether a request came by TLS."""
     return str(scope.get("scheme", "http")) == "https"
 
 
@@ -43,7 +43,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
     }
 
 
-def shown_token(headers: dict[str, str]) -> str:
+def request_token(headers: dict[str, str]) -> str:
     """Return the token that a request shows; "" where it shows none.
 
     ClickHouse's clients have a name and a password: the token is the password, in basic
@@ -71,13 +71,13 @@ def host_name(host: str) -> str:
     return "" if found is None else (found["address"] or found["name"]).lower()
 
 
-def is_foreign(scope: Scope, headers: dict[str, str], *, must_tell: bool) -> bool:
-    """Tell whether another site's page sent the request (OWASP's fetch-metadata rule).
+def is_foreign(scope: Scope, headers: dict[str, str], *, requires_origin: bool) -> bool:
+    """Return whether another site's page sent the request (OWASP's fetch-metadata rule).
 
     Args:
         scope: The request's.
         headers: The request's.
-        must_tell: Count a request that says nothing of its origin as foreign.
+        requires_origin: Count a request that says nothing of its origin as foreign.
     """
     origin = headers.get("origin")
     if origin is not None:
@@ -88,11 +88,11 @@ def is_foreign(scope: Scope, headers: dict[str, str], *, must_tell: bool) -> boo
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in {"same-origin", "none"}
-    return must_tell
+    return requires_origin
 
 
 def is_navigation(headers: dict[str, str]) -> bool:
-    """Tell whether a browser opens a page, which a login can follow."""
+    """Return whether a browser opens a page, which a login can follow."""
     mode = headers.get("sec-fetch-mode")
     wants_html = "text/html" in headers.get("accept", "")
     return wants_html and mode in {None, "navigate"}
@@ -127,7 +127,7 @@ NETWORK_BITS = 64
 """Of an IPv6 address: whoever has one has all that begin so."""
 
 
-def visitor_of(address: str) -> str:
+def client_key(address: str) -> str:
     """Return who is counted for an address: an IPv4 address, or the network of an IPv6 one."""
     try:
         found = ip_address(address.partition("%")[0])

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from .connection import EdgeConnection
-from .limits import EdgeLimits
+from .connection import LimitedConnection
+from .limits import ConnectionLimits
 from .refusals import Refusal, Refusals
-from .requests import visitor_of
+from .requests import client_key
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
     from .requests import AsgiApp
-    from .tls import Renewal
+    from .tls import CertificateRenewal
 
     MakeProtocol = Callable[[str, Callable[[], None]], asyncio.Protocol]
     """Takes whose connection it is, and what to call when it is over."""
@@ -52,7 +52,7 @@ class Acceptor:
         *,
         make_protocol: MakeProtocol,
         tls: ssl.SSLContext | None,
-        limits: EdgeLimits,
+        limits: ConnectionLimits,
         refusals: Refusals,
     ) -> None:
         self._bound = bound
@@ -83,7 +83,7 @@ class Acceptor:
                 except OSError as error:
                     await self._wait_out(error)
                 else:
-                    self._take(connection, visitor_of(str(address[0])))
+                    self._take(connection, client_key(str(address[0])))
         finally:
             for handshake in self._handshakes:
                 handshake.cancel()
@@ -95,40 +95,40 @@ class Acceptor:
             OSError: The socket itself is broken.
         """
         if error.errno in NONE_LEFT:
-            self._refusals.note(Refusal.NO_FILES_LEFT, visitor=HERE)
+            self._refusals.note(Refusal.NO_FILES_LEFT, client=HERE)
             await asyncio.sleep(NONE_LEFT_PAUSE_S)
         elif error.errno in {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}:
             raise error
 
-    def _take(self, connection: socket.socket, visitor: str) -> None:
-        refusal = self._full(visitor)
+    def _take(self, connection: socket.socket, client: str) -> None:
+        refusal = self._full(client)
         if refusal is not None:
-            self._refusals.note(refusal, visitor=visitor)
+            self._refusals.note(refusal, client=client)
             connection.close()
             return
-        self._seats[visitor] += 1
-        task = asyncio.get_running_loop().create_task(self._connect(connection, visitor))
+        self._seats[client] += 1
+        task = asyncio.get_running_loop().create_task(self._connect(connection, client))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    def _full(self, visitor: str) -> Refusal | None:
-        if self._seats[visitor] >= self._limits.max_connections_per_address:
+    def _full(self, client: str) -> Refusal | None:
+        if self._seats[client] >= self._limits.max_connections_per_address:
             return Refusal.TOO_MANY_FROM_ADDRESS
         # A missing name reads as 0 and is not kept, so the count of names stays bounded.
         if self.num_connections >= self._limits.max_connections:
             return Refusal.TOO_MANY_CONNECTIONS
         return None
 
-    async def _connect(self, connection: socket.socket, visitor: str) -> None:
-        seat = _Seat(self._seats, visitor)
+    async def _connect(self, connection: socket.socket, client: str) -> None:
+        seat = _Seat(self._seats, client)
         handshake_s = None if self._tls is None else self._limits.handshake_s
         shutdown_s = None if self._tls is None else self._limits.linger_s
         try:
             # asyncio does so where it listens itself. An answer is written in two pieces, and the
-            # second would wait 40 ms until a visitor who waits for it confirms the first.
+            # second would wait 40 ms until a client who waits for it confirms the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make_protocol(visitor, seat.leave),
+                lambda: self._make_protocol(client, seat.leave),
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=handshake_s,
@@ -138,7 +138,7 @@ class Acceptor:
             seat.leave()
             if self._tls is not None:
                 reason = getattr(error, "reason", None) or type(error).__name__
-                self._refusals.note(Refusal.TLS_HANDSHAKE, visitor=visitor, why=str(reason))
+                self._refusals.note(Refusal.TLS_HANDSHAKE, client=client, why=str(reason))
         except asyncio.CancelledError:
             seat.leave()
             raise
@@ -151,9 +151,9 @@ class Acceptor:
 class _Seat:
     """One connection's place in the count; left once, however often it is said."""
 
-    def __init__(self, seats: Counter[str], visitor: str) -> None:
+    def __init__(self, seats: Counter[str], client: str) -> None:
         self._seats = seats
-        self._visitor = visitor
+        self._visitor = client
         self.is_left = False
 
     def leave(self) -> None:
@@ -166,11 +166,11 @@ class _Seat:
 
 
 SHUTDOWN_S = 2
-DEFAULT_LIMITS = EdgeLimits()
+DEFAULT_LIMITS = ConnectionLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Listener:
     """Where visitors come in."""
 
     bound: socket.socket
@@ -179,32 +179,32 @@ class Door:
     tls: ssl.SSLContext | None = None
     """None: plain HTTP."""
 
-    renewal: Renewal | None = None
+    renewal: CertificateRenewal | None = None
     """Brings renewed certificates; None: ``tls`` stays as it is."""
 
 
-class EdgeServer(uvicorn.Server):
-    """uvicorn with our own door: it listens on nothing itself.
+class HttpServer(uvicorn.Server):
+    """uvicorn with our own listener: it listens on nothing itself.
 
     Args:
         app: The application, gate included.
-        doors: Where visitors come in.
-        limits: Caps and deadlines; the caps are each door's.
+        listeners: Where visitors come in.
+        limits: Caps and deadlines; the caps are each listener's.
         refusals: Counts who is turned away; None: nobody sees them.
     """
 
     def __init__(
         self,
         app: AsgiApp,
-        doors: Sequence[Door],
+        listeners: Sequence[Listener],
         *,
-        limits: EdgeLimits = DEFAULT_LIMITS,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
         refusals: Refusals | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=EdgeConnection,
+                http=LimitedConnection,
                 ws="none",
                 loop="asyncio",
                 log_config=None,
@@ -222,18 +222,18 @@ class EdgeServer(uvicorn.Server):
         self._refusals = refusals or Refusals()
         self._acceptors = [
             Acceptor(
-                door.bound,
+                listener.bound,
                 make_protocol=self._connection,
-                tls=door.tls,
+                tls=listener.tls,
                 limits=limits,
                 refusals=self._refusals,
             )
-            for door in doors
+            for listener in listeners
         ]
         self._renewals = [
-            (door.renewal, acceptor)
-            for door, acceptor in zip(doors, self._acceptors, strict=True)
-            if door.renewal is not None
+            (listener.renewal, acceptor)
+            for listener, acceptor in zip(listeners, self._acceptors, strict=True)
+            if listener.renewal is not None
         ]
         self._on_start: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
@@ -243,7 +243,7 @@ class EdgeServer(uvicorn.Server):
         """Return how many connections there are."""
         return sum(acceptor.num_connections for acceptor in self._acceptors)
 
-    def serve_until_told(self, *, on_start: Callable[[], None] = lambda: None) -> None:
+    def serve_until_stopped(self, *, on_start: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGINT or SIGTERM.
 
         Args:
@@ -260,7 +260,7 @@ class EdgeServer(uvicorn.Server):
                 task.result()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the doors."""
+        """Open the listeners."""
         await super().startup(sockets=sockets)
         loop = asyncio.get_running_loop()
         accepting = [loop.create_task(acceptor.run()) for acceptor in self._acceptors]
@@ -270,7 +270,7 @@ class EdgeServer(uvicorn.Server):
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the doors first, then let what is under way finish."""
+        """Close the listeners first, then let what is under way finish."""
         *accepting, sweeping = self._tasks
         for task in accepting:
             task.cancel()
@@ -281,15 +281,15 @@ class EdgeServer(uvicorn.Server):
             connection.transport.abort()
         await asyncio.sleep(0)  # in which the loop closes their sockets
 
-    def _connection(self, visitor: str, on_end: Callable[[], None]) -> EdgeConnection:
-        return EdgeConnection(
+    def _connection(self, client: str, on_end: Callable[[], None]) -> LimitedConnection:
+        return LimitedConnection(
             self.config,
             self.server_state,
             self.lifespan.state,
             asyncio.get_running_loop(),
             limits=self._limits,
             refusals=self._refusals,
-            visitor=visitor,
+            client=client,
             on_end=on_end,
         )
 
@@ -301,10 +301,10 @@ class EdgeServer(uvicorn.Server):
                     acceptor.renew(renewal.served.context)
             now_s = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
-                if isinstance(connection, EdgeConnection):
+                if isinstance(connection, LimitedConnection):
                     connection.sweep(now_s)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        # A door that is broken ends the server: silence would look like a network's fault.
+        # A listener that is broken ends the server: silence would look like a network's fault.
         if not task.cancelled():
             self.should_exit = True

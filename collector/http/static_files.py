@@ -42,7 +42,7 @@ class StaticFiles:
     then sent from memory, however slowly it is taken.
 
     Args:
-        app: What has the files; it is asked without the visitor's headers and body.
+        app: What has the files; it is asked without the client's headers and body.
         prefixes: How the files' paths begin.
         max_bytes: Of contents; each counts once, by whatever paths it is known. What is more
             is asked for anew each time.
@@ -125,7 +125,7 @@ async def _asked(app: AsgiApp, scope: Scope) -> _File:
 
 
 def _is_held(scope: Scope, file: _File) -> bool:
-    """Tell whether the visitor has the file already, by its ``ETag``."""
+    """Return whether the client has the file already, by its ``ETag``."""
     etag = dict(file.headers).get(b"etag", b"").decode("latin-1")
     held = headers_of(scope).get("if-none-match", "")
     return bool(etag) and etag in [one.strip().removeprefix("W/") for one in held.split(",")]

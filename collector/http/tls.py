@@ -162,7 +162,7 @@ def _reason(error: OSError) -> str:
     return str(error.strerror).lower()
 
 
-class Renewal:
+class CertificateRenewal:
     """Watches the files of a certificate.
 
     A renewed pair is loaded and checked as at the start, into a context of its own, and served

@@ -129,7 +129,7 @@ def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
 
 
 @contextmanager
-def held_tokens(path: Path) -> Iterator[list[TokenRecord]]:
+def edit_tokens(path: Path) -> Iterator[list[TokenRecord]]:
     """Lend the file's records to be changed in place; written back where nothing was raised.
 
     Two commands at once wait for each other, so neither loses the other's change.
@@ -149,7 +149,7 @@ def held_tokens(path: Path) -> Iterator[list[TokenRecord]]:
         os.close(descriptor)
 
 
-class TokenBook:
+class TokenFile:
     """The server's view of the file: a change, such as a revocation, holds from the next request.
 
     A file that can't be trusted opens to nobody.
@@ -183,20 +183,20 @@ class TokenBook:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnToken:
+class ClientToken:
     """A client's token; its text never shows in a message, a log or a traceback."""
 
     text: str
 
     def __repr__(self) -> str:
-        return "OwnToken(***)"
+        return "ClientToken(***)"
 
     def header(self) -> str:
         """Return the value of ``Authorization``."""
         return f"Bearer {self.text}"
 
 
-def read_own_token(environment: Mapping[str, str] = os.environ) -> OwnToken | None:
+def read_client_token(environment: Mapping[str, str] = os.environ) -> ClientToken | None:
     """Return the token that this process was given; None where it was given none.
 
     ``RANKSCOPE_TOKEN_FILE`` goes before ``RANKSCOPE_TOKEN``. It is never taken from the
@@ -208,7 +208,7 @@ def read_own_token(environment: Mapping[str, str] = os.environ) -> OwnToken | No
     named = environment.get(TOKEN_FILE_VARIABLE)
     if not named:
         given = environment.get(TOKEN_VARIABLE, "").strip()
-        return OwnToken(given) if given else None
+        return ClientToken(given) if given else None
     path = Path(named)
     try:
         text = read_private(path, max_bytes=MAX_TOKEN_FILE_BYTES).decode().strip()
@@ -218,7 +218,7 @@ def read_own_token(environment: Mapping[str, str] = os.environ) -> OwnToken | No
         raise TokenFileError(path, "holds no token") from None
     if not text or not text.isprintable() or " " in text:
         raise TokenFileError(path, "holds no token")
-    return OwnToken(text)
+    return ClientToken(text)
 
 
 def _record(fields: Mapping[str, Any]) -> TokenRecord:

@@ -58,7 +58,7 @@ class TokenState(StrEnum):
 
     LIVE = "live"
     EXPIRED = "expired"
-    REVOKED = "revoked"
+    REVOKED = "revoke_token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +102,11 @@ class Grant:
     """Who carries the token; "" for the server's own."""
 
     def allows(self, needed: Role) -> bool:
-        """Tell whether this role covers what needs another."""
+        """Return whether this role covers what needs another."""
         return self.role in {needed, Role.ADMIN}
 
     def covers(self, run_id: str) -> bool:
-        """Tell whether a run is in scope."""
+        """Return whether a run is in scope."""
         return run_id.startswith(self.run_prefix)
 
 
@@ -165,19 +165,21 @@ def make_token(
         role=role,
         run_prefix=run_prefix,
         holder=holder,
-        hash_hex=hash_of(token),
+        hash_hex=hash_token(token),
         created_ns=now_ns,
         expires_ns=now_ns + days * NS_PER_DAY,
     )
     return token, record
 
 
-def hash_of(token: str) -> str:
+def hash_token(token: str) -> str:
     """Return the hash under which a token is kept."""
     return hashlib.sha256(HASH_CONTEXT + token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def revoked(records: Iterable[TokenRecord], token_id: str, *, now_ns: int) -> list[TokenRecord]:
+def revoke_token(
+    records: Iterable[TokenRecord], token_id: str, *, now_ns: int
+) -> list[TokenRecord]:
     """Return the records with one of them revoked; revoking it again changes nothing.
 
     Raises:
@@ -218,7 +220,7 @@ class TokenSet:
             return None
         record = self._by_id.get(form[1])
         kept = NO_HASH if record is None else record.hash_hex
-        matches = hmac.compare_digest(hash_of(text), kept)
+        matches = hmac.compare_digest(hash_token(text), kept)
         if record is None or not matches or record.state(now_ns) is not TokenState.LIVE:
             return None
         return Grant(

@@ -18,8 +18,8 @@ from .webhook_address import (
     AddressRefusedError,
     PinnedConnection,
     PinnedTlsConnection,
-    checked_address,
-    is_disguised,
+    check_addresses,
+    is_obscured_address,
     resolve_host,
 )
 
@@ -64,7 +64,7 @@ class Webhook:
     Args:
         url: ``https``, or ``http`` inside; redirects are not followed. One that ends in
             ``/api/v2/alerts`` is an Alertmanager's, and gets alerts in its form.
-        is_inside: Whether the host may be inside although its name does not say so.
+        is_internal: Whether the host may be inside although its name does not say so.
         timeout_s: Of connecting and of each read.
         retry_delays_s: Pauses before each further try after an unanswered post, status 429,
             or 500 and above; any other status that is no success is final.
@@ -78,7 +78,7 @@ class Webhook:
         self,
         url: str,
         *,
-        is_inside: bool = False,
+        is_internal: bool = False,
         timeout_s: float = TIMEOUT_S,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         resolve: Resolve = resolve_host,
@@ -92,11 +92,11 @@ class Webhook:
             raise WebhookUrlError(url, "the port is no number") from None
         if not parts.hostname:
             raise WebhookUrlError(url, "it names no host")
-        if is_disguised(parts.hostname):
+        if is_obscured_address(parts.hostname):
             raise WebhookUrlError(url, "the address is in no plain writing")
         self._is_alertmanager = is_alertmanager(url)
         self._is_https = parts.scheme == "https"
-        self._is_inside = is_inside
+        self._is_inside = is_internal
         self._resolve = resolve
         self._host = parts.hostname
         self._port = port or (443 if self._is_https else 80)
@@ -184,11 +184,11 @@ class Webhook:
             AddressRefusedError: The host stands for one that is not.
             OSError: It stands for none.
         """
-        return checked_address(
+        return check_addresses(
             self._host,
             self._resolve(self._host, self._port),
             is_tls=self._is_https,
-            is_inside=self._is_inside,
+            is_internal=self._is_inside,
         )
 
 

@@ -38,7 +38,7 @@ def resolve_host(host: str, port: int) -> list[str]:
     return [str(address[0]).partition("%")[0] for *_, address in found]
 
 
-def checked_address(host: str, addresses: Sequence[str], *, is_tls: bool, is_inside: bool) -> str:
+def check_addresses(host: str, addresses: Sequence[str], *, is_tls: bool, is_internal: bool) -> str:
     """Return the address to connect to.
 
     Inside are loopback and private addresses. They may be told plainly, or by a name of the
@@ -50,15 +50,15 @@ def checked_address(host: str, addresses: Sequence[str], *, is_tls: bool, is_ins
         host: As the webhook's address names it.
         addresses: All that it stands for; each must be fit.
         is_tls: Whether the post is encrypted.
-        is_inside: Whether the operator says that the host is inside, whatever its name.
+        is_internal: Whether the operator says that the host is inside, whatever its name.
 
     Raises:
         AddressRefusedError: One of them is not fit.
     """
-    may_be_inside = is_inside or names_the_inside(host)
+    may_be_inside = is_internal or is_internal_name(host)
     for text in addresses:
-        address = _innermost(ipaddress.ip_address(text))
-        if _is_of_nobody(address):
+        address = _embedded_ipv4(ipaddress.ip_address(text))
+        if _is_unusable(address):
             raise AddressRefusedError(f"{address} is of no receiver")
         if not address.is_global and not may_be_inside:
             raise AddressRefusedError(
@@ -72,7 +72,7 @@ def checked_address(host: str, addresses: Sequence[str], *, is_tls: bool, is_ins
     return addresses[0]
 
 
-def names_the_inside(host: str) -> bool:
+def is_internal_name(host: str) -> bool:
     """Tell whether a host is an address in plain writing, or a name of the inside."""
     if _plain(host) is not None:
         return True
@@ -80,7 +80,7 @@ def names_the_inside(host: str) -> bool:
     return "." not in name or name.endswith(INSIDE_ENDINGS)
 
 
-def is_disguised(host: str) -> bool:
+def is_obscured_address(host: str) -> bool:
     """Tell whether a host is an address in other than plain writing: 127.1, 2130706433, 0x7f.1."""
     last = host.rstrip(".").rpartition(".")[2].lower()
     is_number = last.isdigit() or last.startswith("0x")
@@ -120,7 +120,7 @@ def _plain(host: str) -> Address | None:
         return None
 
 
-def _innermost(address: Address) -> Address:
+def _embedded_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 one stands for, where it does."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
@@ -129,7 +129,7 @@ def _innermost(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
-def _is_of_nobody(address: Address) -> bool:
+def _is_unusable(address: Address) -> bool:
     return (
         address.is_link_local
         or address.is_multicast

@@ -47,7 +47,7 @@ def create_token(
     """Create a token and show it once; the server keeps a hash."""
     from rankscope.collector.http.token_file import (
         default_tokens_path,
-        held_tokens,
+        edit_tokens,
         write_private,
     )
     from rankscope.collector.http.tokens import make_token
@@ -55,7 +55,7 @@ def create_token(
     known_role = _parse_role(role)
     if out is not None and out.exists():
         raise BadInputError(f"--out {out} exists: give the name of a new file")
-    with held_tokens(default_tokens_path()) as records:
+    with edit_tokens(default_tokens_path()) as records:
         secret, record = make_token(
             records,
             role=known_role,
@@ -112,11 +112,11 @@ def revoke_token(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token, from the next request on."""
-    from rankscope.collector.http.token_file import default_tokens_path, held_tokens
-    from rankscope.collector.http.tokens import revoked
+    from rankscope.collector.http.token_file import default_tokens_path, edit_tokens
+    from rankscope.collector.http.tokens import revoke_token
 
-    with held_tokens(default_tokens_path()) as records:
-        records[:] = revoked(records, token_id, now_ns=time.time_ns())
+    with edit_tokens(default_tokens_path()) as records:
+        records[:] = revoke_token(records, token_id, now_ns=time.time_ns())
         record = next(record for record in records if record.token_id == token_id)
     typer.echo(json.dumps(_document(record)) if as_json else f"revoked token {token_id}")
 

@@ -66,13 +66,13 @@ def run_agent(options: AgentOptions) -> None:
         JournalError: The journal cannot be opened.
     """
     from rankscope.collector.agent.link import Link, TlsFiles
-    from rankscope.collector.http.token_file import read_own_token
+    from rankscope.collector.http.token_file import read_client_token
 
     from ..memory import use_one_allocator
     from .loops import memory_loop
 
     use_one_allocator()
-    if read_own_token() is None:
+    if read_client_token() is None:
         say("no token: the collector will refuse all requests. Set RANKSCOPE_TOKEN_FILE")
     tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
     name = f"{socket.gethostname()}/{_version()}"
@@ -179,8 +179,8 @@ def _sample_loops(
         return []
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS, HeartbeatSender
-    from rankscope.collector.host.bursts import BurstDesk
-    from rankscope.collector.host.heartbeat import beat_sink
+    from rankscope.collector.host.bursts import BurstRequests
+    from rankscope.collector.host.heartbeat import heartbeat_sink
     from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
 
     from .loops import Loop, sampler_loop
@@ -189,9 +189,9 @@ def _sample_loops(
     buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
     sink = buffer_sink(buffer.add, host=host)
     request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
-    desk = BurstDesk(request, buffer_sink(burst_buffer.add, host=host), say=say)
+    desk = BurstRequests(request, buffer_sink(burst_buffer.add, host=host), say=say)
     sources = host_sources(
-        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=beat_sink(beats.add)
+        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=heartbeat_sink(beats.add)
     )
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)

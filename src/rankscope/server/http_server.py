@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rankscope.collector.errors import StoreError
 from rankscope.collector.http.application import create_server, deletion_router
 from rankscope.collector.http.gate import STRICT_POLICY
-from rankscope.collector.http.limits import EdgeLimits, fit_connections
+from rankscope.collector.http.limits import ConnectionLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
-from rankscope.collector.http.server import EdgeServer
+from rankscope.collector.http.server import HttpServer
 from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:
@@ -132,13 +132,13 @@ def run_server(
     Raises:
         OSError: A socket failed.
     """
-    limits = EdgeLimits(
+    limits = ConnectionLimits(
         max_connections=fit_connections(),
         max_connections_per_address=endpoint.connections_per_address,
     )
-    server = EdgeServer(app, endpoint.listeners, limits=limits, refusals=monitoring.refusals)
+    server = HttpServer(app, endpoint.listeners, limits=limits, refusals=monitoring.refusals)
     monitoring.metrics.add(read_edge(server, endpoint, monitoring.refusals))
-    server.serve_until_told(on_start=on_start)
+    server.serve_until_stopped(on_start=on_start)
 
 
 def _no_pages(environ: dict[str, object], start_response: Callable[..., object]) -> list[bytes]:
@@ -260,7 +260,7 @@ def _read_sizes(store: Store) -> list[Reading]:
     return readings
 
 
-def read_edge(server: EdgeServer, endpoint: Endpoint, refusals: Refusals) -> Reader:
+def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Reader:
     """Return the metrics of connections, refused requests and the certificate."""
 
     def read() -> Iterable[Reading]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.http.gate import LOOPBACK_NAMES
 from rankscope.collector.http.limits import MOST_FROM_ONE_ADDRESS
-from rankscope.collector.http.server import Door
-from rankscope.collector.http.tls import Renewal, TlsFiles, load_tls
+from rankscope.collector.http.server import Listener
+from rankscope.collector.http.tls import CertificateRenewal, TlsFiles, load_tls
 from rankscope.collector.http.token_file import default_tokens_path, read_tokens
 from rankscope.collector.http.tokens import TokenState
 
@@ -53,7 +53,7 @@ class ListenOptions:
 class Endpoint:
     """Open listeners of a server, and the addresses and names for it."""
 
-    listeners: tuple[Door, ...]
+    listeners: tuple[Listener, ...]
     url: str
     """For users and agents; without a trailing slash."""
 
@@ -62,8 +62,8 @@ class Endpoint:
 
     port: int
     names: frozenset[str]
-    renewal: Renewal | None
-    """Renewal of the server's certificate; None without TLS."""
+    renewal: CertificateRenewal | None
+    """CertificateRenewal of the server's certificate; None without TLS."""
 
     connections_per_address: int
 
@@ -86,12 +86,12 @@ def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
     names = _names(options, address, tls)
     with ExitStack() as stack:
         bound = stack.enter_context(listen(str(address), options.port))
-        renewal = None if files is None or tls is None else Renewal(files, tls, tell=say)
+        renewal = None if files is None or tls is None else CertificateRenewal(files, tls, tell=say)
         context = None if tls is None else tls.context
-        listeners = [Door(bound=bound, tls=context, renewal=renewal)]
+        listeners = [Listener(bound=bound, tls=context, renewal=renewal)]
         if tls is not None or not address.is_loopback:
             inner = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=BACKLOG))
-            listeners.append(Door(bound=inner))
+            listeners.append(Listener(bound=inner))
         port = bound.getsockname()[1]
         yield Endpoint(
             listeners=tuple(listeners),

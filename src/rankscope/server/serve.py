@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
-    from rankscope.collector.http.token_file import TokenBook
+    from rankscope.collector.http.token_file import TokenFile
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.webhook import Webhook
     from rankscope.collector.spool.tail import SpoolTail
@@ -227,9 +227,9 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
 
 def _exit_if_stuck(error: type[BaseException] | None, *_: object) -> None:
     """Exit at once if a client's statement cannot be cancelled. All rows are on disk."""
-    from rankscope.collector.gateway.engine import left_behind
+    from rankscope.collector.gateway.engine import stuck_threads
 
-    if error is None and left_behind():
+    if error is None and stuck_threads():
         say("exiting although a statement still runs: it could not be cancelled")
         sys.stdout.flush()
         os._exit(0)
@@ -245,10 +245,10 @@ def _log_damage(store: Store) -> None:
         say(line)
 
 
-def _open_tokens() -> TokenBook:
-    from rankscope.collector.http.token_file import TokenBook, default_tokens_path
+def _open_tokens() -> TokenFile:
+    from rankscope.collector.http.token_file import TokenFile, default_tokens_path
 
-    book = TokenBook(default_tokens_path())
+    book = TokenFile(default_tokens_path())
     if book.problem is not None:
         say(f"{book.problem}; until then no token of this file is accepted")
     return book
@@ -259,7 +259,7 @@ def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
         return None
     from rankscope.collector.notify.webhook import Webhook
 
-    webhook = Webhook(url, is_inside=os.environ.get("RANKSCOPE_ALERT_WEBHOOK_INSIDE") == "1")
+    webhook = Webhook(url, is_internal=os.environ.get("RANKSCOPE_ALERT_WEBHOOK_INSIDE") == "1")
     stack.callback(webhook.close)
     return webhook
 
@@ -296,13 +296,13 @@ def _sampler_loops(
 
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS
-    from rankscope.collector.host.heartbeat import beat_sink
+    from rankscope.collector.host.heartbeat import heartbeat_sink
     from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
 
     sink = store_sink(store, host=socket.gethostname())
     beats = RowBuffer(MAX_HEARTBEATS)
     sources = host_sources(
-        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=beat_sink(beats.add)
+        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=heartbeat_sink(beats.add)
     )
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)

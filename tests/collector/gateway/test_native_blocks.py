@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.collector.gateway.errors import QueryError
 from rankscope.collector.gateway.native_blocks import split_type, with_revision
-from rankscope.collector.gateway.session import Handle
+from rankscope.collector.gateway.session import ReadOnlySession
 from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ NOTE = bytes([1, 0, 2, 255, 255, 255, 255, 0])
 
 
 @pytest.fixture(scope="module")
-def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handle]:
+def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadOnlySession]:
     with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as store:
         assert store.path is not None
-        opened = Handle(store.path, {"max_block_size": 5})
+        opened = ReadOnlySession(store.path, {"max_block_size": 5})
         yield opened
         opened.close()
 
@@ -74,7 +74,9 @@ def test_an_older_client_gets_the_blocks_as_they_are() -> None:
         "NULL",
     ],
 )
-def test_the_columns_of_every_type_we_offer_are_told_apart(handle: Handle, expression: str) -> None:
+def test_the_columns_of_every_type_we_offer_are_told_apart(
+    handle: ReadOnlySession, expression: str
+) -> None:
     sql = f"SELECT {expression} AS value, 'end' AS mark FROM numbers(5)"
     told = handle.run(sql, "Native")
 
@@ -89,14 +91,14 @@ def test_the_columns_of_every_type_we_offer_are_told_apart(handle: Handle, expre
     assert found == NOTE + b"\x02\x05" + alone[2:head_bytes] + b"\0" + values + mark
 
 
-def test_several_blocks_get_a_note_each(handle: Handle) -> None:
+def test_several_blocks_get_a_note_each(handle: ReadOnlySession) -> None:
     told = handle.run("SELECT number FROM numbers(12)", "Native")
 
     assert told.count(b"UInt64") == 3
     assert bytes(with_revision(memoryview(told), GO_REVISION)).count(NOTE) == 3
 
 
-def test_a_type_without_a_known_length_is_refused_in_words(handle: Handle) -> None:
+def test_a_type_without_a_known_length_is_refused_in_words(handle: ReadOnlySession) -> None:
     told = handle.run("SELECT uniqState(number) AS s FROM numbers(3)", "Native")
 
     with pytest.raises(QueryError, match="AggregateFunction has no native form here: cast it"):

@@ -17,7 +17,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from rankscope.collector.gateway.routes import query_router
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.token_file import TokenFile, write_tokens
 from rankscope.collector.http.tokens import Role, TokenRecord, make_token
 from tests.collector.gateway.test_native_blocks import NOTE
 from tests.support.collector.asgi import in_a_loop
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 TOKEN = "correct-horse"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 SERIES = """
 SELECT
@@ -72,18 +72,18 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def url(engine: QueryEngine, tokens: dict[str, str]) -> Iterator[str]:
     from pathlib import Path
 
-    access = Access(port=0, token=TOKEN, tokens=TokenBook(Path(tokens["path"])))
+    access = Access(port=0, token=TOKEN, tokens=TokenFile(Path(tokens["path"])))
     app = create_server(access, pages=pages, not_ready=lambda: None, routers=[query_router(engine)])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def client(url: str) -> Iterator[Client]:
 
 
 def post(url: str, body: str, *, token: str = TOKEN, **query: str) -> httpx.Response:
-    return httpx.post(url, params=query, content=body, auth=("any", token), timeout=PATIENCE_S)
+    return httpx.post(url, params=query, content=body, auth=("any", token), timeout=TIMEOUT_S)
 
 
 def test_the_python_client_reads_rows_frames_and_arrow(client: Client) -> None:
@@ -143,7 +143,7 @@ def test_the_go_driver_of_grafana_is_answered_in_its_revision(url: str) -> None:
         headers={"accept-encoding": "gzip"},
         content="SELECT displayName(), version(), revision(), timezone()",
         auth=("default", TOKEN),
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
 
     assert answer.headers["content-encoding"] == "gzip"
@@ -167,7 +167,7 @@ def test_what_grafanas_editor_asks_for_is_answered(url: str) -> None:
 
 
 def test_a_get_with_a_query_is_a_statement_and_without_one_the_dashboard(url: str) -> None:
-    with httpx.Client(base_url=url, auth=("any", TOKEN), timeout=PATIENCE_S) as visitor:
+    with httpx.Client(base_url=url, auth=("any", TOKEN), timeout=TIMEOUT_S) as visitor:
         found = visitor.get("/", params={"query": "SELECT 1 FORMAT TSV"})
         assert (found.text, found.headers["content-type"]) == ("1\n", "text/plain; charset=UTF-8")
         assert visitor.get("/").text == "page /"
@@ -182,7 +182,7 @@ def test_only_whoever_may_read_all_runs_may_ask(url: str, tokens: dict[str, str]
     assert status(tokens["read"]) == 200
     assert [status(tokens[name]) for name in ("ingest", "scoped")] == [403, 403]
     assert [status(text) for text in ("wrong", "", tokens["read"] + "x")] == [401, 401, 401]
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as stranger:
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as stranger:
         assert stranger.post("/", content="SELECT 1").status_code == 401
         asked = {"query": "SELECT 1", "password": TOKEN}
         assert stranger.get("/", params=asked).status_code == 401
@@ -238,7 +238,7 @@ def test_a_statement_whose_asker_hangs_up_is_ended(url: str, store: Store) -> No
     )
 
     def until(wanted: int) -> bool:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             if num_running(store, "SELECT max(sipHash64(number + 4711") == wanted:
                 return True
@@ -282,7 +282,7 @@ def test_an_answer_is_compressed_for_whom_asks(url: str) -> None:
         content=asked,
         auth=("any", TOKEN),
         headers={"accept-encoding": "br, gzip;q=0.9"},
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     ) as answer:
         raw = b"".join(answer.iter_raw())
     assert len(raw) < len(plain) / 10

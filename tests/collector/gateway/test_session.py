@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.gateway.errors import QueryError
-from rankscope.collector.gateway.session import Answer, Handle
+from rankscope.collector.gateway.session import Answer, ReadOnlySession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ class Memory:
         self.content[:] = bytes(len(TEXT))
 
 
-class Overwritten(Handle):
+class Overwritten(ReadOnlySession):
     """A session whose answers lie in a `Memory`."""
 
     def answer(
@@ -38,15 +38,15 @@ class Overwritten(Handle):
 
 
 @pytest.fixture
-def sessions(store: Store) -> Iterator[list[Handle]]:
-    opened: list[Handle] = []
+def sessions(store: Store) -> Iterator[list[ReadOnlySession]]:
+    opened: list[ReadOnlySession] = []
     yield opened
     for handle in opened:
         handle.close()
 
 
 def test_a_small_result_is_copied_while_the_engine_still_holds_it(
-    store: Store, sessions: list[Handle]
+    store: Store, sessions: list[ReadOnlySession]
 ) -> None:
     assert store.path is not None
     sessions.append(Overwritten(store.path, {}))
@@ -57,10 +57,10 @@ def test_a_small_result_is_copied_while_the_engine_still_holds_it(
 def test_a_setting_that_the_engine_refuses_is_an_error_of_the_query(store: Store) -> None:
     assert store.path is not None
     with pytest.raises(QueryError, match="no_such_setting"):
-        Handle(store.path, {"no_such_setting": 1})
+        ReadOnlySession(store.path, {"no_such_setting": 1})
 
 
 def test_a_session_that_cannot_be_opened_is_an_error_of_the_query(store: Store) -> None:
     assert store.path is not None
     with pytest.raises(QueryError):
-        Handle(store.path / "another", {})
+        ReadOnlySession(store.path / "another", {})

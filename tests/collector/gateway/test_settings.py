@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
 from rankscope.collector.gateway.errors import QueryError
-from rankscope.collector.gateway.settings import QueryLimits, settings_of
+from rankscope.collector.gateway.settings import QueryLimits, choose_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,9 +83,9 @@ def test_a_statement_that_takes_too_long_is_ended(store: Store) -> None:
 
 
 def test_a_request_may_lower_a_limit_and_not_raise_it(small: QueryEngine) -> None:
-    found = settings_of({"max_result_rows": "10", "max_execution_time": "600"}, LIMITS)
+    found = choose_settings({"max_result_rows": "10", "max_execution_time": "600"}, LIMITS)
     assert (found["max_result_rows"], found["max_execution_time"]) == (10, 60)
-    assert settings_of({"max_memory_usage": "0"}, LIMITS)["max_memory_usage"] == 200_000_000
+    assert choose_settings({"max_memory_usage": "0"}, LIMITS)["max_memory_usage"] == 200_000_000
 
     with pytest.raises(QueryError) as caught:
         ask(small, "SELECT number FROM numbers(20)", max_result_rows="10")
@@ -111,13 +111,13 @@ def test_a_request_may_lower_a_limit_and_not_raise_it(small: QueryEngine) -> Non
 )
 def test_a_setting_that_is_not_offered_is_refused(name: str, value: str) -> None:
     with pytest.raises(QueryError):
-        settings_of({name: value}, LIMITS)
+        choose_settings({name: value}, LIMITS)
 
 
 def test_what_belongs_to_the_transport_changes_nothing() -> None:
     sent = {"session_id": "x", "readonly": "0", "wait_end_of_query": "1", "log_comment": "y"}
 
-    assert settings_of(sent, LIMITS) == LIMITS.settings()
+    assert choose_settings(sent, LIMITS) == LIMITS.settings()
 
 
 def test_too_many_statements_are_sent_away_and_one_whose_asker_left_is_ended(store: Store) -> None:

@@ -15,13 +15,13 @@ from rankscope.collector.gateway.engine import Workers
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 ASK = """
 import asyncio, os, sys
 from dataclasses import replace
 import rankscope.collector.gateway.engine as engine
-from rankscope.collector.gateway.engine import left_behind
+from rankscope.collector.gateway.engine import stuck_threads
 from rankscope.collector.gateway.errors import QueryError
 from rankscope.collector.gateway.settings import QueryLimits
 from rankscope.collector.store.store import open_store
@@ -31,7 +31,7 @@ STUCK = (
     "SELECT sum(damerauLevenshteinDistance(repeat('a', 4000 + number % 2), repeat('b', 4000)))"
     " FROM numbers(65536)"
 )
-engine.GRACE_S, engine.CLOSE_PATIENCE_S = 1.0, 0.5
+engine.GRACE_S, engine.CLOSE_TIMEOUT_S = 1.0, 0.5
 
 def ask(opened, text, **settings):
     try:
@@ -47,7 +47,7 @@ with open_store("chdb://" + sys.argv[1]) as store:
     print(ask(opened, STUCK, max_execution_time="1"))
     print(ask(opened, "SELECT 2"))
     opened.close()
-    print("left", left_behind(), flush=True)
+    print("left", stuck_threads(), flush=True)
     os._exit(0)
 """
 
@@ -60,7 +60,7 @@ def test_a_statement_that_can_not_be_ended_is_answered_in_time_and_left_behind(
         [sys.executable, "-c", ASK, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -78,11 +78,11 @@ def test_workers_do_what_they_are_given_and_hand_failures_on() -> None:
     found = [workers.submit(partial(operator.mul, number, 2)) for number in range(10)]
     failed = workers.submit(fail)
 
-    assert [future.result(PATIENCE_S) for future in found] == list(range(0, 20, 2))
+    assert [future.result(TIMEOUT_S) for future in found] == list(range(0, 20, 2))
     with pytest.raises(ValueError, match="seven"):
-        failed.result(PATIENCE_S)
-    assert workers.close(patience_s=PATIENCE_S)
-    assert workers.close(patience_s=PATIENCE_S)
+        failed.result(TIMEOUT_S)
+    assert workers.close(timeout_s=TIMEOUT_S)
+    assert workers.close(timeout_s=TIMEOUT_S)
 
 
 def test_closed_workers_cancel_what_waits_and_leave_what_does_not_end() -> None:
@@ -91,19 +91,19 @@ def test_closed_workers_cancel_what_waits_and_leave_what_does_not_end() -> None:
 
     def stay() -> bool:
         begun.set()
-        return may_end.wait(PATIENCE_S)
+        return may_end.wait(TIMEOUT_S)
 
     stuck = workers.submit(stay)
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TIMEOUT_S)
     waits = workers.submit(lambda: 1)
 
     asked_s = time.monotonic()
-    assert not workers.close(patience_s=0.05)
-    assert time.monotonic() - asked_s < PATIENCE_S
+    assert not workers.close(timeout_s=0.05)
+    assert time.monotonic() - asked_s < TIMEOUT_S
     assert waits.cancelled()
     with pytest.raises(RuntimeError):
         workers.submit(lambda: 1)
 
     may_end.set()
-    assert stuck.result(PATIENCE_S)
-    assert workers.close(patience_s=PATIENCE_S)
+    assert stuck.result(TIMEOUT_S)
+    assert workers.close(timeout_s=TIMEOUT_S)

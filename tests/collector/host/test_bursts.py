@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.host.bursts import BurstClocks, BurstDesk, BurstError, take_burst
+from rankscope.collector.host.bursts import BurstClocks, BurstError, BurstRequests, take_burst
 from rankscope.collector.host.sample import Sample
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def asked(folder: Path, text: str) -> tuple[list[Sample], list[str]]:
     path.write_text(text)
     samples: list[Sample] = []
     lines: list[str] = []
-    desk = BurstDesk(path, samples.extend, say=lines.append)
+    desk = BurstRequests(path, samples.extend, say=lines.append)
     desk.look()
     desk.join()
     assert not path.exists()
@@ -137,6 +137,6 @@ def test_what_is_no_request_is_told_and_brings_nothing(
 def test_without_a_file_nothing_is_done(tmp_path: Path) -> None:
     lines: list[str] = []
 
-    BurstDesk(tmp_path / "burst.json", lambda _: None, say=lines.append).look()
+    BurstRequests(tmp_path / "burst.json", lambda _: None, say=lines.append).look()
 
     assert lines == []

@@ -13,7 +13,7 @@ from rankscope.collector.host.sample import Sample, SourceAbsentError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 LABELS = 'gpu="1",UUID="GPU-AAAA",device="nvidia1",modelName="NVIDIA H200",Hostname="a"'
 PAGE = f"""\
 # HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
@@ -58,7 +58,7 @@ def exporter(page: bytes, *, status: int = 200) -> Iterator[str]:
 
 def test_a_page_becomes_samples_in_our_units() -> None:
     with exporter(PAGE) as url:
-        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+        found = DcgmSource(url, timeout_s=TIMEOUT_S).read(7)
 
     # THEN: blanks, NaN, parts of a device and unknown metrics are left out; the idle bit is masked
     assert found == [
@@ -72,8 +72,8 @@ def test_a_page_becomes_samples_in_our_units() -> None:
 
 def test_a_device_is_called_by_its_local_rank() -> None:
     with exporter(PAGE) as url:
-        ours = DcgmSource(url, local_rank_of=lambda: {"aaaa": 6}, timeout_s=PATIENCE_S).read(7)
-        others = DcgmSource(url, local_rank_of=lambda: {"bbbb": 6}, timeout_s=PATIENCE_S).read(7)
+        ours = DcgmSource(url, local_rank_of=lambda: {"aaaa": 6}, timeout_s=TIMEOUT_S).read(7)
+        others = DcgmSource(url, local_rank_of=lambda: {"bbbb": 6}, timeout_s=TIMEOUT_S).read(7)
 
     assert {sample.device for sample in ours} == {6}
     assert others == []
@@ -89,7 +89,7 @@ def test_a_device_is_called_by_its_local_rank() -> None:
 )
 def test_lines_may_have_a_time_and_escaped_labels(line: bytes, device: int) -> None:
     with exporter(line) as url:
-        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+        found = DcgmSource(url, timeout_s=TIMEOUT_S).read(7)
 
     assert found == [Sample(7, "gpu-temperature-c", 40.0, device)]
 
@@ -98,7 +98,7 @@ def test_lines_may_have_a_time_and_escaped_labels(line: bytes, device: int) -> N
 def test_the_type_of_a_metric_does_not_change_its_name(kind: bytes) -> None:
     name = b"DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"
     with exporter(b"# TYPE " + name + b" " + kind + b"\n" + name + b'{gpu="0"} 3\n') as url:
-        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+        found = DcgmSource(url, timeout_s=TIMEOUT_S).read(7)
 
     assert found == [Sample(7, "gpu-ecc-corrected-errors", 3.0, 0)]
 
@@ -113,7 +113,7 @@ def test_the_type_of_a_metric_does_not_change_its_name(kind: bytes) -> None:
 )  # fmt: skip
 def test_an_invalid_line_costs_no_other(line: bytes) -> None:
     with exporter(line + b'\nDCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n') as url:
-        found = DcgmSource(url, timeout_s=PATIENCE_S).read(7)
+        found = DcgmSource(url, timeout_s=TIMEOUT_S).read(7)
 
     assert found == [Sample(7, "gpu-temperature-c", 40.0, 0)]
 
@@ -122,17 +122,17 @@ def test_an_invalid_line_costs_no_other(line: bytes) -> None:
 def test_a_mask_of_reasons_that_is_none_is_left_out(mask: bytes) -> None:
     page = b'DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} ' + mask + b"\n"
     with exporter(page) as url:
-        assert DcgmSource(url, timeout_s=PATIENCE_S).read(7) == []
+        assert DcgmSource(url, timeout_s=TIMEOUT_S).read(7) == []
 
 
 def test_a_page_of_too_many_lines_is_refused() -> None:
     with exporter(b"\n" * (MAX_LINES + 1)) as url, pytest.raises(DcgmError, match="lines"):
-        DcgmSource(url, timeout_s=PATIENCE_S).read(0)
+        DcgmSource(url, timeout_s=TIMEOUT_S).read(0)
 
 
 def test_a_page_that_is_too_large_is_refused() -> None:
     with exporter(b"#" * (MAX_BODY_BYTES + 1)) as url, pytest.raises(DcgmError, match="is over"):
-        DcgmSource(url, timeout_s=PATIENCE_S).read(0)
+        DcgmSource(url, timeout_s=TIMEOUT_S).read(0)
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
@@ -141,7 +141,7 @@ def test_an_answer_that_is_no_page_is_refused(status: int) -> None:
         exporter(b"", status=status) as url,
         pytest.raises(DcgmError, match=f"answered {status}"),
     ):
-        DcgmSource(url, timeout_s=PATIENCE_S).read(0)
+        DcgmSource(url, timeout_s=TIMEOUT_S).read(0)
 
 
 def test_nobody_at_the_address_is_absent() -> None:

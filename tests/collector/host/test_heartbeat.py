@@ -5,7 +5,12 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from rankscope.collector.host.heartbeat import Heartbeat, HeartbeatSource, beat_sink, host_address
+from rankscope.collector.host.heartbeat import (
+    Heartbeat,
+    HeartbeatSource,
+    heartbeat_sink,
+    host_address,
+)
 from rankscope.collector.host.local_ranks import newest_step
 from rankscope.collector.host.sample import Sample
 from rankscope.collector.ingest.rows import ROW_TABLES
@@ -218,7 +223,7 @@ BEAT = Heartbeat(
 def test_a_heartbeat_becomes_a_row_that_a_screen_can_show() -> None:
     rows: list[Row] = []
 
-    beat_sink(rows.extend)([BEAT])
+    heartbeat_sink(rows.extend)([BEAT])
 
     assert rows == [
         {
@@ -232,7 +237,7 @@ def test_a_heartbeat_becomes_a_row_that_a_screen_can_show() -> None:
 
 def test_a_collector_takes_every_column_of_it() -> None:
     rows: list[Row] = []
-    beat_sink(rows.extend)([BEAT])
+    heartbeat_sink(rows.extend)([BEAT])
     known = ROW_TABLES["heartbeats"]
 
     assert rows[0].keys() == known.identity.keys() | known.others.keys()

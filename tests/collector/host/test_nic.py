@@ -9,9 +9,9 @@ import pytest
 
 from rankscope.collector.host.nic import (
     NicSource,
+    congestion_counters,
     device_statistics,
     parse_statistics,
-    pause_and_marks,
 )
 from rankscope.collector.host.sample import SourceAbsentError
 
@@ -98,7 +98,7 @@ def test_mlx5_statistics_by_our_names() -> None:
         "tx_prio3_pause_transition": 2,
     }
 
-    assert list(pause_and_marks(told)) == [
+    assert list(congestion_counters(told)) == [
         ("nic-pause-sent-frames", "tx_prio3_pause", 4),
         ("nic-ecn-marked-packets", "rx_ecn_mark", 6),
         ("nic-discarded-packets", "rx_discards_phy", 8),

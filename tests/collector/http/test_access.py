@@ -38,7 +38,7 @@ def test_a_session_ends_when_told_and_after_a_week(clock: FakeClock) -> None:
 
 @pytest.fixture
 def throttle(clock: FakeClock) -> Throttle:
-    return Throttle(tries=3, tries_of_strangers=5, monotonic_ns=clock)
+    return Throttle(tries=3, tries_of_unknown=5, monotonic_ns=clock)
 
 
 def test_the_fourth_of_three_tries_waits_until_the_first_is_a_minute_old(

@@ -12,12 +12,12 @@ from starlette.routing import Mount, Route
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import (
     DEFAULT_MAX_BYTES,
-    CappedBodies,
+    BodyLimit,
     create_app,
     create_server,
     deletion_router,
 )
-from rankscope.collector.http.gate import GRANT_KEY, rule_of
+from rankscope.collector.http.gate import GRANT_KEY, find_rule
 from rankscope.collector.http.refusals import Refusal, Refusals
 from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
 from rankscope.collector.retention.deletion import Deletions
@@ -194,7 +194,7 @@ def refusals() -> Refusals:
 
 @pytest.fixture
 def server(refusals: Refusals) -> Iterator[Running]:
-    with running(CappedBodies(echo, refusals, max_bytes=CAPS), limits=LARGE) as served:
+    with running(BodyLimit(echo, refusals, max_bytes=CAPS), limits=LARGE) as served:
         yield served
 
 
@@ -267,7 +267,7 @@ def test_who_hangs_up_in_the_middle_of_a_body_is_no_error(
         finally:
             ended.set()
 
-    with running(CappedBodies(reader, refusals), limits=LARGE) as server:
+    with running(BodyLimit(reader, refusals), limits=LARGE) as server:
         with server.connect() as visitor:
             visitor.sendall(POST + b"content-length: 9000\r\n\r\nab")
             assert begun.wait(60)
@@ -285,7 +285,7 @@ def test_a_page_that_reads_too_long_a_body_ends_and_the_next_is_answered(
 
     application: Any = page  # a2wsgi types environments as its own dictionaries
     pages: Any = WSGIMiddleware(application, workers=1)
-    with running(CappedBodies(pages, refusals), limits=LARGE) as server:
+    with running(BodyLimit(pages, refusals), limits=LARGE) as server:
         with server.connect() as visitor:
             visitor.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
             ended = threading.Event()
@@ -375,4 +375,4 @@ def test_a_token_for_other_runs_deletes_nothing(store: Store, run_id: str) -> No
 
 
 def test_only_an_admin_may_ask() -> None:
-    assert rule_of("DELETE", "/v1/runs").role is Role.ADMIN
+    assert find_rule("DELETE", "/v1/runs").role is Role.ADMIN

@@ -14,7 +14,7 @@ from rankscope.collector.gateway.engine import QueryEngine
 from rankscope.collector.gateway.routes import query_router
 from rankscope.collector.http.application import deletion_router
 from rankscope.collector.http.metrics import Metrics
-from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.token_file import TokenFile, write_tokens
 from rankscope.collector.http.tokens import Role, make_token
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.retention.deletion import Deletions
@@ -49,7 +49,7 @@ SORTS = ["own", "admin", "ingest", "read", "expired", "unknown", "none"]
 STRANGERS = {"expired", "unknown", "none"}
 
 
-def tokens(folder: Path) -> tuple[TokenBook, dict[str, str]]:
+def tokens(folder: Path) -> tuple[TokenFile, dict[str, str]]:
     """Return a book, and what each sort of visitor shows; nobody shows the empty one."""
     roles = {"admin": Role.ADMIN, "ingest": Role.INGEST, "read": Role.READ, "expired": Role.ADMIN}
     made = {
@@ -65,7 +65,7 @@ def tokens(folder: Path) -> tuple[TokenBook, dict[str, str]]:
     }
     write_tokens(folder / "tokens.json", [record for _, record in made.values()])
     shown = {sort: token for sort, (token, _) in made.items()}
-    book = TokenBook(folder / "tokens.json", unix_ns=lambda: NOW_NS)
+    book = TokenFile(folder / "tokens.json", unix_ns=lambda: NOW_NS)
     return book, {"own": OWN, "unknown": f"rst_0123456789ab_{'A' * 43}", "none": "", **shown}
 
 

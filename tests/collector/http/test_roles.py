@@ -14,7 +14,7 @@ from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_app, deletion_router
 from rankscope.collector.http.gate import OPEN_PATHS, AccessGate
 from rankscope.collector.http.metrics import Metrics, metrics_router
-from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.token_file import TokenFile, write_tokens
 from rankscope.collector.http.tokens import Role, make_token
 from rankscope.collector.ingest.router import ingest_router
 from rankscope.collector.ingest.rows import ROW_TABLES
@@ -113,7 +113,7 @@ def test_every_route_of_the_server_is_in_the_table() -> None:
 def test_each_sort_of_token_comes_as_far_as_the_table_says(
     tmp_path: Path, tokens: dict[str, str]
 ) -> None:
-    book = TokenBook(tmp_path / "tokens.json", unix_ns=lambda: NOW_NS)
+    book = TokenFile(tmp_path / "tokens.json", unix_ns=lambda: NOW_NS)
     access = Access(port=8050, token=OWN, tokens=book)
     client = Client(AccessGate(anything, access))
     session = {"cookie": f"{access.cookie_name}={access.sessions.open()}"}

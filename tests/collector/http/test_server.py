@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.http.limits import EdgeLimits, fit_connections
+from rankscope.collector.http.limits import ConnectionLimits, fit_connections
 from rankscope.collector.http.refusals import Refusal, Refusals
-from rankscope.collector.http.requests import visitor_of
+from rankscope.collector.http.requests import client_key
 from rankscope.collector.http.server import Acceptor
 from tests.support.collector.running_edge import (
     PATIENCE_S,
@@ -150,7 +150,7 @@ def test_a_server_without_files_left_goes_on_when_there_are_some() -> None:
 def test_a_visitor_is_an_address_or_the_network_that_one_visitor_has(
     address: str, visitor: str
 ) -> None:
-    assert visitor_of(address) == visitor
+    assert client_key(address) == visitor
 
 
 def test_connections_leave_files_to_the_store() -> None:
@@ -164,5 +164,5 @@ def test_connections_leave_files_to_the_store() -> None:
 
 @pytest.mark.parametrize("name", ["header_s", "max_connections", "min_body_bytes_per_s"])
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"EdgeLimits.{name} must be above 0"):
-        EdgeLimits(**{name: 0})
+    with pytest.raises(ValueError, match=f"ConnectionLimits.{name} must be above 0"):
+        ConnectionLimits(**{name: 0})

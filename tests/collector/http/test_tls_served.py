@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.http.refusals import Refusal
-from rankscope.collector.http.tls import Renewal, load_tls
+from rankscope.collector.http.tls import CertificateRenewal, load_tls
 from tests.support.collector.authority import Authority
 from tests.support.collector.running_edge import PATIENT, Running, read_to_end, running, wait_until
 
@@ -174,8 +174,8 @@ def test_the_socket_of_a_visitor_is_a_plain_one_until_tls_is_agreed_on(server: R
         assert read_to_end(visitor) == b""
 
 
-def watched(files: TlsFiles, said: list[str]) -> Renewal:
-    return Renewal(files, load_tls(files), tell=said.append)
+def watched(files: TlsFiles, said: list[str]) -> CertificateRenewal:
+    return CertificateRenewal(files, load_tls(files), tell=said.append)
 
 
 def serial_of(server: Running, authority: Authority) -> str:

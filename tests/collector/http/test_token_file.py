@@ -9,16 +9,16 @@ import pytest
 
 from rankscope.collector.errors import TokenFileError, TokenRequestError
 from rankscope.collector.http.token_file import (
-    OwnToken,
-    TokenBook,
+    ClientToken,
+    TokenFile,
     default_tokens_path,
-    held_tokens,
-    read_own_token,
+    edit_tokens,
+    read_client_token,
     read_tokens,
     write_private,
     write_tokens,
 )
-from rankscope.collector.http.tokens import Role, revoked
+from rankscope.collector.http.tokens import Role, revoke_token
 from tests.support.collector.token_builder import NOW_NS, made
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_a_broken_file_is_refused_as_a_whole_and_opens_nothing(path: Path, conte
 
     with pytest.raises(TokenFileError, match="not of the form"):
         read_tokens(path)
-    book = TokenBook(path)
+    book = TokenFile(path)
     assert book.problem is not None
     assert book.grant(made()[0]) is None
 
@@ -112,9 +112,9 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
     before = path.read_bytes()
 
     def change() -> None:
-        with held_tokens(path) as records:
+        with edit_tokens(path) as records:
             records.clear()
-            revoked(records, "none", now_ns=NOW_NS)
+            revoke_token(records, "none", now_ns=NOW_NS)
 
     with pytest.raises(TokenRequestError):
         change()
@@ -125,7 +125,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
 def test_commands_at_once_lose_none_of_each_others_tokens(path: Path) -> None:
     def add() -> None:
         for _ in range(5):
-            with held_tokens(path) as records:
+            with edit_tokens(path) as records:
                 records.append(made()[1])
 
     threads = [threading.Thread(target=add) for _ in range(4)]
@@ -139,13 +139,13 @@ def test_commands_at_once_lose_none_of_each_others_tokens(path: Path) -> None:
 
 def test_the_server_follows_the_file_without_a_restart(path: Path) -> None:
     # GIVEN a server that started before there was any token
-    book = TokenBook(path, unix_ns=lambda: NOW_NS)
+    book = TokenFile(path, unix_ns=lambda: NOW_NS)
     token, record = made()
     assert book.grant(token) is None
     # WHEN one is made THEN it opens; revoked, it no longer does
     write_tokens(path, [record])
     assert book.grant(token) is not None
-    write_tokens(path, revoked([record], record.token_id, now_ns=NOW_NS))
+    write_tokens(path, revoke_token([record], record.token_id, now_ns=NOW_NS))
     assert book.grant(token) is None
     # AND a file opened to others opens nothing until that is mended
     write_tokens(path, [record])
@@ -170,34 +170,34 @@ def test_a_client_takes_its_token_from_the_environment_or_a_private_file(tmp_pat
     file = tmp_path / "token"
     write_private(file, b"rst_from_file\n")
 
-    assert read_own_token({}) is None
-    assert read_own_token({"RANKSCOPE_TOKEN": " rst_a\n"}) == OwnToken("rst_a")
+    assert read_client_token({}) is None
+    assert read_client_token({"RANKSCOPE_TOKEN": " rst_a\n"}) == ClientToken("rst_a")
     both = {"RANKSCOPE_TOKEN": "rst_a", "RANKSCOPE_TOKEN_FILE": str(file)}
-    assert read_own_token(both) == OwnToken("rst_from_file")
+    assert read_client_token(both) == ClientToken("rst_from_file")
     # Rotation: the file is read anew.
     write_private(file, b"rst_next\n")
-    assert read_own_token(both) == OwnToken("rst_next")
+    assert read_client_token(both) == ClientToken("rst_next")
 
 
 def test_a_clients_file_that_is_open_missing_or_empty_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     environment = {"RANKSCOPE_TOKEN_FILE": str(file)}
     with pytest.raises(TokenFileError, match="is not there"):
-        read_own_token(environment)
+        read_client_token(environment)
     for content in (b"", b"\n", b"two words", b"\xff", b"a\nb", b"x" * 5_000):
         write_private(file, content)
         with pytest.raises(TokenFileError):
-            read_own_token(environment)
+            read_client_token(environment)
     write_private(file, b"secret-of-ours")
     file.chmod(0o644)
     with pytest.raises(TokenFileError, match="chmod 600") as caught:
-        read_own_token(environment)
+        read_client_token(environment)
     assert "secret-of-ours" not in str(caught.value)
 
 
 def test_a_clients_token_does_not_show_when_printed() -> None:
-    assert "rst_a" not in f"{OwnToken('rst_a')!r} {OwnToken('rst_a')}"
-    assert OwnToken("rst_a").header() == "Bearer rst_a"
+    assert "rst_a" not in f"{ClientToken('rst_a')!r} {ClientToken('rst_a')}"
+    assert ClientToken("rst_a").header() == "Bearer rst_a"
 
 
 # The gate

@@ -15,8 +15,8 @@ from rankscope.collector.http.gate import (
     WRONG_ROLE,
     AccessGate,
 )
-from rankscope.collector.http.token_file import TokenBook, write_tokens
-from rankscope.collector.http.tokens import Grant, Role, revoked
+from rankscope.collector.http.token_file import TokenFile, write_tokens
+from rankscope.collector.http.tokens import Grant, Role, revoke_token
 from tests.support.collector.asgi import Client, in_a_loop
 from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
 
@@ -60,10 +60,10 @@ class Doors:
         }
         for name, (token, record) in sorts.items():
             self.tokens[name] = token
-            ends = revoked([record], record.token_id, now_ns=NOW_NS)
+            ends = revoke_token([record], record.token_id, now_ns=NOW_NS)
             records += ends if name == "revoked" else [record]
         write_tokens(path, records)
-        book = TokenBook(path, unix_ns=lambda: NOW_NS + 2 * DAY_NS)
+        book = TokenFile(path, unix_ns=lambda: NOW_NS + 2 * DAY_NS)
         access = Access(port=8050, token=OWN, tokens=book)
         self.app = create_app(access, pages=pages, not_ready=lambda: None)
         self.client = Client(create_server(access, pages=pages, not_ready=lambda: None))
@@ -154,7 +154,7 @@ def test_a_token_of_the_file_opens_no_session_by_url_or_form(doors: Doors) -> No
 
 
 def test_a_token_is_checked_before_a_byte_of_the_body_is_read(path: Path) -> None:
-    book = TokenBook(path)
+    book = TokenFile(path)
     sent: list[Message] = []
 
     async def app(*_: object) -> None:
@@ -193,7 +193,7 @@ def test_the_gate_tells_the_application_which_runs_a_token_covers(path: Path) ->
     async def nothing(*_: object) -> Message:
         return {}
 
-    access = Access(port=1, tokens=TokenBook(path, unix_ns=lambda: NOW_NS))
+    access = Access(port=1, tokens=TokenFile(path, unix_ns=lambda: NOW_NS))
     headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())]
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/clock", "query_string": b""}
     in_a_loop(_call(AccessGate(app, access), {**scope, "headers": headers}, nothing, nothing))

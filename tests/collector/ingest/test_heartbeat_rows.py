@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.heartbeat import beat_row
+from rankscope.collector.host.heartbeat import heartbeat_row
 from rankscope.collector.retention.deletion import Deletions
 from tests.collector.host.test_heartbeat import BEAT
 from tests.support.collector.serving import serving
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_a_repeated_heartbeat_is_stored_once(store: Store, run_id: str) -> None:
-    row = beat_row(BEAT) | {"run_id": run_id}
+    row = heartbeat_row(BEAT) | {"run_id": run_id}
     with serving(store) as collector:
         for _ in range(2):
             assert collector.rows("heartbeats", [row]).status_code == 200
@@ -26,7 +26,7 @@ def test_a_repeated_heartbeat_is_stored_once(store: Store, run_id: str) -> None:
 
 
 def test_deleting_a_run_removes_its_heartbeats(store: Store, run_id: str) -> None:
-    store.insert_rows("heartbeats", [beat_row(BEAT) | {"run_id": run_id}])
+    store.insert_rows("heartbeats", [heartbeat_row(BEAT) | {"run_id": run_id}])
 
     assert Deletions(store).delete(run_id).num_rows == {"heartbeats": 1}
     left = store.rows("SELECT rank FROM heartbeats WHERE run_id = {r:String}", {"r": run_id})

@@ -158,7 +158,7 @@ def told_to(addresses: list[list[str]]) -> Resolve:
 )
 def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None:
     with pytest.raises(WebhookUrlError, match="of no receiver"):
-        Webhook(f"http://{host}/", is_inside=True)
+        Webhook(f"http://{host}/", is_internal=True)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) ->
     url = f"http://alerts.corp.example:{port}/"
     outcomes: Queue[Delivery] = Queue()
     addresses = told_to([["127.0.0.1"]])
-    webhook = Webhook(url, is_inside=True, timeout_s=TIMEOUT_S, resolve=addresses)
+    webhook = Webhook(url, is_internal=True, timeout_s=TIMEOUT_S, resolve=addresses)
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
 

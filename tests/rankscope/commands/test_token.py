@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.__main__ import main
-from rankscope.collector.http.token_file import TokenBook
+from rankscope.collector.http.token_file import TokenFile
 from rankscope.collector.http.tokens import Role
 from rankscope.commands.token import NO_TOKENS
 
@@ -63,7 +63,7 @@ def test_a_token_is_created_shown_once_listed_and_revoked(command: Command) -> N
     created = json.loads(command.run(*CREATE, "--json"))
 
     # THEN the server accepts it
-    grant = TokenBook(command.path).grant(created["token"])
+    grant = TokenFile(command.path).grant(created["token"])
     assert grant is not None
     assert (grant.role, grant.run_prefix) == (Role.INGEST, "llama-")
     # AND the list shows everything except the token and its hash
@@ -76,7 +76,7 @@ def test_a_token_is_created_shown_once_listed_and_revoked(command: Command) -> N
     assert table.endswith("live")
     # AND after it is revoked, the server does not accept it
     assert command.run("revoke", created["id"]) == f"revoked token {created['id']}"
-    assert TokenBook(command.path).grant(created["token"]) is None
+    assert TokenFile(command.path).grant(created["token"]) is None
     assert command.run("list").endswith("revoked")
 
 
@@ -88,7 +88,7 @@ def test_a_token_written_to_a_new_private_file_is_not_shown(
     created = json.loads(command.run(*CREATE, "--json", "--out", str(out)))
 
     assert out.stat().st_mode & 0o777 == 0o600
-    assert TokenBook(command.path).grant(out.read_text().strip()) is not None
+    assert TokenFile(command.path).grant(out.read_text().strip()) is not None
     assert "token" not in created
     assert "exists: give the name of a new file" in command.error(*CREATE, "--out", str(out))
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.collector.http.limits import EdgeLimits
+from rankscope.collector.http.limits import ConnectionLimits
 from rankscope.collector.http.refusals import Refusals
-from rankscope.collector.http.server import Door, EdgeServer
+from rankscope.collector.http.server import HttpServer, Listener
 
 if TYPE_CHECKING:
     import ssl
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from rankscope.collector.http.refusals import Refusal
     from rankscope.collector.http.requests import AsgiApp, Message, Receive, Scope, Send
-    from rankscope.collector.http.tls import Renewal
+    from rankscope.collector.http.tls import CertificateRenewal
 
 PATIENCE_S = 60.0
 
-PATIENT = EdgeLimits(
+PATIENT = ConnectionLimits(
     handshake_s=60.0,
     header_s=60.0,
     body_window_s=60.0,
@@ -78,7 +78,7 @@ class Visitors:
 class Running(Visitors):
     """What a test sees of a server of this process."""
 
-    def __init__(self, server: EdgeServer, port: int, refusals: Refusals) -> None:
+    def __init__(self, server: HttpServer, port: int, refusals: Refusals) -> None:
         super().__init__(port)
         self.server = server
         self.refusals = refusals
@@ -92,9 +92,9 @@ class Running(Visitors):
 def running(
     app: AsgiApp = echo,
     *,
-    limits: EdgeLimits = PATIENT,
+    limits: ConnectionLimits = PATIENT,
     tls: ssl.SSLContext | None = None,
-    renewal: Renewal | None = None,
+    renewal: CertificateRenewal | None = None,
 ) -> Iterator[Running]:
     """Serve ``app`` until the block ends."""
     refusals = Refusals()
@@ -102,13 +102,13 @@ def running(
 
     def serve() -> None:
         try:
-            server.serve_until_told()
+            server.serve_until_stopped()
         except Exception as problem:  # noqa: BLE001 -- asserted on below
             problems.append(problem)
 
     with socket.create_server(("127.0.0.1", 0), backlog=512) as bound:
-        door = Door(bound=bound, tls=tls, renewal=renewal)
-        server = EdgeServer(app, [door], limits=limits, refusals=refusals)
+        door = Listener(bound=bound, tls=tls, renewal=renewal)
+        server = HttpServer(app, [door], limits=limits, refusals=refusals)
         thread = threading.Thread(target=serve)
         thread.start()
         try:

@@ -10,7 +10,7 @@ import httpx
 
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.token_file import TokenBook, write_tokens
+from rankscope.collector.http.token_file import TokenFile, write_tokens
 from rankscope.collector.http.tokens import Role, make_token
 from rankscope.collector.ingest.router import ARROW_TYPE, ingest_router
 from rankscope.collector.ingest.service import IngestService, ServiceLimits
@@ -91,7 +91,7 @@ class Collector:
         return httpx.AsyncClient(transport=transport, base_url=BASE, timeout=60)
 
 
-def tokens_for(folder: Path, **holders: tuple[Role, str]) -> tuple[TokenBook, dict[str, str]]:
+def tokens_for(folder: Path, **holders: tuple[Role, str]) -> tuple[TokenFile, dict[str, str]]:
     """Return a book with one token for each holder, and the tokens by holder.
 
     Args:
@@ -108,14 +108,14 @@ def tokens_for(folder: Path, **holders: tuple[Role, str]) -> tuple[TokenBook, di
         tokens[name] = token
     path = folder / "tokens.json"
     write_tokens(path, records)
-    return TokenBook(path, unix_ns=lambda: 10**18), tokens
+    return TokenFile(path, unix_ns=lambda: 10**18), tokens
 
 
 @contextmanager
 def serving(
     store: Store,
     *,
-    tokens: TokenBook | None = None,
+    tokens: TokenFile | None = None,
     limits: ServiceLimits | None = None,
     more: Sequence[APIRouter] = (),
     metrics: Metrics | None = None,
