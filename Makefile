@@ -9,15 +9,22 @@ NATIVE := $(wildcard tracer/native/*.[ch])
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 SERVE ?= 1
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+# A property with many examples may take longer than any test of `make test`.
+EXPLORING = --hypothesis-profile=nightly --hypothesis-seed=$(SEED) --timeout=3600 --override-ini=faulthandler_timeout=4000
 
 # ruff follows no link by itself; behind the links of src/rankscope it sees the packages by their installed names.
 SOURCES := . src/rankscope/*/
 
-# Two processes share the test files, but for those that measure or keep a pace: they come last, with nothing beside
-# them. A run that was narrowed by ARGS does not pay for the start of the two.
-SHARED_RUN := -m "not alone" --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
+# Two processes share the test files. Tests that measure or keep a pace run last, with no other test beside them. A run
+# narrowed by ARGS uses one process, because starting two takes longer.
+TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+SHARED_RUN := -m "not alone" $(TWO_PROCESSES) --durations=10
+FAST_RUN := -m "not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
 
-.PHONY: help demo test lint types check-imports pytest format diagnosis faults fuzz outage other-torch lock audit browser clean
+.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults fuzz outage other-torch lock audit browser clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -38,6 +45,15 @@ demo: $(STAMP) ## train on 8 local processes with one slow rank, diagnose it, se
 test: $(STAMP) ## everything that a submission must pass
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types check-imports browser
 	@$(MAKE) --no-print-directory pytest
+
+test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes (3 minutes on two cores)
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest $(FAST_RUN)
+
+nightly: $(STAMP) browser ## all tests; hypothesis explores with more examples and a fresh seed: make nightly SEED=7 repeats one
+	@echo "hypothesis seed $(SEED): make nightly SEED=$(SEED) tries the same examples"
+	@$(BIN)/python -m pytest $(SHARED_RUN) $(EXPLORING)
+	@$(BIN)/python -m pytest -m alone $(EXPLORING)
 
 lint: $(STAMP) ## ruff, linting and format
 	@$(BIN)/ruff check $(SOURCES)
