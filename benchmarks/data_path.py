@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from benchmarks.intervals import growth
+from benchmarks.intervals import slope
 from rankscope.collector.spool.records import RECORD
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
@@ -321,7 +321,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["mib_by_minute"] = mib_by_minute(looks, 1.0)
     result["median_mib_by_minute"] = mib_by_minute(looks, 0.5)
     result["mib_a_minute"] = {
-        name: growth(told[SETTLED_MINUTES:-1])
+        name: slope(told[SETTLED_MINUTES:-1])
         for name, told in result["median_mib_by_minute"].items()
     }
     result["least_mib_by_minute"] = mib_by_minute(looks, 0.0)

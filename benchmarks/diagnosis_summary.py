@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.intervals import bootstrap_interval, quantile_interval, share_interval
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -182,32 +184,26 @@ def share_text(values: Iterable[bool | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    num, hits, z = len(known), sum(known), 1.96
-    share = hits / num
-    middle = (share + z * z / (2 * num)) / (1 + z * z / num)
-    half = z * np.sqrt(share * (1 - share) / num + z * z / (4 * num * num)) / (1 + z * z / num)
-    low, high = max(middle - half, 0.0), min(middle + half, 1.0)
-    return f"{share:.1%} ({low:.1%} - {high:.1%}), {hits} of {num}"
+    num, hits = len(known), sum(known)
+    low, high = share_interval(hits, num)
+    return f"{hits / num:.1%} ({low:.1%} - {high:.1%}), {hits} of {num}"
 
 
 def _quantile_text(values: Sequence[float], quantile: float) -> str:
     if not values:
         return "-"
-    rng = np.random.default_rng(0)
-    drawn = rng.choice(np.array(values), size=(1000, len(values)))
-    low, high = np.quantile(np.quantile(drawn, quantile, axis=1), (0.025, 0.975))
+    low, high = quantile_interval(values, quantile)
     return f"{np.quantile(values, quantile):.2%} ({low:.2%} - {high:.2%}), n = {len(values)}"
 
 
 def _f1_text(results: Sequence[Result]) -> str:
     if not results:
         return "-"
-    rng = np.random.default_rng(0)
-    drawn = [
-        _macro_f1([results[int(at)] for at in rng.integers(len(results), size=len(results))])
-        for _ in range(200)
-    ]
-    low, high = np.quantile(drawn, (0.025, 0.975))
+    low, high = bootstrap_interval(
+        np.arange(len(results)),
+        lambda chosen: _macro_f1([results[at] for at in chosen.tolist()]),
+        num_resamples=200,
+    )
     return f"{_macro_f1(results):.3f} ({low:.3f} - {high:.3f})"
 
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from benchmarks.ingest_spool import write_spool
-from benchmarks.intervals import interval
+from benchmarks.intervals import median_interval
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
@@ -169,7 +169,7 @@ def ratio(
     values = [seconds(costs, quick) / seconds(costs, slow) for costs in rounds]
     return {
         "median": round(statistics.median(values), 3),
-        "interval": [round(value, 3) for value in interval(values)],
+        "interval": [round(value, 3) for value in median_interval(values)],
     }
 
 

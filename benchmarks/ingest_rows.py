@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.intervals import interval
+from benchmarks.intervals import median_interval
 from rankscope.collector.store.store import open_store
 from tests.support.collector.serving import OWN, serving
 
@@ -157,7 +157,7 @@ def compare(*, num_senders: int, seconds: float, num_rounds: int) -> dict[str, A
     return {
         **ways,
         "bodies_grouped_over_each": round(statistics.median(ratios), 2),
-        "bodies_grouped_over_each_95": [round(bound, 2) for bound in interval(ratios)],
+        "bodies_grouped_over_each_95": [round(bound, 2) for bound in median_interval(ratios)],
         "one_body_a_second_each": {name: round(value, 3) for name, value in steady.items()},
     }
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from benchmarks.intervals import interval
+from benchmarks.intervals import median_interval
 from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.ingest.screening import screen
@@ -125,7 +125,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
         "spans_a_round": 2 * num_spans,
         "spans_per_s": round(statistics.median(rates)),
         "bare_over_service": round(statistics.median(ratios), 3),
-        "bare_over_service_95": [round(bound, 3) for bound in interval(ratios)],
+        "bare_over_service_95": [round(bound, 3) for bound in median_interval(ratios)],
         "requests_an_insert": round(2 * num_bodies * num_rounds / num_groups, 1),
     }
 
@@ -159,7 +159,7 @@ def measure_decoder() -> dict[str, Any]:
         "here_ms": round(statistics.median(here_ms), 2),
         "own_process_ms": round(statistics.median(there_ms), 2),
         "own_process_over_here": round(statistics.median(ratios), 2),
-        "own_process_over_here_95": [round(bound, 2) for bound in interval(ratios)],
+        "own_process_over_here_95": [round(bound, 2) for bound in median_interval(ratios)],
         "decoder_spans_per_s": round(num_spans / statistics.median(there_ms) * 1e3),
     }
 

@@ -1,54 +1,70 @@
-"""95 % intervals: of medians by bootstrap, of a slope by least squares."""
+"""95 % confidence intervals and slopes, by scipy."""
 
 from __future__ import annotations
 
-import random
-import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
 
-def interval(values: Sequence[float], *, rounds: int = 2_000) -> list[float]:
-    """Return the 95 % bootstrap interval of the median of independent values."""
-    dice = random.Random(7)
-    return _interval(lambda: statistics.median(dice.choices(values, k=len(values))), rounds)
+SEED = 7
 
 
-def interval_of_rounds(by_round: Sequence[Sequence[float]], *, rounds: int = 4_000) -> list[float]:
-    """Return the same where values of one round resemble each other.
+def median_interval(values: Sequence[float]) -> list[float]:
+    """Return the 95 % interval of the median of independent values, by bootstrap."""
+    return quantile_interval(values, 0.5)
 
-    Rounds are drawn first, then values within each (a two-stage cluster bootstrap, A. C. Davison
-    and D. V. Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
+
+def quantile_interval(values: Sequence[float], quantile: float) -> list[float]:
+    """Return the 95 % interval of a quantile of independent values, by bootstrap."""
+    if len(values) == 1:
+        return [values[0], values[0]]
+    return bootstrap_interval(
+        np.array(values, dtype=float),
+        lambda drawn: float(np.quantile(drawn, quantile)),
+        num_resamples=2_000,
+    )
+
+
+def bootstrap_interval(
+    values: NDArray[Any],
+    statistic: Callable[[NDArray[Any]], float],
+    *,
+    num_resamples: int,
+) -> list[float]:
+    """Return the 95 % percentile interval of a statistic of independent values, at least two."""
+    found = stats.bootstrap(
+        (values,),
+        statistic,
+        n_resamples=num_resamples,
+        vectorized=False,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return [float(found.low), float(found.high)]
+
+
+def share_interval(num_hits: int, num: int) -> list[float]:
+    """Return Wilson's 95 % interval of a share."""
+    found = stats.binomtest(num_hits, num).proportion_ci(method="wilson")
+    return [float(found.low), float(found.high)]
+
+
+def slope(values: Sequence[float]) -> list[float] | None:
+    """Return the slope of values taken one step apart and half its 95 % interval.
+
+    Successive values that resemble each other make the interval too narrow, so a slope outside it
+    needs a closer look.
+
+    Returns:
+        None for fewer than four values.
     """
-    dice = random.Random(7)
-
-    def once() -> float:
-        drawn = dice.choices(by_round, k=len(by_round))
-        return statistics.median(v for values in drawn for v in dice.choices(values, k=len(values)))
-
-    return _interval(once, rounds)
-
-
-def _interval(median_of_one_draw: Callable[[], float], rounds: int) -> list[float]:
-    medians = sorted(median_of_one_draw() for _ in range(rounds))
-    return [medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]]
-
-
-def growth(values: Sequence[float]) -> list[float] | None:
-    """Return the slope of values that were taken one step apart, and half its 95 % interval.
-
-    None where there are fewer than four. Neighbours that are alike make the interval too narrow:
-    it says whether a slope is to be looked into.
-    """
-    taken = np.array(values, dtype=float)
-    if len(taken) < 4:
+    if len(values) < 4:
         return None
-    place = np.arange(len(taken)) - (len(taken) - 1) / 2
-    slope = float(place @ taken / (place @ place))
-    rest = taken - taken.mean() - slope * place
-    error = float(np.sqrt(rest @ rest / (len(taken) - 2) / (place @ place)))
-    return [round(slope, 2), round(1.96 * error, 2)]
+    fit = stats.linregress(range(len(values)), values)
+    return [round(float(fit.slope), 2), round(1.96 * float(fit.stderr), 2)]

@@ -22,13 +22,14 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import platform
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from scipy import stats
 
 from rankscope import tracer
 from rankscope.tracer.install import spool_identity
@@ -195,15 +196,6 @@ def measure() -> dict[str, list[float]]:
     return times
 
 
-def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """Return the median and the 95 % interval around it, from order statistics alone."""
-    ordered = sorted(values)
-    half_width = 0.98 * len(ordered) ** 0.5
-    low = max(0, math.floor(len(ordered) / 2 - half_width) - 1)
-    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + half_width))
-    return ordered[low], statistics.median(ordered), ordered[high]
-
-
 def net_of(times: dict[str, list[float]], name: str) -> list[float]:
     """Return a case's ns per call, one value a round, loop taken off."""
     return [value - loop for value, loop in zip(times[name], times["loop"], strict=True)]
@@ -212,8 +204,12 @@ def net_of(times: dict[str, list[float]], name: str) -> list[float]:
 def ratio_of(times: dict[str, list[float]], name: str, base: str) -> dict[str, object]:
     """Return the ratio of two cases, taken within each round, with its 95 % interval."""
     pairs = zip(net_of(times, name), net_of(times, base), strict=True)
-    low, middle, high = median_interval([value / one for value, one in pairs])
-    return {"ratio": round(middle, 2), "ratio_95": [round(low, 2), round(high, 2)]}
+    ratios = [value / one for value, one in pairs]
+    found: Any = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_95": [round(float(found.low), 2), round(float(found.high), 2)],
+    }
 
 
 def summary(times: dict[str, list[float]]) -> list[dict[str, object]]:
