@@ -142,10 +142,10 @@ def _positions(run: RunInfo, epoch: int) -> Positions:
 
 
 def _disagreements(
-    choose_settings: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
+    settings_of: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
 ) -> Iterable[tuple[tuple[int, ...], Difference, float]]:
     """Yield (ranks that differ, the setting, share of ranks that agree)."""
-    groups = _group_alike(choose_settings)
+    groups = _group_alike(settings_of)
     if len(groups) == 1:
         return
     positions = positions_of()
@@ -161,11 +161,11 @@ def _disagreements(
 
 
 def _group_alike(
-    choose_settings: Mapping[int, Mapping[str, str]],
+    settings_of: Mapping[int, Mapping[str, str]],
 ) -> list[tuple[Mapping[str, str], list[int]]]:
     """Return each distinct manifest with its ranks. Ranks often share one object."""
     by_object: dict[int, tuple[Mapping[str, str], list[int]]] = {}
-    for rank, settings in choose_settings.items():
+    for rank, settings in settings_of.items():
         by_object.setdefault(id(settings), (settings, []))[1].append(rank)
     by_content: dict[frozenset[tuple[str, str]], tuple[Mapping[str, str], list[int]]] = {}
     for settings, ranks in by_object.values():

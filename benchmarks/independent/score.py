@@ -19,7 +19,7 @@ NO_ALARM = frozenset({"healthy", "checkpoint", "layout", "insufficient-evidence"
 ANY_MEMBER = frozenset({"slow-link", "launch-skew"})
 """A link is told by either end; skew by whoever launched late."""
 
-MAX_LOGGED = 8
+MAX_TOLD = 8
 """A slow rank may stand among so many: its partners, where their communication is not traced."""
 
 MOST = 0.8
@@ -46,7 +46,7 @@ def fits(finding: Row, fault: Row) -> bool:
     if cause == "stage-imbalance":
         return both >= MOST * len(wanted) and len(told - wanted) <= (1 - MOST) * len(wanted)
     if len(wanted) == 1:
-        return wanted <= told and len(told) <= MAX_LOGGED
+        return wanted <= told and len(told) <= MAX_TOLD
     return both >= MOST * len(wanted)
 
 
@@ -57,12 +57,12 @@ def wrongs_of(row: Row) -> list[str]:
     alarms = [each for each in row["findings"] if each["cause"] not in NO_ALARM]
     faults = row["faults"]
     wrongs = [
-        f"{fault['cause']} of {fault['ranks'][:MAX_LOGGED]} is not told"
+        f"{fault['cause']} of {fault['ranks'][:MAX_TOLD]} is not told"
         for fault in faults
         if not any(fits(alarm, fault) for alarm in alarms)
     ]
     wrongs += [
-        f"{alarm['cause']} of {alarm['ranks'][:MAX_LOGGED]} in {alarm['steps']} is told"
+        f"{alarm['cause']} of {alarm['ranks'][:MAX_TOLD]} in {alarm['steps']} is told"
         for alarm in alarms
         if not any(fits(alarm, fault) for fault in faults)
     ]

@@ -110,7 +110,7 @@ async def _read(request: Request) -> tuple[QueryRequest, int]:
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise QueryError(NOT_IMPLEMENTED, "forms and external tables are not offered here")
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise QueryError(NOT_IMPLEMENTED, "a compress statement is not offered here")
+        raise QueryError(NOT_IMPLEMENTED, "a compressed statement is not offered here")
     url = dict(request.query_params)
     if "user" in url or "password" in url:
         raise QueryError(BAD_ARGUMENTS, "a password in a URL stands in logs: give it in a header")

@@ -58,7 +58,7 @@ class TokenState(StrEnum):
 
     LIVE = "live"
     EXPIRED = "expired"
-    REVOKED = "revoke_token"
+    REVOKED = "revoked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(HASH_CONTEXT + token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def revoke_token(
+def mark_revoked(
     records: Iterable[TokenRecord], token_id: str, *, now_ns: int
 ) -> list[TokenRecord]:
     """Return the records with one of them revoked; revoking it again changes nothing.

@@ -113,10 +113,10 @@ def revoke_token(
 ) -> None:
     """Revoke a token, from the next request on."""
     from rankscope.collector.http.token_file import default_tokens_path, edit_tokens
-    from rankscope.collector.http.tokens import revoke_token
+    from rankscope.collector.http.tokens import mark_revoked
 
     with edit_tokens(default_tokens_path()) as records:
-        records[:] = revoke_token(records, token_id, now_ns=time.time_ns())
+        records[:] = mark_revoked(records, token_id, now_ns=time.time_ns())
         record = next(record for record in records if record.token_id == token_id)
     typer.echo(json.dumps(_document(record)) if as_json else f"revoked token {token_id}")
 

@@ -18,7 +18,7 @@ from rankscope.collector.http.token_file import (
     write_private,
     write_tokens,
 )
-from rankscope.collector.http.tokens import Role, revoke_token
+from rankscope.collector.http.tokens import Role, mark_revoked
 from tests.support.collector.token_builder import NOW_NS, made
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
     def change() -> None:
         with edit_tokens(path) as records:
             records.clear()
-            revoke_token(records, "none", now_ns=NOW_NS)
+            mark_revoked(records, "none", now_ns=NOW_NS)
 
     with pytest.raises(TokenRequestError):
         change()
@@ -145,7 +145,7 @@ def test_the_server_follows_the_file_without_a_restart(path: Path) -> None:
     # WHEN one is made THEN it opens; revoked, it no longer does
     write_tokens(path, [record])
     assert book.grant(token) is not None
-    write_tokens(path, revoke_token([record], record.token_id, now_ns=NOW_NS))
+    write_tokens(path, mark_revoked([record], record.token_id, now_ns=NOW_NS))
     assert book.grant(token) is None
     # AND a file opened to others opens nothing until that is mended
     write_tokens(path, [record])

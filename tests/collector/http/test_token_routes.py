@@ -16,7 +16,7 @@ from rankscope.collector.http.gate import (
     AccessGate,
 )
 from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import Grant, Role, revoke_token
+from rankscope.collector.http.tokens import Grant, Role, mark_revoked
 from tests.support.collector.asgi import Client, in_a_loop
 from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
 
@@ -60,7 +60,7 @@ class Doors:
         }
         for name, (token, record) in sorts.items():
             self.tokens[name] = token
-            ends = revoke_token([record], record.token_id, now_ns=NOW_NS)
+            ends = mark_revoked([record], record.token_id, now_ns=NOW_NS)
             records += ends if name == "revoked" else [record]
         write_tokens(path, records)
         book = TokenFile(path, unix_ns=lambda: NOW_NS + 2 * DAY_NS)

@@ -14,7 +14,7 @@ from rankscope.collector.http.tokens import (
     TokenState,
     hash_token,
     make_token,
-    revoke_token,
+    mark_revoked,
 )
 from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
 
@@ -83,7 +83,7 @@ def test_a_holder_has_two_live_tokens_at_most_so_that_one_can_follow_the_other()
         make_token(records, **fields, now_ns=NOW_NS)  # type: ignore[arg-type]
 
     # AND it is made once one is revoked or expired, for another holder, scope or role
-    left = revoke_token(records, records[0].token_id, now_ns=NOW_NS)
+    left = mark_revoked(records, records[0].token_id, now_ns=NOW_NS)
     make_token(left, **fields, now_ns=NOW_NS)  # type: ignore[arg-type]
     make_token(records, **fields, now_ns=NOW_NS + 7 * DAY_NS)  # type: ignore[arg-type]
     for change in ({"holder": "b"}, {"run_prefix": "x"}, {"role": Role.READ}):
@@ -111,14 +111,14 @@ def test_a_field_of_another_form_is_refused(change: dict[str, object], reason: s
 
 def test_a_revoked_token_opens_nothing_and_stays_revoked_since_then() -> None:
     token, record = made()
-    once = revoke_token([record], record.token_id, now_ns=NOW_NS + 5)
-    twice = revoke_token(once, record.token_id, now_ns=NOW_NS + 9)
+    once = mark_revoked([record], record.token_id, now_ns=NOW_NS + 5)
+    twice = mark_revoked(once, record.token_id, now_ns=NOW_NS + 9)
 
     assert TokenSet(once).grant(token, now_ns=NOW_NS + 6) is None
     assert once[0].state(NOW_NS) is TokenState.REVOKED
     assert twice[0].revoked_ns == NOW_NS + 5
     with pytest.raises(TokenRequestError, match="no token has the id 'none'"):
-        revoke_token([record], "none", now_ns=NOW_NS)
+        mark_revoked([record], "none", now_ns=NOW_NS)
 
 
 # The file
