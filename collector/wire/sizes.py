@@ -2,7 +2,7 @@
 
 Arrow allocates the size that a compressed buffer declares in its first eight bytes, which the
 client chooses. So the sizes of all buffers are summed up first. Message headers are flatbuffers,
-of which only the offsets of the buffers are read.
+of which only the offsets of the buffers are read (docs/decisions/0016-untrusted-bodies.md).
 
 Source: Arrow columnar format, "Encapsulated message format" and `Message.fbs` (format 5).
 """
