@@ -9,6 +9,7 @@ import numpy as np
 from .arrays.grouping import factorize
 from .report.report import Quality
 from .report.text import format_count, format_ranges
+from .trace.account import TORN
 from .trace.tables import num_expected_ranks
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def assess_quality(
     """Return the limits of a run's trace, with a warning for each.
 
     Args:
-        run: Description of the run: drops, clocks, torn records, warnings.
+        run: Description of the run: account of its records, clocks, warnings.
         steps: Its step rows.
         reading: Its operations; None if there are no spans.
         has_worker_slowdown: Whether the slowdown by dp position and worker was computed.
@@ -40,12 +41,12 @@ def assess_quality(
         )
     if reading is not None and reading.left_out:
         warnings.append(left_out_sentence(reading.left_out))
-    if run.num_torn:
-        warnings.append(
-            f"{format_count(run.num_torn, 'record')} torn: the process ended while writing"
-        )
+    account = run.account
+    if num_torn := account.dropped.get(TORN):
+        warnings.append(f"{format_count(num_torn, 'record')} torn: the process ended while writing")
     return Quality(
-        dropped_spans=run.num_dropped,
+        account=account,
+        account_by_rank=run.accounts,
         clock_error_ns=run.clock_error_ns,
         coverage_ratio=None if reading is None else _coverage(run, steps, reading),
         warnings=tuple(warnings),

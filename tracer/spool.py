@@ -125,6 +125,11 @@ KEPT_REASONS = frozenset({DropReason.BAD_ARGUMENT})
 """Reasons that lose no record: the record was kept and the unusable value replaced."""
 
 
+def drop_name(reason: DropReason) -> str:
+    """Return the name of a reason in `ranks.dropped`."""
+    return reason.name.lower().replace("_", "-")
+
+
 class SpoolError(Exception):
     """Base class of the errors of reading a spool."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rankscope.tracer.span import NONE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .report import RunReport, Starved, WaterfallSummary
+    from .report import Quality, RunReport, Starved, WaterfallSummary
 
 SCHEMA = 1
 
@@ -43,10 +45,36 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "mfu": None
         if report.mfu is None
         else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
-        "quality": asdict(report.quality),
+        "quality": _quality(report.quality),
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],
         "waterfall": None if report.waterfall is None else _waterfall(report.waterfall),
+    }
+
+
+def _quality(quality: Quality) -> dict[str, Any]:
+    account = quality.account
+    return {
+        "produced_spans": account.produced,
+        "stored_spans": account.stored,
+        "dropped_spans": account.num_dropped,
+        "buffered_spans": account.buffered,
+        "dropped_by_reason": dict(account.dropped),
+        "by_rank": [
+            {
+                "epoch": epoch,
+                "rank": rank,
+                "produced": of_rank.produced,
+                "stored": of_rank.stored,
+                "dropped": dict(of_rank.dropped),
+                "buffered": of_rank.buffered,
+            }
+            for (epoch, rank), of_rank in quality.account_by_rank.items()
+            if rank != NONE
+        ],
+        "clock_error_ns": quality.clock_error_ns,
+        "coverage_ratio": quality.coverage_ratio,
+        "warnings": list(quality.warnings),
     }
 
 

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 from ..trace.tables import is_layout_known
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords, Layout
+
+    from ..trace.account import RecordAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,12 @@ class Mfu:
 class Quality:
     """Limits of the trace that the result depends on."""
 
-    dropped_spans: int
+    account: RecordAccount
+    """Account of all records: spans, and those of steps and micro-batches."""
+
+    account_by_rank: Mapping[tuple[int, int], RecordAccount]
+    """By (epoch, rank); rank -1 stands for records of several ranks that were stored together."""
+
     clock_error_ns: int | None
     """None if unknown."""
 

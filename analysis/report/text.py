@@ -12,6 +12,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_steps      step 3; steps 3 to 9                 (in a sentence)
     format_ranges     0-7, 9      (in a table)
     format_range      3-9         (in a table)
+    format_account    9 records = 7 stored + 2 dropped (2 torn) + 0 buffered
 
 An unknown quantity is `UNKNOWN`, an empty list `EMPTY`. Nothing here escapes text from outside:
 `dashboard.text` does that for pages.
@@ -24,7 +25,9 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from ..trace.account import RecordAccount
 
 UNKNOWN = "n/a"
 EMPTY = "-"
@@ -139,3 +142,25 @@ def _three_digits(value: float) -> str:
     size = abs(value) / _ROUNDS_UP
     digits = 2 if size < 10 else 1 if size < 100 else 0  # noqa: PLR2004
     return f"{value:,.{digits}f}"
+
+
+def format_account(account: RecordAccount) -> str:
+    """Return an account in one clause: "9 records = 7 stored + 2 dropped (2 torn) + 0 buffered"."""
+    stored = "unknown" if account.stored is None else f"{account.stored:,}"
+    reasons = ", ".join(f"{num:,} {reason}" for reason, num in account.dropped.items())
+    dropped = f"{account.num_dropped:,} dropped" + (f" ({reasons})" if reasons else "")
+    if account.produced is None:
+        return f"{stored} records stored, {dropped}, number produced unknown"
+    return (
+        f"{account.produced:,} records = {stored} stored + {dropped}"
+        f" + {account.buffered:,} buffered"
+    )
+
+
+def format_most_dropped(accounts: Mapping[tuple[int, int], RecordAccount]) -> str:
+    """Return the rank that dropped most, with its reasons; "" if none dropped any."""
+    worst = max(accounts.items(), key=lambda item: item[1].num_dropped, default=None)
+    if worst is None or not worst[1].num_dropped:
+        return ""
+    (_, rank), account = worst
+    return f"rank {rank} dropped most: {account.num_dropped:,}"

@@ -13,12 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from .account import INVALID, TORN, sum_accounts
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords, Layout
 
+    from .account import RecordAccount
     from .context import RunContext
 
 
@@ -106,17 +111,25 @@ class RunInfo:
     pace_overrun_ratio: float | None = None
     """Share of paced compute that overran its target by more than 10 %, on the worst rank."""
 
-    num_dropped: int = 0
-    """Records that the training processes dropped, for any reason, on all ranks."""
-
-    num_torn: int = 0
-    """Records whose process ended while writing them."""
+    accounts: Mapping[tuple[int, int], RecordAccount] = field(default_factory=dict)
+    """Account of the records of each (epoch, rank); empty if the source is not a store."""
 
     clock_error_ns: int | None = None
     """Largest error bound between the clocks of the ranks; 0 on one host; None if unknown."""
 
     warnings: tuple[str, ...] = ()
     """Problems of the stored data, one sentence each, for ``quality.warnings``."""
+
+    @property
+    def account(self) -> RecordAccount:
+        """Account of the records of all ranks."""
+        return sum_accounts(self.accounts.values())
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of dropped records that were complete and valid."""
+        dropped = self.account.dropped
+        return sum(num for reason, num in dropped.items() if reason not in {TORN, INVALID})
 
     @property
     def has_layout(self) -> bool:

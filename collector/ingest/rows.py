@@ -180,6 +180,7 @@ ROW_TABLES: dict[str, RowTable] = {
             "exit_state": WORD,
             "exit_ns": OPT_INT64,
             "dropped": mapping(UINT64),
+            "produced": optional(UINT64),
         },
     ),
     "groups": RowTable(

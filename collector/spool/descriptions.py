@@ -86,7 +86,12 @@ def run_row(
 
 
 def rank_row(
-    files: ProcessFiles, *, state: str, exit_ns: int | None, dropped: Mapping[str, int]
+    files: ProcessFiles,
+    *,
+    state: str,
+    exit_ns: int | None,
+    dropped: Mapping[str, int],
+    produced: int | None,
 ) -> Row:
     """Return the row of one process of a rank."""
     manifest, identity = files.manifest, files.identity
@@ -111,6 +116,7 @@ def rank_row(
         "exit_state": state,
         "exit_ns": exit_ns,
         "dropped": dict(dropped),
+        "produced": produced,
     }
 
 

@@ -20,11 +20,13 @@ from rankscope.tracer.spool import (
     OTHER_NAME,
     PROCESS_FILE,
     PROCESS_MAGIC,
-    DropReason,
+    SpoolCounts,
     SpoolError,
+    drop_name,
     name_slot_offset,
     open_spool_file,
     read_counts,
+    read_dropped,
     read_header,
 )
 
@@ -115,21 +117,14 @@ class ProcessFiles:
         """Return the text of each interned name; `OTHER_NAME` if its slot is empty."""
         return [self._text(name_id) for name_id in ids]
 
-    def dropped(self) -> dict[str, int]:
-        """Return how many records the process has dropped, by reason."""
-        path = self.folder / PROCESS_FILE
-        data = _read_at(path, offset=DROPPED_OFFSET, num_bytes=DROPPED.size)
-        if len(data) < DROPPED.size:
+    def counts(self) -> tuple[dict[str, int], SpoolCounts]:
+        """Return how many records the process has dropped, by reason, and its other counters."""
+        data = _read_at(self.folder / PROCESS_FILE, offset=0, num_bytes=HEADER_BYTES)
+        if len(data) < DROPPED_OFFSET + DROPPED.size:
             raise OSError(errno.EIO, f"{PROCESS_FILE} is shorter than its header")
-        counts = DROPPED.unpack(data)
-        names = {reason: reason.name.lower().replace("_", "-") for reason in DropReason}
-        return {name: counts[reason] for reason, name in names.items() if counts[reason]}
-
-    def num_written(self) -> int:
-        """Return how many rows the process claimed in all segments, by its own account."""
-        path = self.folder / PROCESS_FILE
-        data = _read_at(path, offset=0, num_bytes=HEADER_BYTES)
-        return read_counts(data.ljust(HEADER_BYTES, b"\0")).num_written
+        data = data.ljust(HEADER_BYTES, b"\0")
+        dropped = {drop_name(reason): count for reason, count in read_dropped(data).items()}
+        return dropped, read_counts(data)
 
     def exit_record(self) -> dict[str, Any] | None:
         """Return the exit record; None if the process has not written one."""

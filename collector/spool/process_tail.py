@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
     from pathlib import Path
 
+    from rankscope.tracer.spool import SpoolCounts
+
     from ..clock.map import ClockMap
     from ..identity import Row
     from .cut import Resume
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 STALL_NS = 60_000_000_000
 """A process that records nothing for so long gets an event with its open spans: longer than any
 step, shorter than the ten minutes after which NCCL gives up by default."""
+
+PRODUCED_PERIOD_NS = 60_000_000_000
+"""Time between rows of a running process that differ in its number of records only. The store
+keeps such a row for each rank, so more often would be a load."""
 
 REMOVED = "segment-removed"
 """Reason in `ranks.dropped` for rows of segments that were deleted before they were read."""
@@ -88,10 +94,14 @@ class ProcessTail:
         self._exit_record: dict[str, Any] | None = None
         self._has_ended = False
         self._dropped: dict[str, int] = {}
+        self._counts: SpoolCounts | None = None
+        self._now_ns = 0
         self._end_rows = dict(resume.end_rows)
         self._numbers: set[int] = set()
         self._num_removed: int | None = None
         self._stored_row: tuple[str, Mapping[str, int], Mapping[str, Any]] | None = None
+        self._stored_produced: int | None = None
+        self._stored_ns = 0
         self._progress_ns: int | None = None
         self._reported_stall: list[dict[str, Any]] = []
 
@@ -113,12 +123,13 @@ class ProcessTail:
     def poll(self, *, now_ns: int) -> NewDescriptions:
         """Find new segments, read new lines, and check whether the process has ended."""
         files = self.files
+        self._now_ns = now_ns
         files.refresh_derived()
         if self._exit_record is None:
             self._exit_record = self._read_exit()
             self._exit_seen_ns = now_ns
         self._has_ended = self._check_ended(now_ns)
-        self._dropped = files.dropped()
+        self._dropped, self._counts = files.counts()
         self._find_segments()
         return NewDescriptions(
             groups=group_rows(files, files.groups.read()),
@@ -174,10 +185,18 @@ class ProcessTail:
         if self._num_removed:
             dropped[REMOVED] = self._num_removed
         current = (self.state, dropped, self.files.derived)
-        if current == self._stored_row:
+        produced = self._num_produced()
+        if current == self._stored_row and not self._is_produced_due(produced):
             return None
         self._stored_row = current
-        return rank_row(self.files, state=self.state, exit_ns=self.exit_ns, dropped=dropped)
+        self._stored_produced, self._stored_ns = produced, self._now_ns
+        return rank_row(
+            self.files,
+            state=self.state,
+            exit_ns=self.exit_ns,
+            dropped=dropped,
+            produced=produced,
+        )
 
     def delete_segments(self) -> None:
         """Delete the segments that are stored and have no open span."""
@@ -192,16 +211,27 @@ class ProcessTail:
             reader.close()
         self._readers.clear()
 
+    def _num_produced(self) -> int | None:
+        """Return how many records the process has made; None if it did not count them."""
+        counts = self._counts
+        return None if counts is None or not counts.at_ns else counts.num_produced
+
+    def _is_produced_due(self, produced: int | None) -> bool:
+        if produced == self._stored_produced:
+            return False
+        is_old = self._now_ns - self._stored_ns >= PRODUCED_PERIOD_NS
+        return is_old or self.state != RUNNING
+
     def _count_removed(self) -> int:
         if self._unreadable:
             return 0  # the number of rows in these segments is unknown
         try:
-            num_written = self.files.num_written()
+            _, counts = self.files.counts()
         except OSError:
             return 0  # the whole folder was removed
         num_removed = count_removed_rows(
             self.files.process,
-            num_written=num_written,
+            num_written=counts.num_written,
             end_rows=self._end_rows,
             found=self._numbers,
             num_dropped=sum(self._resume.dropped.get(self.files.process, {}).values()),

@@ -15,6 +15,7 @@ from rankscope.analysis.report.text import (
     UNKNOWN,
     format_count,
     format_duration,
+    format_most_dropped,
     format_percent,
     format_range,
     format_ranges,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.liveness import RankLiveness, SilentRank
     from rankscope.analysis.report.progress import AnalysisFailed
-    from rankscope.analysis.report.report import Finding, RunReport, Starved
+    from rankscope.analysis.report.report import Finding, Quality, RunReport, Starved
 
 _STYLE_BY_CAUSE = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
@@ -182,7 +183,7 @@ def quality_list(report: RunReport) -> list[Component]:
     quality = report.quality
     clock = quality.clock_error_ns
     rows = [
-        ("dropped spans", f"{quality.dropped_spans:,}", quality.dropped_spans > 0),
+        *_account_rows(quality),
         ("clock error", UNKNOWN if clock is None else f"± {format_duration(clock)}", clock is None),
         (
             "coverage",
@@ -205,6 +206,25 @@ def quality_list(report: RunReport) -> list[Component]:
         parts.append(html.P(f"MFU: {escape(report.mfu.convention)}", className="quiet"))
     notices = [html.Li(escape_sentence(notice)) for notice in _notices(report)]
     return [*parts, html.Ul(notices, className="notices")]
+
+
+def _account_rows(quality: Quality) -> list[tuple[str, str, bool]]:
+    """Return the account of the records: produced = stored + dropped + buffered."""
+    account = quality.account
+    dropped = f"{account.num_dropped:,}"
+    if account.dropped:
+        reasons = ", ".join(f"{num:,} {escape(reason)}" for reason, num in account.dropped.items())
+        dropped += f" ({reasons}); {format_most_dropped(quality.account_by_rank)}"
+    return [
+        ("records produced", _format_number(account.produced), account.produced is None),
+        ("= stored", _format_number(account.stored), False),
+        ("+ dropped", dropped, account.num_dropped > 0),
+        ("+ still buffered", _format_number(account.buffered), False),
+    ]
+
+
+def _format_number(num: int | None) -> str:
+    return UNKNOWN if num is None else f"{num:,}"
 
 
 def escape_sentence(sentence: str) -> str:

@@ -266,7 +266,8 @@ def test_the_document_has_the_keys_that_checks_rely_on() -> None:
         *("cause", "ranks", "steps", "slowdown", "recoverable_ratio", "confidence", "evidence"),
     }
     assert set(document["quality"]) == {
-        *("dropped_spans", "clock_error_ns", "coverage_ratio", "warnings"),
+        *("produced_spans", "stored_spans", "dropped_spans", "buffered_spans"),
+        *("dropped_by_reason", "by_rank", "clock_error_ns", "coverage_ratio", "warnings"),
     }
     assert json.loads(json.dumps(document, allow_nan=False)) is not None
 

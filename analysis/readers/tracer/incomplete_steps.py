@@ -16,6 +16,7 @@ from ...arrays.grouping import is_one_of
 from ...arrays.sorting import find_positions
 from ...replay.model import COMPUTE_CODES
 from ...report.text import format_ranks
+from ...trace.account import TORN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -134,7 +135,7 @@ def drop_incomplete(
         warnings += declared.warnings()
         items = drop_missing(items, declared.missing)
         gaps = drop_missing(gaps, declared.missing)
-    if run.num_dropped or run.num_torn:
+    if run.num_dropped or TORN in run.account.dropped:
         lost = find_missing(spans, steps, numbers).without(declared.missing)
         warnings += lost.warnings()
         items, gaps = drop_missing(items, lost), drop_missing(gaps, lost)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .listen import Endpoint
     from .loops import Loop
     from .provider import StoreProvider
+    from .reports import Reports
 
     Reader = Callable[[], Iterable[Reading]]
 
@@ -76,9 +77,14 @@ def open_routers(
     return routers
 
 
-def open_metrics(store: Store, loops: Sequence[Loop], ingest: IngestService | None) -> Metrics:
-    """Return the metrics of the loops, the store and the ingest; `run_server` adds the rest."""
-    readers = [read_loops(loops), read_store(store)]
+def open_metrics(
+    store: Store, loops: Sequence[Loop], ingest: IngestService | None, reports: Reports
+) -> Metrics:
+    """Return the metrics of the loops, the store, the runs and the ingest.
+
+    `run_server` adds the rest.
+    """
+    readers = [read_loops(loops), read_store(store), read_account(reports)]
     return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])
 
 
@@ -182,6 +188,28 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
 
 def _is_up(loop: Loop) -> float:
     return float(loop.why_stopped() is None)
+
+
+def read_account(reports: Reports) -> Reader:
+    """Return the account of the records of the running jobs, as the analysis last saw it."""
+
+    def read() -> Iterable[Reading]:
+        account = reports.running_account()
+        numbers = {
+            "produced": account.produced,
+            "stored": account.stored,
+            "dropped": account.num_dropped,
+            "buffered": account.buffered,
+        }
+        yield Reading(
+            name="running_records",
+            text="Records of the running jobs: produced = stored + dropped + buffered. A state"
+            " that is unknown is left out.",
+            label="state",
+            values={state: float(num) for state, num in numbers.items() if num is not None},
+        )
+
+    return read
 
 
 def read_ingest(service: IngestService) -> Reader:

@@ -17,6 +17,7 @@ import numpy as np
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.report.progress import Activity, Progress
+from rankscope.analysis.trace.account import sum_accounts
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.window import RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.account import RecordAccount
     from rankscope.analysis.trace.tables import (
         RunSummary,
         SpanSource,
@@ -146,6 +148,16 @@ class Reports:
             self._entries = {
                 run_id: entry for run_id, entry in self._entries.items() if run_id in run_ids
             }
+
+    def running_account(self) -> RecordAccount:
+        """Return the account of the records of all running jobs, as of their last analyses."""
+        with self._lock:
+            entries = list(self._entries.values())
+        return sum_accounts(
+            entry.report.quality.account
+            for entry in entries
+            if entry.window is not None and entry.report is not None
+        )
 
     def cost(self, run_id: str) -> TurnCost | None:
         """Return the cost of the run's last analysis; None before the first one."""

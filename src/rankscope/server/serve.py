@@ -197,7 +197,8 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
         if ingest is not None:
             checks.append(ingest.why_not_ready)
         monitoring = Monitoring(
-            refusals=Refusals(log.write_event), metrics=open_metrics(store, all_loops, ingest)
+            refusals=Refusals(log.write_event),
+            metrics=open_metrics(store, all_loops, ingest, reports),
         )
         app = open_application(
             access,

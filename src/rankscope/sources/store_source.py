@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from rankscope.analysis.trace.account import INVALID, TORN, RecordAccount, account_records
 from rankscope.analysis.trace.context import (
     EventRecord,
     RankExit,
@@ -34,7 +36,7 @@ from rankscope.collector.read.steps import (
 )
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
-from rankscope.tracer.spool import KEPT_REASONS
+from rankscope.tracer.spool import KEPT_REASONS, drop_name
 from rankscope.tracer.topology import Coords, Layout
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from rankscope.collector.read.runs import RunRows
     from rankscope.collector.store.store import Store
 
-KEPT = frozenset(reason.name.lower().replace("_", "-") for reason in KEPT_REASONS)
+KEPT = frozenset(map(drop_name, KEPT_REASONS))
 DIED = frozenset({"failed", "lost"})
 MAX_EPOCHS = 16
 """Newest crashed epochs whose last steps are read: each takes a query."""
@@ -142,16 +144,32 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
         paced=any(row["paced"] for row in rows.epochs),
         pace_overrun_ratio=_overrun_ratio(rows.pace),
-        num_dropped=sum(
-            count
-            for row in rows.ranks
-            for reason, count in row["dropped"].items()
-            if reason not in KEPT
-        ),
-        num_torn=sum(row["num_torn"] for row in rows.account),
+        accounts=_accounts(rows),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows),
         warnings=_warnings(rows, has_coords=coords is not None),
     )
+
+
+def _accounts(rows: RunRows) -> dict[tuple[int, int], RecordAccount]:
+    """Return the account of each (epoch, rank); rank -1 stands for cuts with several ranks."""
+    published: dict[tuple[int, int], int | None] = {}
+    dropped: dict[tuple[int, int], Counter[str]] = {}
+    stored: Counter[tuple[int, int]] = Counter()
+    for row in rows.ranks:
+        key = (row["epoch"], row["rank"])
+        dropped.setdefault(key, Counter()).update(
+            {reason: count for reason, count in row["dropped"].items() if reason not in KEPT}
+        )
+        before, produced = published.get(key, 0), row.get("produced")
+        published[key] = None if before is None or produced is None else before + produced
+    for row in rows.account:
+        key = (row["epoch"], row["rank"])
+        dropped.setdefault(key, Counter()).update({TORN: row["num_torn"], INVALID: row["num_bad"]})
+        stored[key] += row["num_spans"] + row["num_steps"] + row["num_microbatches"]
+    return {
+        key: account_records(published=published.get(key), stored=stored[key], dropped=lost)
+        for key, lost in sorted(dropped.items())
+    }
 
 
 def _warnings(rows: RunRows, *, has_coords: bool) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
+    format_account,
+    format_most_dropped,
     format_percent,
     format_range,
     format_ranges,
@@ -228,8 +230,10 @@ def _format_quality(report: RunReport, width: int) -> list[str]:
     clock = UNKNOWN if error_ns is None else f"{error_ns / 1e3:.3g} us"
     summary = (
         f"data quality: coverage {_format_percent(quality.coverage_ratio)},"
-        f" {quality.dropped_spans:,} spans dropped, clock error {clock}"
+        f" clock error {clock}; {format_account(quality.account)}"
     )
+    if most := format_most_dropped(quality.account_by_rank):
+        summary += f" ({most})"
     lines = wrap(summary, width)
     for warning in quality.warnings:
         lines.extend(_paragraph(warning, width, mark="! "))

@@ -11,6 +11,7 @@ from rankscope.analysis.trace.context import RankExit, RunContext
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords
+from tests.support.analysis.cluster import dropping
 from tests.support.analysis.exit_builders import (
     SECOND,
     context_of,
@@ -39,7 +40,7 @@ GROUPS = (
 
 
 def job(*, num_dropped: int = 0) -> RunInfo:
-    return replace(run_of(groups=GROUPS), num_dropped=num_dropped)
+    return replace(run_of(groups=GROUPS), accounts=dropping(num_dropped))
 
 
 def comm(

@@ -11,7 +11,6 @@ from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.store import Store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
-from rankscope.tracer.spool import DropReason
 from tests.deploy.servers import url_of
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.collector.stored import names_of
@@ -148,7 +147,7 @@ def test_a_row_that_is_not_committed_counts_as_torn_after_the_grace_time(
     clock.advance_s(0.1)
     assert tail.poll().num_spans == 1
     assert names_of(store, run_id) == ["a", "c", "d"]
-    assert StoreSource(store).run_info(run_id).num_torn == 1
+    assert StoreSource(store).run_info(run_id).account.dropped == {"torn": 1}
 
 
 def test_a_row_committed_within_the_grace_time_is_stored(
@@ -166,33 +165,3 @@ def test_a_row_committed_within_the_grace_time_is_stored(
 
     assert (progress.num_spans, progress.num_torn) == (2, 0)
     assert names_of(store, run_id) == ["late", "b"]
-
-
-def test_produced_is_stored_plus_torn_plus_dropped(
-    store: Store, run_id: str, tmp_path: Path
-) -> None:
-    spool = SpoolBuilder(tmp_path, run_id=run_id)
-    spool.span("a")
-    spool.claim()
-    spool.span("negative", duration_ns=-1)
-    spool.step(0, start_ns=0, duration_ns=1)
-    spool.microbatch(0, step=0, num_tokens=1, sum_squared_lengths=1)
-    spool.drop(DropReason.SPOOL_FULL, 3)
-    spool.drop(DropReason.BAD_ARGUMENT, 2)
-    spool.end()
-
-    SpoolTail(tmp_path, StoreWriter(store)).poll()
-
-    rows = read_run(store, run_id)
-    (account,) = rows.account
-    assert account == {
-        "epoch": 0, "rank": 0, "num_spans": 1, "num_steps": 1, "num_microbatches": 1,
-        "num_torn": 1, "num_bad": 1, "num_doubtful": 0,
-    }  # fmt: skip
-    assert rows.ranks[0]["dropped"] == {"spool-full": 3, "bad-argument": 2}
-    info = StoreSource(store).run_info(run_id)
-    # A bad argument loses no record: it is stored under a replacement name.
-    assert (info.num_dropped, info.num_torn) == (3, 1)
-    assert info.warnings == (
-        "1 invalid records were stored in table bad_rows: ends before it begins",
-    )

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.trace.account import account_records
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.trace.tables import RunInfo, RunSummary, StepTable
 from rankscope.analysis.verdict import verdict_sentence
+from rankscope.server.http_server import read_account
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
@@ -162,7 +164,9 @@ def test_of_a_large_run_the_last_steps_are_replayed_and_all_count_for_the_mfu(
 def test_a_running_job_is_read_once_and_analysed_as_a_whole_when_it_ends(
     whole: Source,
 ) -> None:
-    source = GrowingSource(whole, num_steps=4)
+    account = account_records(published=9, stored=7, dropped={"spool-full": 2})
+    info = replace(whole.info, accounts={(0, 0): account})
+    source = GrowingSource(replace(whole, info=info), num_steps=4)
     ticks = iter(range(0, 10**12, 250_000_000))
     reports = Reports(source, monotonic_ns=lambda: next(ticks))
     reports.get("tiny")
@@ -177,8 +181,13 @@ def test_a_running_job_is_read_once_and_analysed_as_a_whole_when_it_ends(
     assert reports.refresh(source.runs()[0]) is followed
     assert reports.revision("tiny") == 2
 
+    (metric,) = read_account(reports)()
+    assert metric.values == {"produced": 9.0, "stored": 7.0, "dropped": 2.0, "buffered": 0.0}
+
     source.num_steps, source.state = NUM_STEPS, "ended"
     ended = reports.refresh(source.runs()[0])
+    (metric,) = read_account(reports)()
+    assert metric.values == {"dropped": 0.0}  # no job runs: all other numbers are unknown
 
     assert followed is not None
     assert ended is not None

@@ -143,7 +143,7 @@ def test_run_info_has_layout_ranks_groups_and_exit_states(source: SpanSource) ->
     assert [rank.exit_state for rank in info.epochs[0].ranks] == ["ended", "ended"]
     assert [rank.exit_state for rank in info.epochs[1].ranks] == ["failed"]
     assert [(group.group_id, group.members) for group in info.epochs[0].groups] == [(7, (0, 1))]
-    assert (info.num_dropped, info.num_torn, info.clock_error_ns) == (0, 0, 0)
+    assert (info.account.dropped, info.clock_error_ns) == ({}, 0)
 
 
 def test_runs_are_listed_with_their_sizes(source: SpanSource) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from rankscope.analysis.trace.account import RecordAccount
 from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
@@ -360,3 +361,8 @@ class _Job:
 
 def source_of(cluster: Cluster) -> Source:
     return Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
+
+
+def dropping(num: int) -> dict[tuple[int, int], RecordAccount]:
+    """Return the accounts of a run whose rank 0 dropped records for want of space."""
+    return {(0, 0): RecordAccount(dropped={"spool-full": num} if num else {})}

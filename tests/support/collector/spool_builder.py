@@ -14,6 +14,8 @@ from rankscope.tracer.span import KIND_CODES, NONE, MonotonicNs, SpanFlag, SpanK
 from rankscope.tracer.spool import (
     COMM,
     CORE,
+    COUNTS,
+    COUNTS_OFFSET,
     DROPPED,
     DROPPED_OFFSET,
     EVENTS_FILE,
@@ -230,6 +232,11 @@ class SpoolBuilder:
     def drop(self, reason: DropReason, num: int) -> None:
         self._dropped[reason] += num
         self._write(PROCESS_FILE, DROPPED_OFFSET, DROPPED.pack(*self._dropped))
+
+    def publish(self, *, produced: int, written: int) -> None:
+        """Write the counters as the tracer does once a second."""
+        counts = COUNTS.pack(produced, written, time.monotonic_ns(), 0, -1)
+        self._write(PROCESS_FILE, COUNTS_OFFSET, counts)
 
     def group(self, group_id: int, *, kind: str, name: str, members: list[int]) -> None:
         line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}

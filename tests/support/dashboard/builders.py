@@ -19,6 +19,7 @@ from rankscope.analysis.report.report import (
     StepTimes,
     WaitsOn,
 )
+from rankscope.analysis.trace.account import RecordAccount
 from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.rows import make_span_table
@@ -265,7 +266,11 @@ def report(
         if mfu
         else None,
         quality=Quality(
-            dropped_spans=0, clock_error_ns=1_800, coverage_ratio=1.0, warnings=warnings
+            account=RecordAccount(produced=3_840, stored=3_840, buffered=0),
+            account_by_rank={},
+            clock_error_ns=1_800,
+            coverage_ratio=1.0,
+            warnings=warnings,
         ),
         excess=RankStepExcess(ranks=tuple(sorted(coords)), steps=steps, excess_ns=excess),
         paced=True,

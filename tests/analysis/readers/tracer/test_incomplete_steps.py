@@ -12,7 +12,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.incomplete_steps import find_missing
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanKind
-from tests.support.analysis.cluster import MS, Source, source_of
+from tests.support.analysis.cluster import MS, Source, dropping, source_of
 from tests.support.analysis.one_group import ALL_REDUCE, trained, work
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def without_a_forward(source: Source, *rank_steps: tuple[int, int], num_dropped:
     for rank, step in rank_steps:
         forwards = (spans.rank == rank) & (spans.step == step) & (spans.kind == FORWARD)
         keep[np.flatnonzero(forwards)[1]] = False
-    info = replace(source.info, num_dropped=num_dropped)
+    info = replace(source.info, accounts=dropping(num_dropped))
     return replace(source, info=info, span_table=select_rows(spans, keep))
 
 
@@ -119,7 +119,7 @@ def not_recorded(
     left_out = np.where(declares, sum(1 << code for code in codes), 0).astype(np.uint32)
     return replace(
         source,
-        info=replace(source.info, num_dropped=1),
+        info=replace(source.info, accounts=dropping(1)),
         span_table=select_rows(spans, ~gone),
         step_table=replace(steps, left_out=left_out),
     )
