@@ -1,4 +1,4 @@
-"""Links and paths in the documents, and mentions of documents in code, lead somewhere."""
+"""Links, paths and commands in the documents are right, and code mentions documents that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from rankscope.commands.app import app
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -102,3 +105,47 @@ def test_each_document_that_code_mentions_exists() -> None:
         (name, document) for name, document in mentioned if not (ROOT / document).is_file()
     } == set()
     assert mentioned
+
+
+COMMAND = re.compile(r"\brankscope (?P<name>token [a-z]+|[a-z]+)\b(?P<rest>[^\n#]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def known_flags() -> dict[str, set[str]]:
+    """Return the flags of each subcommand of `rankscope`."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    subcommands = dict(group.commands)
+    token = subcommands.pop("token")
+    assert isinstance(token, TyperGroup)
+    subcommands |= {f"token {name}": command for name, command in token.commands.items()}
+    return {
+        name: {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+        for name, command in subcommands.items()
+    }
+
+
+def shown_commands(text: str) -> list[tuple[str, set[str]]]:
+    """Return the subcommands of `rankscope` that a document shows as code, each with its flags."""
+    code = [fence.replace("\\\n", " ") for fence in FENCE.findall(text)]
+    code += CODE.findall(FENCE.sub("", text))
+    found = [match for part in code for match in COMMAND.finditer(part)]
+    return [(match["name"], set(FLAG.findall(match["rest"]))) for match in found]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_each_flag_of_a_command_in_a_document_exists(name: str) -> None:
+    known = known_flags()
+    shown = shown_commands((ROOT / name).read_text(encoding="utf-8"))
+
+    unknown = [(command, flags - known[command]) for command, flags in shown if command in known]
+
+    assert [(command, flags) for command, flags in unknown if flags] == []
+
+
+def test_the_commands_of_the_readme_are_found() -> None:
+    shown = dict(shown_commands((ROOT / "README.md").read_text(encoding="utf-8")))
+
+    assert set(known_flags()) >= {"serve", "agent", "token create"}
+    assert shown["token create"] == {"--role", "--holder", "--out"}
+    assert {"--spool", "--collector", "--ca"} <= shown["agent"]
