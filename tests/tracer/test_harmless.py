@@ -14,8 +14,8 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 from rankscope import tracer
-from rankscope.tracer.capture.compute import Compute
-from rankscope.tracer.capture.garbage import capture_garbage
+from rankscope.tracer.capture.forward_backward import Compute
+from rankscope.tracer.capture.garbage_collection import capture_garbage
 from rankscope.tracer.errors import is_tracer_error
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason

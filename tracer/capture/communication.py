@@ -20,7 +20,7 @@ from .guard import capture_failed
 from .launch import Launch, heads_of
 from .on_device import OnDevice
 from .operation import Direction, Operation
-from .unwaited import Unwaited
+from .works import Unwaited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

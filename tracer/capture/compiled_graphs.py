@@ -14,7 +14,7 @@ import sys
 
 from ..record.current import span
 from ..record.recorder import Recorder
-from .compiler_import import COMPILER_MODULE, once_loaded
+from .after_import import COMPILER_MODULE, once_loaded
 
 CALL_OUTSIDE = "what tells the tracer of a step cannot be in a graph: call it outside"
 

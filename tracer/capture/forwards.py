@@ -8,14 +8,14 @@ from .batch import shape_of
 from .data import Batches
 from .derived import Derivation
 from .guard import Guard
-from .root import RootFinder
+from .root_module import RootFinder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..record.recorder import Recorder
-    from .compute import Compute
-    from .placing import Placing
+    from .derived_layout import Placing
+    from .forward_backward import Compute
     from .steps import StepCounter
 
 

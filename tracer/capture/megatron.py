@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..patches import Patches
-    from .compute import Compute
+    from .forward_backward import Compute
     from .steps import StepCounter
 
 SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..patches import Patches
-    from .compute import Compute
+    from .forward_backward import Compute
     from .steps import StepCounter
 
 

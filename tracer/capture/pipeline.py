@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..patches import Patches
-    from .compute import Compute
+    from .forward_backward import Compute
 
 METHODS = {
     "forward_one_chunk": ("forward", SpanKind.FORWARD),

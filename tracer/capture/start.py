@@ -14,7 +14,7 @@ from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
 from .forwards import Forwards
-from .garbage import capture_garbage
+from .garbage_collection import capture_garbage
 from .guard import capture_failed
 from .imported import after_import
 from .startup import capture_groups, capture_start
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from ..span import SpanKind
     from ..topology import Layout
-    from .compute import Compute
-    from .placing import Placing
+    from .derived_layout import Placing
+    from .forward_backward import Compute
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
 
@@ -106,7 +106,7 @@ def _capture_torch(
     look_for_place: bool,
     count_steps: bool | None,
 ) -> None:
-    from .placing import Placing
+    from .derived_layout import Placing
 
     if recorder.closed:
         return
@@ -182,7 +182,7 @@ def _capture_compute(
 ) -> Compute:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from .compute import Compute
+    from .forward_backward import Compute
     from .megatron import SCHEDULES_MODULE, capture_megatron
     from .module import capture_backward
     from .pipeline import capture_pipeline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.capture.compute import Compute
+from rankscope.tracer.capture.forward_backward import Compute
 from rankscope.tracer.device.span import timed_span
 from rankscope.tracer.span import COMM_KINDS, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.tracer.capture.compute import Compute
+from rankscope.tracer.capture.forward_backward import Compute
 from rankscope.tracer.native.choice import IS_COMPILED, ComputeSpan
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY

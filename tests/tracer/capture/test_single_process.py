@@ -276,7 +276,7 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
 
     model = nn.Linear(2, 2)
     tracer.install(spool=tmp_path, run="run", model=model)
-    monkeypatch.setattr("rankscope.tracer.capture.compute.ComputeSpan", breaks)
+    monkeypatch.setattr("rankscope.tracer.capture.forward_backward.ComputeSpan", breaks)
     monkeypatch.setattr("rankscope.tracer.errors.PACKAGE_FOLDER", __file__)
     tracer.begin_steps()
     for _ in range(4):

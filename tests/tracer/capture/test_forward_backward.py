@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.tracer.capture.compute import Compute
+from rankscope.tracer.capture.forward_backward import Compute
 from rankscope.tracer.capture.module import capture_forward
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanKind

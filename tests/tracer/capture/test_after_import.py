@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.tracer.capture.compiler_import import COMPILER_MODULE, CompilerWatch, once_loaded
+from rankscope.tracer.capture.after_import import COMPILER_MODULE, CompilerWatch, once_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
