@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 
 from rankscope import tracer
-from rankscope.tracer.device.clock import DeviceClock
-from rankscope.tracer.device.comm_stream import CommStream
-from rankscope.tracer.device.communication import DeviceComm, Writer
-from rankscope.tracer.device.pool import EventPool
-from rankscope.tracer.device.probe import Probe
-from rankscope.tracer.device.start import start_device_timing
+from rankscope.tracer.device.backend import EventPool
+from rankscope.tracer.device.clock import DeviceClock, Probe
+from rankscope.tracer.device.communication import CommStream, DeviceComm, Writer
+from rankscope.tracer.device.timing import start_device_timing
 from rankscope.tracer.spool import PROCESS_FILE, read_counts, read_dropped
 
 if TYPE_CHECKING:
@@ -290,7 +288,7 @@ def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
 
 def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
     """Return what one mark costs the job's thread, and one span the resolver, in host time."""
-    from rankscope.tracer.device.pending import PendingSpan
+    from rankscope.tracer.device.timing import PendingSpan
 
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = tracer.install(spool=folder, run="cost")

@@ -1,7 +1,7 @@
-"""Learn when `torch.compile` has been loaded.
+"""Calls made once another module has been imported, without importing it.
 
-It is loaded late, often by `torch.compile` itself, and this process may have
-no torch at all: so the import system is asked.
+The tracer captures torch and its compiler, but must not import either: a job may need neither, and
+the compiler alone takes seconds.
 """
 
 from __future__ import annotations
@@ -16,60 +16,68 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-COMPILER_MODULE = "torch._dynamo"
 
+def after_import(name: str, call: Callable[[], None]) -> Callable[[], None]:
+    """Call ``call`` once, after the import of module ``name``, or now if it is imported.
 
-def once_loaded(tell: Callable[[], None]) -> None:
-    """Call ``tell`` as soon as the compiler is loaded, or now; what it raises hurts nobody."""
+    An `Exception` that ``call`` raises is dropped.
+
+    Returns:
+        A function that cancels the call.
+    """
+    finder = ImportWatch(name, call)
     with contextlib.suppress(Exception):  # promise 1: harmless
-        if COMPILER_MODULE in sys.modules:
-            tell()
+        if name in sys.modules:
+            call()
         else:
-            sys.meta_path.insert(0, CompilerWatch(tell))
+            sys.meta_path.insert(0, finder)
+    return finder.remove
 
 
-class CompilerWatch(MetaPathFinder):
-    """Finds no module by itself: learns that the compiler has been loaded, and goes."""
+class ImportWatch(MetaPathFinder):
+    """A finder that lets the other finders find its module, and runs a call after the import."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        """Prepare.
-
-        Args:
-            tell: What to call then.
-        """
-        self._tell = tell
-        self._is_asking = False
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+        self._is_searching = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find, for the compiler alone."""
-        if fullname != COMPILER_MODULE or self._is_asking:
+        """Return the specification that the other finders find; None for any other module."""
+        if fullname != self._name or self._is_searching:
             return None
-        self._is_asking = True  # we are one of those
+        self._is_searching = True  # `sys.meta_path` contains this finder too
         try:
-            spec = _found(fullname, path, target)
+            spec = _find_spec(fullname, path, target)
         finally:
-            self._is_asking = False
+            self._is_searching = False
         if spec is not None:
             with contextlib.suppress(Exception):  # a loader that takes no attribute, say
                 self._watch(spec.loader)
         return spec
 
-    def _watch(self, loader: Any) -> None:  # noqa: ANN401 - takes an attribute of ours
+    def remove(self) -> None:
+        """Stop watching."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _watch(self, loader: Any) -> None:  # noqa: ANN401 - gets an attribute
         load = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             loader.exec_module = load
             load(module)
-            with contextlib.suppress(Exception):  # promise 1: harmless
-                sys.meta_path.remove(self)
-                self._tell()
+            if self in sys.meta_path:  # else it was cancelled during the import
+                with contextlib.suppress(Exception):  # promise 1: harmless
+                    self.remove()
+                    self._call()
 
         loader.exec_module = exec_module
 
 
-def _found(
+def _find_spec(
     fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Return the first finder's specification, as the import system does."""

@@ -14,13 +14,11 @@ from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
 from ..record.steps import COMMUNICATION_KINDS
 from ..span import NONE, SpanFlag
 from ..spool import DropReason
-from .completion import Completions
 from .group import CommGroup, GroupBook
 from .guard import capture_failed
-from .launch import Launch, heads_of
-from .on_device import OnDevice
+from .launch import Launch, OnDevice, heads_of
 from .operation import Direction, Operation
-from .works import Unwaited
+from .works import Completions, Unwaited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 from time import monotonic_ns
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..errors import PACKAGE_FOLDER
+from ..record.current import span
+from ..record.recorder import Recorder
 from ..span import SpanKind
-from .compiled_graphs import tell_compiler
+from .after_import import after_import
 from .guard import Guard
-from .uncompiled import Uncompiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..patches import Patches
-    from ..record.recorder import Recorder
+
+COMPILER_MODULE = "torch._dynamo"
 
 DYNAMO_MODULE = "torch._dynamo.callback"
+
+PACKAGE = "rankscope.tracer."
+
+CALLS_JOB = tuple(
+    PACKAGE + name for name in ("capture.", "integrations.", "record.current", "__main__")
+)
+"""Modules of the tracer whose functions call functions of the job, which stay compiled."""
+
+ENGINE_MODULE = "torch._C._dynamo.eval_frame"
+
+CALL_OUTSIDE = "what tells the tracer of a step cannot be in a graph: call it outside"
+
+
+_replaced: set[object] = set()
+"""Functions that the compiler knows a replacement of: for good, whoever was installed then."""
 
 
 class _Begun(threading.local):
@@ -118,3 +138,93 @@ def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], N
     recorder.on_step_begin(ask)
     patches.wrap(sys.modules["torch"], "compile", wrap)
     return compilations.stop
+
+
+class Uncompiled:
+    """Marks what Python runs of us as not to be compiled, each module once."""
+
+    def __init__(self) -> None:
+        """Prepare."""
+        self._marked: set[str] = set()
+        self._num_modules = 0
+
+    def mark(self) -> None:
+        """Mark the modules of ours that are loaded by now."""
+        engine: Any = sys.modules.get(ENGINE_MODULE)
+        if engine is None or self._num_modules == len(sys.modules):
+            return  # nobody compiles, or none of ours has come since
+        self._num_modules = len(sys.modules)
+        for name, module in list(sys.modules.items()):
+            if name in self._marked or not name.startswith(PACKAGE) or module is None:
+                continue
+            self._marked.add(name)
+            for code in codes_of(module):
+                _skip(engine, code, calls_the_job=name.startswith(CALLS_JOB))
+
+
+def _skip(engine: Any, code: CodeType, *, calls_the_job: bool) -> None:  # noqa: ANN401 - untyped
+    """Have the compiler run ``code`` as it stands, and what that calls unless it is the job's."""
+    if hasattr(engine, "set_code_exec_strategy"):
+        skip, default = engine._FrameAction.SKIP, engine._FrameAction.DEFAULT
+        below = default if calls_the_job else skip
+        engine.set_code_exec_strategy(code, engine._FrameExecStrategy(skip, below))
+    elif hasattr(engine, "skip_code"):  # torch before 2.8: what it calls is marked by itself
+        engine.skip_code(code)
+
+
+def codes_of(module: ModuleType) -> Iterator[CodeType]:
+    """Yield the code of every function that a module of ours defines, nested ones too."""
+    for member in list(vars(module).values()):
+        members = list(vars(member).values()) if isinstance(member, type) else [member]
+        for one in members:
+            yield from _nested(_code_of(one))
+
+
+def _code_of(member: object) -> CodeType | None:
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    elif isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    member = getattr(member, "__wrapped__", member)
+    return member.__code__ if isinstance(member, FunctionType) else None
+
+
+def _nested(code: CodeType | None) -> Iterator[CodeType]:
+    if code is None or not code.co_filename.startswith(PACKAGE_FOLDER):
+        return
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def no_span(
+    name: object, kind: object = None, microbatch: object = None, chunk: object = None
+) -> contextlib.AbstractContextManager[None]:
+    """Return what the compiler takes in the place of `tracer.span`: it compiles to nothing."""
+    return contextlib.nullcontext()
+
+
+def tell_compiler() -> None:
+    """Tell the compiler of `no_span`, where it is loaded; a second call does nothing."""
+    replace = getattr(sys.modules.get(COMPILER_MODULE), "substitute_in_graph", None)
+    if replace is not None and span not in _replaced:
+        replace(span)(no_span)
+        _replaced.add(span)
+
+
+for method in (
+    Recorder.begin_steps,
+    Recorder.step,
+    Recorder.microbatch,
+    Recorder.event,
+    Recorder.record_exception,
+    Recorder.shutdown,
+):  # as `torch.compiler.disable` does, which would load the compiler
+    setattr(method, "_torchdynamo_disable", True)  # noqa: B010 - the type has no such attribute
+    setattr(method, "_torchdynamo_disable_msg", CALL_OUTSIDE)  # noqa: B010
+
+
+after_import(COMPILER_MODULE, tell_compiler)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+from ..record.steps import COMPUTE_KINDS
 from ..span import NONE, SpanKind
+from .forward_backward import traced_backward
+from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..patches import Patches
     from .forward_backward import Compute
+    from .optimizer import StepCounter
 
 METHODS = {
     "forward_one_chunk": ("forward", SpanKind.FORWARD),
@@ -19,6 +26,13 @@ METHODS = {
     "backward_weight_one_chunk": ("backward weight", SpanKind.BACKWARD),
 }
 """What a stage does to one micro-batch; each takes the micro-batch's index first."""
+
+SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"
+
+COMBINED = "combined_1f1b_schedule_for_interleaved_pipelining"
+"""A forward and a backward of two micro-batches at once, through neither of the two above."""
+
+UNKNOWN: Place = (NONE, NONE)
 
 
 def capture_pipeline(
@@ -59,3 +73,141 @@ def _traced_chunk(
             return original(stage, microbatch, *args, **kwargs)
 
     return call
+
+
+Place = tuple[int, int]
+"""Micro-batch and model chunk."""
+
+
+def capture_megatron(
+    compute: Compute, patches: Patches, steps: StepCounter, follow: Callable[[Any], object]
+) -> None:
+    """Make a span of each forward and backward that megatron.core's schedules run.
+
+    Args:
+        compute: What opens the spans.
+        patches: Where the replaced functions are noted.
+        steps: Told before a backward's span begins.
+        follow: Makes a span of each forward of a module.
+    """
+    schedules: Any = sys.modules[SCHEDULES_MODULE]
+    chunks = _Chunks(compute, follow, schedules.parallel_state)
+    wraps: dict[str, Callable[[Any], Any]] = {
+        "forward_step": chunks.around_forward,
+        "backward_step": chunks.around_backward,
+        "custom_backward": functools.partial(traced_backward, compute, steps),
+    }
+    for name in wraps:
+        getattr(schedules, name)  # all or none: half of them would tell wrong places
+    for name, wrap in wraps.items():
+        patches.wrap(schedules, name, wrap)
+    if hasattr(schedules, COMBINED):
+        patches.wrap(schedules, COMBINED, chunks.around_both)
+
+
+class _Chunks:
+    """Which micro-batch and chunk is at work, where a rank holds several chunks."""
+
+    def __init__(self, compute: Compute, follow: Callable[[Any], object], groups: Any) -> None:  # noqa: ANN401 - a module
+        from torch.utils.weak import WeakTensorKeyDictionary
+
+        self._thread_state = compute.thread_state
+        self._guard = Guard(compute.recorder, "megatron", COMPUTE_KINDS)
+        self._follow = follow
+        self._groups = groups
+        self._followed: WeakSet[Any] = WeakSet()
+        self._places: Any = WeakTensorKeyDictionary()
+        """Of each output that waits for its backward."""
+
+    def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def forward_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            place = self._ask(
+                self._forward_begins, {**dict(zip(names, args, strict=False)), **kwargs}
+            )
+            if place is None:
+                return original(*args, **kwargs)
+            found = self._at(place, original, args, kwargs)
+            self._guard.call(self._forward_ends, found, place)
+            return found
+
+        return forward_step
+
+    def around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def backward_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            place = self._ask(
+                self._backward_begins, {**dict(zip(names, args, strict=False)), **kwargs}
+            )
+            return self._at(place, original, args, kwargs)
+
+        return backward_step
+
+    def around_both(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def combined(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return self._at(UNKNOWN, original, args, kwargs)
+
+        return combined
+
+    def _ask(self, find: Callable[[Any], Place | None], told: dict[str, Any]) -> Place | None:
+        """Return what ``find`` says of these arguments; None where they are of one chunk alone."""
+        if not self._guard.active:
+            return UNKNOWN if self._followed else None
+        try:
+            return find(told)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
+            return UNKNOWN
+
+    def _at(
+        self,
+        place: Place | None,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        state = self._thread_state
+        before, state.place = state.place, place
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.place = before
+
+    def _forward_begins(self, told: dict[str, Any]) -> Place | None:
+        if "vp_stage" in told:
+            chunk = told["vp_stage"]
+        else:  # before core 0.13 the groups knew
+            chunk = self._groups.get_virtual_pipeline_model_parallel_rank()
+        if chunk is None:
+            return None
+        model = told["model"]
+        if model not in self._followed:
+            self._followed.add(model)
+            self._follow(model)
+        microbatch = told.get("current_microbatch")
+        return NONE if microbatch is None else int(microbatch), int(chunk)
+
+    def _forward_ends(self, found: tuple[Any, Any], place: Place) -> None:
+        output = _first(found[0])
+        if output is not None:
+            self._places[output] = place
+
+    def _backward_begins(self, told: dict[str, Any]) -> Place | None:
+        output = _first(told["output_tensor"])
+        place = None if output is None else self._places.pop(output, None)
+        if place is None and self._followed:
+            return UNKNOWN
+        return place
+
+
+def _first(output: Any) -> Any:  # noqa: ANN401
+    """Return the tensor that a backward begins at; None where there is none."""
+    import torch
+
+    first = output[0] if isinstance(output, list) and output else output
+    return first if isinstance(first, torch.Tensor) else None

@@ -6,15 +6,89 @@ import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..job.flops import compute_dtype, model_flops
+from ..job.manifest import add_derived, count_parameters, read_device
+from .data import Batches, shape_of
 from .guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..record.recorder import Recorder
+    from .derived_layout import Placing
+    from .forward_backward import Compute
+    from .optimizer import StepCounter
 
 TRIES_BEFORE_A_STEP = 2
 """Each looks at every object of the process: some 0.15 s where there are a million."""
+
+
+class Forwards:
+    """Follows the root module, told or found, and the batches on their way to it."""
+
+    def __init__(self, recorder: Recorder, steps: StepCounter, placing: Placing) -> None:
+        self._recorder = recorder
+        self._steps = steps
+        self._guard = Guard(recorder, "forward")
+        self._batches = Batches(recorder)
+        self._derivation = Derivation(recorder)
+        self._placing = placing
+        self._finder: RootFinder | None = None
+
+    def follow(self, compute: Compute, model: Any) -> None:  # noqa: ANN401 - a Module
+        """Follow ``model``; None: the one that is found in time."""
+        if model is not None:
+            self.attach(compute, model)
+            return
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        finder = RootFinder(self._recorder, lambda found: self.attach(compute, found))
+        self._finder = finder
+        self._recorder.on_shutdown(register_optimizer_step_post_hook(finder.stepped).remove)
+
+    def attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
+        """Follow ``model``; return what lets it go again."""
+        from .forward_backward import capture_forward
+
+        take_off = capture_forward(compute, model, self._forward_begins)
+        self._recorder.on_shutdown(take_off)
+        return take_off
+
+    def attach_chunk(self, compute: Compute, chunk: Any) -> None:  # noqa: ANN401 - a Module
+        """Follow one of several model chunks of this rank."""
+        self._derivation.is_whole = False
+        self.attach(compute, chunk)
+
+    def fetch_begins(self) -> None:
+        """Note that a loader is asked for a batch."""
+        self._steps.next_begins()
+        if self._finder is not None:
+            self._finder.next_begins()
+
+    def fetched(self, batch: object) -> None:
+        """Note the batch that it gave."""
+        self._batches.fetched(batch)
+
+    def _forward_begins(
+        self,
+        module: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_microbatch: bool,
+    ) -> None:
+        if not self._guard.active:
+            return
+        try:
+            if self._steps.is_due:
+                self._steps.next_begins()
+            batch = kwargs if kwargs and shape_of(kwargs) is not None else args
+            self._batches.forward_begins(batch, is_microbatch=is_microbatch)
+            if is_microbatch and self._derivation.guard.active:
+                self._placing.forward_begins(module)
+                self._derivation.forward_begins(module, batch)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
 
 
 class RootFinder:
@@ -108,3 +182,44 @@ def trained_by(optimizer: Any) -> set[int]:  # noqa: ANN401
     """Return the `id` of each parameter of an optimizer."""
     groups = optimizer.__dict__.get("param_groups", ())
     return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+class Derivation:
+    """Reads model and device once, at the first forward, when both are as they will be."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.guard = Guard(recorder, "model description")
+        """Active while a forward would still be noted."""
+
+        self.is_whole = True
+        """Whether what has a forward is all of the model on this rank, not one chunk of several."""
+
+        self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
+        recorder.on_tick(self._write)
+
+    def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
+        """Note the first forward of ``model``; later ones do nothing."""
+        self.guard.call(self._note, model, batch)
+
+    def _note(self, model: Any, batch: object) -> None:  # noqa: ANN401
+        # Only what belongs to this thread and this moment; the rest is read in the background.
+        shape = shape_of(batch)
+        here = {**read_device(), "dtype": compute_dtype(model)}
+        self._waiting = (model, shape[-1] if shape else None, here)
+        self.guard.active = False
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        model, seq_length, derived = waiting
+        if self.is_whole:
+            derived["num_parameters"] = count_parameters(model)
+            flops = None if seq_length is None else model_flops(model, seq_length=seq_length)
+            if flops is not None:
+                derived["flops_per_token"] = flops.flops_per_token
+                derived["flops_convention"] = flops.convention
+        known = {key: value for key, value in derived.items() if value not in (None, "")}
+        if known:
+            add_derived(self._recorder.folder, known)

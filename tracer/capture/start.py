@@ -7,18 +7,18 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..device.start import watch_for_cuda
+from ..device.timing import watch_for_cuda
 from ..patches import Patches
 from ..record.steps import COMMUNICATION_KINDS, COMPUTE_KINDS, OPTIMIZER_KINDS, TIMED_KINDS
+from .after_import import after_import
 from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
-from .forwards import Forwards
 from .garbage_collection import capture_garbage
 from .guard import capture_failed
-from .imported import after_import
+from .optimizer import StepCounter, capture_steps
+from .root_module import Forwards
 from .startup import capture_groups, capture_start
-from .steps import StepCounter, capture_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -182,10 +182,8 @@ def _capture_compute(
 ) -> Compute:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from .forward_backward import Compute
-    from .megatron import SCHEDULES_MODULE, capture_megatron
-    from .module import capture_backward
-    from .pipeline import capture_pipeline
+    from .forward_backward import Compute, capture_backward
+    from .pipeline import SCHEDULES_MODULE, capture_megatron, capture_pipeline
 
     compute = Compute(recorder)
     recorder.on_shutdown(register_optimizer_step_post_hook(compute.stepped).remove)

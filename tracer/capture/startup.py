@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..native.lane_state import PLACE
 from ..span import NONE, SpanKind
-from .spanned import spanned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..patches import Patches
     from ..record.recorder import Recorder
+
 
 LEAST_START_NS = 1_000_000_000
 """A shorter start explains nothing."""
@@ -54,3 +56,16 @@ def capture_start(recorder: Recorder) -> None:
         return True
 
     recorder.on_step_begin(first_step)
+
+
+def spanned(
+    recorder: Recorder, name: str, kind: SpanKind, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return ``original`` with a span of each of its calls."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with recorder.host_span(name, kind):
+            return original(*args, **kwargs)
+
+    return call

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from .drift import UNKNOWN_DRIFT, Drift, Point, fit_drift, rounding_ns
-from .probe import EVENT_RESOLUTION_NS, Bracket, Probe
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from .backend import DeviceEvent, DeviceStream
-    from .pool import EventPool
+    from .backend import DeviceEvent, DeviceStream, EventPool
 
 NS_PER_MS = 1_000_000
+
 NUM_TRIES = 8
+
 RENEW_NS = 5_000_000_000
 """Age at which an anchor gets a successor, so that 10 s are kept to with a busy thread too."""
 
@@ -28,7 +27,22 @@ PATIENCE_NS = 2_000_000_000
 """After this, the tightest try so far must do."""
 
 WATCH_NS = 10_000_000
+
 NUM_ANCHORS = 16
+
+SPIN_NS = 100_000
+"""How long a fresh event is asked without a pause: an idle device takes some 10 us."""
+
+NAP_S = 50e-6
+
+VISIBLE_NS = 5_000
+"""How long the device's "done" may be on its way to the host."""
+
+EVENT_RESOLUTION_NS = 500
+"""Resolution of an event's time. Source: CUDA Runtime API, ``cudaEventElapsedTime``."""
+
+MAX_DRIFT_RATIO = 1e-4
+"""What two quartz clocks differ by at most: ten times what the worst common ones do."""
 
 
 class Anchor(NamedTuple):
@@ -207,3 +221,119 @@ def _overlap(fresh: Bracket, carried: Bracket) -> Bracket:
     lower_ns = max(fresh.lower_ns, carried.lower_ns)
     upper_ns = min(fresh.upper_ns, carried.upper_ns)
     return Bracket(lower_ns, upper_ns) if lower_ns <= upper_ns else fresh
+
+
+class Bracket(NamedTuple):
+    """Two moments of the host, monotonic, between which the device came to an event."""
+
+    lower_ns: int
+    upper_ns: int
+
+    @property
+    def error_ns(self) -> int:
+        """Half of the bracket."""
+        return (self.upper_ns - self.lower_ns + 1) // 2
+
+
+class Probe:
+    """An event on a private stream, watched until it is done.
+
+    The lower end of the bracket is the moment before the event was recorded, or
+    the latest moment at which it was seen not done, whichever is later: behind
+    a deep queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``) the device comes to the event
+    long after it was recorded, and the bracket is as tight all the same.
+    """
+
+    def __init__(
+        self,
+        event: DeviceEvent,
+        stream: DeviceStream,
+        *,
+        clock: Callable[[], int] = monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.event = event
+        self._clock = clock
+        self._sleep = sleep
+        self._lower_ns = self._begun_ns = clock()
+        event.record(stream)
+
+    def watch(self, budget_ns: int) -> Bracket | None:
+        """Return the bracket; None where the device has not come to the event in time.
+
+        Args:
+            budget_ns: How long to look; naps lie between looks after `SPIN_NS`.
+        """
+        until_ns = self._clock() + budget_ns
+        while True:
+            asked_ns = self._clock()
+            if self.event.query():
+                upper_ns = self._clock() + EVENT_RESOLUTION_NS
+                return Bracket(self._lower_ns - EVENT_RESOLUTION_NS, upper_ns)
+            self._lower_ns = max(self._lower_ns, asked_ns - VISIBLE_NS)
+            if asked_ns >= until_ns:
+                return None
+            if asked_ns - self._begun_ns > SPIN_NS:
+                self._sleep(NAP_S)
+
+
+class Point(NamedTuple):
+    """One moment: exactly on the device's clock, within a bracket on the host's."""
+
+    device_ns: int
+    bracket: Bracket
+
+
+class Drift(NamedTuple):
+    """``host = (1 + ratio) device``, and by how much ``ratio`` may be wrong."""
+
+    ratio: float
+    error_ratio: float
+
+
+UNKNOWN_DRIFT = Drift(0.0, MAX_DRIFT_RATIO)
+
+
+def fit_drift(points: Sequence[Point]) -> Drift:
+    """Return the drift that all points allow.
+
+    Each two points bound the slope from both sides, as the host's interval
+    between them lies between the nearest and the farthest ends of their
+    brackets. The drift is the middle of what all pairs allow. Older points that
+    contradict the newer ones are left out: temperature had changed.
+
+    Args:
+        points: In the order of the device's clock.
+    """
+    low, high = -MAX_DRIFT_RATIO, MAX_DRIFT_RATIO
+    for first in range(len(points) - 2, -1, -1):
+        narrower = _narrowed(points, first, low, high)
+        if narrower is None:
+            break
+        low, high = narrower
+    return Drift((low + high) / 2, (high - low) / 2)
+
+
+def _narrowed(
+    points: Sequence[Point], first: int, low: float, high: float
+) -> tuple[float, float] | None:
+    """Return the bounds after all pairs of one point with later ones; None: they exclude all."""
+    early = points[first]
+    for late in points[first + 1 :]:
+        device_ns = late.device_ns - early.device_ns
+        if device_ns <= 0:
+            continue
+        low = max(low, (late.bracket.lower_ns - early.bracket.upper_ns) / device_ns - 1)
+        high = min(high, (late.bracket.upper_ns - early.bracket.lower_ns) / device_ns - 1)
+    return (low, high) if low <= high else None
+
+
+def rounding_ns(elapsed_ms: float) -> float:
+    """Return by how many ns an ``elapsed_time`` may be off: it is a float32 in ms.
+
+    Half the distance to the next float32: 0.5 us at 16 s, 60 us at half an hour.
+    """
+    if elapsed_ms == 0:
+        return 0.0
+    exponent = math.frexp(elapsed_ms)[1] - 1
+    return math.ldexp(1.0, exponent - 24) * 1e6

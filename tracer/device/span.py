@@ -9,7 +9,7 @@ from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.lane import head_word
 from ..span import KIND_CODES, NONE, SpanFlag
 from ..spool import RecordType
-from .pending import PendingSpan
+from .timing import PendingSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..native.lane_state import OpenEntry
     from ..record.recorder import Recorder
     from ..span import SpanKind
-    from .mark import Mark
+    from .backend import Mark
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections import deque
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import is_tracer_error
+from ..record.device_timer import NO_DEVICE_TIMING, NoDeviceTiming
 from ..record.steps import TIMED_KINDS
 from ..spool import DEVICE_CLOCK_FILE, DropReason
+from .backend import NUM_EVENTS, EventPool, Mark
 from .clock import DeviceClock
-from .mark import Mark
-from .pending import StreamQueue
-from .pool import NUM_EVENTS, EventPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from .backend import DeviceBackend
     from .clock import Anchor
-    from .pending import Pending
 
 BUSY_S = 0.02
 """How soon the next turn comes while something is pending."""
 
 MAX_PER_TURN = 2_048
+
 DRAIN_S = 0.5
 """How long goodbye waits for the device to come to the last marks."""
 
@@ -263,3 +264,171 @@ class DeviceTiming:
 
     def _lose_all(self) -> int:
         return sum(queue.lose_all() for queue in list(self._queues.values()))
+
+
+class Pending(Protocol):
+    """Something that can be written down once the device has come to its last mark."""
+
+    @property
+    def last(self) -> Mark:
+        """The mark that the device comes to last."""
+        ...
+
+    def is_done(self) -> bool:
+        """Return whether the device has come to all marks."""
+        ...
+
+    def resolve(self, clock: DeviceClock) -> None:
+        """Write it down."""
+        ...
+
+    def lose(self) -> None:
+        """Let go of it: its times will never be known."""
+        ...
+
+
+class StreamQueue:
+    """What is pending on one stream.
+
+    A stream works in order, so only the oldest is asked whether it is done:
+    while that one is not, no other can be. Any thread may push, one resolves.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[Pending] = deque()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def age_ns(self, now_ns: int) -> int:
+        """Return how long ago the host marked the end of the oldest, 0 where there is none."""
+        try:
+            return now_ns - self._pending[0].last.launch_ns
+        except IndexError:
+            return 0
+
+    def push(self, pending: Pending) -> None:
+        """Add what the stream was given last."""
+        self._pending.append(pending)
+
+    def resolve(self, clock: DeviceClock, limit: int) -> int:
+        """Write down what is done, ``limit`` at most; return how many that were."""
+        for number in range(limit):
+            if not self._pending or not self._pending[0].is_done():
+                return number
+            # Taken out last: where this raises, it is still there to be counted as lost.
+            self._pending[0].resolve(clock)
+            self._pending.popleft()
+        return limit
+
+    def lose_all(self) -> int:
+        """Let go of everything; return how many that were."""
+        for number in range(len(self._pending) + 1):
+            if not self._pending:
+                return number
+            self._pending.popleft().lose()
+        return 0
+
+
+class PendingSpan:
+    """A span between two marks of one thread."""
+
+    __slots__ = ("_begin", "_lose", "_release", "_write", "last")
+
+    def __init__(
+        self,
+        begin: Mark,
+        end: Mark,
+        *,
+        write: Callable[[int, int], None],
+        lose: Callable[[], None],
+        release: Callable[[Mark], None],
+    ) -> None:
+        """Hold a span until it is known.
+
+        Args:
+            begin: Where it begins.
+            end: Where it ends; on another stream where the job has changed streams inside.
+            write: Takes begin (monotonic) and duration in ns.
+            lose: Called instead where the times will never be known.
+            release: Takes each mark that is no longer needed.
+        """
+        self._begin = begin
+        self.last = end
+        self._write = write
+        self._lose = lose
+        self._release = release
+
+    def is_done(self) -> bool:
+        """Return whether the device has come to both marks."""
+        if not self.last.event.query():
+            return False
+        return self._begin.stream == self.last.stream or self._begin.event.query()
+
+    def resolve(self, clock: DeviceClock) -> None:
+        """Write the span down."""
+        begin = clock.place(self._begin.event, self._begin.launch_ns)
+        duration_ns = clock.between_ns(self._begin.event, self.last.event)
+        self._release(self._begin)
+        self._release(self.last)
+        if duration_ns < 0:
+            self._lose()
+            return
+        self._write(begin.at_ns, duration_ns)
+
+    def lose(self) -> None:
+        """Let go of it."""
+        self._lose()
+
+
+class CudaWhenUsed(NoDeviceTiming):
+    """Times nothing until it sees the first tensor on a CUDA device.
+
+    Asking CUDA whether it is there would initialise it, and a process that has
+    done so can no longer fork.
+    """
+
+    __slots__ = ("_cuda_device_of", "_recorder")
+
+    def __init__(self, recorder: Recorder) -> None:
+        from .cuda import cuda_device_of  # and so needs torch
+
+        self._recorder = recorder
+        self._cuda_device_of = cuda_device_of
+
+    def device_of(self, objects: Iterable[object]) -> int | None:  # type: ignore[override]
+        """Return the device of the first tensor where it is a CUDA device, which starts timing."""
+        try:
+            device = self._cuda_device_of(objects)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._recorder.swallow(problem)
+            return None
+        if device is None:
+            return None
+        start_device_timing(self._recorder, _cuda)
+        return device if self._recorder.device_timing.active else None
+
+
+def watch_for_cuda(recorder: Recorder) -> None:
+    """Time the work of CUDA devices from the moment at which the job first uses one."""
+    if sys.modules["torch"].version.cuda is not None:
+        recorder.device_timing = CudaWhenUsed(recorder)
+
+
+def start_device_timing(recorder: Recorder, make: Callable[[], DeviceBackend]) -> None:
+    """Time the work of a device from now on; where that cannot be, one event says why."""
+    try:
+        timing = DeviceTiming(recorder, make())
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        recorder.device_timing = NO_DEVICE_TIMING
+        recorder.event("tracer", "no device timing", {"error": repr(problem)[:500]})
+        return
+    recorder.device_timing = timing
+    recorder.on_tick(timing.turn)
+    recorder.on_shutdown(timing.close)
+
+
+def _cuda() -> DeviceBackend:
+    from .cuda import CudaBackend
+
+    return CudaBackend()

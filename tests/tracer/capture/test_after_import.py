@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.tracer.capture.after_import import COMPILER_MODULE, CompilerWatch, once_loaded
+from rankscope.tracer.capture.after_import import ImportWatch, after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+NAME = "torch._dynamo"
 
 
 class Stub:
@@ -23,7 +25,7 @@ class Stub:
         self._load = load
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> Any:  # noqa: ANN401
-        if fullname == COMPILER_MODULE:
+        if fullname == NAME:
             return importlib.util.spec_from_loader(fullname, self)  # type: ignore[arg-type]
         return None
 
@@ -51,14 +53,14 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     import torch
 
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.delitem(sys.modules, COMPILER_MODULE, raising=False)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
     monkeypatch.setattr(torch, "_dynamo", None, raising=False)
     yield monkeypatch
-    sys.modules.pop(COMPILER_MODULE, None)
+    sys.modules.pop(NAME, None)
 
 
 def watches() -> list[object]:
-    return [finder for finder in sys.meta_path if isinstance(finder, CompilerWatch)]
+    return [finder for finder in sys.meta_path if isinstance(finder, ImportWatch)]
 
 
 def nothing(module: object) -> None:
@@ -71,19 +73,19 @@ def test_all_who_ask_are_told_once_when_the_compiler_has_been_loaded(
     told: list[str] = []
     stub = Stub(lambda module: told.append("loading"))
     sys.meta_path.insert(0, stub)
-    once_loaded(lambda: told.append("one"))
-    once_loaded(lambda: told.append("two"))
+    after_import(NAME, lambda: told.append("one"))
+    after_import(NAME, lambda: told.append("two"))
     assert len(watches()) == 2
     assert importlib.util.find_spec("torch._no_such_module") is None
-    assert importlib.util.find_spec(COMPILER_MODULE) is not None  # asked for, and not loaded
+    assert importlib.util.find_spec(NAME) is not None  # asked for, and not loaded
     assert len(watches()) == 2
-    module: Any = importlib.import_module(COMPILER_MODULE)
+    module: Any = importlib.import_module(NAME)
 
     assert told == ["loading", "one", "two"]
     assert watches() == []
     assert module.__spec__.loader is stub
     assert stub.exec_module == Stub.exec_module.__get__(stub)
-    once_loaded(lambda: told.append("later"))
+    after_import(NAME, lambda: told.append("later"))
     assert told[3:] == ["later"]
     assert watches() == []
 
@@ -98,14 +100,14 @@ def test_a_compiler_that_cannot_be_loaded_says_so_and_may_come_later(
             raise problems[0]
 
     sys.meta_path.insert(0, Stub(load))
-    once_loaded(lambda: told.append(1))
+    after_import(NAME, lambda: told.append(1))
     for _ in range(2):
         with pytest.raises(RuntimeError) as caught:
-            importlib.import_module(COMPILER_MODULE)
+            importlib.import_module(NAME)
         assert caught.value is problems[0]
         assert len(watches()) == 1
     problems.clear()
-    importlib.import_module(COMPILER_MODULE)
+    importlib.import_module(NAME)
 
     assert told == [0, 1]
     assert watches() == []
@@ -114,23 +116,23 @@ def test_a_compiler_that_cannot_be_loaded_says_so_and_may_come_later(
 def test_a_loader_that_cannot_be_watched_loads_as_ever(unloaded: pytest.MonkeyPatch) -> None:
     told = [0]
     sys.meta_path.insert(0, Fixed(lambda module: told.append(1)))
-    once_loaded(lambda: told.append(2))
-    importlib.import_module(COMPILER_MODULE)
+    after_import(NAME, lambda: told.append(2))
+    importlib.import_module(NAME)
 
     assert told == [0, 1]
 
 
 def test_where_there_is_no_compiler_it_is_said_as_ever(unloaded: pytest.MonkeyPatch) -> None:
-    once_loaded(lambda: None)
+    after_import(NAME, lambda: None)
     unloaded.setattr(sys.modules["torch"], "__path__", [])
-    with pytest.raises(ModuleNotFoundError, match=COMPILER_MODULE):
-        importlib.import_module(COMPILER_MODULE)
+    with pytest.raises(ModuleNotFoundError, match=NAME):
+        importlib.import_module(NAME)
 
 
 def test_a_finder_of_long_ago_is_passed_over(unloaded: pytest.MonkeyPatch) -> None:
     stub: Any = Stub(nothing)
     sys.meta_path[:] = [SimpleNamespace(), stub]
-    spec = CompilerWatch(lambda: None).find_spec(COMPILER_MODULE, None)
+    spec = ImportWatch(NAME, lambda: None).find_spec(NAME, None)
 
     assert spec is not None
     assert spec.loader is stub
@@ -148,9 +150,9 @@ def test_whoever_cannot_be_told_hurts_nobody(
 
     sys.meta_path.insert(0, Stub(nothing))
     if is_loaded:
-        importlib.import_module(COMPILER_MODULE)
-    once_loaded(refuse)
-    importlib.import_module(COMPILER_MODULE)
+        importlib.import_module(NAME)
+    after_import(NAME, refuse)
+    importlib.import_module(NAME)
 
     assert told == [0, 1]
     assert watches() == []

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch.distributed import _functional_collectives as functional
 
 from rankscope import tracer
-from rankscope.tracer.capture.uncompiled import ENGINE_MODULE, Uncompiled
+from rankscope.tracer.capture.compilation import ENGINE_MODULE, Uncompiled
 from tests.support.tracer.reading import dropped, only_folder, read_spans
 from tests.support.tracer.torch_here import TORCH
 

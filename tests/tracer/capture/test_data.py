@@ -4,7 +4,7 @@ from collections import UserDict
 
 import torch
 
-from rankscope.tracer.capture.batch import Counts, count_batch, shape_of
+from rankscope.tracer.capture.data import Counts, count_batch, shape_of
 
 
 def test_without_lengths_each_row_is_one_sequence() -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.tracer.capture.forward_backward import Compute
-from rankscope.tracer.capture.module import capture_forward
+from rankscope.tracer.capture.forward_backward import Compute, capture_forward
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanKind
 from tests.support.tracer.claiming import ClaimingCuda

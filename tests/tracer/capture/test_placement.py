@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.tracer.capture.placement import Claim, place
+from rankscope.tracer.capture.derived_layout import Claim, place
 from rankscope.tracer.topology import Coords, Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")

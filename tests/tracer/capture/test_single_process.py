@@ -94,7 +94,7 @@ def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rankscope.tracer.capture.completion.CAN_CALL_BACK", False
+        "rankscope.tracer.capture.works.CAN_CALL_BACK", False
     )  # as before torch 2.8
     left: list[object] = []
     monkeypatch.setattr(torch.futures.Future, "add_done_callback", left.append)

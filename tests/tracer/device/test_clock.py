@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.tracer.device.clock import NUM_ANCHORS, DeviceClock
-from rankscope.tracer.device.drift import MAX_DRIFT_RATIO, Point, fit_drift, rounding_ns
-from rankscope.tracer.device.pool import EventPool
-from rankscope.tracer.device.probe import Bracket, Probe
+from rankscope.tracer.device.backend import EventPool
+from rankscope.tracer.device.clock import (
+    MAX_DRIFT_RATIO,
+    NUM_ANCHORS,
+    Bracket,
+    DeviceClock,
+    Point,
+    Probe,
+    fit_drift,
+    rounding_ns,
+)
 from tests.support.tracer.torch.fake_cuda import FakeCuda, FakeEvent
 
 MS = 1_000_000

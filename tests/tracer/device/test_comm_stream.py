@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rankscope.tracer.device.comm_stream import Bounds, CommStream
+from rankscope.tracer.device.communication import Bounds, CommStream
 
 
 def test_a_stream_that_stood_still_at_the_wait_tells_the_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.tracer.capture.group import CommGroup
 from rankscope.tracer.capture.launch import Launch, heads_of
-from rankscope.tracer.device.comm_stream import CommStream
+from rankscope.tracer.device.communication import CommStream
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import Row, dropped, open_names, read_spans

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from rankscope.tracer.device.cudart import DRIVER_NAMES, RUNTIME, Names, _find, _having
+from rankscope.tracer.device.cuda import DRIVER_NAMES, RUNTIME, Names, _find, _having
 
 
 def test_the_runtime_is_found_among_what_the_process_has_mapped() -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from rankscope.tracer.device.backend import EventPool
 from rankscope.tracer.device.clock import DeviceClock
 from rankscope.tracer.device.cuda import CudaBackend
-from rankscope.tracer.device.pool import EventPool
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.spool import DropReason
 from tests.support.paths import ROOT
