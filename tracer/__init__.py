@@ -1,7 +1,7 @@
 """The tracer: records spans inside the training process, without harm to the job."""
 
 from . import span as _span_module  # noqa: F401 - first, so that `span` below remains the function
-from .capture import compiled_graphs as _graphs  # noqa: F401 - registers with torch.compile
+from .capture import compilation as _compilation  # noqa: F401 - registers with torch.compile
 from .install import install
 from .record.current import (
     begin_steps,

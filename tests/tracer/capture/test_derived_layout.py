@@ -1,87 +1,117 @@
-"""What ranks find out of a layout that nobody told them; see `placement_job`."""
+"""Where a rank stands by its groups alone: certain, or not told."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import math
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rankscope.tracer.capture.derived_layout import Claim, place
 from rankscope.tracer.topology import Coords, Layout
-from tests.support.tracer.ranks import run_ranks
-from tests.support.tracer.reading import dropped, process_folders
-from tests.tracer.jobs import gloo_job, matrix_recipes
-from tests.tracer.jobs.placement_job import RECIPES
 
-if TYPE_CHECKING:
-    from pathlib import Path
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Of a mesh, the slowest first."""
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
-
-NOT_TOLD = {
-    "expert_parallel",  # whether its experts' ranks have tokens of their own
-    "reduced_by_hand",
-    "experts_by_hand",
-    "ring_by_hand",
-    "halves_by_hand",
-    "part_of_the_job",
-    "half_wrapped",
-}
-
-TOLD = {
-    **{name: layout for name, (_, layout) in gloo_job.RECIPES.items()},
-    **{name: layout for name, (_, layout) in matrix_recipes.RECIPES.items()},
-    "tensor_parallel_over_all": Layout(tp=4),
-    "pipeline_over_all": Layout(pp=4),
-}
-"""What a job that tells it tells; all others are data parallel alone."""
+SIZES = st.tuples(*[st.integers(1, 3) for _ in AXES])
 
 
-@pytest.fixture(scope="module")
-def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run each recipe with as many ranks as it takes; the folder of their records."""
-    folder: Path = tmp_path_factory.mktemp("placement")
-    few = [recipe for recipe in RECIPES if recipe != "three_axes"]
-    run_ranks("tests.tracer.jobs.placement_job", 4, folder, *few)
-    if "three_axes" in RECIPES:
-        run_ranks("tests.tracer.jobs.placement_job", 8, folder, "three_axes")
-    return folder / "spool"
+def positions(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return list(product(*map(range, sizes)))
 
 
-def derived(folder: Path) -> list[dict[str, Any]]:
-    """Return what each rank found out, by rank."""
-    folders = sorted(process_folders(folder).items())
-    told = [json.loads((each / "manifest.json").read_text()) for _, each in folders]
-    assert all(rank["layout"] is None and rank["coords"] is None for rank in told)
-    return [rank["derived"] or {} for rank in told]
+def members_along(sizes: tuple[int, ...], rank: int, *along: int) -> tuple[int, ...]:
+    """Return the ranks that differ from ``rank`` along these axes alone."""
+    everyone = positions(sizes)
+    own = everyone[rank]
+    return tuple(
+        other
+        for other, position in enumerate(everyone)
+        if all(position[at] == own[at] for at in range(len(sizes)) if at not in along)
+    )
 
 
-def coords_in(layout: Layout, rank: int) -> Coords:
-    """Return where a rank stands in a mesh of axes (pp, dp, cp, tp)."""
-    rest, tp = divmod(rank, layout.tp)
-    rest, cp = divmod(rest, layout.cp)
-    pp, dp = divmod(rest, layout.dp)
-    return Coords(pp=pp, dp=dp, cp=cp, tp=tp)
+def mesh_claims(sizes: tuple[int, ...], rank: int) -> list[Claim]:
+    return [
+        Claim(axis=axis, members=members_along(sizes, rank, at)) for at, axis in enumerate(AXES)
+    ]
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - NOT_TOLD))
-def test_what_is_found_is_what_the_job_could_have_told(spool: Path, recipe: str) -> None:
-    layout = TOLD.get(recipe, Layout(dp=4))
+@given(SIZES, st.data())
+def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.DataObject) -> None:
+    world_size = math.prod(sizes)
+    rank = data.draw(st.integers(0, world_size - 1))
+    pp, replicate, shard, cp, tp = sizes
+    claims = mesh_claims(sizes, rank)
+    flattened = [
+        Claim(axis="dp", members=members_along(sizes, rank, 1, 2)),
+        Claim(axis="dp_shard_cp", members=members_along(sizes, rank, 2, 3)),
+        Claim(axis="dp_cp", members=members_along(sizes, rank, 1, 2, 3)),
+    ]
 
-    for rank, found in enumerate(derived(spool / recipe)):
-        assert found["layout"] == layout.to_dict()
-        assert found["coords"] == coords_in(layout, rank).to_dict()
+    at = positions(sizes)[rank]
+    for told in (claims, [*claims, flattened[0]], [*flattened[:1], claims[0], *claims[3:]]):
+        found = place(told, rank=rank, world_size=world_size)
+        assert found is not None
+        assert found.layout == Layout(pp=pp, dp=replicate * shard, cp=cp, tp=tp)
+        assert found.coords == Coords(pp=at[0], dp=at[1] * shard + at[2], cp=at[3], tp=at[4])
+        assert found.pipeline == frozenset(members_along(sizes, rank, 0) if pp > 1 else ())
 
 
-@pytest.mark.parametrize("recipe", sorted(NOT_TOLD))
-def test_where_there_is_a_doubt_nothing_is_told(spool: Path, recipe: str) -> None:
-    for found in derived(spool / recipe):
-        assert found.keys().isdisjoint({"layout", "coords"})
+@given(SIZES, st.data())
+def test_an_axis_that_nobody_names_leaves_a_doubt(
+    sizes: tuple[int, ...], data: st.DataObject
+) -> None:
+    long = [at for at, size in enumerate(sizes) if size > 1]
+    if not long:
+        return
+    world_size = math.prod(sizes)
+    rank = data.draw(st.integers(0, world_size - 1))
+    claims = mesh_claims(sizes, rank)
+    del claims[data.draw(st.sampled_from(long))]
+
+    assert place(claims, rank=rank, world_size=world_size) is None
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES))
-def test_looking_fails_nowhere(spool: Path, recipe: str) -> None:
-    for folder in process_folders(spool / recipe).values():
-        assert dropped(folder) == {}
-        events = folder / "events.jsonl"
-        assert not events.exists() or "placement" not in events.read_text()
+def placed(*claims: tuple[str, tuple[int, ...]], world_size: int = 4) -> Layout | None:
+    made = [Claim(axis=axis, members=members) for axis, members in claims]
+    found = place(made, rank=0, world_size=world_size)
+    return None if found is None else found.layout
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [("dp", (0, 1)), ("tp", (0, 1))],  # two axes over the same ranks
+        [("dp", (0, 1)), ("dp", (0, 2)), ("tp", (0, 1))],  # one axis, two groups
+        [("dp", (1, 3)), ("tp", (0, 1))],  # not a member
+        [("dp", (0, 1)), ("fsdp", (0, 2)), ("tp", (0, 3))],  # which is the data axis?
+        [("dp", (0, 1, 2, 3, 4))],  # more than there are
+        [("tp", (0, 1, 2))],  # does not divide them
+        [("tp", (0, 1)), ("ep", (0, 1)), ("dp", (0, 2))],  # experts along the tensor axis
+        [("dp", (0, 1, 2, 3)), ("ep", (0, 1, 2))],  # experts that do not divide the data axis
+        [("stages", (0, 1, 2, 3))],  # a name that means nothing
+        [],
+    ],
+)
+def test_groups_that_do_not_fit_place_nobody(claims: list[tuple[str, tuple[int, ...]]]) -> None:
+    assert placed(*claims) is None
+
+
+def test_experts_overlay_the_data_axis() -> None:
+    assert placed(("dp", (0, 1, 2, 3)), ("ep", (0, 1))) == Layout(dp=4, ep=2)
+    assert placed(("dp", (0, 2)), ("ep", (0, 2)), ("tp", (0, 1))) == Layout(dp=2, tp=2, ep=2)
+
+
+def test_groups_of_one_member_say_nothing() -> None:
+    assert placed(("dp", (0, 1, 2, 3)), ("tp", (0,)), ("pp", (0,)), ("ep", (0,))) == Layout(dp=4)
+
+
+def test_chunks_per_stage_are_taken_as_told() -> None:
+    claims = [Claim(axis="pp", members=(0, 1))]
+    found = place(claims, rank=1, world_size=2, num_chunks=3)
+
+    assert found is not None
+    assert (found.layout, found.coords) == (Layout(pp=2, vpp=3), Coords(pp=1))

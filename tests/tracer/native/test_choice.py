@@ -33,9 +33,9 @@ from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import recorder_in
 
 SHARED_TESTS = (
-    "capture/test_alone.py",
+    "capture/test_single_process.py",
     "capture/test_gloo.py",
-    "capture/test_interrupted_forward.py",
+    "capture/test_forward_backward.py",
     "device/test_communication.py",
     "job/test_running.py",
     "job/test_slow_step_stacks.py",

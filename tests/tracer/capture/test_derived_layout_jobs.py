@@ -1,0 +1,87 @@
+"""What ranks find out of a layout that nobody told them; see `placement_job`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.tracer.topology import Coords, Layout
+from tests.support.tracer.ranks import run_ranks
+from tests.support.tracer.reading import dropped, process_folders
+from tests.tracer.jobs import gloo_job, matrix_recipes
+from tests.tracer.jobs.placement_job import RECIPES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
+
+NOT_TOLD = {
+    "expert_parallel",  # whether its experts' ranks have tokens of their own
+    "reduced_by_hand",
+    "experts_by_hand",
+    "ring_by_hand",
+    "halves_by_hand",
+    "part_of_the_job",
+    "half_wrapped",
+}
+
+TOLD = {
+    **{name: layout for name, (_, layout) in gloo_job.RECIPES.items()},
+    **{name: layout for name, (_, layout) in matrix_recipes.RECIPES.items()},
+    "tensor_parallel_over_all": Layout(tp=4),
+    "pipeline_over_all": Layout(pp=4),
+}
+"""What a job that tells it tells; all others are data parallel alone."""
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run each recipe with as many ranks as it takes; the folder of their records."""
+    folder: Path = tmp_path_factory.mktemp("placement")
+    few = [recipe for recipe in RECIPES if recipe != "three_axes"]
+    run_ranks("tests.tracer.jobs.placement_job", 4, folder, *few)
+    if "three_axes" in RECIPES:
+        run_ranks("tests.tracer.jobs.placement_job", 8, folder, "three_axes")
+    return folder / "spool"
+
+
+def derived(folder: Path) -> list[dict[str, Any]]:
+    """Return what each rank found out, by rank."""
+    folders = sorted(process_folders(folder).items())
+    told = [json.loads((each / "manifest.json").read_text()) for _, each in folders]
+    assert all(rank["layout"] is None and rank["coords"] is None for rank in told)
+    return [rank["derived"] or {} for rank in told]
+
+
+def coords_in(layout: Layout, rank: int) -> Coords:
+    """Return where a rank stands in a mesh of axes (pp, dp, cp, tp)."""
+    rest, tp = divmod(rank, layout.tp)
+    rest, cp = divmod(rest, layout.cp)
+    pp, dp = divmod(rest, layout.dp)
+    return Coords(pp=pp, dp=dp, cp=cp, tp=tp)
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - NOT_TOLD))
+def test_what_is_found_is_what_the_job_could_have_told(spool: Path, recipe: str) -> None:
+    layout = TOLD.get(recipe, Layout(dp=4))
+
+    for rank, found in enumerate(derived(spool / recipe)):
+        assert found["layout"] == layout.to_dict()
+        assert found["coords"] == coords_in(layout, rank).to_dict()
+
+
+@pytest.mark.parametrize("recipe", sorted(NOT_TOLD))
+def test_where_there_is_a_doubt_nothing_is_told(spool: Path, recipe: str) -> None:
+    for found in derived(spool / recipe):
+        assert found.keys().isdisjoint({"layout", "coords"})
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_looking_fails_nowhere(spool: Path, recipe: str) -> None:
+    for folder in process_folders(spool / recipe).values():
+        assert dropped(folder) == {}
+        events = folder / "events.jsonl"
+        assert not events.exists() or "placement" not in events.read_text()
