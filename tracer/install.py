@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .topology import Coords, Layout
 
 
-_beginning = threading.Lock()
+_install_lock = threading.Lock()
 """Held by the thread that installs; never waited for."""
 
 
@@ -100,12 +100,12 @@ def install(
     Returns:
         The tracer; `NOOP_TRACER` where nothing is recorded.
     """
-    present = current_tracer()
-    if present.enabled:
-        return present
+    current = current_tracer()
+    if current.enabled:
+        return current
     # Whoever comes second, from another thread or a signal handler, must not begin another.
-    beginning = _beginning  # a fork of this very thread, by a signal handler, has another
-    if not beginning.acquire(blocking=False):
+    install_lock = _install_lock  # a fork of this very thread, by a signal handler, has another
+    if not install_lock.acquire(blocking=False):
         return NOOP_TRACER
     try:
         if current_tracer().enabled:
@@ -118,10 +118,10 @@ def install(
         description = JobDescription(num_parameters=count_parameters(model), **job)
         return _install(Path(folder), run, model, description, count_steps)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        print_notice(f"not tracing this process: {_said(problem)}")
+        print_notice(f"not tracing this process: {_describe_error(problem)}")
         return NOOP_TRACER
     finally:
-        beginning.release()
+        install_lock.release()
 
 
 def _install(
@@ -134,26 +134,26 @@ def _install(
     from .job.identity import read_identity
 
     identity = read_identity(run, os.environ)
-    if identity.made_up and identity.rank == 0:
+    if identity.is_generated and identity.rank == 0:
         print_notice(f"recording run {identity.run_id}")
     folder = spool / identity.run_id / process_folder_name(identity)
     folder.mkdir(parents=True)
     try:
-        recorder = _started(folder, identity, job)
+        recorder = _start_recorder(folder, identity, job)
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)  # else it would tell of a process that was lost
         raise
     set_current(recorder)  # before there are captures: a child forked meanwhile lets go of it
     try:
-        _watch_the_job(recorder, model, job, count_steps)
-        _watch_the_end(recorder)
+        _start_captures(recorder, model, job, count_steps)
+        _record_end(recorder)
     except Exception:
         shutdown()
         raise
     return recorder
 
 
-def _started(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
+def _start_recorder(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
     from .job.manifest import build_manifest
 
     manifest = build_manifest(identity, job, started_ns=UnixNs(time.time_ns()), environ=os.environ)
@@ -168,7 +168,7 @@ def _started(folder: Path, identity: Identity, job: JobDescription) -> Recorder:
     return recorder
 
 
-def _watch_the_job(
+def _start_captures(
     recorder: Recorder,
     model: Any,  # noqa: ANN401
     job: JobDescription,
@@ -176,16 +176,16 @@ def _watch_the_job(
 ) -> None:
     from .capture.start import start_captures
     from .job.profile import offer_profiles
-    from .job.slow_step_stacks import watch_late_steps
+    from .job.slow_step_stacks import watch_slow_steps
 
     start_captures(
         recorder,
         model=model,
         layout=job.layout,
-        look_for_place=job.layout is None and job.coords is None,
+        derive_layout=job.layout is None and job.coords is None,
         count_steps=count_steps,
     )
-    watch_late_steps(recorder)
+    watch_slow_steps(recorder)
     offer_profiles(recorder)
 
 
@@ -238,7 +238,7 @@ def settings(environ: Mapping[str, str]) -> Settings:
     )
 
 
-def _watch_the_end(recorder: Recorder) -> None:
+def _record_end(recorder: Recorder) -> None:
     """Write an exit record whichever way Python ends; no signal handler is touched."""
     previous = sys.excepthook
 
@@ -257,7 +257,7 @@ def _watch_the_end(recorder: Recorder) -> None:
     atexit.register(shutdown)
 
 
-def _said(problem: Exception) -> str:
+def _describe_error(problem: Exception) -> str:
     """Return what an error says; one that is the job's may not even tell that."""
     try:
         return repr(problem)
@@ -265,9 +265,9 @@ def _said(problem: Exception) -> str:
         return type_name(problem)
 
 
-def _begin_anew_in_child() -> None:
-    global _beginning  # noqa: PLW0603 - the thread that held it is not in the child
-    _beginning = threading.Lock()
+def _renew_lock_in_child() -> None:
+    global _install_lock  # noqa: PLW0603 - the thread that held it is not in the child
+    _install_lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew_in_child)
+os.register_at_fork(after_in_child=_renew_lock_in_child)

@@ -156,7 +156,7 @@ class Rank:
         return self.stream
 
     def work(self, own_ns: float) -> None:
-        """Compute."""
+        """ComputeCapture."""
         self._on_stream(own_ns, self.launch())
 
     def begin(self, kind: SpanKind, name: str, microbatch: int = -1, chunk: int = -1) -> None:

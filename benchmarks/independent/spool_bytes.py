@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HEADER, SLOT = 4096, 256
 UNIX_NS = 1_760_000_000_000_000_000
 HAS_COMM = 1 << 15
-STOOD_STILL_NS = 20_000
+MIN_STALL_NS = 20_000
 
 ROW = np.dtype(
     {
@@ -146,7 +146,7 @@ def _as_bounds(
         start, flags = marked, flags | int(SpanFlag.DEVICE_BEGIN_KNOWN)
     else:
         start = marked
-    if waits >= 0 and at[goes_on] - at[waits] > STOOD_STILL_NS:
+    if waits >= 0 and at[goes_on] - at[waits] > MIN_STALL_NS:
         return start, int(at[goes_on]), flags | int(SpanFlag.DEVICE_END_KNOWN)
     if waits >= 0:
         end = int(at[goes_on])

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 from rankscope import tracer
-from rankscope.tracer.capture.forward_backward import Compute
+from rankscope.tracer.capture.forward_backward import ComputeCapture
 from rankscope.tracer.capture.garbage_collection import capture_garbage
 from rankscope.tracer.errors import is_tracer_error
 from rankscope.tracer.span import NONE, SpanKind
@@ -61,7 +61,7 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = recorder_in(tmp_path)
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as broken:
         broken.setattr("rankscope.tracer.record.lane.Lane.open_in_first", fails)
@@ -81,7 +81,7 @@ def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_l
         raise AlarmError
 
     recorder = recorder_in(tmp_path)
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     recorder.lane().segment.open_slots.clear()  # so that the compiled lines ask Python
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr("rankscope.tracer.record.lane.Lane.open_in_first", interrupted)
@@ -216,7 +216,7 @@ def test_a_collection_is_not_disturbed_by_a_record_that_cannot_be_made(
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     recorder = recorder_in(tmp_path)
-    take_off = capture_garbage(recorder, least_pause_ns=0)
+    take_off = capture_garbage(recorder, min_pause_ns=0)
     try:
         with monkeypatch.context() as broken:
             broken.setattr("rankscope.tracer.record.recorder.Recorder.head", fails)
@@ -238,7 +238,7 @@ def test_what_a_handler_raises_during_a_collection_reaches_the_job(tmp_path: Pat
 
     others, gc.callbacks[:] = list(gc.callbacks), []  # they would take it away
     recorder = recorder_in(tmp_path)
-    take_off = capture_garbage(recorder, least_pause_ns=0)
+    take_off = capture_garbage(recorder, min_pause_ns=0)
     objects = [[number] for number in range(300_000)]  # to be looked through for milliseconds
     previous = signal.signal(signal.SIGALRM, on_alarm)
     try:

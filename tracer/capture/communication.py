@@ -14,11 +14,11 @@ from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
 from ..record.steps import COMMUNICATION_KINDS
 from ..span import NONE, SpanFlag
 from ..spool import DropReason
-from .group import CommGroup, GroupBook
-from .guard import capture_failed
-from .launch import Launch, OnDevice, heads_of
+from .group import CommGroup, Groups
+from .guard import report_capture_failure
+from .launch import DeviceLaunches, Launch, intern_heads
 from .operation import Direction, Operation
-from .works import Completions, Unwaited
+from .works import Completions, PendingLaunches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class _Thread(threading.local):
     """Whether it has begun a batch of p2p of which nobody has seen the end."""
 
     coalescing: list[Launch] | None = None
-    passes_over = False
+    is_nested = False
     last_work: Any = None
     """Kept alive until the thread's next launch: until torch has handed it to the job,
     nobody else holds the Python object by which the job will wait."""
@@ -59,9 +59,9 @@ class Communication:
         self.active = True
         self.completions = Completions()
         self._recorder = recorder
-        self._groups = GroupBook(recorder, layout)
-        self._unwaited = Unwaited()
-        self._on_device = OnDevice(recorder)
+        self._groups = Groups(recorder, layout)
+        self._pending = PendingLaunches()
+        self._on_device = DeviceLaunches(recorder)
         self._heads: dict[tuple[str, SpanKind], Heads] = {}
         """By name of the operation and kind of the group."""
 
@@ -73,7 +73,7 @@ class Communication:
     def begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
         """Note that this rank enters a communication now; None where nothing is captured."""
         thread = self.thread
-        if not self.active or thread.passes_over:
+        if not self.active or thread.is_nested:
             return None
         try:
             at = operation.group_position
@@ -90,8 +90,9 @@ class Communication:
                 recorder,
                 group,
                 recorder.lanes.current(),
-                _instance(operation, args, group, thread.interval_id),
-                self._heads.get((operation.name, group.kind)) or self._meet(operation, group),
+                _make_instance(operation, args, group, thread.interval_id),
+                self._heads.get((operation.name, group.kind))
+                or self._intern_heads(operation, group),
                 flags,
             )
             self._on_device.enter(launch, process_group, args[:at])
@@ -128,13 +129,13 @@ class Communication:
             is_async = launch.flags & ASYNC
             # Every operator takes what it writes first, and what it reads after. Only a work
             # that the job will wait for later can be waited for by its tensor.
-            for old in self._unwaited.add(launch, args[0] if is_async else None):
+            for old in self._pending.add(launch, args[0] if is_async else None):
                 old.end(monotonic_ns(), END_BOUND)
             if thread.coalescing is not None:
                 thread.coalescing.append(launch)
             if work is None:
                 return
-            self._unwaited.bind(work, (launch,))
+            self._pending.bind(work, (launch,))
             thread.last_work = work
             # A work of NCCL says that it is done before it is, and runs callbacks on streams
             # that may be the job's.
@@ -152,16 +153,16 @@ class Communication:
 
     def describe(self, process_group: Any, description: str) -> None:  # noqa: ANN401 - a pybind class
         """Say what a group was made for whose object cannot tell."""
-        self._groups.described[process_group] = description
+        self._groups.descriptions[process_group] = description
 
     def blocks(self, launch: Launch) -> None:
         """Say that this thread waits for a launch next, unless its call was asynchronous."""
         if not launch.flags & ASYNC:
             self.thread.blocks_on = launch
 
-    def pass_over(self, *, passes_over: bool) -> None:
+    def set_nested(self, *, is_nested: bool) -> None:
         """Say whether what this thread launches is a part of what it has begun, and no more."""
-        self.thread.passes_over = passes_over
+        self.thread.is_nested = is_nested
 
     # -- what was seen so far ------------------------------------------------
 
@@ -175,7 +176,7 @@ class Communication:
 
     def axis_of(self, process_group: Any) -> str:  # noqa: ANN401 - a pybind class
         """Return the axis for which a group was made, "" where nobody says."""
-        return self._groups.named_axis(process_group)
+        return self._groups.read_axis(process_group)
 
     # -- what one call issues together ---------------------------------------
 
@@ -209,41 +210,41 @@ class Communication:
             if work is None:
                 self._returned(launches)
             else:
-                self._unwaited.bind(work, launches)
+                self._pending.bind(work, launches)
                 self.thread.last_work = work
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
     # -- wait ----------------------------------------------------------------
 
-    def of_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
+    def find_by_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches that nobody has yet waited for by ``work``."""
         try:
-            found = self._unwaited.of_work(work)
+            found = self._pending.find_by_work(work)
             blocks_on = self.thread.blocks_on
             if blocks_on is None:
                 return found
             self.thread.blocks_on = None
             # Through C++ (`all_to_all_single`) the caller gets another work than the method gave.
-            return found or ((blocks_on,) if id(blocks_on) in self._unwaited.entries else ())
+            return found or ((blocks_on,) if id(blocks_on) in self._pending.entries else ())
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
             return ()
 
-    def of_tensor(self, tensor: Any) -> Sequence[Launch]:  # noqa: ANN401 - of any subclass
+    def find_by_tensor(self, tensor: Any) -> Sequence[Launch]:  # noqa: ANN401 - of any subclass
         """Return the launches that still write to the tensor's storage."""
         try:
-            return self._unwaited.of_tensor(tensor)
+            return self._pending.find_by_tensor(tensor)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
             return ()
 
-    def of_thread(self, thread_id: int, since_ns: int) -> Sequence[Launch]:
+    def find_by_thread(self, thread_id: int, since_ns: int) -> Sequence[Launch]:
         """Return what a thread launched since then and nobody has waited for, oldest first."""
-        if not self._unwaited.entries:
+        if not self._pending.entries:
             return ()
         try:
-            return self._unwaited.of_thread(thread_id, since_ns)
+            return self._pending.find_by_thread(thread_id, since_ns)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
             return ()
@@ -257,7 +258,7 @@ class Communication:
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
-    def waited_by_work(
+    def record_work_wait(
         self,
         work: Any,  # noqa: ANN401 - a pybind class
         launches: Sequence[Launch],
@@ -271,12 +272,12 @@ class Communication:
             if error is None:
                 for launch in launches:
                     if launch.seq == NONE:
-                        _find_source(launch, work)
+                        _set_source(launch, work)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
-        self.waited_in_turn(launches, start_ns, end_ns, error=error)
+        self.record_waits(launches, start_ns, end_ns, error=error)
 
-    def waited_in_turn(
+    def record_waits(
         self,
         launches: Sequence[Launch],
         start_ns: int,
@@ -294,7 +295,7 @@ class Communication:
         now_ns = start_ns
         try:
             lane = self._recorder.lanes.current()
-            for launch in filter(self._unwaited.take, launches):
+            for launch in filter(self._pending.take, launches):
                 now_ns = max(now_ns, launch.start_ns)
                 done_ns = end_ns if launch.end_ns is None else min(launch.end_ns, end_ns)
                 until_ns = max(now_ns, done_ns)
@@ -314,22 +315,22 @@ class Communication:
             raise problem
         self.active = False
         text = "communication capture turned itself off"
-        capture_failed(self._recorder, text, problem, COMMUNICATION_KINDS)
+        report_capture_failure(self._recorder, text, problem, COMMUNICATION_KINDS)
 
     def close(self) -> None:
         """Write what never ended as open, and let go of everything."""
         self.active = False
         now_ns = monotonic_ns()
-        for launch in self._unwaited.take_all():
+        for launch in self._pending.take_all():
             launch.end(now_ns, SpanFlag.OPEN)
         self.thread = _Thread()
 
     # -- inside --------------------------------------------------------------
 
-    def _meet(self, operation: Operation, group: CommGroup) -> Heads:
+    def _intern_heads(self, operation: Operation, group: CommGroup) -> Heads:
         kinds = {Direction.GROUP: group.kind, Direction.SEND: group.send_kind}
         kind = kinds.get(operation.direction, group.recv_kind)
-        heads = self._heads[operation.name, group.kind] = heads_of(
+        heads = self._heads[operation.name, group.kind] = intern_heads(
             self._recorder, operation.name, kind
         )
         return heads
@@ -339,14 +340,14 @@ class Communication:
         now_ns = monotonic_ns()
         lane = self._recorder.lanes.current()
         for launch in launches:
-            self._unwaited.take(launch)
+            self._pending.take(launch)
             if launch.on_device:
                 launch.returned_on_device()
             else:
                 launch.returned_on_host(lane, now_ns)
 
 
-def _instance(
+def _make_instance(
     operation: Operation, args: tuple[Any, ...], group: CommGroup, interval_id: int
 ) -> Instance:
     num_bytes = operation.num_bytes(args, group.size)
@@ -366,7 +367,7 @@ def _pair(direction: Direction, peer: int, group: CommGroup) -> tuple[int, int]:
     return NONE, group.rank
 
 
-def _find_source(launch: Launch, work: Any) -> None:  # noqa: ANN401 - a pybind class
+def _set_source(launch: Launch, work: Any) -> None:  # noqa: ANN401 - a pybind class
     """Give a receive from any source its number, now that its work knows the source."""
     source = work._source_rank()
     if 0 <= source < launch.group.size:

@@ -42,7 +42,7 @@ _replaced: set[object] = set()
 """Functions that the compiler knows a replacement of: for good, whoever was installed then."""
 
 
-class _Begun(threading.local):
+class _ThreadState(threading.local):
     start_ns = 0
 
 
@@ -52,20 +52,20 @@ class Compilations:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._guard = Guard(recorder, "compilation")
-        self._begun = _Begun()
-        self._uncompiled = Uncompiled()
+        self._thread_state = _ThreadState()
+        self._uncompiled = CompilerExclusions()
 
-    def ask(self) -> bool:
+    def register(self) -> bool:
         """Ask the compiler to tell us, where it is loaded; always False: to be called again."""
         if DYNAMO_MODULE not in sys.modules or not self._guard.active:
             return False
         try:
-            tell_compiler()
+            replace_span()
             self._uncompiled.mark()
             handler = sys.modules[DYNAMO_MODULE].callback_handler
-            if self.begins not in handler.start_callbacks:
-                handler.register_start_callback(self.begins)
-                handler.register_end_callback(self.ends)
+            if self.on_begin not in handler.start_callbacks:
+                handler.register_start_callback(self.on_begin)
+                handler.register_end_callback(self.on_end)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
         return False
@@ -73,26 +73,26 @@ class Compilations:
     def stop(self) -> None:
         """Ask no more."""
         handler = getattr(sys.modules.get(DYNAMO_MODULE), "callback_handler", None)
-        if handler is not None and self.begins in handler.start_callbacks:
-            handler.remove_start_callback(self.begins)
-            handler.remove_end_callback(self.ends)
+        if handler is not None and self.on_begin in handler.start_callbacks:
+            handler.remove_start_callback(self.on_begin)
+            handler.remove_end_callback(self.on_end)
 
-    def begins(self, *about: Any) -> None:  # noqa: ANN401 - nothing before torch 2.7
+    def on_begin(self, *about: Any) -> None:  # noqa: ANN401 - nothing before torch 2.7
         """Hear that a compilation begins."""
-        self._begun.start_ns = monotonic_ns()
+        self._thread_state.start_ns = monotonic_ns()
 
-    def ends(self, *about: Any) -> None:  # noqa: ANN401
+    def on_end(self, *about: Any) -> None:  # noqa: ANN401
         """Hear that it has ended."""
-        self._guard.call(self._note, about[0] if about else None)
+        self._guard.call(self._record, about[0] if about else None)
 
-    def _note(self, about: object) -> None:
-        start_ns, self._begun.start_ns = self._begun.start_ns, 0
+    def _record(self, about: object) -> None:
+        start_ns, self._thread_state.start_ns = self._thread_state.start_ns, 0
         if not start_ns:
             return
         end_ns = monotonic_ns()
         compile_id = str(getattr(about, "compile_id", "") or "")
         trigger = getattr(getattr(about, "callback_trigger", None), "name", "")
-        name = "recompile" if is_again(compile_id) else "compile"
+        name = "recompile" if is_recompile(compile_id) else "compile"
         self._recorder.append_span(name, SpanKind.HOST, start_ns, end_ns)
         self._recorder.event(
             "compilation",
@@ -106,7 +106,7 @@ class Compilations:
         )
 
 
-def is_again(compile_id: str) -> bool:
+def is_recompile(compile_id: str) -> bool:
     """Return whether ``frame/count`` says that the frame was compiled before."""
     count = compile_id.rpartition("/")[2].partition("_")[0]
     return count.isdigit() and int(count) > 0
@@ -123,24 +123,24 @@ def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], N
         A function that takes the callbacks off again.
     """
     compilations = Compilations(recorder)
-    ask = compilations.ask
+    register = compilations.register
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001, ANN401
             compiled = original(*args, **kwargs)
-            ask()
+            register()
             return compiled
 
         return compile
 
-    ask()
-    recorder.on_step_begin(ask)
+    register()
+    recorder.on_step_begin(register)
     patches.wrap(sys.modules["torch"], "compile", wrap)
     return compilations.stop
 
 
-class Uncompiled:
+class CompilerExclusions:
     """Marks what Python runs of us as not to be compiled, each module once."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Uncompiled:
             if name in self._marked or not name.startswith(PACKAGE) or module is None:
                 continue
             self._marked.add(name)
-            for code in codes_of(module):
+            for code in iterate_code(module):
                 _skip(engine, code, calls_the_job=name.startswith(CALLS_JOB))
 
 
@@ -172,7 +172,7 @@ def _skip(engine: Any, code: CodeType, *, calls_the_job: bool) -> None:  # noqa:
         engine.skip_code(code)
 
 
-def codes_of(module: ModuleType) -> Iterator[CodeType]:
+def iterate_code(module: ModuleType) -> Iterator[CodeType]:
     """Yield the code of every function that a module of ours defines, nested ones too."""
     for member in list(vars(module).values()):
         members = list(vars(member).values()) if isinstance(member, type) else [member]
@@ -207,7 +207,7 @@ def no_span(
     return contextlib.nullcontext()
 
 
-def tell_compiler() -> None:
+def replace_span() -> None:
     """Tell the compiler of `no_span`, where it is loaded; a second call does nothing."""
     replace = getattr(sys.modules.get(COMPILER_MODULE), "substitute_in_graph", None)
     if replace is not None and span not in _replaced:
@@ -227,4 +227,4 @@ for method in (
     setattr(method, "_torchdynamo_disable_msg", CALL_OUTSIDE)  # noqa: B010
 
 
-after_import(COMPILER_MODULE, tell_compiler)
+after_import(COMPILER_MODULE, replace_span)

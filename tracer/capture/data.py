@@ -45,7 +45,7 @@ class Batches:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._guard = Guard(recorder, "batch")
-        self._waiting: deque[Counts] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[BatchCounts] = deque(maxlen=MAX_WAITING)
         self._step = NONE
         self._next_index = 0
         self._counted: list[int | None] = []
@@ -54,7 +54,7 @@ class Batches:
 
     def fetched(self, batch: object) -> None:
         """Note what a loader has just handed out."""
-        self._guard.call(self._remember, batch)
+        self._guard.call(self._count, batch)
 
     def forward_begins(self, batch: object, *, is_microbatch: bool) -> None:
         """Note that the root module gets a batch.
@@ -66,14 +66,14 @@ class Batches:
         if not self._guard.active:
             return
         try:
-            counts = self._known_again(batch) if self._waiting else None
+            counts = self._match_forward(batch) if self._waiting else None
             if not is_microbatch:
                 return
             if counts is None:
                 counts = count_batch(batch)
             recorder = self._recorder
             if recorder.step_number != self._step:
-                self._turn()
+                self._reset_if_new_step()
             index, self._next_index = self._next_index, self._next_index + 1
             self._counted.append(None if counts is None else counts.num_tokens)
             if counts is not None and not recorder.job_reports_microbatches:
@@ -87,25 +87,25 @@ class Batches:
         They are those of the forwards; where no forward was seen (a pipeline
         cuts batches itself), those that the loader handed out.
         """
-        self._turn()
+        self._reset_if_new_step()
         tokens = self._counted or self._fetched
         self._counted, self._fetched = [], []
         return sum(tokens) if tokens and None not in tokens else None  # type: ignore[arg-type]
 
-    def _remember(self, batch: object) -> None:
-        self._turn()
+    def _count(self, batch: object) -> None:
+        self._reset_if_new_step()
         counts = count_batch(batch)
         if counts is not None:
             self._waiting.append(counts)
             self._fetched.append(counts.num_tokens)
 
-    def _turn(self) -> None:
+    def _reset_if_new_step(self) -> None:
         """Forget what an earlier step held."""
         if self._recorder.step_number != self._step:
             self._step, self._next_index = self._recorder.step_number, 0
             self._counted, self._fetched = [], []
 
-    def _known_again(self, batch: object) -> Counts | None:
+    def _match_forward(self, batch: object) -> BatchCounts | None:
         shape = shape_of(batch)
         for counts in self._waiting:
             if counts.shape == shape:
@@ -115,7 +115,7 @@ class Batches:
         return None
 
 
-class OnFetch(Protocol):
+class FetchListener(Protocol):
     """Who is told of fetches."""
 
     def fetch_begins(self) -> None:
@@ -127,7 +127,7 @@ class OnFetch(Protocol):
         ...
 
 
-def capture_loaders(recorder: Recorder, patches: Patches, on_fetch: OnFetch) -> None:
+def capture_loaders(recorder: Recorder, patches: Patches, on_fetch: FetchListener) -> None:
     """Make a span of each ``next`` and each ``iter`` of any `DataLoader`.
 
     The iterators of torchdata's ``StatefulDataLoader`` come through the same ``next``.
@@ -148,7 +148,7 @@ def capture_loaders(recorder: Recorder, patches: Patches, on_fetch: OnFetch) -> 
 
 
 def _traced_next(
-    recorder: Recorder, on_fetch: OnFetch, original: Callable[[Any], Any]
+    recorder: Recorder, on_fetch: FetchListener, original: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def call(iterator: Any) -> Any:  # noqa: ANN401
@@ -181,7 +181,7 @@ def _traced_iter(recorder: Recorder, original: Callable[[Any], Any]) -> Callable
     return call
 
 
-class Counts(NamedTuple):
+class BatchCounts(NamedTuple):
     """What one batch holds; None is unknown."""
 
     shape: tuple[int, ...]
@@ -191,7 +191,7 @@ class Counts(NamedTuple):
     sum_squared_lengths: int | None
 
 
-def count_batch(batch: object) -> Counts | None:
+def count_batch(batch: object) -> BatchCounts | None:
     """Return what a batch holds; None where it holds no token ids that we know.
 
     Token ids are an integer tensor under one of `TOKEN_KEYS`, or the first
@@ -203,30 +203,30 @@ def count_batch(batch: object) -> Counts | None:
     Args:
         batch: What a loader yields or a model gets: a dict, a tuple, a tensor.
     """
-    found = _find(batch)
+    found = _find_token_ids(batch)
     if found is None:
         return None
-    ids, beside = found
+    ids, fields = found
     shape = tuple(map(int, ids.shape))
     if ids.numel() > MAX_ELEMENTS:
-        return Counts(shape, None, None)
-    teller = _teller(beside, shape)
+        return BatchCounts(shape, None, None)
+    teller = _find_lengths(fields, shape)
     if teller is None:
         lengths = [shape[-1]] * (ids.numel() // max(shape[-1], 1))
     elif _is_readable(teller[1]):
-        lengths = _lengths(*teller)
+        lengths = _read_lengths(*teller)
     else:
-        return Counts(shape, None, None)
-    return Counts(shape, sum(lengths), sum(length * length for length in lengths))
+        return BatchCounts(shape, None, None)
+    return BatchCounts(shape, sum(lengths), sum(length * length for length in lengths))
 
 
 def shape_of(batch: object) -> tuple[int, ...] | None:
     """Return the shape of a batch's token ids; None where it holds none."""
-    found = _find(batch)
+    found = _find_token_ids(batch)
     return None if found is None else tuple(map(int, found[0].shape))
 
 
-def _find(batch: Any) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401
+def _find_token_ids(batch: Any) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401
     """Return the token ids and the dict that they stand in, empty where they stand in none."""
     # In the order of what models get most, and without a loop: each forward comes here.
     if (type(batch) is tuple or type(batch) is list) and batch:
@@ -251,11 +251,11 @@ def _has_ids(torch: Any, tensor: Any) -> bool:  # noqa: ANN401 - the module, a t
     return (dtype is torch.int64 or dtype is torch.int32) and 1 <= tensor.dim() <= MAX_DIM
 
 
-def _teller(beside: dict[str, Any], shape: tuple[int, ...]) -> tuple[str, Any] | None:
+def _find_lengths(fields: dict[str, Any], shape: tuple[int, ...]) -> tuple[str, Any] | None:
     """Return what tells the lengths: the name and the tensor; None where nothing does."""
     torch = sys.modules["torch"]
     for key in (*BOUNDARY_KEYS, "position_ids", "attention_mask"):
-        tensor = beside.get(key)
+        tensor = fields.get(key)
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.dim() == 1 if key in BOUNDARY_KEYS else tuple(tensor.shape) == shape:
@@ -269,7 +269,7 @@ def _is_readable(tensor: Any) -> bool:  # noqa: ANN401
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu"
 
 
-def _lengths(name: str, teller: Any) -> list[int]:  # noqa: ANN401
+def _read_lengths(name: str, teller: Any) -> list[int]:  # noqa: ANN401
     """Return the length of each sequence, as the tensor called ``name`` tells it."""
     if name in BOUNDARY_KEYS:
         return [int(length) for length in teller.diff().tolist()]

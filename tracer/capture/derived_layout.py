@@ -49,7 +49,7 @@ REPLICATED, SHARDED = "dp_replicate", "dp_shard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class AxisGroup:
     """A group of this rank's, and the axis that it spans."""
 
     axis: str
@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class DerivedLayout:
     """Where a rank stands, and by which groups."""
 
     layout: Layout
@@ -72,9 +72,9 @@ class Placement:
     """Members of the one that spans its pipeline."""
 
 
-def place(
-    claims: Iterable[Claim], *, rank: int, world_size: int, num_chunks: int = 1
-) -> Placement | None:
+def derive_layout(
+    groups_of_rank: Iterable[AxisGroup], *, rank: int, world_size: int, num_chunks: int = 1
+) -> DerivedLayout | None:
     """Return where a rank stands, where its groups leave no doubt.
 
     They do not where one axis has two groups, where two axes share more than this rank, or
@@ -91,23 +91,26 @@ def place(
         None in doubt.
     """
     groups: dict[str, Members] = {}
-    for claim in claims:
-        if len(claim.members) > 1 and groups.setdefault(claim.axis, claim.members) != claim.members:
+    for axis_group in groups_of_rank:
+        if (
+            len(axis_group.members) > 1
+            and groups.setdefault(axis_group.axis, axis_group.members) != axis_group.members
+        ):
             return None
     model = {axis: groups[axis] for axis in MODEL_AXES if axis in groups}
     num_data, is_left = divmod(world_size, math.prod(map(len, model.values())))
     data = None if is_left else _data_groups(groups, num_data)
-    if data is None or not _meet_in(rank, [*model.values(), *data]):
+    if data is None or not _intersect_only_in(rank, [*model.values(), *data]):
         return None
     experts = groups.get("ep", (rank,))
-    if num_data % len(experts) or not _is_overlaid(experts, model.values()):
+    if num_data % len(experts) or not _is_separate(experts, model.values()):
         return None
     position = {axis: members.index(rank) for axis, members in model.items()}
     data_position = 0
     for members in data:
         data_position = data_position * len(members) + members.index(rank)
     sizes = {axis: len(members) for axis, members in model.items()}
-    return Placement(
+    return DerivedLayout(
         layout=Layout(dp=num_data, ep=len(experts), vpp=num_chunks, **sizes),
         coords=Coords(dp=data_position, ep=experts.index(rank), **position),
         groups=frozenset(map(frozenset, [*model.values(), *data])),
@@ -129,19 +132,19 @@ def _data_groups(groups: dict[str, Members], num_data: int) -> list[Members] | N
     return parts if math.prod(map(len, parts)) == num_data else None
 
 
-def _meet_in(rank: int, groups: Sequence[Members]) -> bool:
+def _intersect_only_in(rank: int, groups: Sequence[Members]) -> bool:
     """Return whether ``rank`` is in all groups and no other is in two."""
     return all(rank in members for members in groups) and all(
         set(one) & set(other) == {rank} for one, other in combinations(groups, 2)
     )
 
 
-def _is_overlaid(experts: Members, model: Iterable[Members]) -> bool:
+def _is_separate(experts: Members, model: Iterable[Members]) -> bool:
     """Return whether the experts' axis goes along none of the model's."""
     return all(len(set(experts) & set(members)) == 1 for members in model)
 
 
-class Placing:
+class LayoutDerivation:
     """Looks once, when the first whole step is over: by then the job has made what it uses."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -149,10 +152,10 @@ class Placing:
         self._guard = Guard(recorder, "placement")
         self._models: dict[int, weakref.ref[Any]] = {}
         self._stages: dict[int, weakref.ref[Any]] = {}
-        self._num_begun = 0
-        self._found: Placement | None = None
+        self._num_steps = 0
+        self._found: DerivedLayout | None = None
 
-    def follow(self, communication: Communication) -> None:
+    def start(self, communication: Communication) -> None:
         """Look when a step is over, also at what was communicated in it."""
         self._recorder.on_step_begin(lambda: self._step_begins(communication))
         self._recorder.on_tick(self._write)
@@ -161,7 +164,7 @@ class Placing:
         """Note a model that is trained, and what it was wrapped in after the job told it."""
         self._guard.call(self._note_models, model)
 
-    def stage_begins(self, stage: Any) -> None:  # noqa: ANN401 - a private class of torch
+    def on_stage(self, stage: Any) -> None:  # noqa: ANN401 - a private class of torch
         """Note a pipeline stage of this rank's."""
         if id(stage) not in self._stages:
             self._guard.call(self._note_stage, stage)
@@ -177,44 +180,46 @@ class Placing:
 
     def _step_begins(self, communication: Communication) -> bool:
         """Return whether there is nothing left to wait for."""
-        self._num_begun += 1
-        if self._num_begun == 1:
+        self._num_steps += 1
+        if self._num_steps == 1:
             return False
-        self._found = self._look(communication)
+        self._found = self._derive(communication)
         return True
 
     def _write(self) -> None:
         found, self._found = self._found, None
         if found is not None:
-            told = {"layout": found.layout.to_dict(), "coords": found.coords.to_dict()}
-            add_derived(self._recorder.folder, told)
+            declared = {"layout": found.layout.to_dict(), "coords": found.coords.to_dict()}
+            add_derived(self._recorder.folder, declared)
 
-    def _look(self, communication: Communication) -> Placement | None:
+    def _derive(self, communication: Communication) -> DerivedLayout | None:
         own = self._recorder.identity
         if own.world_size == 1 or not dist.is_initialized():
             return None
         if (dist.get_rank(), dist.get_world_size()) != (own.rank, own.world_size):
             return None
-        stages = _living(self._stages)
-        models = [*_living(self._models), *(stage.submod for stage in stages)]
+        stages = _alive(self._stages)
+        models = [*_alive(self._models), *(stage.submod for stage in stages)]
         num_chunks = {stage.num_stages // stage.group_size for stage in stages}
-        named = [*_claims_of_groups(communication), *_claims_of_parameters(models)]
-        wrapped = [*_claims_of_wrappers(models)]
-        found = place(
-            [*named, *_claims_of_stages(stages), *wrapped],
+        named = [*_read_named_groups(communication), *_read_parameter_meshes(models)]
+        wrapped = [*_read_wrappers(models)]
+        found = derive_layout(
+            [*named, *_read_stages(stages), *wrapped],
             rank=own.rank,
             world_size=own.world_size,
             num_chunks=max(num_chunks, default=1),
         )
         if found is None or len(num_chunks) != (found.layout.pp > 1):
             return None
-        told = {frozenset(claim.members) for claim in named}
-        is_told = found.groups <= told and all(len(it) < own.world_size for it in found.groups)
-        known = told.union(_parts(models)) if wrapped else told
-        return found if is_told or _explains(found, known, communication) else None
+        declared = {frozenset(axis_group.members) for axis_group in named}
+        is_named = found.groups <= declared and all(len(it) < own.world_size for it in found.groups)
+        known = declared.union(_read_hsdp_groups(models)) if wrapped else declared
+        return found if is_named or _explains(found, known, communication) else None
 
 
-def _explains(found: Placement, known: set[frozenset[int]], communication: Communication) -> bool:
+def _explains(
+    found: DerivedLayout, known: set[frozenset[int]], communication: Communication
+) -> bool:
     """Return whether a placement that no name tells explains what was communicated.
 
     Experts or sequences that are dealt out over all ranks give themselves away: by an all-to-all
@@ -239,55 +244,55 @@ def _explains(found: Placement, known: set[frozenset[int]], communication: Commu
     return True
 
 
-def _claims_of_groups(communication: Communication) -> Iterator[Claim]:
+def _read_named_groups(communication: Communication) -> Iterator[AxisGroup]:
     for group in list(dist.distributed_c10d._world.pg_map):
         axis = communication.axis_of(group)
         if axis in AXES:
-            yield Claim(axis=axis, members=tuple(dist.get_process_group_ranks(group)))
+            yield AxisGroup(axis=axis, members=tuple(dist.get_process_group_ranks(group)))
 
 
-def _claims_of_parameters(models: Iterable[Any]) -> Iterator[Claim]:
+def _read_parameter_meshes(models: Iterable[Any]) -> Iterator[AxisGroup]:
     """Tell the named axes of distributed parameters: one of all ranks has no group of its own."""
     found = [getattr(it, "device_mesh", None) for model in models for it in model.parameters()]
     for mesh in {id(mesh): mesh for mesh in found if mesh is not None}.values():
         for axis in mesh.mesh_dim_names or ():
             if axis in AXES:
                 members = dist.get_process_group_ranks(mesh.get_group(axis))
-                yield Claim(axis=axis, members=tuple(members))
+                yield AxisGroup(axis=axis, members=tuple(members))
 
 
-def _claims_of_stages(stages: Iterable[Any]) -> Iterator[Claim]:
+def _read_stages(stages: Iterable[Any]) -> Iterator[AxisGroup]:
     for stage in stages:
         group = stage.group or dist.group.WORLD
-        yield Claim(axis="pp", members=tuple(dist.get_process_group_ranks(group)))
+        yield AxisGroup(axis="pp", members=tuple(dist.get_process_group_ranks(group)))
 
 
-def _claims_of_wrappers(models: Iterable[Any]) -> Iterator[Claim]:
+def _read_wrappers(models: Iterable[Any]) -> Iterator[AxisGroup]:
     """Tell the ranks among which all that is trained is kept equal, if there is one such group."""
     models = list(models)
     wrapped: dict[tuple[int, ...], set[int]] = {}
-    for module in _of_kinds(models, WRAPPERS):
+    for module in _find_modules(models, WRAPPERS):
         members = tuple(dist.get_process_group_ranks(module.process_group))
         wrapped.setdefault(members, set()).update(map(id, module.parameters()))
-    for module in _of_kinds(models, MESHED):
-        for mesh in _meshes_of(module):
+    for module in _find_modules(models, MESHED):
+        for mesh in _read_meshes(module):
             members = tuple(mesh.mesh.flatten().tolist())
             wrapped.setdefault(members, set()).update(map(id, module.parameters()))
     if len(wrapped) == 1:
         ((members, parameters),) = wrapped.items()
         trained = {id(it) for model in models for it in model.parameters() if it.requires_grad}
         if trained <= parameters:
-            yield Claim(axis=WRAPPED, members=members)
+            yield AxisGroup(axis=WRAPPED, members=members)
 
 
-def _parts(models: Iterable[Any]) -> Iterator[frozenset[int]]:
+def _read_hsdp_groups(models: Iterable[Any]) -> Iterator[frozenset[int]]:
     """Tell the members of the groups between which HSDP divides a model's data axis."""
-    for mesh in (mesh for module in _of_kinds(models, MESHED) for mesh in _meshes_of(module)):
+    for mesh in (mesh for module in _find_modules(models, MESHED) for mesh in _read_meshes(module)):
         for dimension in range(mesh.ndim):
             yield frozenset(dist.get_process_group_ranks(mesh.get_group(dimension)))
 
 
-def _meshes_of(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
+def _read_meshes(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
     """Tell the meshes over which FSDP2 shards and replicates the parameters of a module."""
     state = module._get_fsdp_state()
     one = getattr(state, "_fsdp_param_group", None)
@@ -297,7 +302,7 @@ def _meshes_of(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
             yield group.mesh_info.mesh
 
 
-def _of_kinds(models: Iterable[Any], names: Iterable[tuple[str, str]]) -> Iterator[Any]:
+def _find_modules(models: Iterable[Any], names: Iterable[tuple[str, str]]) -> Iterator[Any]:
     """Tell the modules that are of a class of torch's, if that is loaded."""
     found = [getattr(sys.modules.get(package), name, None) for package, name in names]
     kinds = tuple(kind for kind in found if kind is not None)
@@ -306,5 +311,5 @@ def _of_kinds(models: Iterable[Any], names: Iterable[tuple[str, str]]) -> Iterat
     return (module for module in modules if type(module) in wanted)
 
 
-def _living(references: dict[int, weakref.ref[Any]]) -> list[Any]:
+def _alive(references: dict[int, weakref.ref[Any]]) -> list[Any]:
     return [it for reference in references.values() if (it := reference()) is not None]

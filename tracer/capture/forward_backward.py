@@ -48,7 +48,7 @@ class ThreadState(threading.local):
     """The `id` of the root module whose forward is recorded, and its span."""
 
 
-class Compute:
+class ComputeCapture:
     """Opens compute spans; one inside another is the same work seen twice, and is not recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -65,9 +65,9 @@ class Compute:
         self.sees_backwards = False
         """Whether a backward of the job's came by here."""
 
-        self._has_told = False
+        self._has_reported = False
 
-    def stepped(self, *about: object) -> None:
+    def on_optimizer_step(self, *about: object) -> None:
         """Note that an optimizer has stepped: by gradients that some backward made.
 
         Where none was ever seen (`torch.autograd.grad` is not captured), the step's record says
@@ -76,11 +76,11 @@ class Compute:
         if self.sees_backwards or not self.guard.active:
             return
         try:
-            self._look_for_backwards()
+            self._check_backwards()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.guard.fail(problem)
 
-    def _look_for_backwards(self) -> None:
+    def _check_backwards(self) -> None:
         recorder = self.recorder
         is_captured = any(kind is SpanKind.BACKWARD for _, kind in self._heads)
         self.sees_backwards = is_captured or recorder.has_begun(SpanKind.BACKWARD)
@@ -88,8 +88,8 @@ class Compute:
         if self.sees_backwards or not is_of_this_step or not self._counts.get(SpanKind.FORWARD):
             return
         recorder.missing_kinds.add_in_step(SpanKind.BACKWARD)
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_reported:
+            self._has_reported = True
             recorder.event("tracer", UNSEEN_BACKWARD, {})
 
     def span(
@@ -133,26 +133,26 @@ class Compute:
             if head is None:
                 head = self._heads[name, kind] = recorder.head(name, kind)
             if recorder.sampling.left_out >> (head >> 8 & 0xFF) & 1:
-                return _SpanInPlace(self, NOOP_SPAN, index, chunk)
+                return _PlacedSpan(self, NOOP_SPAN, index, chunk)
             timing = recorder.device_timing
             device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
             if device is None:
                 return ComputeSpan(state, recorder, recorder.lanes.current(), head, index, chunk)
             inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
-            return _SpanInPlace(self, inner, index, chunk)
+            return _PlacedSpan(self, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             recorder.swallow(problem)
             recorder.missing_kinds.add_in_step(kind)
             return NOOP_SPAN
 
 
-class _SpanInPlace:
+class _PlacedSpan:
     """Sets its lane's place around another span: one on a device, or one that is not recorded."""
 
     __slots__ = ("_chunk", "_lane", "_microbatch", "_recorder", "_span", "_thread_state")
 
     def __init__(
-        self, compute: Compute, span: CancellableSpan, microbatch: int, chunk: int
+        self, compute: ComputeCapture, span: CancellableSpan, microbatch: int, chunk: int
     ) -> None:
         self._recorder = compute.recorder
         self._thread_state = compute.thread_state
@@ -161,7 +161,7 @@ class _SpanInPlace:
         self._chunk = chunk
         self._lane: Lane = compute.recorder.lane()
 
-    def __enter__(self) -> _SpanInPlace:
+    def __enter__(self) -> _PlacedSpan:
         try:
             self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
             self._span.__enter__()
@@ -193,7 +193,7 @@ class _SpanInPlace:
             self._lane.swallow(problem)
 
 
-class Begins(Protocol):
+class OnForward(Protocol):
     """Who is told that a forward begins."""
 
     def __call__(
@@ -210,9 +210,9 @@ class Begins(Protocol):
 
 
 def capture_forward(
-    compute: Compute,
+    compute: ComputeCapture,
     model: Any,  # noqa: ANN401 - a Module
-    begins: Begins,
+    on_forward: OnForward,
 ) -> Callable[[], None]:
     """Make a span of each forward of ``model``; with gradients it counts as a micro-batch.
 
@@ -234,7 +234,7 @@ def capture_forward(
         if torch.compiler.is_compiling() or (state.in_span and not _was_interrupted(compute)):
             return
         is_microbatch = torch.is_grad_enabled()
-        begins(module, args, kwargs, is_microbatch=is_microbatch)
+        on_forward(module, args, kwargs, is_microbatch=is_microbatch)
         if not guard.active:
             return
         try:
@@ -266,14 +266,14 @@ def capture_forward(
         model.register_forward_hook(after, always_call=True),
     ]
 
-    def take_off() -> None:
+    def remove_hooks() -> None:
         for handle in handles:
             handle.remove()
 
-    return take_off
+    return remove_hooks
 
 
-def _was_interrupted(compute: Compute) -> bool:
+def _was_interrupted(compute: ComputeCapture) -> bool:
     """Return whether the forward that is open was left by what torch calls no hook for.
 
     That is whatever is no `Exception`, a `KeyboardInterrupt` say, which a notebook outlives. When
@@ -299,7 +299,7 @@ def _was_interrupted(compute: Compute) -> bool:
     return True
 
 
-def capture_backward(compute: Compute, patches: Patches, steps: StepCounter) -> None:
+def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCounter) -> None:
     """Make a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
 
     Args:
@@ -312,7 +312,7 @@ def capture_backward(compute: Compute, patches: Patches, steps: StepCounter) -> 
 
 
 def traced_backward(
-    compute: Compute, steps: StepCounter, original: Callable[..., Any]
+    compute: ComputeCapture, steps: StepCounter, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return ``original``, whose first argument a backward begins at, with a span of each call."""
     recorder = compute.recorder
@@ -320,7 +320,7 @@ def traced_backward(
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if steps.is_due:
-            steps.next_begins()
+            steps.on_next_work()
         if torch.compiler.is_compiling() or compute.thread_state.in_span:
             compute.sees_backwards = True
             return original(*args, **kwargs)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..record.recorder import Recorder
 
-LEAST_PAUSE_NS = 1_000_000
+MIN_PAUSE_NS = 1_000_000
 """A shorter pause explains nothing, and there are thousands of them."""
 
 MAX_NOTES = 2048
@@ -36,41 +36,39 @@ MAX_NOTES = 2048
 PLACE_FIELDS = ("step", "microbatch", "chunk", "track_id", "depth")
 """What is asked of the `tracer.record.lane.Lane` of the thread that collects."""
 
-NOBODY = SimpleNamespace(step=NONE, microbatch=NONE, chunk=NONE, depth=0)
+NO_LANE = SimpleNamespace(step=NONE, microbatch=NONE, chunk=NONE, depth=0)
 
 
-def capture_garbage(
-    recorder: Recorder, *, least_pause_ns: int = LEAST_PAUSE_NS
-) -> Callable[[], None]:
-    """Make a span of each collection that takes ``least_pause_ns`` or more.
+def capture_garbage(recorder: Recorder, *, min_pause_ns: int = MIN_PAUSE_NS) -> Callable[[], None]:
+    """Make a span of each collection that takes ``min_pause_ns`` or more.
 
     Returns:
         A function that takes the callback off again and writes what is left.
     """
     notes: deque[Any] = deque(maxlen=MAX_NOTES)
-    notice = _notice(recorder, notes.append)
-    pauses = _Pauses(recorder, notes, least_pause_ns)
-    gc.callbacks.append(notice)
+    callback = _make_callback(recorder, notes.append)
+    pauses = _Pauses(recorder, notes, min_pause_ns)
+    gc.callbacks.append(callback)
     recorder.on_tick(pauses.write)
 
-    def take_off() -> None:
-        if notice in gc.callbacks:
-            gc.callbacks.remove(notice)
+    def remove_hooks() -> None:
+        if callback in gc.callbacks:
+            gc.callbacks.remove(callback)
         pauses.write()
 
-    return take_off
+    return remove_hooks
 
 
-def _notice(recorder: Recorder, append: Callable[[object], None]) -> Callable[..., object]:
+def _make_callback(recorder: Recorder, append: Callable[[object], None]) -> Callable[..., object]:
     """Return a callback of the collector's: no line of Python runs in it.
 
     It looks up the phase as an attribute, which calls a C function. At ``start`` that
     appends the moment; at ``stop`` the moment, the lane's `PLACE_FIELDS`, and the
     collector's counts.
     """
-    nobody = SimpleNamespace(**vars(NOBODY), track_id=recorder.name_id("main"))
+    no_lane = SimpleNamespace(**vars(NO_LANE), track_id=recorder.name_id("main"))
     threads = itertools.repeat(recorder.lanes.threads)
-    lanes = map(getattr, threads, itertools.repeat("lane"), itertools.repeat(nobody))
+    lanes = map(getattr, threads, itertools.repeat("lane"), itertools.repeat(no_lane))
     places = map(operator.attrgetter(*PLACE_FIELDS), lanes)
     started: Iterator[object] = iter(monotonic_ns, None)
     stopped = zip(iter(monotonic_ns, None), places, iter(gc.get_stats, None), strict=True)
@@ -85,10 +83,10 @@ def _notice(recorder: Recorder, append: Callable[[object], None]) -> Callable[..
 class _Pauses:
     """Makes spans of what the callback has noted."""
 
-    def __init__(self, recorder: Recorder, notes: deque[Any], least_pause_ns: int) -> None:
+    def __init__(self, recorder: Recorder, notes: deque[Any], min_pause_ns: int) -> None:
         self._recorder = recorder
         self._notes = notes
-        self._least_pause_ns = least_pause_ns
+        self._least_pause_ns = min_pause_ns
         self._start_ns: int | None = None
         self._counts = _counts(gc.get_stats())
 

@@ -83,20 +83,20 @@ class CommGroup:
         )
 
 
-class GroupBook:
+class Groups:
     """All groups that this process has communicated in."""
 
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
         self._recorder = recorder
         self._world_axis = sole_axis(layout)
-        self._met: dict[int, tuple[weakref.ref[Any], CommGroup | None]] = {}
+        self._seen: dict[int, tuple[weakref.ref[Any], CommGroup | None]] = {}
         """By `id` of torch's object, for as long as that lives."""
 
         self._groups: dict[tuple[int, int], CommGroup] = {}
         """By id and own rank: a group that is made again goes on counting where it was."""
 
         self._unknown: set[str] = set()
-        self.described: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self.descriptions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """What a group was made for, where its object cannot tell: one written in Python."""
 
     def find(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401 - a pybind class
@@ -108,16 +108,16 @@ class GroupBook:
         """
         # Not by name: after `destroy_process_group` torch gives the same names out again, to
         # other members. Weakly: holding the object would keep its threads alive.
-        met = self._met.get(id(process_group))
+        met = self._seen.get(id(process_group))
         if met is None or met[0]() is not process_group:
             key = id(process_group)
             # Forgotten in C alone: what a handler raises in a callback of Python's is lost.
-            forget = functools.partial(self._met.pop, key)
-            met = (weakref.ref(process_group, forget), self._meet(process_group))
-            self._met[key] = met
+            forget = functools.partial(self._seen.pop, key)
+            met = (weakref.ref(process_group, forget), self._read_group(process_group))
+            self._seen[key] = met
         return met[1]
 
-    def _meet(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401
+    def _read_group(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401
         group_name = _group_name(process_group)
         try:
             # Positions in the group are in the group's own order, not in rank order.
@@ -155,18 +155,18 @@ class GroupBook:
     def __iter__(self) -> Iterator[CommGroup]:
         return iter(list(self._groups.values()))
 
-    def named_axis(self, process_group: Any) -> str:  # noqa: ANN401
+    def read_axis(self, process_group: Any) -> str:  # noqa: ANN401
         """Return the axis for which a group was made, "" where it says nothing of that."""
-        described = self.described.get(process_group)
-        if described is None:
-            described = str(process_group.group_desc)
-        axis = described.removeprefix(MESH_PREFIX)
-        if axis not in (described, DEFAULT_MESH):
+        descriptions = self.descriptions.get(process_group)
+        if descriptions is None:
+            descriptions = str(process_group.group_desc)
+        axis = descriptions.removeprefix(MESH_PREFIX)
+        if axis not in (descriptions, DEFAULT_MESH):
             return axis
-        return DESCRIBED.get(described, "")
+        return DESCRIBED.get(descriptions, "")
 
     def _axis(self, process_group: Any) -> str:  # noqa: ANN401
-        named = self.named_axis(process_group)
+        named = self.read_axis(process_group)
         if named:
             return named
         if process_group.size() == dist.get_world_size():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-def capture_failed(
+def report_capture_failure(
     recorder: Recorder, text: str, problem: BaseException, kinds: Iterable[SpanKind] = ()
 ) -> None:
     """Count and tell that a capture has ended for an error of ours, or never began.
@@ -72,4 +72,4 @@ class Guard:
             raise problem
         self.active = False
         text = f"{self._what} capture turned itself off"
-        capture_failed(self._recorder, text, problem, self._kinds)
+        report_capture_failure(self._recorder, text, problem, self._kinds)

@@ -64,27 +64,41 @@ def intercept(communication: Communication, patches: Patches) -> Callable[[], No
         A function that takes the operators' kernels out again.
     """
     watch = BackwardWatch(communication)
-    libraries = [_launches(communication, watch), _functional_waits(communication)]
-    wrap_wait = functools.partial(_work_wait, communication)
+    libraries = [
+        _register_launches(communication, watch),
+        _register_functional_waits(communication),
+    ]
+    wrap_wait = functools.partial(_wrap_work_wait, communication)
     patches.wrap(dist.Work, "wait", wrap_wait)
     called_from = functools.partial(_leave_batch, communication, _batch_code())
     PythonGroups(
-        communication, patches, wrap_wait=wrap_wait, called_from=called_from, look=watch.look
+        communication,
+        patches,
+        wrap_wait=wrap_wait,
+        before_launch=called_from,
+        after_launch=watch.watch_backward,
     ).watch()
     for owner, name in BLOCKING_CALLS:
-        _wrap_if_there(patches, owner, name, functools.partial(_blocking_call, communication))
+        _wrap_if_there(patches, owner, name, functools.partial(_wrap_blocking_call, communication))
     # Not `batch_isend_irecv` itself: a compiler knows that one by its identity.
-    checks = functools.partial(_batch_check, communication)
+    checks = functools.partial(_wrap_batch_check, communication)
     _wrap_if_there(patches, dist.distributed_c10d, "_check_p2p_op_list", checks)
     group = dist.ProcessGroup
-    _wrap_if_there(patches, group, "_start_coalescing", functools.partial(_start, communication))
-    _wrap_if_there(patches, group, "_end_coalescing", functools.partial(_end, communication))
+    _wrap_if_there(
+        patches,
+        group,
+        "_start_coalescing",
+        functools.partial(_wrap_start_coalescing, communication),
+    )
+    _wrap_if_there(
+        patches, group, "_end_coalescing", functools.partial(_wrap_end_coalescing, communication)
+    )
 
-    def take_out() -> None:
+    def remove_kernels() -> None:
         for library in libraries:
             library._destroy()  # type: ignore[no-untyped-call]
 
-    return take_out
+    return remove_kernels
 
 
 def _wrap_if_there(
@@ -98,7 +112,7 @@ def _wrap_if_there(
         patches.wrap(owner, name, wrap)
 
 
-def _launches(communication: Communication, watch: BackwardWatch) -> torch.library.Library:
+def _register_launches(communication: Communication, watch: BackwardWatch) -> torch.library.Library:
     library = torch.library.Library(NAMESPACE, "IMPL")  # type: ignore[no-untyped-call]
     for operation in find_operations():
         kernel = _launch_kernel(communication, operation, watch)
@@ -126,7 +140,7 @@ def _launch_kernel(
             communication.failed(launch)
             raise
         communication.launched(launch, operation, args, out)
-        watch.look(launch)
+        watch.watch_backward(launch)
         return out
 
     return kernel
@@ -143,14 +157,14 @@ def _leave_batch(communication: Communication, batch_code: CodeType, caller: Fra
         communication.end_batch()
 
 
-def _functional_waits(communication: Communication) -> torch.library.Library:
+def _register_functional_waits(communication: Communication) -> torch.library.Library:
     """Record what ``wait_tensor`` waits for: DTensor and functional collectives wait there."""
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
     redispatch = torch.ops._c10d_functional.wait_tensor.default.redispatch
     after = _keys_after()
 
     def kernel(keyset: Any, tensor: Any) -> Any:  # noqa: ANN401
-        launches = communication.of_tensor(tensor)
+        launches = communication.find_by_tensor(tensor)
         if not launches:
             return redispatch(keyset & after, tensor)
         communication.wait_begins(launches)
@@ -158,16 +172,18 @@ def _functional_waits(communication: Communication) -> torch.library.Library:
         try:
             return redispatch(keyset & after, tensor)
         finally:
-            communication.waited_in_turn(launches, start_ns, monotonic_ns())
+            communication.record_waits(launches, start_ns, monotonic_ns())
 
     library.impl("wait_tensor", kernel, KEY, with_keyset=True)  # type: ignore[no-untyped-call]
     return library
 
 
-def _work_wait(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_work_wait(
+    communication: Communication, original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        launches = communication.of_work(work)
+        launches = communication.find_by_work(work)
         if not launches:
             return original(work, *args, **kwargs)
         communication.wait_begins(launches)
@@ -175,15 +191,17 @@ def _work_wait(communication: Communication, original: Callable[..., Any]) -> Ca
         try:
             done = original(work, *args, **kwargs)
         except BaseException as error:
-            communication.waited_by_work(work, launches, start_ns, error=error)
+            communication.record_work_wait(work, launches, start_ns, error=error)
             raise
-        communication.waited_by_work(work, launches, start_ns)
+        communication.record_work_wait(work, launches, start_ns)
         return done
 
     return wait
 
 
-def _batch_check(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_batch_check(
+    communication: Communication, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """Give the operations of one `batch_isend_irecv`, which checks its list first, one interval."""
 
     @functools.wraps(original)
@@ -195,7 +213,9 @@ def _batch_check(communication: Communication, original: Callable[..., Any]) -> 
     return check
 
 
-def _start(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_start_coalescing(
+    communication: Communication, original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def start_coalescing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         communication.begin_coalescing()
@@ -204,7 +224,9 @@ def _start(communication: Communication, original: Callable[..., Any]) -> Callab
     return start_coalescing
 
 
-def _end(communication: Communication, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_end_coalescing(
+    communication: Communication, original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def end_coalescing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         work = None
@@ -217,7 +239,7 @@ def _end(communication: Communication, original: Callable[..., Any]) -> Callable
     return end_coalescing
 
 
-def _blocking_call(
+def _wrap_blocking_call(
     communication: Communication, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Record what a function of C++ launches and waits for by itself."""
@@ -228,9 +250,9 @@ def _blocking_call(
         try:
             return original(*args, **kwargs)
         finally:
-            launches = communication.of_thread(threading.get_ident(), start_ns)
+            launches = communication.find_by_thread(threading.get_ident(), start_ns)
             if launches:
-                communication.waited_in_turn(launches, start_ns, monotonic_ns())
+                communication.record_waits(launches, start_ns, monotonic_ns())
 
     return call
 
@@ -251,7 +273,7 @@ class BackwardWatch:
         self._watched = NO_BACKWARD
         """Graph task whose end is watched; a task that raised never ends."""
 
-    def look(self, launch: Launch) -> None:
+    def watch_backward(self, launch: Launch) -> None:
         """Watch the end of this backward, if an autograd node of C++ launched this."""
         try:
             task = torch._C._current_graph_task_id()
@@ -261,29 +283,29 @@ class BackwardWatch:
                 return
             self._watched = task
             in_node = torch._C._current_autograd_node() is not None
-            end = self._before if in_node else self._delayed
+            end = self._on_backward_end if in_node else self._on_delayed_end
             _queue(functools.partial(end, launch.thread_id, launch.start_ns))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._communication.fail(problem)
 
-    def _before(self, thread_id: int, since_ns: int) -> None:
+    def _on_backward_end(self, thread_id: int, since_ns: int) -> None:
         start_ns = monotonic_ns()
-        launches = self._communication.of_thread(thread_id, since_ns)
+        launches = self._communication.find_by_thread(thread_id, since_ns)
         if launches:
             self._communication.wait_begins(launches)
             try:
-                _queue(functools.partial(self._after, launches, start_ns))
+                _queue(functools.partial(self._on_ddp_end, launches, start_ns))
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 self._communication.fail(problem)
 
-    def _after(self, launches: Sequence[Launch], start_ns: int) -> None:
-        self._communication.waited_in_turn(launches, start_ns, monotonic_ns())
+    def _on_ddp_end(self, launches: Sequence[Launch], start_ns: int) -> None:
+        self._communication.record_waits(launches, start_ns, monotonic_ns())
 
-    def _delayed(self, thread_id: int, since_ns: int) -> None:
+    def _on_delayed_end(self, thread_id: int, since_ns: int) -> None:
         end_ns = monotonic_ns()
-        launches = self._communication.of_thread(thread_id, since_ns)
+        launches = self._communication.find_by_thread(thread_id, since_ns)
         if launches:
-            self._communication.waited_in_turn(launches, launches[-1].start_ns, end_ns)
+            self._communication.record_waits(launches, launches[-1].start_ns, end_ns)
 
 
 def launched_by_engine(frame: FrameType | None) -> bool:

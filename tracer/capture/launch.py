@@ -27,7 +27,7 @@ WAIT_CODE = KIND_CODES[SpanKind.WAIT]
 ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)
 
 
-def heads_of(recorder: Recorder, name: str, kind: SpanKind) -> Heads:
+def intern_heads(recorder: Recorder, name: str, kind: SpanKind) -> Heads:
     """Return the heads of all communications of that name and kind; its names are interned."""
     return (
         head_word(RecordType.SPAN, kind=KIND_CODES[kind], flags=0, name_id=recorder.name_id(name)),
@@ -132,7 +132,7 @@ class Launch(HostLaunch):
         self.hide()
 
 
-class _Met(NamedTuple):
+class _GroupOnDevice(NamedTuple):
     """A group as it is on one device: a communicator of its own."""
 
     group: weakref.ref[Any]
@@ -140,7 +140,7 @@ class _Met(NamedTuple):
     chain: CommStream
 
 
-class OnDevice:
+class DeviceLaunches:
     """Lets launches on the device's own library (NCCL) be timed by marks.
 
     There a wait returns to the host at once, so the host's clock says nothing; all
@@ -149,7 +149,7 @@ class OnDevice:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._met: dict[tuple[int, int], _Met] = {}
+        self._seen: dict[tuple[int, int], _GroupOnDevice] = {}
         """By `id` of torch's object, as far as that is still the same one, and device."""
 
     def enter(self, launch: Launch, process_group: Any, tensors: object) -> None:  # noqa: ANN401
@@ -165,7 +165,7 @@ class OnDevice:
         device = None if timing is NO_DEVICE_TIMING else timing.device_of((first,))
         if device is None:
             if first is not None and first.is_cuda:
-                self._without_timing(launch, process_group, first)
+                self._lose_untimed(launch, process_group, first)
             return
         met = self._find(process_group, device)
         if not met.is_own:
@@ -173,7 +173,7 @@ class OnDevice:
         alone = not launch.flags & SpanFlag.COALESCED
         launch.enter_device(device, met.chain, chained=alone and launch.is_collective)
 
-    def _without_timing(
+    def _lose_untimed(
         self,
         launch: Launch,
         process_group: Any,  # noqa: ANN401
@@ -184,15 +184,15 @@ class OnDevice:
             self._recorder.drop(DropReason.DEVICE_ERROR)
             launch.lose()
 
-    def _find(self, process_group: Any, device: int) -> _Met:  # noqa: ANN401
+    def _find(self, process_group: Any, device: int) -> _GroupOnDevice:  # noqa: ANN401
         # As in `GroupBook`: not by name, which torch gives out again, and weakly.
         key = (id(process_group), device)
-        met = self._met.get(key)
+        met = self._seen.get(key)
         if met is None or met.group() is not process_group:
             backend = process_group._get_backend(torch.device("cuda", device))
             wanted = self._recorder.device_timing.comm_backend
             is_own = wanted in str(backend.name()).lower()
-            met = self._met[key] = _Met(weakref.ref(process_group), is_own, CommStream())
+            met = self._seen[key] = _GroupOnDevice(weakref.ref(process_group), is_own, CommStream())
         return met
 
 

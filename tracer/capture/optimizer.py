@@ -43,7 +43,7 @@ class OptimizerSpans:
         try:
             caller = sys._getframe(1)
             if running.span is not None:
-                if _is_below(running.caller, caller):
+                if _is_called_from(running.caller, caller):
                     return
                 running.span.cancel()  # its step raised: torch calls no hook then
             running.optimizer, running.caller, running.span = optimizer, caller, None
@@ -82,18 +82,18 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
         hooks.register_optimizer_step_post_hook(spans.after),
     ]
 
-    def take_off() -> None:
+    def remove_hooks() -> None:
         for handle in handles:
             handle.remove()
 
-    return take_off
+    return remove_hooks
 
 
 def _parameters(optimizer: Any) -> Iterator[object]:  # noqa: ANN401
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _is_below(outer: FrameType | None, frame: FrameType | None) -> bool:
+def _is_called_from(outer: FrameType | None, frame: FrameType | None) -> bool:
     """Return whether ``outer`` is still running and has led to ``frame``."""
     while frame is not None:
         if frame is outer:
@@ -122,31 +122,31 @@ class StepCounter:
         self._recorder = recorder
         self._guard = Guard(recorder, "step")
         self.is_due = True
-        """Whether `next_begins` may have something to do; who is hot need not call it else."""
+        """Whether `on_next_work` may have something to do; who is hot need not call it else."""
 
         self._from_start = from_start
         self._has_stepped = False
         self._start_ns: int | None = None
         self._thread_id = threading.get_ident()
 
-    def stepped(self, *about: object) -> None:
+    def on_optimizer_step(self, *about: object) -> None:
         """Note that an optimizer has stepped."""
         # A thread that fetches batches ahead is not the one that trains.
         self._thread_id = threading.get_ident()
         self._has_stepped = True
         self.is_due = self._guard.active
 
-    def next_begins(self) -> None:
+    def on_next_work(self) -> None:
         """Note that a batch, a forward or a backward begins."""
         if self.is_due:
-            self._guard.call(self._maybe_turn)
+            self._guard.call(self._begin_step_if_due)
 
     def finish(self) -> None:
         """End the last step, which nothing came after."""
         if self._start_ns is not None:
-            self.next_begins()
+            self.on_next_work()
 
-    def _maybe_turn(self) -> None:
+    def _begin_step_if_due(self) -> None:
         recorder = self._recorder
         if threading.get_ident() != self._thread_id:
             return
@@ -171,4 +171,4 @@ def capture_steps(steps: StepCounter) -> Callable[[], None]:
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    return register_optimizer_step_post_hook(steps.stepped).remove
+    return register_optimizer_step_post_hook(steps.on_optimizer_step).remove

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..patches import Patches
-    from .forward_backward import Compute
+    from .forward_backward import ComputeCapture
     from .optimizer import StepCounter
 
 METHODS = {
@@ -36,17 +36,17 @@ UNKNOWN: Place = (NONE, NONE)
 
 
 def capture_pipeline(
-    compute: Compute, patches: Patches, stage_begins: Callable[[Any], None]
+    compute: ComputeCapture, patches: Patches, on_stage: Callable[[Any], None]
 ) -> None:
     """Make a span of what any pipeline stage does to a micro-batch, and tell which stage does."""
     from torch.distributed.pipelining import stage
 
     for method, (name, kind) in METHODS.items():
-        wrap = functools.partial(_traced_chunk, compute, stage_begins, name, kind)
+        wrap = functools.partial(_traced_chunk, compute, on_stage, name, kind)
         patches.wrap(stage._PipelineStageBase, method, wrap)
 
 
-def chunk_of(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
+def read_chunk(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
     """Return which of this rank's model chunks a stage is; `NONE` where it does not tell.
 
     Stages are dealt to ranks in rounds, each round as long as the pipeline
@@ -57,8 +57,8 @@ def chunk_of(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
 
 
 def _traced_chunk(
-    compute: Compute,
-    stage_begins: Callable[[Any], None],
+    compute: ComputeCapture,
+    on_stage: Callable[[Any], None],
     name: str,
     kind: SpanKind,
     original: Callable[..., Any],
@@ -67,9 +67,9 @@ def _traced_chunk(
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # A zero-bubble schedule asks for the gradients of the input alone, by keyword.
         part = f"{name} input" if kwargs.get("full_backward") is False else name
-        stage_begins(stage)
+        on_stage(stage)
         on = (getattr(stage, "device", None),)
-        with compute.span(part, kind, microbatch=microbatch, chunk=chunk_of(stage), on=on):
+        with compute.span(part, kind, microbatch=microbatch, chunk=read_chunk(stage), on=on):
             return original(stage, microbatch, *args, **kwargs)
 
     return call
@@ -80,7 +80,10 @@ Place = tuple[int, int]
 
 
 def capture_megatron(
-    compute: Compute, patches: Patches, steps: StepCounter, follow: Callable[[Any], object]
+    compute: ComputeCapture,
+    patches: Patches,
+    steps: StepCounter,
+    follow_module: Callable[[Any], object],
 ) -> None:
     """Make a span of each forward and backward that megatron.core's schedules run.
 
@@ -91,10 +94,10 @@ def capture_megatron(
         follow: Makes a span of each forward of a module.
     """
     schedules: Any = sys.modules[SCHEDULES_MODULE]
-    chunks = _Chunks(compute, follow, schedules.parallel_state)
+    chunks = _MegatronChunks(compute, follow_module, schedules.parallel_state)
     wraps: dict[str, Callable[[Any], Any]] = {
-        "forward_step": chunks.around_forward,
-        "backward_step": chunks.around_backward,
+        "forward_step": chunks.wrap_forward,
+        "backward_step": chunks.wrap_backward,
         "custom_backward": functools.partial(traced_backward, compute, steps),
     }
     for name in wraps:
@@ -102,69 +105,73 @@ def capture_megatron(
     for name, wrap in wraps.items():
         patches.wrap(schedules, name, wrap)
     if hasattr(schedules, COMBINED):
-        patches.wrap(schedules, COMBINED, chunks.around_both)
+        patches.wrap(schedules, COMBINED, chunks.wrap_combined)
 
 
-class _Chunks:
+class _MegatronChunks:
     """Which micro-batch and chunk is at work, where a rank holds several chunks."""
 
-    def __init__(self, compute: Compute, follow: Callable[[Any], object], groups: Any) -> None:  # noqa: ANN401 - a module
+    def __init__(
+        self, compute: ComputeCapture, follow_module: Callable[[Any], object], groups: Any
+    ) -> None:
         from torch.utils.weak import WeakTensorKeyDictionary
 
         self._thread_state = compute.thread_state
         self._guard = Guard(compute.recorder, "megatron", COMPUTE_KINDS)
-        self._follow = follow
+        self._follow_module = follow_module
         self._groups = groups
         self._followed: WeakSet[Any] = WeakSet()
         self._places: Any = WeakTensorKeyDictionary()
         """Of each output that waits for its backward."""
 
-    def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
         def forward_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            place = self._ask(
+            place = self._find_place(
                 self._forward_begins, {**dict(zip(names, args, strict=False)), **kwargs}
             )
             if place is None:
                 return original(*args, **kwargs)
-            found = self._at(place, original, args, kwargs)
+            found = self._call_at(place, original, args, kwargs)
             self._guard.call(self._forward_ends, found, place)
             return found
 
         return forward_step
 
-    def around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
         def backward_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            place = self._ask(
+            place = self._find_place(
                 self._backward_begins, {**dict(zip(names, args, strict=False)), **kwargs}
             )
-            return self._at(place, original, args, kwargs)
+            return self._call_at(place, original, args, kwargs)
 
         return backward_step
 
-    def around_both(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_combined(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def combined(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return self._at(UNKNOWN, original, args, kwargs)
+            return self._call_at(UNKNOWN, original, args, kwargs)
 
         return combined
 
-    def _ask(self, find: Callable[[Any], Place | None], told: dict[str, Any]) -> Place | None:
+    def _find_place(
+        self, find: Callable[[Any], Place | None], arguments: dict[str, Any]
+    ) -> Place | None:
         """Return what ``find`` says of these arguments; None where they are of one chunk alone."""
         if not self._guard.active:
             return UNKNOWN if self._followed else None
         try:
-            return find(told)
+            return find(arguments)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
             return UNKNOWN
 
-    def _at(
+    def _call_at(
         self,
         place: Place | None,
         original: Callable[..., Any],
@@ -178,34 +185,34 @@ class _Chunks:
         finally:
             state.place = before
 
-    def _forward_begins(self, told: dict[str, Any]) -> Place | None:
-        if "vp_stage" in told:
-            chunk = told["vp_stage"]
+    def _forward_begins(self, arguments: dict[str, Any]) -> Place | None:
+        if "vp_stage" in arguments:
+            chunk = arguments["vp_stage"]
         else:  # before core 0.13 the groups knew
             chunk = self._groups.get_virtual_pipeline_model_parallel_rank()
         if chunk is None:
             return None
-        model = told["model"]
+        model = arguments["model"]
         if model not in self._followed:
             self._followed.add(model)
-            self._follow(model)
-        microbatch = told.get("current_microbatch")
+            self._follow_module(model)
+        microbatch = arguments.get("current_microbatch")
         return NONE if microbatch is None else int(microbatch), int(chunk)
 
     def _forward_ends(self, found: tuple[Any, Any], place: Place) -> None:
-        output = _first(found[0])
+        output = _first_tensor(found[0])
         if output is not None:
             self._places[output] = place
 
-    def _backward_begins(self, told: dict[str, Any]) -> Place | None:
-        output = _first(told["output_tensor"])
+    def _backward_begins(self, arguments: dict[str, Any]) -> Place | None:
+        output = _first_tensor(arguments["output_tensor"])
         place = None if output is None else self._places.pop(output, None)
         if place is None and self._followed:
             return UNKNOWN
         return place
 
 
-def _first(output: Any) -> Any:  # noqa: ANN401
+def _first_tensor(output: Any) -> Any:  # noqa: ANN401
     """Return the tensor that a backward begins at; None where there is none."""
     import torch
 

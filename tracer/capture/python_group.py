@@ -66,8 +66,8 @@ class PythonGroups:
         patches: Patches,
         *,
         wrap_wait: Wrap,
-        called_from: Callable[[FrameType], None],
-        look: Callable[[Launch], None],
+        before_launch: Callable[[FrameType], None],
+        after_launch: Callable[[Launch], None],
     ) -> None:
         """Prepare.
 
@@ -81,15 +81,15 @@ class PythonGroups:
         self._communication = communication
         self._patches = patches
         self._wrap_wait = wrap_wait
-        self._called_from = called_from
-        self._look = look
+        self._before_launch = before_launch
+        self._after_launch = after_launch
         self._operations = {one.op_name.removeprefix("c10d::"): one for one in find_operations()}
         self._seen: set[type] = {dist.ProcessGroup, dist.Work}
 
     def watch(self) -> None:
         """Capture the groups that there are, and those that torch is going to make."""
         for group in list(dist.distributed_c10d._world.pg_map):
-            self._meet(type(group))
+            self._wrap_class(type(group))
         name = "_new_process_group_helper"
         if hasattr(dist.distributed_c10d, name):
             self._patches.wrap(dist.distributed_c10d, name, self._wrap_making)
@@ -103,16 +103,18 @@ class PythonGroups:
             try:
                 group = made[0]
                 if isinstance(group, dist.ProcessGroup) and type(group) is not dist.ProcessGroup:
-                    self._meet(type(group))
-                    told = signature.bind(*args, **kwargs).arguments
-                    self._communication.describe(group, str(told.get("group_desc") or "undefined"))
+                    self._wrap_class(type(group))
+                    arguments = signature.bind(*args, **kwargs).arguments
+                    self._communication.describe(
+                        group, str(arguments.get("group_desc") or "undefined")
+                    )
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 self._communication.fail(problem)
             return made
 
         return make
 
-    def _meet(self, kind: type) -> None:
+    def _wrap_class(self, kind: type) -> None:
         """Wrap what Python overrides in a class of groups and those that it is made of."""
         for owner in kind.__mro__:
             if owner in self._seen or not issubclass(owner, dist.ProcessGroup):
@@ -121,56 +123,58 @@ class PythonGroups:
             for name, op_name in METHODS.items():
                 operation = self._operations.get(op_name)
                 if operation is not None and inspect.isfunction(owner.__dict__.get(name)):
-                    self._patches.wrap(owner, name, functools.partial(self._launch, operation))
+                    self._patches.wrap(owner, name, functools.partial(self._wrap_method, operation))
 
-    def _launch(self, operation: Operation, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_method(
+        self, operation: Operation, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
         communication = self._communication
 
         @functools.wraps(original)
         def launch(group: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            self._called_from(sys._getframe(1))
-            as_operator = self._as_operator(operation, group, [*args, *kwargs.values()])
+            self._before_launch(sys._getframe(1))
+            as_operator = self._convert_arguments(operation, group, [*args, *kwargs.values()])
             launch = communication.begin(operation, as_operator) if as_operator else None
             if launch is None:
                 return original(group, *args, **kwargs)
-            communication.pass_over(passes_over=True)
+            communication.set_nested(is_nested=True)
             try:
                 work = original(group, *args, **kwargs)
             except BaseException:
                 communication.failed(launch)
                 raise
             finally:
-                communication.pass_over(passes_over=False)
-            communication.launched(launch, operation, as_operator, self._boxed(work))
+                communication.set_nested(is_nested=False)
+            communication.launched(launch, operation, as_operator, self._box_work(work))
             communication.blocks(launch)
-            self._look(launch)
+            self._after_launch(launch)
             return work
 
         return launch
 
-    def _as_operator(
+    def _convert_arguments(
         self,
         operation: Operation,
         group: Any,  # noqa: ANN401
-        given: list[Any],
+        passed: list[Any],
     ) -> tuple[Any, ...]:
         """Return a method's arguments as its operator has them; () where that cannot be."""
         try:
             at = operation.group_position
             # A barrier's operator has a tensor that its method has not.
-            tensors = [None] * at if operation.is_empty else given[:at]
-            rest = [] if operation.is_empty else given[at : at + 1]
+            tensors = [None] * at if operation.is_empty else passed[:at]
+            rest = [] if operation.is_empty else passed[at : at + 1]
             args = [*tensors, group.boxed(), *rest]
             if operation.async_position is not None:
-                told = [one for one in given if hasattr(one, OPTIONS_ASYNC)]
+                arguments = [one for one in passed if hasattr(one, OPTIONS_ASYNC)]
                 args += [None] * (operation.async_position - len(args))
-                args.append(getattr(told[0], OPTIONS_ASYNC) if told else True)
+                args.append(getattr(arguments[0], OPTIONS_ASYNC) if arguments else True)
             return tuple(args)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._communication.fail(problem)
             return ()
 
-    def _boxed(self, work: Any) -> Any:  # noqa: ANN401 - a pybind class
+    def _box_work(self, work: Any) -> Any:  # noqa: ANN401 - a pybind class
         """Return a work as an operator returns it, its own `wait` wrapped on first sight."""
         if not isinstance(work, dist.Work):
             return None

@@ -15,27 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..record.recorder import Recorder
-    from .derived_layout import Placing
-    from .forward_backward import Compute
+    from .derived_layout import LayoutDerivation
+    from .forward_backward import ComputeCapture
     from .optimizer import StepCounter
 
 TRIES_BEFORE_A_STEP = 2
 """Each looks at every object of the process: some 0.15 s where there are a million."""
 
 
-class Forwards:
+class RootForwards:
     """Follows the root module, told or found, and the batches on their way to it."""
 
-    def __init__(self, recorder: Recorder, steps: StepCounter, placing: Placing) -> None:
+    def __init__(
+        self, recorder: Recorder, steps: StepCounter, layout_derivation: LayoutDerivation
+    ) -> None:
         self._recorder = recorder
         self._steps = steps
         self._guard = Guard(recorder, "forward")
         self._batches = Batches(recorder)
-        self._derivation = Derivation(recorder)
-        self._placing = placing
+        self._model_description = ModelDescription(recorder)
+        self._layout_derivation = layout_derivation
         self._finder: RootFinder | None = None
 
-    def follow(self, compute: Compute, model: Any) -> None:  # noqa: ANN401 - a Module
+    def follow_model(self, compute: ComputeCapture, model: Any) -> None:  # noqa: ANN401 - a Module
         """Follow ``model``; None: the one that is found in time."""
         if model is not None:
             self.attach(compute, model)
@@ -44,26 +46,28 @@ class Forwards:
 
         finder = RootFinder(self._recorder, lambda found: self.attach(compute, found))
         self._finder = finder
-        self._recorder.on_shutdown(register_optimizer_step_post_hook(finder.stepped).remove)
+        self._recorder.on_shutdown(
+            register_optimizer_step_post_hook(finder.on_optimizer_step).remove
+        )
 
-    def attach(self, compute: Compute, model: Any) -> Callable[[], None]:  # noqa: ANN401
+    def attach(self, compute: ComputeCapture, model: Any) -> Callable[[], None]:  # noqa: ANN401
         """Follow ``model``; return what lets it go again."""
         from .forward_backward import capture_forward
 
-        take_off = capture_forward(compute, model, self._forward_begins)
-        self._recorder.on_shutdown(take_off)
-        return take_off
+        remove_hooks = capture_forward(compute, model, self._forward_begins)
+        self._recorder.on_shutdown(remove_hooks)
+        return remove_hooks
 
-    def attach_chunk(self, compute: Compute, chunk: Any) -> None:  # noqa: ANN401 - a Module
+    def attach_chunk(self, compute: ComputeCapture, chunk: Any) -> None:  # noqa: ANN401 - a Module
         """Follow one of several model chunks of this rank."""
-        self._derivation.is_whole = False
+        self._model_description.is_whole_model = False
         self.attach(compute, chunk)
 
     def fetch_begins(self) -> None:
         """Note that a loader is asked for a batch."""
-        self._steps.next_begins()
+        self._steps.on_next_work()
         if self._finder is not None:
-            self._finder.next_begins()
+            self._finder.on_next_work()
 
     def fetched(self, batch: object) -> None:
         """Note the batch that it gave."""
@@ -81,12 +85,12 @@ class Forwards:
             return
         try:
             if self._steps.is_due:
-                self._steps.next_begins()
+                self._steps.on_next_work()
             batch = kwargs if kwargs and shape_of(kwargs) is not None else args
             self._batches.forward_begins(batch, is_microbatch=is_microbatch)
-            if is_microbatch and self._derivation.guard.active:
-                self._placing.forward_begins(module)
-                self._derivation.forward_begins(module, batch)
+            if is_microbatch and self._model_description.guard.active:
+                self._layout_derivation.forward_begins(module)
+                self._model_description.forward_begins(module, batch)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
@@ -109,39 +113,39 @@ class RootFinder:
         self._guard = Guard(recorder, "root module")
         self._attach = attach
         self._root: Any = None
-        self._let_go: Callable[[], None] | None = None
+        self._detach: Callable[[], None] | None = None
         self._tries_left = TRIES_BEFORE_A_STEP
 
-    def next_begins(self) -> None:
+    def on_next_work(self) -> None:
         """Look now, if tries are left."""
         if self._guard.active and self._tries_left > 0:
             self._tries_left -= 1
-            self._guard.call(self._look)
+            self._guard.call(self._find)
 
-    def stepped(self, optimizer: Any, *about: object) -> None:  # noqa: ANN401
+    def on_optimizer_step(self, optimizer: Any, *about: object) -> None:  # noqa: ANN401
         """Look for the last time: ``optimizer`` has stepped."""
         if self._guard.active:
-            self._guard.call(self._judge, optimizer)
+            self._guard.call(self._check, optimizer)
             self._guard.active = False
             self._root = None
 
-    def _look(self) -> None:
-        self._take(find_root())
+    def _find(self) -> None:
+        self._attach_root(find_root())
 
-    def _judge(self, optimizer: Any) -> None:  # noqa: ANN401
+    def _check(self, optimizer: Any) -> None:  # noqa: ANN401
         if self._root is not None:
-            trained = trained_by(optimizer)
+            trained = trained_parameter_ids(optimizer)
             if any(id(parameter) in trained for parameter in self._root.parameters()):
                 return
-        if self._let_go is not None:
-            self._let_go()
-        self._take(find_root(optimizer))
+        if self._detach is not None:
+            self._detach()
+        self._attach_root(find_root(optimizer))
 
-    def _take(self, root: Any) -> None:  # noqa: ANN401
+    def _attach_root(self, root: Any) -> None:  # noqa: ANN401
         self._root = root
         if root is not None:
             self._tries_left = 0
-            self._let_go = self._attach(root)
+            self._detach = self._attach(root)
 
 
 def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
@@ -166,7 +170,7 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     optimizers = [it for it in found if type(it) in optimizer_kinds]
     if optimizer is not None:
         optimizers = [optimizer]
-    trained = set().union(*map(trained_by, optimizers))
+    trained = set().union(*map(trained_parameter_ids, optimizers))
     parts = {id(part) for module in modules for part in module._modules.values()}
     best, most = None, 0
     for module in modules:
@@ -178,13 +182,13 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     return best
 
 
-def trained_by(optimizer: Any) -> set[int]:  # noqa: ANN401
+def trained_parameter_ids(optimizer: Any) -> set[int]:  # noqa: ANN401
     """Return the `id` of each parameter of an optimizer."""
     groups = optimizer.__dict__.get("param_groups", ())
     return {id(parameter) for group in groups for parameter in group["params"]}
 
 
-class Derivation:
+class ModelDescription:
     """Reads model and device once, at the first forward, when both are as they will be."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -192,10 +196,10 @@ class Derivation:
         self.guard = Guard(recorder, "model description")
         """Active while a forward would still be noted."""
 
-        self.is_whole = True
+        self.is_whole_model = True
         """Whether what has a forward is all of the model on this rank, not one chunk of several."""
 
-        self._waiting: tuple[Any, int | None, dict[str, object]] | None = None
+        self._noted: tuple[Any, int | None, dict[str, object]] | None = None
         recorder.on_tick(self._write)
 
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
@@ -206,15 +210,15 @@ class Derivation:
         # Only what belongs to this thread and this moment; the rest is read in the background.
         shape = shape_of(batch)
         here = {**read_device(), "dtype": compute_dtype(model)}
-        self._waiting = (model, shape[-1] if shape else None, here)
+        self._noted = (model, shape[-1] if shape else None, here)
         self.guard.active = False
 
     def _write(self) -> None:
-        waiting, self._waiting = self._waiting, None
+        waiting, self._noted = self._noted, None
         if waiting is None:
             return
         model, seq_length, derived = waiting
-        if self.is_whole:
+        if self.is_whole_model:
             derived["num_parameters"] = count_parameters(model)
             flops = None if seq_length is None else model_flops(model, seq_length=seq_length)
             if flops is not None:

@@ -15,9 +15,9 @@ from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
 from .garbage_collection import capture_garbage
-from .guard import capture_failed
+from .guard import report_capture_failure
 from .optimizer import StepCounter, capture_steps
-from .root_module import Forwards
+from .root_module import RootForwards
 from .startup import capture_groups, capture_start
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from ..span import SpanKind
     from ..topology import Layout
-    from .derived_layout import Placing
-    from .forward_backward import Compute
+    from .derived_layout import LayoutDerivation
+    from .forward_backward import ComputeCapture
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
 
@@ -50,10 +50,10 @@ class OnceLoaded:
             _try(self._recorder, module, start, kinds)
             return
         if not self._starts:
-            self._recorder.on_step_begin(self._look)
+            self._recorder.on_step_begin(self._start_loaded)
         self._starts[module] = (start, kinds)
 
-    def _look(self) -> bool:
+    def _start_loaded(self) -> bool:
         """Return whether there is nothing left to wait for."""
         for module in list(self._starts):
             if module in sys.modules:
@@ -66,7 +66,7 @@ def start_captures(
     *,
     model: Any,  # noqa: ANN401
     layout: Layout | None,
-    look_for_place: bool = False,
+    derive_layout: bool = False,
     count_steps: bool | None = None,
 ) -> None:
     """Capture what Python and torch do by themselves, until the recorder shuts down.
@@ -87,7 +87,7 @@ def start_captures(
         recorder,
         model=model,
         layout=layout,
-        look_for_place=look_for_place,
+        derive_layout=derive_layout,
         count_steps=count_steps,
     )
     if sys.modules.get("torch") is not None:  # None: somebody forbids it
@@ -103,10 +103,10 @@ def _capture_torch(
     *,
     model: Any,  # noqa: ANN401
     layout: Layout | None,
-    look_for_place: bool,
+    derive_layout: bool,
     count_steps: bool | None,
 ) -> None:
-    from .derived_layout import Placing
+    from .derived_layout import LayoutDerivation
 
     if recorder.closed:
         return
@@ -114,14 +114,15 @@ def _capture_torch(
     _try(recorder, "device", lambda: watch_for_cuda(recorder))
     recorder.on_shutdown(patches.undo)
     steps = StepCounter(recorder, from_start=count_steps is True)
-    placing = Placing(recorder)
-    forwards = Forwards(recorder, steps, placing)
+    layout_derivation = LayoutDerivation(recorder)
+    forwards = RootForwards(recorder, steps, layout_derivation)
     once_loaded = OnceLoaded(recorder)
     _try(
         recorder,
         "compute",
-        lambda: forwards.follow(
-            _capture_compute(recorder, patches, steps, forwards, placing, once_loaded), model
+        lambda: forwards.follow_model(
+            _capture_compute(recorder, patches, steps, forwards, layout_derivation, once_loaded),
+            model,
         ),
         COMPUTE_KINDS,
     )
@@ -130,7 +131,7 @@ def _capture_torch(
         recorder,
         "communication",
         lambda: _capture_communication(
-            recorder, patches, layout, placing if look_for_place else None
+            recorder, patches, layout, layout_derivation if derive_layout else None
         ),
         COMMUNICATION_KINDS,
     )
@@ -142,7 +143,7 @@ def _capture_torch(
 
 
 def _capture_input_and_output(
-    recorder: Recorder, patches: Patches, forwards: Forwards, once_loaded: OnceLoaded
+    recorder: Recorder, patches: Patches, forwards: RootForwards, once_loaded: OnceLoaded
 ) -> None:
     saves = Saves(recorder, patches)
     once_loaded.capture(LOADER_MODULE, lambda: capture_loaders(recorder, patches, forwards))
@@ -169,33 +170,35 @@ def _try(
     try:
         start()
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        capture_failed(recorder, f"no {what} capture", problem, kinds)
+        report_capture_failure(recorder, f"no {what} capture", problem, kinds)
 
 
 def _capture_compute(
     recorder: Recorder,
     patches: Patches,
     steps: StepCounter,
-    forwards: Forwards,
-    placing: Placing,
+    forwards: RootForwards,
+    layout_derivation: LayoutDerivation,
     once_loaded: OnceLoaded,
-) -> Compute:
+) -> ComputeCapture:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from .forward_backward import Compute, capture_backward
+    from .forward_backward import ComputeCapture, capture_backward
     from .pipeline import SCHEDULES_MODULE, capture_megatron, capture_pipeline
 
-    compute = Compute(recorder)
-    recorder.on_shutdown(register_optimizer_step_post_hook(compute.stepped).remove)
+    compute = ComputeCapture(recorder)
+    recorder.on_shutdown(register_optimizer_step_post_hook(compute.on_optimizer_step).remove)
     capture_backward(compute, patches, steps)
     once_loaded.capture(
         STAGE_MODULE,
-        lambda: capture_pipeline(compute, patches, placing.stage_begins),
+        lambda: capture_pipeline(compute, patches, layout_derivation.on_stage),
         COMPUTE_KINDS,
     )
-    follow = functools.partial(forwards.attach_chunk, compute)
+    follow_model = functools.partial(forwards.attach_chunk, compute)
     once_loaded.capture(
-        SCHEDULES_MODULE, lambda: capture_megatron(compute, patches, steps, follow), COMPUTE_KINDS
+        SCHEDULES_MODULE,
+        lambda: capture_megatron(compute, patches, steps, follow_model),
+        COMPUTE_KINDS,
     )
     return compute
 
@@ -207,7 +210,10 @@ def _capture_optimizer(recorder: Recorder) -> None:
 
 
 def _capture_communication(
-    recorder: Recorder, patches: Patches, layout: Layout | None, placing: Placing | None
+    recorder: Recorder,
+    patches: Patches,
+    layout: Layout | None,
+    layout_derivation: LayoutDerivation | None,
 ) -> None:
     if not sys.modules["torch"].distributed.is_available():
         return
@@ -218,5 +224,5 @@ def _capture_communication(
     recorder.on_shutdown(communication.close)
     atexit.register(communication.completions.drain)  # last in, first out: after `shutdown`
     recorder.on_shutdown(intercept(communication, patches))
-    if placing is not None:
-        placing.follow(communication)
+    if layout_derivation is not None:
+        layout_derivation.start(communication)

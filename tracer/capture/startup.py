@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
 
 
-LEAST_START_NS = 1_000_000_000
+MIN_START_NS = 1_000_000_000
 """A shorter start explains nothing."""
 
 GROUP_FUNCTIONS = ("init_process_group", "new_group", "destroy_process_group")
@@ -42,7 +42,7 @@ def capture_start(recorder: Recorder) -> None:
 
     def first_step() -> bool:
         duration_ns = monotonic_ns() - start_ns
-        if duration_ns < LEAST_START_NS:
+        if duration_ns < MIN_START_NS:
             return True
         lane = recorder.lane()
         lane.append(

@@ -34,7 +34,7 @@ group's threads (pytorch/pytorch#154976), of which one may wait for that lock, t
 """
 
 
-class Unwaited:
+class PendingLaunches:
     """Remembers launches without keeping the job's works or memory alive.
 
     Of a work it holds a weak reference, and of a tensor the storage's address, kept from
@@ -74,7 +74,7 @@ class Unwaited:
             if entry is not None:
                 entry[1].append(id(work))
 
-    def of_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
+    def find_by_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches that nobody has yet waited for by ``work``, oldest first."""
         known = self._by_work.get(id(work))
         if known is None or known[0]() is not work:
@@ -84,7 +84,7 @@ class Unwaited:
             return launches
         return [launch for launch in launches if id(launch) in self.entries]
 
-    def of_tensor(self, tensor: Any) -> list[Launch]:  # noqa: ANN401 - of any subclass
+    def find_by_tensor(self, tensor: Any) -> list[Launch]:  # noqa: ANN401 - of any subclass
         """Return the launches that still write to the tensor's storage, oldest first."""
         if not self._by_storage:
             return []
@@ -92,7 +92,7 @@ class Unwaited:
             return list(self._by_storage.get(tensor.untyped_storage()._cdata, ()))
         return []
 
-    def of_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
+    def find_by_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
         """Return what a thread launched since then, oldest first."""
         return [
             launch

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 1_000_000
 
-NUM_TRIES = 8
+NUM_PROBES = 8
 
 RENEW_NS = 5_000_000_000
 """Age at which an anchor gets a successor, so that 10 s are kept to with a busy thread too."""
 
-FIRST_AGES_NS = (100_000_000, 500_000_000, 1_000_000_000, 2_000_000_000)
+FIRST_RENEWALS_NS = (100_000_000, 500_000_000, 1_000_000_000, 2_000_000_000)
 """Ages of the first ones: until two lie apart, the drift is unknown."""
 
-PATIENCE_NS = 2_000_000_000
+RENEW_TIMEOUT_NS = 2_000_000_000
 """After this, the tightest try so far must do."""
 
 WATCH_NS = 10_000_000
@@ -33,9 +33,9 @@ NUM_ANCHORS = 16
 SPIN_NS = 100_000
 """How long a fresh event is asked without a pause: an idle device takes some 10 us."""
 
-NAP_S = 50e-6
+POLL_S = 50e-6
 
-VISIBLE_NS = 5_000
+MAX_VISIBILITY_DELAY_NS = 5_000
 """How long the device's "done" may be on its way to the host."""
 
 EVENT_RESOLUTION_NS = 500
@@ -68,7 +68,7 @@ class Anchor(NamedTuple):
         return self.bracket.error_ns
 
 
-class Placed(NamedTuple):
+class DeviceTime(NamedTuple):
     """When the device came to an event."""
 
     at_ns: int
@@ -98,8 +98,8 @@ class DeviceClock:
         self._clock = clock
         self._sleep = sleep
         self._probe: Probe | None = None
-        self._tries: list[tuple[Bracket, DeviceEvent]] = []
-        self._begun_ns: int | None = None
+        self._probed: list[tuple[Bracket, DeviceEvent]] = []
+        self._started_ns: int | None = None
         self._num_anchors = 0
         self._points: deque[Point] = deque(maxlen=NUM_ANCHORS)
         self.anchors: deque[Anchor] = deque()
@@ -113,24 +113,24 @@ class DeviceClock:
     @property
     def renewing(self) -> bool:
         """Whether an anchor is being taken."""
-        return self._begun_ns is not None
+        return self._started_ns is not None
 
     def renew_if_due(self) -> Anchor | None:
         """Take a new anchor where it is time; return it once it is there."""
         now_ns = self._clock()
-        if self._begun_ns is None:
+        if self._started_ns is None:
             if self.anchors and now_ns - self.anchors[-1].bracket.upper_ns < self._age_ns():
                 return None
-            self._begun_ns = now_ns
-        while len(self._tries) < NUM_TRIES:
-            if not self._try_once():
+            self._started_ns = now_ns
+        while len(self._probed) < NUM_PROBES:
+            if not self._probe_once():
                 break
-        patience_over = bool(self._tries) and self._clock() - self._begun_ns > PATIENCE_NS
-        if len(self._tries) == NUM_TRIES or patience_over:
+        is_timed_out = bool(self._probed) and self._clock() - self._started_ns > RENEW_TIMEOUT_NS
+        if len(self._probed) == NUM_PROBES or is_timed_out:
             return self._take_tightest()
         return None
 
-    def place(self, event: DeviceEvent, launch_ns: int) -> Placed:
+    def place(self, event: DeviceEvent, launch_ns: int) -> DeviceTime:
         """Return when the device came to an event that is done.
 
         Args:
@@ -143,10 +143,10 @@ class DeviceClock:
         else:
             elapsed_ms = -event.elapsed_time(anchor.event)
         device_ns = elapsed_ms * NS_PER_MS
-        off_ns = abs(device_ns) * self.drift.error_ratio + rounding_ns(elapsed_ms)
-        return Placed(
+        drift_error_ns = abs(device_ns) * self.drift.error_ratio + rounding_ns(elapsed_ms)
+        return DeviceTime(
             anchor.monotonic_ns + round(device_ns * (1 + self.drift.ratio)),
-            anchor.error_ns + EVENT_RESOLUTION_NS + round(off_ns),
+            anchor.error_ns + EVENT_RESOLUTION_NS + round(drift_error_ns),
         )
 
     def between_ns(self, begin: DeviceEvent, end: DeviceEvent) -> int:
@@ -154,8 +154,8 @@ class DeviceClock:
         return round(begin.elapsed_time(end) * NS_PER_MS * (1 + self.drift.ratio))
 
     def _age_ns(self) -> int:
-        if self._num_anchors <= len(FIRST_AGES_NS):
-            return FIRST_AGES_NS[self._num_anchors - 1]
+        if self._num_anchors <= len(FIRST_RENEWALS_NS):
+            return FIRST_RENEWALS_NS[self._num_anchors - 1]
         return RENEW_NS
 
     def _anchor_before(self, launch_ns: int) -> Anchor:
@@ -164,7 +164,7 @@ class DeviceClock:
                 return anchor
         return self.anchors[0]
 
-    def _try_once(self) -> bool:
+    def _probe_once(self) -> bool:
         """Return whether another try is done."""
         if self._probe is None:
             event = self._pool.take()
@@ -172,54 +172,54 @@ class DeviceClock:
                 return False
             self._probe = Probe(event, self._stream, clock=self._clock, sleep=self._sleep)
         # A device that hangs is asked once a turn.
-        patient = self._clock() - (self._begun_ns or 0) <= PATIENCE_NS
-        bracket = self._probe.watch(WATCH_NS if patient else 0)
+        is_patient = self._clock() - (self._started_ns or 0) <= RENEW_TIMEOUT_NS
+        bracket = self._probe.watch(WATCH_NS if is_patient else 0)
         if bracket is None:
             return False
-        self._tries.append((bracket, self._probe.event))
+        self._probed.append((bracket, self._probe.event))
         self._probe = None
         return True
 
     def _take_tightest(self) -> Anchor:
-        self._tries.sort(key=lambda one: one[0].error_ns)
-        (bracket, event), *others = self._tries
+        self._probed.sort(key=lambda one: one[0].error_ns)
+        (bracket, event), *others = self._probed
         self._pool.release(*(other for _, other in others))
-        self._tries, self._begun_ns = [], None
-        anchor = self._anchored(bracket, event)
+        self._probed, self._started_ns = [], None
+        anchor = self._make_anchor(bracket, event)
         self.anchors.append(anchor)
         self._num_anchors += 1
         if len(self.anchors) > NUM_ANCHORS:
             self._pool.release(self.anchors.popleft().event)
         return anchor
 
-    def _anchored(self, bracket: Bracket, event: DeviceEvent) -> Anchor:
+    def _make_anchor(self, bracket: Bracket, event: DeviceEvent) -> Anchor:
         """Return the anchor; its bracket is what the one before, carried on, leaves of it."""
-        before = self.anchors[-1] if self.anchors else None
+        previous = self.anchors[-1] if self.anchors else None
         device_ns = 0
-        if before is not None:
-            device_ns = before.device_ns + round(before.event.elapsed_time(event) * NS_PER_MS)
+        if previous is not None:
+            device_ns = previous.device_ns + round(previous.event.elapsed_time(event) * NS_PER_MS)
         self._points.append(Point(device_ns, bracket))
         self.drift = fit_drift(list(self._points))
-        if before is not None:
-            bracket = _overlap(bracket, _carried(before, device_ns, self.drift))
+        if previous is not None:
+            bracket = _intersect(bracket, _extrapolate(previous, device_ns, self.drift))
         return Anchor(event, device_ns, bracket, self.drift)
 
 
-def _carried(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:
+def _extrapolate(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:
     """Return where an anchor's bracket lies at a later moment of the device."""
     passed_ns = device_ns - anchor.device_ns
-    off_ns = passed_ns * drift.error_ratio + EVENT_RESOLUTION_NS
+    drift_error_ns = passed_ns * drift.error_ratio + EVENT_RESOLUTION_NS
     shift_ns = passed_ns * (1 + drift.ratio)
     return Bracket(
-        anchor.bracket.lower_ns + round(shift_ns - off_ns),
-        anchor.bracket.upper_ns + round(shift_ns + off_ns),
+        anchor.bracket.lower_ns + round(shift_ns - drift_error_ns),
+        anchor.bracket.upper_ns + round(shift_ns + drift_error_ns),
     )
 
 
-def _overlap(fresh: Bracket, carried: Bracket) -> Bracket:
+def _intersect(fresh: Bracket, extrapolated: Bracket) -> Bracket:
     """Return what two brackets have in common; the fresh one where that is nothing."""
-    lower_ns = max(fresh.lower_ns, carried.lower_ns)
-    upper_ns = min(fresh.upper_ns, carried.upper_ns)
+    lower_ns = max(fresh.lower_ns, extrapolated.lower_ns)
+    upper_ns = min(fresh.upper_ns, extrapolated.upper_ns)
     return Bracket(lower_ns, upper_ns) if lower_ns <= upper_ns else fresh
 
 
@@ -255,7 +255,7 @@ class Probe:
         self.event = event
         self._clock = clock
         self._sleep = sleep
-        self._lower_ns = self._begun_ns = clock()
+        self._lower_ns = self._started_ns = clock()
         event.record(stream)
 
     def watch(self, budget_ns: int) -> Bracket | None:
@@ -270,11 +270,11 @@ class Probe:
             if self.event.query():
                 upper_ns = self._clock() + EVENT_RESOLUTION_NS
                 return Bracket(self._lower_ns - EVENT_RESOLUTION_NS, upper_ns)
-            self._lower_ns = max(self._lower_ns, asked_ns - VISIBLE_NS)
+            self._lower_ns = max(self._lower_ns, asked_ns - MAX_VISIBILITY_DELAY_NS)
             if asked_ns >= until_ns:
                 return None
-            if asked_ns - self._begun_ns > SPIN_NS:
-                self._sleep(NAP_S)
+            if asked_ns - self._started_ns > SPIN_NS:
+                self._sleep(POLL_S)
 
 
 class Point(NamedTuple):
@@ -318,13 +318,13 @@ def _narrowed(
     points: Sequence[Point], first: int, low: float, high: float
 ) -> tuple[float, float] | None:
     """Return the bounds after all pairs of one point with later ones; None: they exclude all."""
-    early = points[first]
-    for late in points[first + 1 :]:
-        device_ns = late.device_ns - early.device_ns
+    earlier = points[first]
+    for later in points[first + 1 :]:
+        device_ns = later.device_ns - earlier.device_ns
         if device_ns <= 0:
             continue
-        low = max(low, (late.bracket.lower_ns - early.bracket.upper_ns) / device_ns - 1)
-        high = min(high, (late.bracket.upper_ns - early.bracket.lower_ns) / device_ns - 1)
+        low = max(low, (later.bracket.lower_ns - earlier.bracket.upper_ns) / device_ns - 1)
+        high = min(high, (later.bracket.upper_ns - earlier.bracket.lower_ns) / device_ns - 1)
     return (low, high) if low <= high else None
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .backend import Mark
     from .clock import DeviceClock
 
-STOOD_STILL_NS = 20_000
+MIN_STALL_NS = 20_000
 """A stream that takes longer from one side of a wait to the other was held up by it."""
 
 MAX_ENDS = 256
@@ -36,7 +36,7 @@ class DeviceComm:
     but what the job makes wait: see docs/decisions/0004.
     """
 
-    __slots__ = ("_alone", "_came", "_chain", "_number", "has_wait", "launched", "timing")
+    __slots__ = ("_alone", "_before_wait", "_chain", "_number", "has_wait", "launched", "timing")
 
     def __init__(
         self, timing: DeviceTimer, launched: Mark, chain: CommStream, *, chained: bool
@@ -55,7 +55,7 @@ class DeviceComm:
         self._number = chain.launch()
         # Of one that stands for itself, the begin is never more than a bound.
         self._chain = chain if chained else CommStream()
-        self._came: Mark | None = None
+        self._before_wait: Mark | None = None
         self._alone = True
         self.has_wait = True
         """Whether the wait's record can be written; counted already where it cannot."""
@@ -66,10 +66,10 @@ class DeviceComm:
         Args:
             alone: Whether it waits for nothing else there.
         """
-        if self._came is not None:
-            self.timing.release(self._came)
-        self._came = self.timing.mark(self.launched.device)
-        self.has_wait = self._came is not None
+        if self._before_wait is not None:
+            self.timing.release(self._before_wait)
+        self._before_wait = self.timing.mark(self.launched.device)
+        self.has_wait = self._before_wait is not None
         self._alone = alone
 
     def share_wait(self) -> None:
@@ -78,12 +78,12 @@ class DeviceComm:
 
     def pass_wait(self, writer: Writer) -> None:
         """Mark that the current stream has the wait behind it; the records follow."""
-        went_on = self.timing.mark(self.launched.device)
-        if went_on is None:
+        after_wait = self.timing.mark(self.launched.device)
+        if after_wait is None:
             self.release()
             writer.lose(int(self.has_wait))
             return
-        self.timing.push(PendingComm(self, went_on, writer))
+        self.timing.push(PendingComm(self, after_wait, writer))
 
     def returned(self, writer: Writer) -> None:
         """Mark that a call that ran on the current stream itself has been issued."""
@@ -97,21 +97,21 @@ class DeviceComm:
     def release(self) -> None:
         """Let go of the marks."""
         self.timing.release(self.launched)
-        if self._came is not None:
-            self.timing.release(self._came)
+        if self._before_wait is not None:
+            self.timing.release(self._before_wait)
 
-    def bounds(self, clock: DeviceClock, went_on: Mark) -> tuple[Bounds, int]:
+    def bounds(self, clock: DeviceClock, after_wait: Mark) -> tuple[Bounds, int]:
         """Return what is known, and how long the stream took to pass the wait, in ns."""
         launched_ns = clock.place(self.launched.event, self.launched.launch_ns).at_ns
-        came = self._came
-        if came is None:
-            went_on_ns = clock.place(went_on.event, went_on.launch_ns).at_ns
-            return self._chain.place(self._number, launched_ns, (went_on_ns, went_on_ns)), 0
-        came_ns = clock.place(came.event, came.launch_ns).at_ns
-        stood_ns = max(clock.between_ns(came.event, went_on.event), 0)
-        went_on_ns = came_ns + stood_ns
-        seen_ns = (came_ns if self._alone else went_on_ns, went_on_ns)
-        return self._chain.place(self._number, launched_ns, seen_ns), stood_ns
+        before_wait = self._before_wait
+        if before_wait is None:
+            after_ns = clock.place(after_wait.event, after_wait.launch_ns).at_ns
+            return self._chain.place(self._number, launched_ns, (after_ns, after_ns)), 0
+        before_ns = clock.place(before_wait.event, before_wait.launch_ns).at_ns
+        stalled_ns = max(clock.between_ns(before_wait.event, after_wait.event), 0)
+        after_ns = before_ns + stalled_ns
+        seen_ns = (before_ns if self._alone else after_ns, after_ns)
+        return self._chain.place(self._number, launched_ns, seen_ns), stalled_ns
 
 
 class PendingComm:
@@ -119,9 +119,9 @@ class PendingComm:
 
     __slots__ = ("_comm", "_writer", "last")
 
-    def __init__(self, comm: DeviceComm, went_on: Mark, writer: Writer) -> None:
+    def __init__(self, comm: DeviceComm, after_wait: Mark, writer: Writer) -> None:
         self._comm = comm
-        self.last = went_on
+        self.last = after_wait
         self._writer = writer
 
     def is_done(self) -> bool:
@@ -130,13 +130,13 @@ class PendingComm:
 
     def resolve(self, clock: DeviceClock) -> None:
         """Write the communication and the wait."""
-        bounds, stood_ns = self._comm.bounds(clock, self.last)
+        bounds, stalled_ns = self._comm.bounds(clock, self.last)
         self._comm.release()
         self._comm.timing.release(self.last)
         self._writer.span(bounds)
         if self._comm.has_wait:
             track_id = self._comm.timing.track_id(self.last)
-            self._writer.wait(track_id, bounds.end_ns - stood_ns, stood_ns)
+            self._writer.wait(track_id, bounds.end_ns - stalled_ns, stalled_ns)
 
     def lose(self) -> None:
         """Let go of it."""
@@ -209,15 +209,15 @@ class CommStream:
                 got past that; the latter twice where it waited for several at once.
         """
         begin_ns, begin_known = self._begin(number, launched_ns)
-        came_ns, went_on_ns = wait_ns
-        end_known = went_on_ns - came_ns > STOOD_STILL_NS
-        if went_on_ns < begin_ns:
+        before_ns, after_ns = wait_ns
+        end_known = after_ns - before_ns > MIN_STALL_NS
+        if after_ns < begin_ns:
             # The bounds contradict each other by the error of what was read: keep the weaker.
-            begin_ns, begin_known = min(launched_ns, went_on_ns), False
-        self._ends[number] = (went_on_ns, end_known)
+            begin_ns, begin_known = min(launched_ns, after_ns), False
+        self._ends[number] = (after_ns, end_known)
         if len(self._ends) > MAX_ENDS:
             self._ends.pop(next(iter(self._ends)))
-        return Bounds(begin_ns, went_on_ns, begin_known, end_known)
+        return Bounds(begin_ns, after_ns, begin_known, end_known)
 
     def _begin(self, number: int, launched_ns: int) -> tuple[int, bool]:
         """Return when a launch begins: with its launch, or with the end of the one before it."""

@@ -64,8 +64,8 @@ class DeviceTiming:
         self._clocks: dict[int, DeviceClock] = {}
         self._queues: dict[tuple[int, int], StreamQueue] = {}
         self._tracks: dict[tuple[int, int], int] = {}
-        self._problem: BaseException | None = None
-        self._told_capture = False
+        self._error: BaseException | None = None
+        self._has_reported_capture = False
         self._prepared = False
         self._turn = threading.Lock()
 
@@ -131,8 +131,8 @@ class DeviceTiming:
     def turn(self) -> None:
         """Write down what the device has come to; ask for a turn soon while more is to come."""
         with self._turn:
-            if self._problem is not None:
-                self._end()
+            if self._error is not None:
+                self._turn_off()
             if not self.active:
                 return
             try:
@@ -141,8 +141,8 @@ class DeviceTiming:
                 self._recorder.resolver_lag_ns = self._lag_ns()
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 # No signal handler runs on this thread: it can only be ours.
-                self._problem = problem
-                self._end()
+                self._error = problem
+                self._turn_off()
 
     # -- the end -------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class DeviceTiming:
     def _mark(self, device: int) -> Mark | None:
         if self._backend.is_capturing(device):
             self._recorder.drop(DropReason.CAPTURING)
-            self._tell_capture()
+            self._report_capture()
             return None
         event = self._pool(device).take()
         if event is None:
@@ -180,10 +180,10 @@ class DeviceTiming:
             pool = self._pools.setdefault(device, fresh)
         return pool
 
-    def _tell_capture(self) -> None:
-        if self._told_capture:
+    def _report_capture(self) -> None:
+        if self._has_reported_capture:
             return
-        self._told_capture = True
+        self._has_reported_capture = True
         self._recorder.event(
             "tracer", "work captured into a CUDA graph is not timed, nor are the graph's parts", {}
         )
@@ -200,7 +200,7 @@ class DeviceTiming:
             clock = self._clocks.get(device) or self._new_clock(device)
             anchor = clock.renew_if_due()
             if anchor is not None:
-                self._tell_anchor(device, anchor)
+                self._write_anchor(device, anchor)
             busy = busy or clock.renewing
         for (device, _), queue in list(self._queues.items()):
             clock = self._clocks[device]
@@ -218,7 +218,7 @@ class DeviceTiming:
         self._clocks[device] = clock
         return clock
 
-    def _tell_anchor(self, device: int, anchor: Anchor) -> None:
+    def _write_anchor(self, device: int, anchor: Anchor) -> None:
         self._recorder.append_line(
             DEVICE_CLOCK_FILE,
             {
@@ -245,11 +245,11 @@ class DeviceTiming:
         if not is_tracer_error(problem):
             raise problem
         self.active = False
-        if self._problem is None:
-            self._problem = problem
+        if self._error is None:
+            self._error = problem
 
-    def _end(self) -> None:
-        problem, self._problem = self._problem, None
+    def _turn_off(self) -> None:
+        problem, self._error = self._error, None
         if problem is None:
             return
         self.active = False
@@ -381,7 +381,7 @@ class PendingSpan:
         self._lose()
 
 
-class CudaWhenUsed(NoDeviceTiming):
+class LazyCudaTiming(NoDeviceTiming):
     """Times nothing until it sees the first tensor on a CUDA device.
 
     Asking CUDA whether it is there would initialise it, and a process that has
@@ -412,7 +412,7 @@ class CudaWhenUsed(NoDeviceTiming):
 def watch_for_cuda(recorder: Recorder) -> None:
     """Time the work of CUDA devices from the moment at which the job first uses one."""
     if sys.modules["torch"].version.cuda is not None:
-        recorder.device_timing = CudaWhenUsed(recorder)
+        recorder.device_timing = LazyCudaTiming(recorder)
 
 
 def start_device_timing(recorder: Recorder, make: Callable[[], DeviceBackend]) -> None:

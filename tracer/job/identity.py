@@ -41,7 +41,7 @@ class Identity:
     pid: int
     process_uuid: bytes
     boot_id: bytes
-    made_up: bool
+    is_generated: bool
     """Whether nobody gave the run its name, so that rank 0 should tell it."""
 
 
@@ -53,9 +53,9 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
             launcher's, or one made up and agreed among the ranks.
         environ: The process environment.
     """
-    rank, world_size = _place(environ)
+    rank, world_size = _read_rank(environ)
     given = run or environ.get("RANKSCOPE_RUN") or _launcher_run(environ)
-    run_id = clean_run_id(given) if given else _made_up_run(rank, world_size, environ)
+    run_id = clean_run_id(given) if given else _generate_run_id(rank, world_size, environ)
     return Identity(
         run_id=run_id,
         epoch=_number(environ.get("RANKSCOPE_EPOCH") or environ.get("TORCHELASTIC_RESTART_COUNT")),
@@ -67,7 +67,7 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
         pid=os.getpid(),
         process_uuid=uuid.uuid4().bytes,
         boot_id=read_boot_id(),
-        made_up=not given,
+        is_generated=not given,
     )
 
 
@@ -103,7 +103,7 @@ def distributed() -> Any | None:  # noqa: ANN401 - torch may be absent, so its t
     return dist
 
 
-def _place(environ: Mapping[str, str]) -> tuple[int, int]:
+def _read_rank(environ: Mapping[str, str]) -> tuple[int, int]:
     dist = distributed()
     if dist is not None:
         return dist.get_rank(), dist.get_world_size()
@@ -125,22 +125,22 @@ def _launcher_run(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
-def _made_up_run(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
+def _generate_run_id(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
     """Agree on a name: through a store of the job's, else by what siblings of one parent share."""
     dist = distributed()
     if dist is not None and world_size > 1:
-        return _agreed_run(dist, rank)
+        return _agree_through_store(dist, rank)
     if _has_other_hosts(world_size, environ):
-        return _run_agreed_through_agent(environ)
+        return _agree_through_agent(environ)
     if world_size > 1:
-        return _run_named_after(os.getppid())
-    return _run_named_after(os.getpid())
+        return _name_after_process(os.getppid())
+    return _name_after_process(os.getpid())
 
 
-def _agreed_run(dist: Any, rank: int) -> str:  # noqa: ANN401
+def _agree_through_store(dist: Any, rank: int) -> str:  # noqa: ANN401
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
-        store.set(RUN_KEY, _run_named_after(os.getpid()))
+        store.set(RUN_KEY, _name_after_process(os.getpid()))
     store.wait([RUN_KEY], STORE_TIMEOUT)
     return str(store.get(RUN_KEY).decode())
 
@@ -150,12 +150,12 @@ def _has_other_hosts(world_size: int, environ: Mapping[str, str]) -> bool:
     return local_size < world_size and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _run_agreed_through_agent(environ: Mapping[str, str]) -> str:
+def _agree_through_agent(environ: Mapping[str, str]) -> str:
     """Agree through the store that torchrun's agents keep, before the job joins it.
 
     Whoever comes first names the run; a restarted job finds the name again.
     """
-    mine = _run_named_after(os.getppid())
+    mine = _name_after_process(os.getppid())
     try:
         from torch._C._distributed_c10d import TCPStore
 
@@ -170,7 +170,7 @@ def _run_agreed_through_agent(environ: Mapping[str, str]) -> str:
         return mine
 
 
-def _run_named_after(pid: int) -> str:
+def _name_after_process(pid: int) -> str:
     """Name a run by a process: when it started, and a hash that tells it from others."""
     started_ns = _process_started_ns(pid)
     seed = f"{read_boot_id().hex()}:{pid}:{started_ns}"

@@ -90,13 +90,13 @@ class Profiles:
         try:
             request = read_request(document)
         except ProfileError as problem:
-            self._tell(f"refused: {problem}", {})
+            self._report(f"refused: {problem}", {})
             return
         if request is None or request == self._seen:
             return
         self._seen = request
         if request.ranks is None or self._recorder.identity.rank in request.ranks:
-            self._tell(f"asked for {request.num_steps} steps", _about(request))
+            self._report(f"asked for {request.num_steps} steps", _describe(request))
             self._asked = request
 
     def step_begins(self) -> bool:
@@ -110,14 +110,14 @@ class Profiles:
             self._attempt(functools.partial(self._begin, asked))
         return False
 
-    def finish(self, why: str = "") -> None:
+    def finish(self, reason: str = "") -> None:
         """End the profile that runs, if one does, and hand it to the background thread."""
         running = self._running
         # The profiler's state belongs to the thread that began it.
         if running is None or running.thread_id != threading.get_ident():
             return
         self._running = None
-        running.why = why
+        running.reason = reason
         running.end_step = min(running.end_step, self._recorder.step_number)
         self._attempt(functools.partial(self._end, running))
 
@@ -141,9 +141,9 @@ class Profiles:
         running = _Running(request, first_step, profiler.profile())
         running.profiler.start()
         self._running = running
-        running.patches.wrap(torch.autograd.profiler.profile, "_prepare_trace", self._yielding)
+        running.patches.wrap(torch.autograd.profiler.profile, "_prepare_trace", self._wrap_prepare)
 
-    def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``original``, which a profiler calls before it begins, with ours ended before."""
 
         @functools.wraps(original)
@@ -166,11 +166,11 @@ class Profiles:
             (folder / name).unlink()
             raise ProfileError(f"thrown away: it has {num_bytes} bytes")
         last_step = max(running.end_step - 1, running.first_step)
-        self._tell(
+        self._report(
             f"steps {running.first_step} to {last_step} profiled"
-            + (f"; cut short: {running.why}" if running.why else ""),
+            + (f"; cut short: {running.reason}" if running.reason else ""),
             {
-                **_about(running.request),
+                **_describe(running.request),
                 "path": f"{folder.parent.name}/{folder.name}/{name}",
                 "steps": [running.first_step, last_step],
                 "num_bytes": num_bytes,
@@ -181,7 +181,7 @@ class Profiles:
         try:
             work()
         except ProfileError as problem:
-            self._tell(str(problem), {})
+            self._report(str(problem), {})
         except Exception as problem:
             # Signal handlers of the job run in the main thread alone.
             if threading.current_thread() is threading.main_thread() and not is_tracer_error(
@@ -189,9 +189,9 @@ class Profiles:
             ):
                 raise
             self._recorder.drop(DropReason.INTERNAL_ERROR)
-            self._tell("failed", {"error": repr(problem)[:500]})
+            self._report("failed", {"error": repr(problem)[:500]})
 
-    def _tell(self, text: str, data: dict[str, object]) -> None:
+    def _report(self, text: str, data: dict[str, object]) -> None:
         self._recorder.event("profile", text, data)
 
 
@@ -205,7 +205,7 @@ class _Running:
         self.profiler = profiler
         self.thread_id = threading.get_ident()
         self.patches = Patches()
-        self.why = ""
+        self.reason = ""
 
 
 def offer_profiles(recorder: Recorder) -> None:
@@ -225,7 +225,7 @@ def _export(profiler: Any, path: Path) -> int:  # noqa: ANN401
     return path.stat().st_size
 
 
-def _about(request: Request) -> dict[str, object]:
+def _describe(request: Request) -> dict[str, object]:
     ranks = None if request.ranks is None else list(request.ranks)
     return {"ranks": ranks, "request": request.label}
 

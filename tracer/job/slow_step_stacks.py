@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 
 REMEMBERED_STEPS = 64
-LEAST_STEPS = 8
+MIN_STEPS = 8
 """With fewer steps behind it nobody knows what is usual."""
 
-LEAST_EXCESS_RATIO = 0.1
+MIN_EXCESS_RATIO = 0.1
 ROBUST_DEVIATIONS = 4.0
 DEVIATION_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -40,7 +40,7 @@ MAX_OWN_FRAMES = 60
 MAX_FRAME_TEXT = 200
 
 
-def late_after_ns(durations_ns: Iterable[int]) -> int | None:
+def slow_after_ns(durations_ns: Iterable[int]) -> int | None:
     """Return how long a step may last before it is late; None while too few are known.
 
     ``median + max(10 % of it, 4 robust deviations)`` of the last steps, the
@@ -56,15 +56,15 @@ def late_after_ns(durations_ns: Iterable[int]) -> int | None:
         estimate; their "very conservative" limit is 3 deviations.
     """
     known = list(durations_ns)
-    if len(known) < LEAST_STEPS:
+    if len(known) < MIN_STEPS:
         return None
-    usual_ns = median(known)
-    mad_ns = median(abs(duration_ns - usual_ns) for duration_ns in known)
+    typical_ns = median(known)
+    mad_ns = median(abs(duration_ns - typical_ns) for duration_ns in known)
     noise_ns = ROBUST_DEVIATIONS * DEVIATION_PER_MAD * mad_ns
-    return round(usual_ns + max(LEAST_EXCESS_RATIO * usual_ns, noise_ns))
+    return round(typical_ns + max(MIN_EXCESS_RATIO * typical_ns, noise_ns))
 
 
-class LateWatch:
+class SlowStepWatch:
     """Looks from the background thread, once a second, whether the step that runs is late.
 
     A late step is dumped when that is seen, and again at 2, 4 and 8 times its
@@ -78,7 +78,7 @@ class LateWatch:
         self._durations_ns: deque[int] = deque(maxlen=REMEMBERED_STEPS)
         self._start_ns: int | None = None
         self._dumped_start_ns: int | None = None
-        self._dumped_at_ns: int | None = None
+        self._last_dump_ns: int | None = None
         self._dumps_of_step = 0
         self._dumps_left = MAX_DUMPS
 
@@ -100,40 +100,40 @@ class LateWatch:
         # Nearly always: no limit is below the shortest step, and the limit is dear to find.
         if now_ns - start_ns <= min(durations_ns):
             return
-        limit_ns = late_after_ns(durations_ns)
+        limit_ns = slow_after_ns(durations_ns)
         if limit_ns is None:
             return
-        if not self._may_dump(start_ns, now_ns, limit_ns) or start_ns != self._start_ns:
+        if not self._should_dump(start_ns, now_ns, limit_ns) or start_ns != self._start_ns:
             return
         self._dumps_left -= 1
-        self._dumped_at_ns = now_ns
-        usual_ns = round(median(durations_ns))
+        self._last_dump_ns = now_ns
+        typical_ns = round(median(durations_ns))
         self._recorder.event(
             "stack",
             f"step {step} has lasted {(now_ns - start_ns) / NS_PER_S:.1f} s,"
-            f" usually {usual_ns / NS_PER_S:.1f} s",
+            f" usually {typical_ns / NS_PER_S:.1f} s",
             {
                 "step": step,
                 "elapsed_ns": now_ns - start_ns,
-                "usual_ns": usual_ns,
+                "usual_ns": typical_ns,
                 "late_after_ns": limit_ns,
                 "threads": stacks(),
             },
         )
 
-    def _may_dump(self, start_ns: int, now_ns: int, limit_ns: int) -> bool:
+    def _should_dump(self, start_ns: int, now_ns: int, limit_ns: int) -> bool:
         """Return whether this moment of this step is one to tell of; if so, count it."""
         is_same = start_ns == self._dumped_start_ns
         dumped = self._dumps_of_step if is_same else 0
         if dumped >= MAX_DUMPS_A_STEP or now_ns - start_ns <= limit_ns << dumped:
             return False
-        if not is_same and self._dumped_at_ns is not None and not self._has_paused(now_ns):
+        if not is_same and self._last_dump_ns is not None and not self._has_paused(now_ns):
             return False
         self._dumped_start_ns, self._dumps_of_step = start_ns, dumped + 1
         return True
 
     def _has_paused(self, now_ns: int) -> bool:
-        return self._dumped_at_ns is None or now_ns - self._dumped_at_ns >= PAUSE_NS
+        return self._last_dump_ns is None or now_ns - self._last_dump_ns >= PAUSE_NS
 
 
 def median(numbers: Iterable[float]) -> float:
@@ -161,9 +161,9 @@ def stacks() -> list[dict[str, object]]:
     return found[:MAX_THREADS]
 
 
-def watch_late_steps(recorder: Recorder) -> None:
+def watch_slow_steps(recorder: Recorder) -> None:
     """Have the stacks of late steps stored as events, from now on."""
-    watch = LateWatch(recorder)
+    watch = SlowStepWatch(recorder)
     recorder.on_step_begin(watch.step_begins)
     recorder.on_tick(watch.look)
 

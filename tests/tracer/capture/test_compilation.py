@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch.distributed import _functional_collectives as functional
 
 from rankscope import tracer
-from rankscope.tracer.capture.compilation import ENGINE_MODULE, Uncompiled
+from rankscope.tracer.capture.compilation import ENGINE_MODULE, CompilerExclusions
 from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
 from tests.support.tracer.reading import dropped, only_folder, read_rows, read_spans
 from tests.support.tracer.recording import run_script
@@ -227,7 +227,7 @@ def test_an_older_compiler_is_told_of_each_function_of_ours(
     skipped: list[CodeType] = []
     older = SimpleNamespace(skip_code=skipped.append)  # as it was before torch 2.8
     monkeypatch.setitem(sys.modules, ENGINE_MODULE, older)
-    uncompiled = Uncompiled()
+    uncompiled = CompilerExclusions()
     uncompiled.mark()
     num_skipped = len(skipped)
     uncompiled.mark()

@@ -4,24 +4,24 @@ from collections import UserDict
 
 import torch
 
-from rankscope.tracer.capture.data import Counts, count_batch, shape_of
+from rankscope.tracer.capture.data import BatchCounts, count_batch, shape_of
 
 
 def test_without_lengths_each_row_is_one_sequence() -> None:
     ids = torch.zeros(2, 3, dtype=torch.int64)
 
-    assert count_batch({"input_ids": ids}) == Counts((2, 3), 6, 18)
-    assert count_batch((({"input": ids}), ids)) == Counts((2, 3), 6, 18)
-    assert count_batch([ids, ids]) == Counts((2, 3), 6, 18)
-    assert count_batch(ids[0]) == Counts((3,), 3, 9)
-    assert count_batch(UserDict(tokens=ids)) == Counts((2, 3), 6, 18)
+    assert count_batch({"input_ids": ids}) == BatchCounts((2, 3), 6, 18)
+    assert count_batch((({"input": ids}), ids)) == BatchCounts((2, 3), 6, 18)
+    assert count_batch([ids, ids]) == BatchCounts((2, 3), 6, 18)
+    assert count_batch(ids[0]) == BatchCounts((3,), 3, 9)
+    assert count_batch(UserDict(tokens=ids)) == BatchCounts((2, 3), 6, 18)
 
 
 def test_a_mask_tells_what_is_no_padding() -> None:
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
     ids = torch.zeros(2, 4, dtype=torch.int64)
 
-    assert count_batch({"input_ids": ids, "attention_mask": mask}) == Counts((2, 4), 5, 4 + 9)
+    assert count_batch({"input_ids": ids, "attention_mask": mask}) == BatchCounts((2, 4), 5, 4 + 9)
 
 
 def test_positions_and_boundaries_tell_packed_sequences() -> None:
@@ -29,17 +29,21 @@ def test_positions_and_boundaries_tell_packed_sequences() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 0, 1]])
     boundaries = torch.tensor([0, 1, 6], dtype=torch.int32)
 
-    assert count_batch({"input_ids": ids, "position_ids": positions}) == Counts((1, 6), 6, 16 + 4)
+    assert count_batch({"input_ids": ids, "position_ids": positions}) == BatchCounts(
+        (1, 6), 6, 16 + 4
+    )
     packed = {"input_ids": ids, "cu_seq_lens_q": boundaries, "attention_mask": torch.ones(1, 6)}
-    assert count_batch(packed) == Counts((1, 6), 6, 1 + 25)
+    assert count_batch(packed) == BatchCounts((1, 6), 6, 1 + 25)
 
 
 def test_a_tensor_on_a_device_is_not_read() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64, device="meta")
     mask = torch.ones(2, 4, device="meta")
 
-    assert count_batch({"input_ids": ids, "attention_mask": mask}) == Counts((2, 4), None, None)
-    assert count_batch({"input_ids": ids}) == Counts((2, 4), 8, 32)
+    assert count_batch({"input_ids": ids, "attention_mask": mask}) == BatchCounts(
+        (2, 4), None, None
+    )
+    assert count_batch({"input_ids": ids}) == BatchCounts((2, 4), 8, 32)
 
 
 def test_what_holds_no_token_ids_is_unknown() -> None:
@@ -51,4 +55,4 @@ def test_what_holds_no_token_ids_is_unknown() -> None:
 
 
 def test_an_empty_batch_holds_nothing() -> None:
-    assert count_batch(torch.zeros(0, 0, dtype=torch.int64)) == Counts((0, 0), 0, 0)
+    assert count_batch(torch.zeros(0, 0, dtype=torch.int64)) == BatchCounts((0, 0), 0, 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.tracer.capture.derived_layout import Claim, place
+from rankscope.tracer.capture.derived_layout import AxisGroup, derive_layout
 from rankscope.tracer.topology import Coords, Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -33,9 +33,9 @@ def members_along(sizes: tuple[int, ...], rank: int, *along: int) -> tuple[int, 
     )
 
 
-def mesh_claims(sizes: tuple[int, ...], rank: int) -> list[Claim]:
+def mesh_claims(sizes: tuple[int, ...], rank: int) -> list[AxisGroup]:
     return [
-        Claim(axis=axis, members=members_along(sizes, rank, at)) for at, axis in enumerate(AXES)
+        AxisGroup(axis=axis, members=members_along(sizes, rank, at)) for at, axis in enumerate(AXES)
     ]
 
 
@@ -46,14 +46,14 @@ def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.Da
     pp, replicate, shard, cp, tp = sizes
     claims = mesh_claims(sizes, rank)
     flattened = [
-        Claim(axis="dp", members=members_along(sizes, rank, 1, 2)),
-        Claim(axis="dp_shard_cp", members=members_along(sizes, rank, 2, 3)),
-        Claim(axis="dp_cp", members=members_along(sizes, rank, 1, 2, 3)),
+        AxisGroup(axis="dp", members=members_along(sizes, rank, 1, 2)),
+        AxisGroup(axis="dp_shard_cp", members=members_along(sizes, rank, 2, 3)),
+        AxisGroup(axis="dp_cp", members=members_along(sizes, rank, 1, 2, 3)),
     ]
 
     at = positions(sizes)[rank]
     for told in (claims, [*claims, flattened[0]], [*flattened[:1], claims[0], *claims[3:]]):
-        found = place(told, rank=rank, world_size=world_size)
+        found = derive_layout(told, rank=rank, world_size=world_size)
         assert found is not None
         assert found.layout == Layout(pp=pp, dp=replicate * shard, cp=cp, tp=tp)
         assert found.coords == Coords(pp=at[0], dp=at[1] * shard + at[2], cp=at[3], tp=at[4])
@@ -72,12 +72,12 @@ def test_an_axis_that_nobody_names_leaves_a_doubt(
     claims = mesh_claims(sizes, rank)
     del claims[data.draw(st.sampled_from(long))]
 
-    assert place(claims, rank=rank, world_size=world_size) is None
+    assert derive_layout(claims, rank=rank, world_size=world_size) is None
 
 
 def placed(*claims: tuple[str, tuple[int, ...]], world_size: int = 4) -> Layout | None:
-    made = [Claim(axis=axis, members=members) for axis, members in claims]
-    found = place(made, rank=0, world_size=world_size)
+    made = [AxisGroup(axis=axis, members=members) for axis, members in claims]
+    found = derive_layout(made, rank=0, world_size=world_size)
     return None if found is None else found.layout
 
 
@@ -110,8 +110,8 @@ def test_groups_of_one_member_say_nothing() -> None:
 
 
 def test_chunks_per_stage_are_taken_as_told() -> None:
-    claims = [Claim(axis="pp", members=(0, 1))]
-    found = place(claims, rank=1, world_size=2, num_chunks=3)
+    claims = [AxisGroup(axis="pp", members=(0, 1))]
+    found = derive_layout(claims, rank=1, world_size=2, num_chunks=3)
 
     assert found is not None
     assert (found.layout, found.coords) == (Layout(pp=2, vpp=3), Coords(pp=1))

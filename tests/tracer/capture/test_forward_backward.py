@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.tracer.capture.forward_backward import Compute, capture_forward
+from rankscope.tracer.capture.forward_backward import ComputeCapture, capture_forward
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanKind
 from tests.support.tracer.claiming import ClaimingCuda
@@ -56,7 +56,7 @@ class Outer(nn.Module):
 
 def captured(recorder: Recorder, *models: nn.Module) -> Callable[[], None]:
     """Capture the forwards of several roots; return what takes the hooks off."""
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     hooks = [capture_forward(compute, one, lambda *_, is_microbatch: None) for one in models]
 
     def take_off() -> None:

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
 
 from rankscope import tracer
-from rankscope.tracer.capture.group import GroupBook
+from rankscope.tracer.capture.group import Groups
 from rankscope.tracer.span import hash_group
 from tests.support.tracer.reading import Row, only_folder, read_spans
 from tests.support.tracer.recording import recorder_in
@@ -76,7 +76,7 @@ def test_the_same_members_under_the_same_name_are_numbered_on(tmp_path: Path) ->
 
 def test_nothing_is_kept_of_the_objects_of_groups_that_are_gone(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    book = GroupBook(recorder, None)
+    book = Groups(recorder, None)
     with world_of_three():
         for _ in range(20):
             group = dist.new_group([0, 1])
@@ -86,5 +86,5 @@ def test_nothing_is_kept_of_the_objects_of_groups_that_are_gone(tmp_path: Path) 
             dist.destroy_process_group(group)
             del group
         gc.collect()
-        assert len(book._met) == 0
+        assert len(book._seen) == 0
     recorder.shutdown()

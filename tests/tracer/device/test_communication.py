@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.capture.group import CommGroup
-from rankscope.tracer.capture.launch import Launch, heads_of
+from rankscope.tracer.capture.launch import Launch, intern_heads
 from rankscope.tracer.device.communication import Bounds, CommStream
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
@@ -49,7 +49,7 @@ class Job:
             self.group,
             self.timed.recorder.lane(),
             (self.group.next_seq(), NONE, NONE, 1024, 0),
-            heads_of(self.timed.recorder, "all_reduce", SpanKind.DP_COMM),
+            intern_heads(self.timed.recorder, "all_reduce", SpanKind.DP_COMM),
             SpanFlag.HOST_CLOCK | flags,
         )
         launch.enter_device(0, self.chain, chained=True)

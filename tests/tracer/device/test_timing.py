@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.capture.forward_backward import Compute
+from rankscope.tracer.capture.forward_backward import ComputeCapture
 from rankscope.tracer.device.span import timed_span
 from rankscope.tracer.span import COMM_KINDS, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
@@ -43,7 +43,7 @@ def events(folder: Path) -> list[dict[str, object]]:
 def test_a_span_is_as_long_as_the_device_took_not_the_host(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
-    compute = Compute(timed.recorder)
+    compute = ComputeCapture(timed.recorder)
     timed.turns()
     with compute.span("forward", SpanKind.FORWARD, microbatch=2, chunk=1, on=[FakeTensor(0)]):
         end_ns = cuda.kernel(50 * MS)

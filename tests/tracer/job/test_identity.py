@@ -52,7 +52,7 @@ def test_cleaning_keeps_two_names_apart(one: str, other: str) -> None:
 def test_the_nearest_name_of_a_run_wins(environ: dict[str, str], run_id: str) -> None:
     identity = read_identity(None, environ)
 
-    assert (identity.run_id, identity.made_up) == (run_id, False)
+    assert (identity.run_id, identity.is_generated) == (run_id, False)
 
 
 def test_the_job_s_own_name_wins_over_the_environment() -> None:

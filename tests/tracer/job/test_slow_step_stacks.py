@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.job.slow_step_stacks import LateWatch, late_after_ns, stacks, watch_late_steps
+from rankscope.tracer.job.slow_step_stacks import (
+    SlowStepWatch,
+    slow_after_ns,
+    stacks,
+    watch_slow_steps,
+)
 from tests.support.tracer.recording import recorder_in, run_script, wait_until
 
 if TYPE_CHECKING:
@@ -32,10 +37,10 @@ def dumps(folder: Path) -> list[dict[str, object]]:
 
 
 def test_a_step_is_late_ten_percent_and_four_deviations_above_the_usual() -> None:
-    assert late_after_ns([100] * 7) is None
-    assert late_after_ns([100] * 8) == 110
+    assert slow_after_ns([100] * 7) is None
+    assert slow_after_ns([100] * 8) == 110
     # deviations from the median 100: 0 0 0 20 20 20 20 20; MAD 20; 4 x 1.4826 x 20 = 118.6
-    assert late_after_ns([100, 100, 100, 80, 120, 80, 120, 120]) == round(100 + 4 * 1.4826 * 20)
+    assert slow_after_ns([100, 100, 100, 80, 120, 80, 120, 120]) == round(100 + 4 * 1.4826 * 20)
 
 
 def ours(line: str) -> bool:
@@ -50,10 +55,10 @@ class Clock:
         return self.now_ns
 
 
-def late_watch(recorder: Recorder) -> tuple[LateWatch, Clock, int]:
+def late_watch(recorder: Recorder) -> tuple[SlowStepWatch, Clock, int]:
     """Return a watch that has seen ten steps of a second each, its clock, and the last begin."""
     clock = Clock(0)
-    watch = LateWatch(recorder, now_ns=clock)
+    watch = SlowStepWatch(recorder, now_ns=clock)
     recorder.begin_steps()
     start_ns = recorder.step_start_ns
     assert start_ns is not None
@@ -192,7 +197,7 @@ def test_a_deep_stack_is_bounded() -> None:
 
 def test_the_background_thread_dumps_a_step_while_it_is_late(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    watch_late_steps(recorder)
+    watch_slow_steps(recorder)
 
     def overrun() -> None:
         # What is usual is known after eight steps, so that no earlier one is late.

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from rankscope import tracer
 from rankscope.tracer.capture import data
 from rankscope.tracer.capture import forward_backward as compute
-from rankscope.tracer.capture.launch import OnDevice
+from rankscope.tracer.capture.launch import DeviceLaunches
 from rankscope.tracer.record.lane import Lane, Lanes
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.sampling import SamplingControl
@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "sampling control": (SamplingControl, "begin_step"),
     "batch": (data, "count_batch"),
     "current lane": (Lanes, "current"),
-    "on device": (OnDevice, "enter"),
+    "on device": (DeviceLaunches, "enter"),
     "events": (Recorder, "append_line"),
 }
 

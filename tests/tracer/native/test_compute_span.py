@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.tracer.capture.forward_backward import Compute
+from rankscope.tracer.capture.forward_backward import ComputeCapture
 from rankscope.tracer.native.choice import IS_COMPILED, ComputeSpan
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY
@@ -25,7 +25,7 @@ SMALL_BYTES = 4096 + 8 * 128
 """A segment of eight records."""
 
 
-def forward(compute: Compute, microbatch: int | None = None) -> SpanContext:
+def forward(compute: ComputeCapture, microbatch: int | None = None) -> SpanContext:
     return compute.span("forward", SpanKind.FORWARD, microbatch=microbatch, chunk=0)
 
 
@@ -40,7 +40,7 @@ def test_spans_inside_belong_to_the_micro_batch_and_later_ones_to_the_step(
 ) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps(7)
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     for _ in range(2):
         with forward(compute):
             record(recorder, "inside")
@@ -69,7 +69,7 @@ def test_it_remains_in_the_open_table_if_its_lane_changes_the_segment(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=SMALL_BYTES)
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     with forward(compute):
         begun_in = recorder.lane().segment
         while recorder.lane().segment is begun_in:
@@ -86,7 +86,7 @@ def test_it_remains_in_the_open_table_if_its_lane_changes_the_segment(
 
 def test_with_a_full_open_table_it_is_recorded_all_the_same(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     slots = recorder.lane().segment.open_slots
     slots.clear()
     with forward(compute):
@@ -100,7 +100,7 @@ def test_with_a_full_open_table_it_is_recorded_all_the_same(tmp_path: Path) -> N
 
 def test_an_error_passes_it_and_sets_its_error_flag(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    compute, error = Compute(recorder), ValueError("the job's")
+    compute, error = ComputeCapture(recorder), ValueError("the job's")
 
     def fails() -> None:
         with forward(compute):
@@ -125,7 +125,7 @@ def test_a_handlers_exception_at_its_end_reaches_the_job_and_the_lane_is_restore
 
     recorder = recorder_in(tmp_path, segment_bytes=SMALL_BYTES)
     recorder.begin_steps()
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     record(recorder, "x", 8)  # so that the next record needs another segment
     span: Any = forward(compute)
     span.__enter__()
@@ -143,7 +143,7 @@ def test_a_handlers_exception_at_its_end_reaches_the_job_and_the_lane_is_restore
 
 def test_a_hundred_thousand_leak_no_reference_and_no_entry(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, spool_bytes=1 << 17)
-    compute = Compute(recorder)
+    compute = ComputeCapture(recorder)
     lane = recorder.lane()
 
     def some(num: int) -> list[int]:
@@ -170,7 +170,14 @@ def test_a_hundred_thousand_leak_no_reference_and_no_entry(tmp_path: Path) -> No
 )
 def test_invalid_arguments_are_rejected(tmp_path: Path, at: int, wrong: object) -> None:
     recorder = recorder_in(tmp_path)
-    arguments: list[Any] = [Compute(recorder).thread_state, recorder, recorder.lane(), 1, 0, 0]
+    arguments: list[Any] = [
+        ComputeCapture(recorder).thread_state,
+        recorder,
+        recorder.lane(),
+        1,
+        0,
+        0,
+    ]
     ComputeSpan(*arguments)
     arguments[at] = wrong
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.tracer.capture.group import CommGroup
-from rankscope.tracer.capture.launch import Launch, heads_of
+from rankscope.tracer.capture.launch import Launch, intern_heads
 from rankscope.tracer.native.choice import IS_COMPILED
 from rankscope.tracer.native.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
 from rankscope.tracer.record.sampling import Settings
@@ -43,7 +43,7 @@ class Job:
             rank=0,
             track_id=recorder.name_id("comm dp"),
         )
-        self.heads = heads_of(recorder, "all_reduce", SpanKind.DP_COMM)
+        self.heads = intern_heads(recorder, "all_reduce", SpanKind.DP_COMM)
 
     def launch(self, instance: Instance = (4, NONE, NONE, 1024, 0), flags: int = ASYNC) -> Launch:
         launch = Launch(
