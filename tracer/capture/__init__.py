@@ -1,1 +1,1 @@
-"""Automatic capture: one source of spans a file."""
+"""Automatic capture: one module for each kind of operation, turned on by `start`."""

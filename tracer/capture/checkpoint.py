@@ -1,4 +1,4 @@
-"""Checkpoint saves: the time that they hold the training up, and that they take beside it."""
+"""Checkpoint saves: the time that they block the training, and the upload beside it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
 
 DISTRIBUTED_MODULE = "torch.distributed.checkpoint.state_dict_saver"
-"""Loaded by the job that uses it; loading it takes a second."""
+"""Imported by jobs that use it; the tracer does not import it, which takes a second."""
 
 SAFETENSORS_MODULE = "safetensors.torch"
 
 
 class Saves:
-    """Makes a span of each outermost save; a save may call others, one a tensor."""
+    """Records a span of each outermost save; a save may call others, one per tensor."""
 
     def __init__(self, recorder: Recorder, patches: Patches) -> None:
         self._recorder = recorder
@@ -37,8 +37,8 @@ class Saves:
     def capture_distributed(self) -> None:
         """Record each `torch.distributed.checkpoint.save` and ``async_save``.
 
-        Of ``async_save`` the span is what the caller waits for; the upload is
-        a span of the thread that makes it, and none where a process does.
+        The span of ``async_save`` is what the caller waits for. The upload is a span of the thread
+        that makes it, and not recorded if a process makes it.
         """
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint import state_dict_saver

@@ -1,4 +1,4 @@
-"""Which communications are under way, and who waits for them."""
+"""Communications of this process, from launch to wait."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ ERROR = int(SpanFlag.ERROR)
 
 
 class _Thread(threading.local):
-    """What a thread is in the middle of."""
+    """The state of one thread."""
 
     interval_id = 0
     in_batch = False
-    """Whether it has begun a batch of p2p of which nobody has seen the end."""
+    """Whether the thread has begun a p2p batch. Nothing reports the end of a batch."""
 
     coalescing: list[Launch] | None = None
     is_nested = False
     last_work: Any = None
-    """Kept alive until the thread's next launch: until torch has handed it to the job,
-    nobody else holds the Python object by which the job will wait."""
+    """Kept alive until the thread's next launch: torch has not yet handed the work to the job, and
+    nothing else holds the Python object by which the job will wait."""
 
     blocks_on: Launch | None = None
-    """The last that a group in Python launched and whose caller waits for it at once."""
+    """The last launch by a Python process group whose caller waits for it at once."""
 
 
 class Communication:
-    """Follows every communication of this process from launch to wait.
+    """Follows each communication of this process from launch to wait.
 
-    No method raises an error of its own: the first one turns the capture off
-    and is counted as `DropReason.INTERNAL_ERROR`.
+    No method raises an error of its own: the first one turns the capture off and is counted as
+    `DropReason.INTERNAL_ERROR`.
     """
 
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
@@ -71,7 +71,7 @@ class Communication:
     # -- launch --------------------------------------------------------------
 
     def begin(self, operation: Operation, args: tuple[Any, ...]) -> Launch | None:
-        """Note that this rank enters a communication now; None where nothing is captured."""
+        """Begin a communication that this rank enters now; return None if it is not captured."""
         thread = self.thread
         if not self.active or thread.is_nested:
             return None
@@ -110,14 +110,14 @@ class Communication:
         args: tuple[Any, ...],
         out: Any,  # noqa: ANN401 - as the operator has it
     ) -> None:
-        """Note what the launching call returned.
+        """Record what the launching call returned.
 
         Args:
-            launch: What `begin` returned.
+            launch: Result of `begin`.
             operation: The operator.
-            args: Its arguments.
-            out: What it returned: a work, a tuple that ends in one, or nothing
-                where it blocked until the end.
+            args: Arguments of the operator.
+            out: Result of the operator: a work, a tuple that ends in one, or nothing if the call
+                blocked until the end.
         """
         try:
             boxed = out[-1] if isinstance(out, tuple) and out else out
@@ -127,8 +127,8 @@ class Communication:
                 self._returned((launch,))
                 return
             is_async = launch.flags & ASYNC
-            # Every operator takes what it writes first, and what it reads after. Only a work
-            # that the job will wait for later can be waited for by its tensor.
+            # The first argument of every operator is what it writes. Only a work that the job will
+            # wait for later can be waited for by its tensor.
             for old in self._pending.add(launch, args[0] if is_async else None):
                 old.end(monotonic_ns(), END_BOUND)
             if thread.coalescing is not None:
@@ -137,70 +137,70 @@ class Communication:
                 return
             self._pending.bind(work, (launch,))
             thread.last_work = work
-            # A work of NCCL says that it is done before it is, and runs callbacks on streams
-            # that may be the job's.
+            # A work of NCCL reports completion too early, and runs callbacks on streams that may be
+            # the job's.
             if is_async and operation.direction is Direction.GROUP and not launch.on_device:
                 self.completions.watch(work, launch.end, self.fail)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
     def failed(self, launch: Launch) -> None:
-        """Note that the launching call raised."""
+        """Record that the launching call raised."""
         try:
             launch.end(monotonic_ns(), ERROR)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
     def describe(self, process_group: Any, description: str) -> None:  # noqa: ANN401 - a pybind class
-        """Say what a group was made for whose object cannot tell."""
+        """Set the description of a group whose object does not have it."""
         self._groups.descriptions[process_group] = description
 
     def blocks(self, launch: Launch) -> None:
-        """Say that this thread waits for a launch next, unless its call was asynchronous."""
+        """Note that this thread waits for the launch next, unless the call was asynchronous."""
         if not launch.flags & ASYNC:
             self.thread.blocks_on = launch
 
     def set_nested(self, *, is_nested: bool) -> None:
-        """Say whether what this thread launches is a part of what it has begun, and no more."""
+        """Set whether launches of this thread are part of a communication that it has begun."""
         self.thread.is_nested = is_nested
 
-    # -- what was seen so far ------------------------------------------------
+    # -- what was captured so far --------------------------------------------
 
     def groups(self) -> Iterable[CommGroup]:
-        """Return the groups that this rank has communicated in."""
+        """Return the groups in which this rank has communicated."""
         return iter(self._groups)
 
     def operation_names(self) -> set[str]:
-        """Return what it did there, in torch's words."""
+        """Return the names of the operations that this rank has launched, as in torch."""
         return {name for name, _ in list(self._heads)}
 
     def axis_of(self, process_group: Any) -> str:  # noqa: ANN401 - a pybind class
-        """Return the axis for which a group was made, "" where nobody says."""
+        """Return the axis for which a group was made, "" if unknown."""
         return self._groups.read_axis(process_group)
 
-    # -- what one call issues together ---------------------------------------
+    # -- batches and coalescing ----------------------------------------------
 
     def begin_batch(self) -> None:
-        """Say that the p2p launches of this thread belong together from now on."""
+        """Give the p2p launches of this thread one interval from now on."""
         self.thread.interval_id = next(self._intervals)
         self.thread.in_batch = True
 
     def end_batch(self) -> None:
-        """Say that the launches of this thread stand for themselves again."""
+        """Give each launch of this thread its own interval again."""
         self.thread.interval_id = 0
         self.thread.in_batch = False
 
     def begin_coalescing(self) -> None:
-        """Say that one work will stand for all that this thread launches from now on."""
+        """Collect the launches of this thread, which will share one work."""
         self.thread.coalescing = []
         if not self.thread.in_batch:
             self.thread.interval_id = next(self._intervals)
 
     def end_coalescing(self, work: Any) -> None:  # noqa: ANN401 - a pybind class
-        """Say which work stands for what was launched since `begin_coalescing`.
+        """Bind the launches since `begin_coalescing` to their work.
 
         Args:
-            work: None where the call that ended the coalescing waited by itself.
+            work: None if the call that ended the coalescing waited itself.
         """
         self.end_batch()
         launches, self.thread.coalescing = self.thread.coalescing, None
@@ -218,14 +218,14 @@ class Communication:
     # -- wait ----------------------------------------------------------------
 
     def find_by_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
-        """Return the launches that nobody has yet waited for by ``work``."""
+        """Return the launches of ``work`` that nothing has waited for yet."""
         try:
             found = self._pending.find_by_work(work)
             blocks_on = self.thread.blocks_on
             if blocks_on is None:
                 return found
             self.thread.blocks_on = None
-            # Through C++ (`all_to_all_single`) the caller gets another work than the method gave.
+            # C++ (`all_to_all_single`) gives the caller another work than the method returned.
             return found or ((blocks_on,) if id(blocks_on) in self._pending.entries else ())
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
@@ -240,7 +240,7 @@ class Communication:
             return ()
 
     def find_by_thread(self, thread_id: int, since_ns: int) -> Sequence[Launch]:
-        """Return what a thread launched since then and nobody has waited for, oldest first."""
+        """Return the launches of a thread since then that nothing has waited for, oldest first."""
         if not self._pending.entries:
             return ()
         try:
@@ -250,7 +250,7 @@ class Communication:
             return ()
 
     def wait_begins(self, launches: Sequence[Launch]) -> None:
-        """Note that this thread, and on a device its stream, is about to wait for all of them."""
+        """Note that this thread (on a device: its stream) is about to wait for all ``launches``."""
         try:
             for number, launch in enumerate(launches):
                 if launch.on_device:
@@ -266,7 +266,7 @@ class Communication:
         *,
         error: BaseException | None = None,
     ) -> None:
-        """Note that ``work.wait()`` was called at ``start_ns`` and has returned, or raised."""
+        """Record that ``work.wait()`` was called at ``start_ns`` and has returned or raised."""
         end_ns = monotonic_ns()
         try:
             if error is None:
@@ -285,11 +285,11 @@ class Communication:
         *,
         error: BaseException | None = None,
     ) -> None:
-        """Note that this thread was blocked over the interval, on one launch after the other.
+        """Record that this thread was blocked over the interval, on one launch after the other.
 
-        Those for which somebody has waited meanwhile are passed over. Each wait lasts
-        from the end of the one before until the communication was done; what the
-        thread did between two waits is counted to the later.
+        Launches that something has waited for meanwhile are skipped. Each wait lasts from the end
+        of the previous one until the communication completed. Time that the thread spent between
+        two waits counts to the later one.
         """
         flags = 0 if error is None else ERROR
         now_ns = start_ns
@@ -310,7 +310,7 @@ class Communication:
     # -- end -----------------------------------------------------------------
 
     def fail(self, problem: BaseException) -> None:
-        """Turn the capture off after an error of its own; hand on one that is the job's."""
+        """Turn the capture off after an error of its own; raise an error of the job."""
         if not is_tracer_error(problem):
             raise problem
         self.active = False
@@ -318,14 +318,14 @@ class Communication:
         report_capture_failure(self._recorder, text, problem, COMMUNICATION_KINDS)
 
     def close(self) -> None:
-        """Write what never ended as open, and let go of everything."""
+        """Record launches that did not end as open, and release everything."""
         self.active = False
         now_ns = monotonic_ns()
         for launch in self._pending.take_all():
             launch.end(now_ns, SpanFlag.OPEN)
         self.thread = _Thread()
 
-    # -- inside --------------------------------------------------------------
+    # -- internal ------------------------------------------------------------
 
     def _intern_heads(self, operation: Operation, group: CommGroup) -> Heads:
         kinds = {Direction.GROUP: group.kind, Direction.SEND: group.send_kind}
@@ -336,7 +336,7 @@ class Communication:
         return heads
 
     def _returned(self, launches: Sequence[Launch]) -> None:
-        """Note that a call without a work has returned: it waited by itself."""
+        """Record launches whose call returned without a work: the call itself waited."""
         now_ns = monotonic_ns()
         lane = self._recorder.lanes.current()
         for launch in launches:
@@ -359,7 +359,7 @@ def _make_instance(
 
 
 def _pair(direction: Direction, peer: int, group: CommGroup) -> tuple[int, int]:
-    """Return source and destination, global; a source that is not known yet is `NONE`."""
+    """Return source and destination as global ranks; `NONE` for a source not yet known."""
     if direction is Direction.SEND:
         return group.rank, group.members[peer]
     if direction is Direction.RECV:
@@ -368,7 +368,7 @@ def _pair(direction: Direction, peer: int, group: CommGroup) -> tuple[int, int]:
 
 
 def _set_source(launch: Launch, work: Any) -> None:  # noqa: ANN401 - a pybind class
-    """Give a receive from any source its number, now that its work knows the source."""
+    """Give a receive from any source its source and number, which its work knows now."""
     source = work._source_rank()
     if 0 <= source < launch.group.size:
         src = launch.group.members[source]

@@ -1,4 +1,11 @@
-"""Compilations by `torch.compile`: a span and an event each. No graph break is added."""
+"""Compilation by `torch.compile`: spans of it, and the tracer's functions in compiled code.
+
+The compiler cannot look into a manual span, which is a compiled function already: it would break
+the job's graph (an error with ``fullgraph=True``) even if nothing is traced. So a manual span in a
+compiled graph is replaced by nothing. Functions that report a step must be called each time: they
+break the graph if a tracer is installed, once and without a warning, which a job may have made an
+error.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +38,15 @@ PACKAGE = "rankscope.tracer."
 CALLS_JOB = tuple(
     PACKAGE + name for name in ("capture.", "integrations.", "record.current", "__main__")
 )
-"""Modules of the tracer whose functions call functions of the job, which stay compiled."""
+"""Modules of the tracer whose functions call functions of the job. Those are compiled as usual."""
 
 ENGINE_MODULE = "torch._C._dynamo.eval_frame"
 
-CALL_OUTSIDE = "what tells the tracer of a step cannot be in a graph: call it outside"
+CALL_OUTSIDE = "the tracer's step functions cannot be compiled: call them outside of compiled code"
 
 
 _replaced: set[object] = set()
-"""Functions that the compiler knows a replacement of: for good, whoever was installed then."""
+"""Functions with a replacement in the compiler, which stays for the life of the process."""
 
 
 class _ThreadState(threading.local):
@@ -47,7 +54,7 @@ class _ThreadState(threading.local):
 
 
 class Compilations:
-    """Hears from the compiler when a compilation begins and ends."""
+    """Records the compilations that the compiler reports."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -56,7 +63,7 @@ class Compilations:
         self._uncompiled = CompilerExclusions()
 
     def register(self) -> bool:
-        """Ask the compiler to tell us, where it is loaded; always False: to be called again."""
+        """Register with the compiler if it is imported; always return False, to be called again."""
         if DYNAMO_MODULE not in sys.modules or not self._guard.active:
             return False
         try:
@@ -71,18 +78,18 @@ class Compilations:
         return False
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Remove the callbacks."""
         handler = getattr(sys.modules.get(DYNAMO_MODULE), "callback_handler", None)
         if handler is not None and self.on_begin in handler.start_callbacks:
             handler.remove_start_callback(self.on_begin)
             handler.remove_end_callback(self.on_end)
 
     def on_begin(self, *about: Any) -> None:  # noqa: ANN401 - nothing before torch 2.7
-        """Hear that a compilation begins."""
+        """Handle the begin of a compilation."""
         self._thread_state.start_ns = monotonic_ns()
 
     def on_end(self, *about: Any) -> None:  # noqa: ANN401
-        """Hear that it has ended."""
+        """Handle the end of a compilation."""
         self._guard.call(self._record, about[0] if about else None)
 
     def _record(self, about: object) -> None:
@@ -113,14 +120,13 @@ def is_recompile(compile_id: str) -> bool:
 
 
 def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], None]:
-    """Record each compilation from the first on.
+    """Record each compilation from the first one on.
 
-    The compiler is loaded late, often by `torch.compile` itself, and
-    ``torch._dynamo.reset`` forgets who listens: so we ask again there and at
-    each step.
+    The compiler is imported late, often by `torch.compile` itself, and ``torch._dynamo.reset``
+    removes the callbacks. So they are registered again after `torch.compile` and at each step.
 
     Returns:
-        A function that takes the callbacks off again.
+        A function that removes the callbacks.
     """
     compilations = Compilations(recorder)
     register = compilations.register
@@ -141,18 +147,22 @@ def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], N
 
 
 class CompilerExclusions:
-    """Marks what Python runs of us as not to be compiled, each module once."""
+    """Excludes the tracer's functions from compilation, each module once.
+
+    If `torch.compile` gives up a function halfway (a graph break inside a ``with``), it runs that
+    function uncompiled and compiles the functions that it calls: the tracer's kernels and hooks
+    too. That would cost the job graph breaks, recompilations and seconds.
+    """
 
     def __init__(self) -> None:
-        """Prepare."""
         self._marked: set[str] = set()
         self._num_modules = 0
 
     def mark(self) -> None:
-        """Mark the modules of ours that are loaded by now."""
+        """Exclude the modules of the tracer that are imported by now."""
         engine: Any = sys.modules.get(ENGINE_MODULE)
         if engine is None or self._num_modules == len(sys.modules):
-            return  # nobody compiles, or none of ours has come since
+            return  # no compiler, or no new module since
         self._num_modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             if name in self._marked or not name.startswith(PACKAGE) or module is None:
@@ -163,17 +173,17 @@ class CompilerExclusions:
 
 
 def _skip(engine: Any, code: CodeType, *, calls_the_job: bool) -> None:  # noqa: ANN401 - untyped
-    """Have the compiler run ``code`` as it stands, and what that calls unless it is the job's."""
+    """Exclude ``code`` from compilation, and also what it calls unless that is the job's."""
     if hasattr(engine, "set_code_exec_strategy"):
         skip, default = engine._FrameAction.SKIP, engine._FrameAction.DEFAULT
         below = default if calls_the_job else skip
         engine.set_code_exec_strategy(code, engine._FrameExecStrategy(skip, below))
-    elif hasattr(engine, "skip_code"):  # torch before 2.8: what it calls is marked by itself
+    elif hasattr(engine, "skip_code"):  # torch before 2.8: called functions are marked separately
         engine.skip_code(code)
 
 
 def iterate_code(module: ModuleType) -> Iterator[CodeType]:
-    """Yield the code of every function that a module of ours defines, nested ones too."""
+    """Yield the code of each function of a module of the tracer, nested ones too."""
     for member in list(vars(module).values()):
         members = list(vars(member).values()) if isinstance(member, type) else [member]
         for one in members:
@@ -203,12 +213,12 @@ def _nested(code: CodeType | None) -> Iterator[CodeType]:
 def no_span(
     name: object, kind: object = None, microbatch: object = None, chunk: object = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Return what the compiler takes in the place of `tracer.span`: it compiles to nothing."""
+    """Return the compiler's replacement of `tracer.span`, which compiles to nothing."""
     return contextlib.nullcontext()
 
 
 def replace_span() -> None:
-    """Tell the compiler of `no_span`, where it is loaded; a second call does nothing."""
+    """Register `no_span` with the compiler if it is imported; a second call does nothing."""
     replace = getattr(sys.modules.get(COMPILER_MODULE), "substitute_in_graph", None)
     if replace is not None and span not in _replaced:
         replace(span)(no_span)
@@ -222,7 +232,7 @@ for method in (
     Recorder.event,
     Recorder.record_exception,
     Recorder.shutdown,
-):  # as `torch.compiler.disable` does, which would load the compiler
+):  # as `torch.compiler.disable` does, without importing the compiler
     setattr(method, "_torchdynamo_disable", True)  # noqa: B010 - the type has no such attribute
     setattr(method, "_torchdynamo_disable_msg", CALL_OUTSIDE)  # noqa: B010
 

@@ -1,4 +1,4 @@
-"""Where batches come from and go: the time in a loader's ``next``, and what they hold."""
+"""Batches: the time to fetch them, and the number of tokens and sequence lengths in them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 LOADER_MODULE = "torch.utils.data.dataloader"
 
 MAX_WAITING = 64
-"""Batches remembered between loader and model: more than any job fetches ahead."""
+"""Batches kept between loader and model: more than any job prefetches."""
 
 TOKEN_KEYS = ("input_ids", "tokens", "input")
-"""What loaders call the token ids: Hugging Face, plain scripts, torchtitan."""
+"""Keys of token ids in batches of Hugging Face, plain scripts and torchtitan."""
 
 BOUNDARY_KEYS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens")
-"""Where each packed sequence begins, and where the last ends."""
+"""Keys of the boundaries of packed sequences: the start of each, and the end of the last."""
 
 MAX_ELEMENTS = 1 << 22
-"""A larger batch is not counted: counting must stay below a millisecond or so."""
+"""A larger batch is not counted, so that counting takes about a millisecond at most."""
 
 MAX_DIM = 2
 
@@ -37,9 +37,8 @@ MAX_DIM = 2
 class Batches:
     """Follows batches from the loader, where their lengths can be read, to the model.
 
-    The model may get a batch much later than it was fetched (prefetching), on a
-    device, and cut into parts. So what was counted waits until a forward gets
-    token ids of that shape.
+    The model may get a batch much later than it was fetched (prefetching), on a device, and split
+    into parts. So the counts wait until a forward gets token ids of the same shape.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -53,15 +52,15 @@ class Batches:
         recorder.count_tokens = self.take_tokens
 
     def fetched(self, batch: object) -> None:
-        """Note what a loader has just handed out."""
+        """Count a batch that a loader has returned."""
         self._guard.call(self._count, batch)
 
     def forward_begins(self, batch: object, *, is_microbatch: bool) -> None:
-        """Note that the root module gets a batch.
+        """Record the size of the batch that the root module gets.
 
         Args:
             batch: Its arguments, a tuple, or its keyword arguments, a dict.
-            is_microbatch: Whether it is a micro-batch: gradients are on.
+            is_microbatch: Whether it is a micro-batch: gradients are enabled.
         """
         if not self._guard.active:
             return
@@ -82,10 +81,10 @@ class Batches:
             self._guard.fail(problem)
 
     def take_tokens(self) -> int | None:
-        """Return the tokens of the step so far and forget them; None where they are unknown.
+        """Return the tokens of the step so far and reset the count; None if unknown.
 
-        They are those of the forwards; where no forward was seen (a pipeline
-        cuts batches itself), those that the loader handed out.
+        These are the tokens of the forwards, or of the batches from the loader if no forward was
+        seen (a pipeline splits batches itself).
         """
         self._reset_if_new_step()
         tokens = self._counted or self._fetched
@@ -100,13 +99,13 @@ class Batches:
             self._fetched.append(counts.num_tokens)
 
     def _reset_if_new_step(self) -> None:
-        """Forget what an earlier step held."""
+        """Reset the counts of an earlier step."""
         if self._recorder.step_number != self._step:
             self._step, self._next_index = self._recorder.step_number, 0
             self._counted, self._fetched = [], []
 
     def _match_forward(self, batch: object) -> BatchCounts | None:
-        shape = shape_of(batch)
+        shape = read_shape(batch)
         for counts in self._waiting:
             if counts.shape == shape:
                 while self._waiting.popleft() is not counts:
@@ -116,26 +115,26 @@ class Batches:
 
 
 class FetchListener(Protocol):
-    """Who is told of fetches."""
+    """Receives the fetches of loaders."""
 
     def fetch_begins(self) -> None:
-        """Hear that a loader is asked for a batch."""
+        """Handle a request for a batch."""
         ...
 
     def fetched(self, batch: object) -> None:
-        """Hear what it gave."""
+        """Handle the batch that the loader returned."""
         ...
 
 
 def capture_loaders(recorder: Recorder, patches: Patches, on_fetch: FetchListener) -> None:
-    """Make a span of each ``next`` and each ``iter`` of any `DataLoader`.
+    """Record a span of each ``next`` and each ``iter`` of any `DataLoader`.
 
-    The iterators of torchdata's ``StatefulDataLoader`` come through the same ``next``.
+    The iterators of torchdata's ``StatefulDataLoader`` use the same ``next``.
 
     Args:
         recorder: Where the spans go.
-        patches: Where the replaced functions are noted.
-        on_fetch: Told before each ``next``, and what it gave.
+        patches: Keeps the replaced functions.
+        on_fetch: Called before each ``next``, and with its result.
     """
     from torch.utils.data import dataloader
 
@@ -158,7 +157,7 @@ def _traced_next(
         try:
             batch = original(iterator)
         except StopIteration:
-            span.__exit__(None, None, None)  # the end of the data is no error
+            span.__exit__(None, None, None)  # the end of the data is not an error
             raise
         except BaseException:
             span.__exit__(*sys.exc_info())
@@ -171,7 +170,7 @@ def _traced_next(
 
 
 def _traced_iter(recorder: Recorder, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Record what starting the workers of a pass over the data takes."""
+    """Record the time to start the workers of a pass over the data."""
 
     @functools.wraps(original)
     def call(loader: Any) -> Any:  # noqa: ANN401
@@ -182,26 +181,25 @@ def _traced_iter(recorder: Recorder, original: Callable[[Any], Any]) -> Callable
 
 
 class BatchCounts(NamedTuple):
-    """What one batch holds; None is unknown."""
+    """Counts of one batch; None is unknown."""
 
     shape: tuple[int, ...]
-    """Of the token ids: by it a batch is known again when the model gets it."""
+    """Shape of the token ids, by which the batch is matched with a forward."""
 
     num_tokens: int | None
     sum_squared_lengths: int | None
 
 
 def count_batch(batch: object) -> BatchCounts | None:
-    """Return what a batch holds; None where it holds no token ids that we know.
+    """Return the counts of a batch; None if it has no known token ids.
 
-    Token ids are an integer tensor under one of `TOKEN_KEYS`, or the first
-    thing in a tuple. Lengths come from the boundaries of packed sequences,
-    else from positions, else from the attention mask, else each row is one
-    sequence. Tensors on a device are not read, only their shape: where
-    lengths stand in one, they are unknown.
+    Token ids are an integer tensor under one of `TOKEN_KEYS`, or the first element of a tuple.
+    Lengths come from the boundaries of packed sequences, else from positions, else from the
+    attention mask; else each row is one sequence. Of tensors on a device only the shape is read:
+    lengths that only such a tensor has are unknown.
 
     Args:
-        batch: What a loader yields or a model gets: a dict, a tuple, a tensor.
+        batch: A batch from a loader or an argument of a model: a dict, a tuple or a tensor.
     """
     found = _find_token_ids(batch)
     if found is None:
@@ -220,15 +218,15 @@ def count_batch(batch: object) -> BatchCounts | None:
     return BatchCounts(shape, sum(lengths), sum(length * length for length in lengths))
 
 
-def shape_of(batch: object) -> tuple[int, ...] | None:
-    """Return the shape of a batch's token ids; None where it holds none."""
+def read_shape(batch: object) -> tuple[int, ...] | None:
+    """Return the shape of a batch's token ids; None if it has none."""
     found = _find_token_ids(batch)
     return None if found is None else tuple(map(int, found[0].shape))
 
 
 def _find_token_ids(batch: Any) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401
-    """Return the token ids and the dict that they stand in, empty where they stand in none."""
-    # In the order of what models get most, and without a loop: each forward comes here.
+    """Return the token ids and the dict that contains them, {} if none does."""
+    # In the order of frequency and without a loop: each forward calls this.
     if (type(batch) is tuple or type(batch) is list) and batch:
         batch = batch[0]
         if (type(batch) is tuple or type(batch) is list) and batch:
@@ -252,7 +250,7 @@ def _has_ids(torch: Any, tensor: Any) -> bool:  # noqa: ANN401 - the module, a t
 
 
 def _find_lengths(fields: dict[str, Any], shape: tuple[int, ...]) -> tuple[str, Any] | None:
-    """Return what tells the lengths: the name and the tensor; None where nothing does."""
+    """Return the name and the tensor that contain the lengths; None if there is none."""
     torch = sys.modules["torch"]
     for key in (*BOUNDARY_KEYS, "position_ids", "attention_mask"):
         tensor = fields.get(key)
@@ -264,13 +262,13 @@ def _find_lengths(fields: dict[str, Any], shape: tuple[int, ...]) -> tuple[str, 
 
 
 def _is_readable(tensor: Any) -> bool:  # noqa: ANN401
-    """Return whether reading the tensor needs no device and runs nobody's own code."""
+    """Return whether reading the tensor needs no device and runs no code of the job."""
     torch = sys.modules["torch"]
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu"
 
 
 def _read_lengths(name: str, teller: Any) -> list[int]:  # noqa: ANN401
-    """Return the length of each sequence, as the tensor called ``name`` tells it."""
+    """Return the length of each sequence, from the tensor called ``name``."""
     if name in BOUNDARY_KEYS:
         return [int(length) for length in teller.diff().tolist()]
     if name == "attention_mask":

@@ -1,4 +1,8 @@
-"""Finds out where this rank stands in a job that told no layout."""
+"""Derivation of the parallel layout and this rank's coordinates from its process groups.
+
+Used if the job declared neither. It runs once, when the first whole step is over: by then the job
+has made the groups that it uses.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 MODEL_AXES = ("tp", "pp", "cp")
 
 AXES = frozenset({*GROUP_KINDS, "pp"})
-"""What a claim may be made of."""
+"""Axes that a group can span."""
 
 WRAPPED = "ddp"
 """Axis along which a wrapper of the model keeps its parameters equal."""
@@ -39,7 +43,7 @@ WRAPPERS = (
 """Modules around a model that have a group."""
 
 MESHED = (("torch.distributed.fsdp", "FSDPModule"),)
-"""Modules that have a mesh instead, maybe several."""
+"""Modules that have one or more meshes instead."""
 
 
 DATA_AXES = frozenset(axis for axis, kind in GROUP_KINDS.items() if kind == "dp-comm")
@@ -50,7 +54,7 @@ REPLICATED, SHARDED = "dp_replicate", "dp_shard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisGroup:
-    """A group of this rank's, and the axis that it spans."""
+    """A group that contains this rank, and the axis that it spans."""
 
     axis: str
     """As in `tracer.topology.GROUP_KINDS`, or ``pp``."""
@@ -61,30 +65,30 @@ class AxisGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedLayout:
-    """Where a rank stands, and by which groups."""
+    """A layout, the coordinates of this rank, and the groups from which they were derived."""
 
     layout: Layout
     coords: Coords
     groups: frozenset[frozenset[int]]
-    """Members of each group that spans an axis of the layout, two at least."""
+    """Members of each group that spans an axis of the layout; two at least."""
 
     pipeline: frozenset[int] = frozenset()
-    """Members of the one that spans its pipeline."""
+    """Members of the group that spans the pipeline."""
 
 
 def derive_layout(
     groups_of_rank: Iterable[AxisGroup], *, rank: int, world_size: int, num_chunks: int = 1
 ) -> DerivedLayout | None:
-    """Return where a rank stands, where its groups leave no doubt.
+    """Return layout and coordinates of a rank if its groups determine them.
 
-    They do not where one axis has two groups, where two axes share more than this rank, or
-    where the axes' product is not the number of ranks: something is then left out, or seen
-    twice (a flattened axis beside its parts is neither).
+    They do not if one axis has two groups, if two axes share more than this rank, or if the product
+    of the axes is not the number of ranks: then an axis is missing or counted twice. A flattened
+    axis beside its parts is neither.
 
     Args:
-        claims: Groups that the rank is a member of; those of one member say nothing.
-        rank: Global.
-        world_size: Ranks of the job.
+        groups_of_rank: Groups that contain the rank; those with one member are ignored.
+        rank: Global rank.
+        world_size: Number of ranks of the job.
         num_chunks: Model chunks per pipeline stage.
 
     Returns:
@@ -133,19 +137,19 @@ def _data_groups(groups: dict[str, Members], num_data: int) -> list[Members] | N
 
 
 def _intersect_only_in(rank: int, groups: Sequence[Members]) -> bool:
-    """Return whether ``rank`` is in all groups and no other is in two."""
+    """Return whether ``rank`` is in all groups and no other rank is in two of them."""
     return all(rank in members for members in groups) and all(
         set(one) & set(other) == {rank} for one, other in combinations(groups, 2)
     )
 
 
 def _is_separate(experts: Members, model: Iterable[Members]) -> bool:
-    """Return whether the experts' axis goes along none of the model's."""
+    """Return whether the experts' axis shares only this rank with each axis of the model."""
     return all(len(set(experts) & set(members)) == 1 for members in model)
 
 
 class LayoutDerivation:
-    """Looks once, when the first whole step is over: by then the job has made what it uses."""
+    """Collects models and stages until the first whole step is over, then derives the layout."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -156,16 +160,16 @@ class LayoutDerivation:
         self._found: DerivedLayout | None = None
 
     def start(self, communication: Communication) -> None:
-        """Look when a step is over, also at what was communicated in it."""
+        """Derive when a step is over, also from the communications in it."""
         self._recorder.on_step_begin(lambda: self._step_begins(communication))
         self._recorder.on_tick(self._write)
 
     def forward_begins(self, model: Any) -> None:  # noqa: ANN401 - a Module
-        """Note a model that is trained, and what it was wrapped in after the job told it."""
+        """Note a model that is trained, and its wrapper that was made after the job declared it."""
         self._guard.call(self._note_models, model)
 
     def on_stage(self, stage: Any) -> None:  # noqa: ANN401 - a private class of torch
-        """Note a pipeline stage of this rank's."""
+        """Note a pipeline stage of this rank."""
         if id(stage) not in self._stages:
             self._guard.call(self._note_stage, stage)
 
@@ -179,7 +183,7 @@ class LayoutDerivation:
         self._stages[id(stage)] = weakref.ref(stage)
 
     def _step_begins(self, communication: Communication) -> bool:
-        """Return whether there is nothing left to wait for."""
+        """Return True if there is nothing left to wait for."""
         self._num_steps += 1
         if self._num_steps == 1:
             return False
@@ -220,16 +224,16 @@ class LayoutDerivation:
 def _explains(
     found: DerivedLayout, known: set[frozenset[int]], communication: Communication
 ) -> bool:
-    """Return whether a placement that no name tells explains what was communicated.
+    """Return whether a layout without named axes explains the communications.
 
-    Experts or sequences that are dealt out over all ranks give themselves away: by an all-to-all
-    (the backward of torch's ring attention has one), by p2p outside the pipeline, by a group that
-    is neither all ranks nor an axis.
+    Experts or sequences that are distributed over all ranks show themselves by an all-to-all (the
+    backward of torch's ring attention has one), by p2p outside the pipeline, or by a group that is
+    neither all ranks nor an axis.
 
     Args:
-        found: The placement.
+        found: The layout.
         known: Members of the groups whose use is known; those inside one axis are a part of it.
-        communication: All that was communicated.
+        communication: All communications so far.
     """
     if any(name.startswith("all_to_all") for name in communication.operation_names()):
         return False
@@ -252,7 +256,7 @@ def _read_named_groups(communication: Communication) -> Iterator[AxisGroup]:
 
 
 def _read_parameter_meshes(models: Iterable[Any]) -> Iterator[AxisGroup]:
-    """Tell the named axes of distributed parameters: one of all ranks has no group of its own."""
+    """Yield the named axes of distributed parameters: an axis of all ranks has no own group."""
     found = [getattr(it, "device_mesh", None) for model in models for it in model.parameters()]
     for mesh in {id(mesh): mesh for mesh in found if mesh is not None}.values():
         for axis in mesh.mesh_dim_names or ():
@@ -268,7 +272,7 @@ def _read_stages(stages: Iterable[Any]) -> Iterator[AxisGroup]:
 
 
 def _read_wrappers(models: Iterable[Any]) -> Iterator[AxisGroup]:
-    """Tell the ranks among which all that is trained is kept equal, if there is one such group."""
+    """Yield the one group in which all trained parameters are kept equal, if there is one."""
     models = list(models)
     wrapped: dict[tuple[int, ...], set[int]] = {}
     for module in _find_modules(models, WRAPPERS):
@@ -286,24 +290,24 @@ def _read_wrappers(models: Iterable[Any]) -> Iterator[AxisGroup]:
 
 
 def _read_hsdp_groups(models: Iterable[Any]) -> Iterator[frozenset[int]]:
-    """Tell the members of the groups between which HSDP divides a model's data axis."""
+    """Yield the members of the groups into which HSDP divides a model's data axis."""
     for mesh in (mesh for module in _find_modules(models, MESHED) for mesh in _read_meshes(module)):
         for dimension in range(mesh.ndim):
             yield frozenset(dist.get_process_group_ranks(mesh.get_group(dimension)))
 
 
 def _read_meshes(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
-    """Tell the meshes over which FSDP2 shards and replicates the parameters of a module."""
+    """Yield the meshes over which FSDP2 shards and replicates the parameters of a module."""
     state = module._get_fsdp_state()
     one = getattr(state, "_fsdp_param_group", None)
     for group in getattr(state, "_fsdp_param_groups", [one] if one is not None else []):
-        # With these, the mesh has axes along which parameters are not the same.
+        # If set, the mesh has axes along which parameters differ.
         if getattr(group.mesh_info, "dp_mesh_dims", None) is None:
             yield group.mesh_info.mesh
 
 
 def _find_modules(models: Iterable[Any], names: Iterable[tuple[str, str]]) -> Iterator[Any]:
-    """Tell the modules that are of a class of torch's, if that is loaded."""
+    """Return the modules that are of one of torch's classes, if that class is imported."""
     found = [getattr(sys.modules.get(package), name, None) for package, name in names]
     kinds = tuple(kind for kind in found if kind is not None)
     modules = [module for model in models for module in model.modules()]

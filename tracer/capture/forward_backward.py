@@ -1,4 +1,4 @@
-"""Spans of forward and backward, and the place that what lies inside them inherits."""
+"""Spans of forward and backward, whose micro-batch and chunk the spans inside them inherit."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ if TYPE_CHECKING:
     from .optimizer import StepCounter
 
 UNSEEN_BACKWARD = (
-    "an optimizer has stepped and no backward was seen: it is recorded where the job calls"
-    " Tensor.backward or torch.autograd.backward; around another call put"
-    " tracer.span('backward', kind=SpanKind.BACKWARD)"
+    "an optimizer stepped, but no backward was recorded: only Tensor.backward and"
+    " torch.autograd.backward are captured. Put"
+    " tracer.span('backward', kind=SpanKind.BACKWARD) around other calls"
 )
 
 
 class ThreadState(threading.local):
-    """What a thread is at."""
+    """State of one thread."""
 
     in_span = False
-    """Whether it is in a compute span."""
+    """Whether the thread is in a compute span."""
 
     place: tuple[int, int] | None = None
-    """Micro-batch and chunk of what it does next, where somebody knows; else they are counted."""
+    """Micro-batch and chunk of the thread's next work if known; if None, they are counted."""
 
     forward: tuple[int, CancellableSpan] | None = None
-    """The `id` of the root module whose forward is recorded, and its span."""
+    """The `id` of the root module whose forward is open, and its span."""
 
 
 class ComputeCapture:
-    """Opens compute spans; one inside another is the same work seen twice, and is not recorded."""
+    """Opens compute spans. A span inside another is the same work seen twice and not recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.guard = Guard(recorder, "compute", COMPUTE_KINDS)
-        """Of the hooks that open its spans."""
+        """Guard of the hooks that open the spans."""
 
         self.thread_state = ThreadState()
-        """What the calling thread is at."""
+        """State of the calling thread."""
 
         self.recorder = recorder
         self._heads: dict[tuple[str, SpanKind], int] = {}
         self._counted_step = NONE
         self._counts: dict[SpanKind, int] = {}
         self.sees_backwards = False
-        """Whether a backward of the job's came by here."""
+        """Whether a backward of the job was captured."""
 
         self._has_reported = False
 
     def on_optimizer_step(self, *about: object) -> None:
-        """Note that an optimizer has stepped: by gradients that some backward made.
+        """Check that a backward was captured before the optimizer stepped.
 
-        Where none was ever seen (`torch.autograd.grad` is not captured), the step's record says
-        that it is missing: else the time that it took would pass for idleness.
+        If none ever was (`torch.autograd.grad` is not captured), the step's record says that its
+        backwards are missing. Else the time would be taken for idle time.
         """
         if self.sees_backwards or not self.guard.active:
             return
@@ -106,13 +106,14 @@ class ComputeCapture:
         Communications and waits inside belong to that micro-batch and chunk.
 
         Args:
-            name: What the table calls it.
-            kind: What is done.
-            microbatch: Position in the step; None: the next of this kind in it.
-            chunk: Model chunk on this rank, unless `inside` has another.
-            on: Tensors that the work is done on, or devices; the first tells whose clock counts.
+            name: Name of the span.
+            kind: Kind of the work.
+            microbatch: Position in the step; if None, the next of this kind in the step.
+            chunk: Model chunk on this rank, unless `ThreadState.place` has another.
+            on: Tensors or devices of the work; the first one selects the clock.
         """
-        # All in one: what is touched anew in each forward costs a miss (decision 50).
+        # One long function: after a forward nothing of it is in the caches, and each call costs a
+        # miss (decision 50).
         state = self.thread_state
         if state.in_span:
             return NOOP_SPAN
@@ -123,7 +124,7 @@ class ComputeCapture:
                 microbatch = known if microbatch is None else microbatch
             if microbatch is not None:
                 index = recorder.index(microbatch)
-            else:  # the next: how many of its kind this step has seen before
+            else:  # the next one: count those of its kind in this step
                 if recorder.step_number != self._counted_step:
                     self._counted_step = recorder.step_number
                     self._counts.clear()
@@ -147,7 +148,7 @@ class ComputeCapture:
 
 
 class _PlacedSpan:
-    """Sets its lane's place around another span: one on a device, or one that is not recorded."""
+    """Sets the lane's place around a span on a device or a span that is not recorded."""
 
     __slots__ = ("_chunk", "_lane", "_microbatch", "_recorder", "_span", "_thread_state")
 
@@ -165,7 +166,7 @@ class _PlacedSpan:
         try:
             self._lane.set_place(self._lane.step, self._microbatch, self._chunk)
             self._span.__enter__()
-            self._thread_state.in_span = True  # last: no `__exit__` follows what is raised here
+            self._thread_state.in_span = True  # last: after an error no `__exit__` follows
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._lane.swallow(problem)
         return self
@@ -194,7 +195,7 @@ class _PlacedSpan:
 
 
 class OnForward(Protocol):
-    """Who is told that a forward begins."""
+    """Function that is called when a forward begins."""
 
     def __call__(
         self,
@@ -205,7 +206,7 @@ class OnForward(Protocol):
         *,
         is_microbatch: bool,
     ) -> None:
-        """Hear of it."""
+        """Handle the forward."""
         ...
 
 
@@ -214,23 +215,24 @@ def capture_forward(
     model: Any,  # noqa: ANN401 - a Module
     on_forward: OnForward,
 ) -> Callable[[], None]:
-    """Make a span of each forward of ``model``; with gradients it counts as a micro-batch.
+    """Record a span of each forward of ``model``. With gradients it counts as a micro-batch.
 
     Args:
-        compute: What opens the spans.
+        compute: Opens the spans.
         model: The root module.
-        begins: Told module, arguments, keyword arguments and whether it counts as a micro-batch,
-            before the span begins: so a step that begins here holds it.
+        on_forward: Called before the span begins, so that a step that begins with this forward
+            contains it. Its arguments are the module, its arguments, its keyword arguments and
+            whether the forward counts as a micro-batch.
 
     Returns:
-        A function that takes the hooks off again.
+        A function that removes the hooks.
     """
     guard, recorder, state = compute.guard, compute.recorder, compute.thread_state
 
-    # One hook, not one for each that wants to know: after a backward nothing of them is
-    # in the processor's caches, and each line of code costs more than it seems to.
+    # One hook for all listeners: after a backward nothing of the hooks is in the processor's
+    # caches, so each line is slower than it looks.
     def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        # A compiler that looks into this forward must find nothing here to stop at.
+        # The compiler must find nothing here that breaks its graph.
         if torch.compiler.is_compiling() or (state.in_span and not _was_interrupted(compute)):
             return
         is_microbatch = torch.is_grad_enabled()
@@ -246,7 +248,8 @@ def capture_forward(
                 chunk=0,
                 on=itertools.chain(module.parameters(), args) if is_timed else (),
             )
-            # Not the module: an interrupted forward never ends, and must not keep a model alive.
+            # Not the module itself: an interrupted forward never ends, and must not keep a model
+            # alive.
             state.forward = (id(module), span)
             span.__enter__()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -261,7 +264,7 @@ def capture_forward(
             opened[1].__exit__(*sys.exc_info())
 
     handles = [
-        # First, so that what FSDP gathers for the forward lies inside it.
+        # First, so that the span contains what FSDP gathers for the forward.
         model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         model.register_forward_hook(after, always_call=True),
     ]
@@ -274,22 +277,23 @@ def capture_forward(
 
 
 def _was_interrupted(compute: ComputeCapture) -> bool:
-    """Return whether the forward that is open was left by what torch calls no hook for.
+    """Return whether an exception ended the open forward without a call of torch's hook.
 
-    That is whatever is no `Exception`, a `KeyboardInterrupt` say, which a notebook outlives. When
-    it was left nobody knows: it is not recorded, and the step's record says so.
+    Torch calls no hook for an exception that is not an `Exception`, such as `KeyboardInterrupt`,
+    which a notebook survives. When the forward ended is unknown: it is not recorded, and the step's
+    record says so.
     """
     opened = compute.thread_state.forward
     if opened is None:
-        return False  # in the span of a schedule, which ends it whatever is raised
+        return False  # a span of a pipeline schedule, which ends it in any case
     try:
         caller: FrameType | None = sys._getframe(2)
         if caller is None or "self" not in caller.f_locals:
-            return False  # not called as a module calls its hooks: nothing to go by
+            return False  # not called by a module: nothing to compare with
         calls = caller.f_code
         while (caller := caller.f_back) is not None:
             if caller.f_code is calls and id(caller.f_locals.get("self")) == opened[0]:
-                return False  # a module within itself, or within another one
+                return False  # the module is still running: a nested call
         compute.thread_state.forward = None
         opened[1].cancel()
         compute.recorder.missing_kinds.add_in_step(SpanKind.FORWARD)
@@ -300,12 +304,12 @@ def _was_interrupted(compute: ComputeCapture) -> bool:
 
 
 def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCounter) -> None:
-    """Make a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
+    """Record a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
 
     Args:
-        compute: What opens the spans.
-        patches: Where the replaced function is noted.
-        steps: Told before the span begins: so a step that begins here holds it.
+        compute: Opens the spans.
+        patches: Keeps the replaced function.
+        steps: Called before the span begins, so that a step that begins here contains it.
     """
     wrap = functools.partial(traced_backward, compute, steps)
     patches.wrap(torch.autograd, "backward", wrap)
@@ -314,7 +318,7 @@ def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCount
 def traced_backward(
     compute: ComputeCapture, steps: StepCounter, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return ``original``, whose first argument a backward begins at, with a span of each call."""
+    """Return ``original``, whose first argument a backward starts from, with a span of each call."""
     recorder = compute.recorder
 
     @functools.wraps(original)

@@ -1,11 +1,11 @@
 """Pauses of Python's garbage collector.
 
-What a signal handler of the job raises while a callback of the collector runs,
-Python ignores; and a signal that came during the collection is handled at the
-first line of the callback after it. A callback in Python would so take away a
-job's own exception (an interrupt, a deadline) as often as one meets a pause.
-Ours is made of functions of C alone, in which no handler can run: it puts what
-it finds into a `deque`, which the background thread reads.
+Python ignores an exception that a signal handler of the job raises while a callback of the
+collector runs. A signal that arrives during a collection is handled at the first line of Python
+after it, which would be in the callback. A callback in Python would thus lose an exception of the
+job (an interrupt, a deadline) whenever one falls into a pause. This callback consists of C
+functions only, in which no handler can run. It appends to a `deque` that the background thread
+reads.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ MIN_PAUSE_NS = 1_000_000
 """A shorter pause explains nothing, and there are thousands of them."""
 
 MAX_NOTES = 2048
-"""Notes held between two turns of the background thread, two a collection."""
+"""Notes kept between two ticks of the background thread, two per collection."""
 
 PLACE_FIELDS = ("step", "microbatch", "chunk", "track_id", "depth")
-"""What is asked of the `tracer.record.lane.Lane` of the thread that collects."""
+"""Attributes that are read of the `tracer.record.lane.Lane` of the collecting thread."""
 
 NO_LANE = SimpleNamespace(step=NONE, microbatch=NONE, chunk=NONE, depth=0)
 
 
 def capture_garbage(recorder: Recorder, *, min_pause_ns: int = MIN_PAUSE_NS) -> Callable[[], None]:
-    """Make a span of each collection that takes ``min_pause_ns`` or more.
+    """Record a span of each collection that takes ``min_pause_ns`` or more.
 
     Returns:
-        A function that takes the callback off again and writes what is left.
+        A function that removes the callback and writes what is left.
     """
     notes: deque[Any] = deque(maxlen=MAX_NOTES)
     callback = _make_callback(recorder, notes.append)
@@ -60,11 +60,10 @@ def capture_garbage(recorder: Recorder, *, min_pause_ns: int = MIN_PAUSE_NS) -> 
 
 
 def _make_callback(recorder: Recorder, append: Callable[[object], None]) -> Callable[..., object]:
-    """Return a callback of the collector's: no line of Python runs in it.
+    """Return a callback of the collector that runs no line of Python.
 
-    It looks up the phase as an attribute, which calls a C function. At ``start`` that
-    appends the moment; at ``stop`` the moment, the lane's `PLACE_FIELDS`, and the
-    collector's counts.
+    It reads the phase as an attribute, which calls a C function. At ``start`` that function appends
+    the time; at ``stop`` the time, the lane's `PLACE_FIELDS`, and the collector's counts.
     """
     no_lane = SimpleNamespace(**vars(NO_LANE), track_id=recorder.name_id("main"))
     threads = itertools.repeat(recorder.lanes.threads)
@@ -72,7 +71,7 @@ def _make_callback(recorder: Recorder, append: Callable[[object], None]) -> Call
     places = map(operator.attrgetter(*PLACE_FIELDS), lanes)
     started: Iterator[object] = iter(monotonic_ns, None)
     stopped = zip(iter(monotonic_ns, None), places, iter(gc.get_stats, None), strict=True)
-    # `next` takes the object whose attribute is asked for as its default.
+    # `next` takes the object whose attribute is read as its default.
     phases = {
         "start": property(functools.partial(next, map(append, started))),
         "stop": property(functools.partial(next, map(append, stopped))),
@@ -81,7 +80,7 @@ def _make_callback(recorder: Recorder, append: Callable[[object], None]) -> Call
 
 
 class _Pauses:
-    """Makes spans of what the callback has noted."""
+    """Writes spans of the pauses that the callback has noted."""
 
     def __init__(self, recorder: Recorder, notes: deque[Any], min_pause_ns: int) -> None:
         self._recorder = recorder
@@ -91,18 +90,18 @@ class _Pauses:
         self._counts = _counts(gc.get_stats())
 
     def write(self) -> None:
-        """Write the pauses that have ended since the last call; an error of ours is counted."""
+        """Write the pauses that have ended since the last call; count errors of the tracer."""
         while True:
             try:
                 note = self._notes.popleft()
-            except IndexError:  # none left; goodbye may come in the midst of a turn
+            except IndexError:  # none left; a shutdown may run at the same time
                 return
             try:
                 self._read(note)
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 self._recorder.swallow(problem)
 
-    def _read(self, note: Any) -> None:  # noqa: ANN401 - a moment, or what is known at the end
+    def _read(self, note: Any) -> None:  # noqa: ANN401 - a time, or the three values at the end
         if isinstance(note, int):
             self._start_ns = note
             return
@@ -126,5 +125,5 @@ class _Pauses:
 
 
 def _counts(stats: list[dict[str, int]]) -> list[int]:
-    """Return how often each generation was collected."""
+    """Return the number of collections of each generation."""
     return [generation["collections"] for generation in stats]

@@ -1,4 +1,4 @@
-"""Communication groups: their id, kind, members, and the numbers of their operations."""
+"""Process groups: their id, kind, members, and the sequence numbers of their operations."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..topology import Layout
 
 MESH_PREFIX = "mesh_"
-"""How `torch.distributed.device_mesh` describes the group of an axis: ``mesh_tp``."""
+"""Prefix in `torch.distributed.device_mesh` of the description of an axis's group: ``mesh_tp``."""
 
 DEFAULT_MESH = "default"
-"""Axis of a mesh that spans all ranks on a backend of its own."""
+"""Axis name of a mesh that spans all ranks on a backend of its own."""
 
 DESCRIBED = {
     "TENSOR_MODEL_PARALLEL_GROUP": "tp",
@@ -39,16 +39,16 @@ DESCRIBED = {
     "INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "edp",
     "INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "edp",
 }
-"""Axis of the groups that Megatron-LM makes, by its description (`parallel_state.py`)."""
+"""Axis of each group of Megatron-LM, by its description in `parallel_state.py`."""
 
 AXES = ("pp", "dp", "tp", "cp", "ep")
 
 P2P_KINDS = (SpanKind.PP_SEND, SpanKind.PP_RECV)
-"""Kinds of a send and a receive where the group belongs to no other axis than the pipeline's."""
+"""Kinds of a send and a receive in a group that belongs to no axis: those of the pipeline."""
 
 
 class CommGroup:
-    """One communication group as this rank sees it."""
+    """One communication group as seen by this rank."""
 
     __slots__ = (
         "group_id",
@@ -68,15 +68,16 @@ class CommGroup:
     ) -> None:
         self.group_id = group_id
         self.kind = kind
-        # What a ring of context parallel ranks passes on is its axis's, not the pipeline's.
+        # The p2p of a context-parallel ring belongs to its own axis, not to the pipeline.
         self.send_kind, self.recv_kind = P2P_KINDS if kind is SpanKind.OTHER else (kind, kind)
         self.members = tuple(members)
         self.size = len(self.members)
         self.rank = rank
-        """Of this process, global."""
+        """Global rank of this process."""
 
         self.track_id = track_id
-        # Counts hand out numbers in one C call: threads may launch side by side.
+        # A count returns the next number in one C call, because threads may launch at the same
+        # time.
         self.next_seq: Callable[[], int] = itertools.count().__next__
         self.pair_seqs: defaultdict[tuple[int, int], Callable[[], int]] = defaultdict(
             lambda: itertools.count().__next__
@@ -84,34 +85,35 @@ class CommGroup:
 
 
 class Groups:
-    """All groups that this process has communicated in."""
+    """All groups in which this process has communicated."""
 
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
         self._recorder = recorder
         self._world_axis = sole_axis(layout)
         self._seen: dict[int, tuple[weakref.ref[Any], CommGroup | None]] = {}
-        """By `id` of torch's object, for as long as that lives."""
+        """By `id` of torch's object, as long as that is alive."""
 
         self._groups: dict[tuple[int, int], CommGroup] = {}
-        """By id and own rank: a group that is made again goes on counting where it was."""
+        """By id and own rank. A group that is made again continues its sequence numbers."""
 
         self._unknown: set[str] = set()
         self.descriptions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        """What a group was made for, where its object cannot tell: one written in Python."""
+        """Descriptions of groups written in Python, whose objects do not have one."""
 
     def find(self, process_group: Any) -> CommGroup | None:  # noqa: ANN401 - a pybind class
-        """Return the group behind torch's object; it is noted in `groups.jsonl` on first sight.
+        """Return the group of torch's object; write it to `groups.jsonl` when it is first seen.
 
         Returns:
-            None for a group whose members torch does not know: one that the job
-            made by hand, past `torch.distributed.new_group`.
+            None for a group whose members torch does not know, because the job made it without
+            `torch.distributed.new_group`.
         """
-        # Not by name: after `destroy_process_group` torch gives the same names out again, to
-        # other members. Weakly: holding the object would keep its threads alive.
+        # Not by name: after `destroy_process_group` torch reuses names for other members. By a weak
+        # reference: a strong one would keep the group's threads alive.
         met = self._seen.get(id(process_group))
         if met is None or met[0]() is not process_group:
             key = id(process_group)
-            # Forgotten in C alone: what a handler raises in a callback of Python's is lost.
+            # A callback in C only: an exception of a signal handler inside a Python callback would
+            # be lost.
             forget = functools.partial(self._seen.pop, key)
             met = (weakref.ref(process_group, forget), self._read_group(process_group))
             self._seen[key] = met
@@ -127,7 +129,7 @@ class Groups:
                 self._unknown.add(group_name)
                 self._recorder.event(
                     "tracer",
-                    f"not capturing group {group_name!r}: its members are not known",
+                    f"not capturing group {group_name!r}: torch does not know its members",
                     {"error": repr(problem)[:500]},
                 )
             return None
@@ -156,7 +158,7 @@ class Groups:
         return iter(list(self._groups.values()))
 
     def read_axis(self, process_group: Any) -> str:  # noqa: ANN401
-        """Return the axis for which a group was made, "" where it says nothing of that."""
+        """Return the axis for which a group was made, "" if its description does not name one."""
         descriptions = self.descriptions.get(process_group)
         if descriptions is None:
             descriptions = str(process_group.group_desc)
@@ -175,17 +177,16 @@ class Groups:
 
 
 def _group_name(process_group: Any) -> str:  # noqa: ANN401 - a pybind class
-    # Torch's own note before the object: of a group written in Python the object has no name.
+    # Torch's own table first: the object of a group written in Python has no name.
     noted = dist.distributed_c10d._world.pg_names.get(process_group)
     return noted or str(process_group.group_name)
 
 
 def sole_axis(layout: Layout | None) -> str:
-    """Return the only axis that is longer than one, "" where none or several are.
+    """Return the only axis of size above one, "" if there is none or several.
 
-    A mesh axis that spans all ranks has no group of its own: torch reuses the
-    default one, and the axis's name is lost. Where the job has just one axis,
-    the default group can be no other.
+    A mesh axis that spans all ranks has no group of its own: torch reuses the default group, and
+    the axis's name is lost. If the job has one axis only, the default group belongs to it.
     """
     if layout is None:
         return ""

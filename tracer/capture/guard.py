@@ -1,4 +1,4 @@
-"""Keep a capture's own errors away from the job."""
+"""Errors of a capture: counted, reported, and kept away from the job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ P = ParamSpec("P")
 def report_capture_failure(
     recorder: Recorder, text: str, problem: BaseException, kinds: Iterable[SpanKind] = ()
 ) -> None:
-    """Count and tell that a capture has ended for an error of ours, or never began.
+    """Count and report that a capture failed and records nothing more.
 
     Args:
-        recorder: Where it is told.
-        text: Which, in words.
+        recorder: Where the failure is counted and reported.
+        text: Text of the event.
         problem: The error.
-        kinds: What it would have recorded: the records of this step and of all later ones say
-            that these are missing, so that nobody takes the gaps for idleness.
+        kinds: Span kinds that the capture recorded. The records of this step and of all later ones
+            list them as missing, so that the analysis does not take the gaps for idle time.
     """
     recorder.missing_kinds.add_permanent(kinds)
     recorder.drop(DropReason.INTERNAL_ERROR)
@@ -34,15 +34,15 @@ def report_capture_failure(
 
 
 class Guard:
-    """Calls a capture's functions until one fails; that is counted, told, and ends the capture."""
+    """Calls functions of a capture until one of them fails, then turns the capture off."""
 
     def __init__(self, recorder: Recorder, what: str, kinds: Iterable[SpanKind] = ()) -> None:
-        """Begin with a sound capture.
+        """Create the guard of an active capture.
 
         Args:
-            recorder: Where its end is told.
-            what: The capture's name.
-            kinds: What nobody records once it has ended.
+            recorder: Where a failure is reported.
+            what: Name of the capture.
+            kinds: Span kinds that are missing after a failure.
         """
         self.active = True
         self._recorder = recorder
@@ -50,10 +50,10 @@ class Guard:
         self._kinds = kinds
 
     def call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call ``function``, unless the capture has ended.
+        """Call ``function`` if the capture is active.
 
         Raises:
-            Exception: What a signal handler of the job raised meanwhile.
+            Exception: A signal handler of the job raised it during the call.
         """
         if not self.active:
             return
@@ -63,10 +63,12 @@ class Guard:
             self.fail(problem)
 
     def fail(self, problem: Exception) -> None:
-        """End the capture after an error of its own; a hot one asks `active` and calls this itself.
+        """Turn the capture off after an error of its own.
+
+        A hot path checks `active` and calls this itself instead of `call`.
 
         Raises:
-            Exception: ``problem`` itself, where a signal handler of the job raised it.
+            Exception: ``problem`` itself, if a signal handler of the job raised it.
         """
         if not is_tracer_error(problem):
             raise problem

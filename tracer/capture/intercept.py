@@ -1,4 +1,4 @@
-"""Put ourselves between the job and torch's communication operators."""
+"""Interception of torch's communication operators and waits."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ if TYPE_CHECKING:
     from .launch import Launch
 
 KEY = "BackendSelect"
-"""Dispatch key of our kernels: the last before the backend's own.
+"""Dispatch key of the tracer's kernels: the last key before the backend's own.
 
-Whoever communicates, Python, DTensor's functional collectives or the C++ of
-DDP, comes through here, in inference mode too; what only pretends to (fake
-tensors, a compiler's trace) has been served by a key before this one.
-"""
+Python, DTensor's functional collectives and the C++ of DDP all pass it, also in inference mode.
+Calls that communicate nothing (fake tensors, a compiler's trace) end at an earlier key."""
 
 ENGINE_FRAME = "_engine_run_backward"
-"""The Python function that is innermost while C++ autograd nodes run."""
+"""Name of the innermost Python function while autograd nodes in C++ run."""
 
 DISTRIBUTED_FILES = "/torch/distributed/"
 CALL_FILES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
-"""Where the functions lie that a caller in Python launches by, whoever the caller is."""
+"""Files of the functions by which Python code launches, whether of the job or of torch."""
 
 DDP_HOOK_FILES = "/torch/distributed/algorithms/ddp_comm_hooks/"
-"""Torch's own hooks for DDP's reducer, which waits for what they launch."""
+"""Folder of torch's own hooks for DDP's reducer, which waits for what they launch."""
 
 MAX_FRAMES = 16
 MAX_BATCH_FRAMES = 6
@@ -50,18 +48,18 @@ BLOCKING_CALLS = (
     (dist, "_verify_params_across_processes"),
     (getattr(dist, "Reducer", None), "_rebuild_buckets"),
 )
-"""Functions of C++ by which DDP launches and waits in one call."""
+"""C++ functions by which DDP launches and waits in one call."""
 
 
 def intercept(communication: Communication, patches: Patches) -> Callable[[], None]:
-    """Show every launch and every wait to ``communication``.
+    """Pass every launch and wait to ``communication``.
 
     Args:
-        communication: What follows them.
-        patches: Where replaced functions are noted.
+        communication: Receives launches and waits.
+        patches: Keeps the replaced functions.
 
     Returns:
-        A function that takes the operators' kernels out again.
+        A function that removes the kernels.
     """
     watch = BackwardWatch(communication)
     libraries = [
@@ -80,7 +78,7 @@ def intercept(communication: Communication, patches: Patches) -> Callable[[], No
     ).watch()
     for owner, name in BLOCKING_CALLS:
         _wrap_if_there(patches, owner, name, functools.partial(_wrap_blocking_call, communication))
-    # Not `batch_isend_irecv` itself: a compiler knows that one by its identity.
+    # Not `batch_isend_irecv` itself: the compiler recognizes that function by its identity.
     checks = functools.partial(_wrap_batch_check, communication)
     _wrap_if_there(patches, dist.distributed_c10d, "_check_p2p_op_list", checks)
     group = dist.ProcessGroup
@@ -107,7 +105,7 @@ def _wrap_if_there(
     name: str,
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
-    """Replace what this torch has; where it has it not, nothing goes that way."""
+    """Replace a function if this version of torch has it."""
     if hasattr(owner, name):
         patches.wrap(owner, name, wrap)
 
@@ -128,7 +126,7 @@ def _launch_kernel(
     batch_code = _batch_code()
 
     def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401
-        # How a batch ends nobody tells; what is launched outside of it has left it behind.
+        # Nothing reports the end of a batch: a launch from outside of it ends it.
         if communication.thread.in_batch and not is_called_by(sys._getframe(1), batch_code):
             communication.end_batch()
         launch = communication.begin(operation, args)
@@ -152,13 +150,13 @@ def _batch_code() -> CodeType:
 
 
 def _leave_batch(communication: Communication, batch_code: CodeType, caller: FrameType) -> None:
-    # As in the kernel, which does it in line: it is hot.
+    # The kernel has the same lines inline, because it is hot.
     if communication.thread.in_batch and not is_called_by(caller, batch_code):
         communication.end_batch()
 
 
 def _register_functional_waits(communication: Communication) -> torch.library.Library:
-    """Record what ``wait_tensor`` waits for: DTensor and functional collectives wait there."""
+    """Record the waits of ``wait_tensor``, which DTensor and functional collectives use."""
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
     redispatch = torch.ops._c10d_functional.wait_tensor.default.redispatch
     after = _keys_after()
@@ -202,7 +200,7 @@ def _wrap_work_wait(
 def _wrap_batch_check(
     communication: Communication, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Give the operations of one `batch_isend_irecv`, which checks its list first, one interval."""
+    """Give the operations of one `batch_isend_irecv` one interval: it checks its list first."""
 
     @functools.wraps(original)
     def check(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -242,7 +240,7 @@ def _wrap_end_coalescing(
 def _wrap_blocking_call(
     communication: Communication, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Record what a function of C++ launches and waits for by itself."""
+    """Record the launches of a C++ function that waits for them itself."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -258,14 +256,14 @@ def _wrap_blocking_call(
 
 
 class BackwardWatch:
-    """Records what DDP waits for at the end of a backward, inside C++.
+    """Records the wait of DDP at the end of a backward, inside C++.
 
-    DDP's reducer launches its buckets from autograd nodes and waits for them in
-    a callback that the engine runs last. Seeing the first launch, we queue a
-    callback of our own: it comes before DDP's, which is queued after the last
-    launch, and queues another, which comes after it. Between the two lies the wait.
-    A reducer that delays its launches (the first step of a static graph) makes them
-    in that callback and waits at once: then the wait lies before our callback.
+    DDP's reducer launches its buckets from autograd nodes and waits for them in a callback that the
+    engine runs last. At the first launch the watch queues a callback of its own. That one runs
+    before DDP's, which is queued after the last launch, and queues another one, which runs after
+    DDP's. The wait is between the two. A reducer that delays its launches (the first step of a
+    static graph) launches in that callback and waits at once: then the wait is before the watch's
+    callback.
     """
 
     def __init__(self, communication: Communication) -> None:
@@ -274,7 +272,7 @@ class BackwardWatch:
         """Graph task whose end is watched; a task that raised never ends."""
 
     def watch_backward(self, launch: Launch) -> None:
-        """Watch the end of this backward, if an autograd node of C++ launched this."""
+        """Watch the end of this backward if an autograd node in C++ made the launch."""
         try:
             task = torch._C._current_graph_task_id()
             if task in (NO_BACKWARD, self._watched):
@@ -309,14 +307,14 @@ class BackwardWatch:
 
 
 def launched_by_engine(frame: FrameType | None) -> bool:
-    """Return whether DDP's reducer made the call in ``frame``, or a hook that it waits for.
+    """Return whether DDP's reducer, or a hook that it waits for, made the call in ``frame``.
 
-    Modes of the job's (``__torch_dispatch__``) may lie in between; another function of
-    `torch.distributed` means that a hook in Python communicates, and it waits in Python.
+    Modes of the job (``__torch_dispatch__``) may be in between. Another function of
+    `torch.distributed` means that a hook in Python communicates, and waits in Python.
     """
     for _ in range(MAX_FRAMES):
         if frame is None:
-            return True  # a thread of the engine's own, with no Python below
+            return True  # a thread of the engine, without Python frames below
         file_name = frame.f_code.co_filename
         if frame.f_code.co_name == ENGINE_FRAME or DDP_HOOK_FILES in file_name:
             return True
@@ -327,7 +325,7 @@ def launched_by_engine(frame: FrameType | None) -> bool:
 
 
 def is_called_by(frame: FrameType | None, code: CodeType) -> bool:
-    """Return whether ``code`` runs in ``frame`` or close below it."""
+    """Return whether ``code`` runs in ``frame`` or in one of its nearest callers."""
     for _ in range(MAX_BATCH_FRAMES):
         if frame is None:
             return False

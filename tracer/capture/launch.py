@@ -1,4 +1,4 @@
-"""A communication from launch to wait, on the host or on a device, and the records of it."""
+"""A communication on the host or on a device, and its records from launch to wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ON_DEVICE = int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)
 
 
 def intern_heads(recorder: Recorder, name: str, kind: SpanKind) -> Heads:
-    """Return the heads of all communications of that name and kind; its names are interned."""
+    """Return the head words of all communications of a name and kind, and intern their names."""
     return (
         head_word(RecordType.SPAN, kind=KIND_CODES[kind], flags=0, name_id=recorder.name_id(name)),
         head_word(
@@ -47,11 +47,11 @@ class Launch(HostLaunch):
     device: DeviceComm | None
 
     def enter_device(self, device: int, chain: CommStream, *, chained: bool) -> None:
-        """Mark where the launching stream stands; where that cannot be, no record will follow.
+        """Mark the position of the launching stream. If that fails, no record follows.
 
         Args:
-            device: That of its tensors.
-            chain: Its communicator's stream.
+            device: The device of the tensors.
+            chain: The stream of the communicator.
             chained: See `DeviceComm`.
         """
         timing = self.recorder.device_timing
@@ -63,15 +63,15 @@ class Launch(HostLaunch):
         self.device = DeviceComm(timing, launched, chain, chained=chained)
 
     def lose(self) -> None:
-        """Note that nothing will be known of when this begins and ends: no record follows."""
+        """Give up the record: its begin and end will not be known."""
         self.is_lost = self.on_device = True
         self.claim()
 
     def reach_wait(self, *, first: bool, alone: bool) -> None:
-        """Note that the calling thread's stream is about to wait for this.
+        """Mark that the calling thread's stream is about to wait for this communication.
 
         Args:
-            first: Whether this is the first of those that it waits for.
+            first: Whether this is the first of the launches that it waits for.
             alone: Whether it is the only one.
         """
         if self.device is None:
@@ -82,17 +82,17 @@ class Launch(HostLaunch):
             self.device.share_wait()
 
     def pass_wait(self) -> None:
-        """Note that the calling thread's stream has the wait behind it, once."""
+        """Mark, once, that the calling thread's stream is past the wait."""
         if self.device is not None and self.claim():
             self.device.pass_wait(self._writer())
 
     def returned_on_device(self) -> None:
-        """Note that the call has returned and left no work: it waited by itself."""
+        """Mark that the call returned without a work: the call itself waited."""
         if self.device is not None and self.claim():
             self.device.returned(self._writer())
 
     def _writer(self) -> Writer:
-        """Return what writes this and its wait once their times are known."""
+        """Return the writer of this communication and its wait, for when their times are known."""
         recorder, lane = self.recorder, self.recorder.lane()
         waited_ns, depth = monotonic_ns(), lane.depth
         place = (lane.step, lane.microbatch, lane.chunk)
@@ -133,7 +133,7 @@ class Launch(HostLaunch):
 
 
 class _GroupOnDevice(NamedTuple):
-    """A group as it is on one device: a communicator of its own."""
+    """A group on one device, where it has its own communicator."""
 
     group: weakref.ref[Any]
     is_own: bool
@@ -141,24 +141,24 @@ class _GroupOnDevice(NamedTuple):
 
 
 class DeviceLaunches:
-    """Lets launches on the device's own library (NCCL) be timed by marks.
+    """Marks launches of the device's own library (NCCL), which are timed on the device.
 
-    There a wait returns to the host at once, so the host's clock says nothing; all
-    others are left to it.
+    A wait for such a launch returns to the host at once, so the host's clock cannot time it. All
+    other launches are timed on the host.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._seen: dict[tuple[int, int], _GroupOnDevice] = {}
-        """By `id` of torch's object, as far as that is still the same one, and device."""
+        """By `id` of torch's object, if that is still the same object, and device."""
 
     def enter(self, launch: Launch, process_group: Any, tensors: object) -> None:  # noqa: ANN401
-        """Mark a launch that is about to be issued, where a device carries it out.
+        """Mark a launch that is about to be issued, if a device carries it out.
 
         Args:
             launch: The communication.
             process_group: Its group.
-            tensors: What it is about, nested in lists.
+            tensors: Its tensors, nested in lists.
         """
         first = _first_tensor(tensors)
         timing = self._recorder.device_timing
@@ -179,13 +179,13 @@ class DeviceLaunches:
         process_group: Any,  # noqa: ANN401
         first: torch.Tensor,
     ) -> None:
-        """Leave a launch out whose device is not timed: the host knows nothing of its end."""
+        """Give up a launch on a device that is not timed: the host cannot know its end."""
         if self._find(process_group, first.device.index).is_own:
             self._recorder.drop(DropReason.DEVICE_ERROR)
             launch.lose()
 
     def _find(self, process_group: Any, device: int) -> _GroupOnDevice:  # noqa: ANN401
-        # As in `GroupBook`: not by name, which torch gives out again, and weakly.
+        # As in `Groups`: not by name, which torch reuses, and by a weak reference.
         key = (id(process_group), device)
         met = self._seen.get(key)
         if met is None or met.group() is not process_group:

@@ -1,4 +1,4 @@
-"""What torch's communication operators are called and where their arguments lie."""
+"""Torch's communication operators: their names and the positions of their arguments."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ NAMES = {
     "recv_": "recv",
     "recv_any_source_": "recv_any_source",
 }
-"""What the job calls each operator. An operator that is not here keeps its own name."""
+"""Public name of each operator. An operator that is not listed keeps its own name."""
 
 ASYNC_NAMES = ("async_op", "asyncOp")
-"""What the schemas of different versions of torch call the argument."""
+"""Names of the argument in different versions of torch."""
 
 
 class Direction(Enum):
-    """Between whom an operation moves data."""
+    """The ranks between which an operation moves data."""
 
     GROUP = "all members of a group"
     SEND = "to one peer"
     RECV = "from one peer"
-    RECV_ANY = "from whoever sends first"
+    RECV_ANY = "from any peer"
 
 
 PART_POSITIONS = {"gather": 1, "scatter": 0}
-"""Operations whose whole only the root holds: the argument that is each member's part of it."""
+"""Position of the argument that is one member's part, for operations whose whole only the root has.
+"""
 
 EMPTY = {"barrier", "monitored_barrier"}
-"""Operations that move no data; their tensor only tells the device."""
+"""Operations that move no data. Their tensor only selects the device."""
 
 DIRECTIONS = {
     "send": Direction.SEND,
@@ -67,29 +68,30 @@ class Operation:
     """The operator's overload."""
 
     op_name: str
-    """As the dispatcher knows it."""
+    """Name in the dispatcher."""
 
     name: str
     direction: Direction
     group_position: int
-    """Argument that holds the process group; tensors come before it, a p2p peer after it."""
+    """Position of the process group; tensors come before it, the peer of a p2p after it."""
 
     async_position: int | None
-    """Argument that says whether the caller will wait by itself; None: the operator has none."""
+    """Position of the flag that the caller will wait itself; None if the operator has no such flag.
+    """
 
     returns_work: bool
     is_empty: bool
     """Whether it moves no data."""
 
     part_position: int | None
-    """Argument that is a member's part of a whole that only the root holds; None: each
-    member's largest tensor argument is the whole."""
+    """Position of one member's part of a whole that only the root has; None if each member's
+    largest tensor argument is the whole."""
 
     def is_async(self, args: tuple[Any, ...]) -> bool:
         """Return whether the caller will wait for the work later.
 
-        Where the operator does not tell (p2p; collectives of an older torch),
-        it is so for all that return a work.
+        If the operator has no flag (p2p, collectives of older versions of torch), this is so for
+        all that return a work.
         """
         at = self.async_position
         if at is None:
@@ -97,14 +99,14 @@ class Operation:
         return bool(args[at]) if at < len(args) else True
 
     def num_bytes(self, args: tuple[Any, ...], group_size: int) -> int:
-        """Return the bytes on the larger side of the operation.
+        """Return the number of bytes on the larger side of the operation.
 
-        What an all-gather gathers, a reduce-scatter scatters, a root deals out or
-        collects: equal on all members, but for an all-to-all with uneven splits.
+        This is the gathered, scattered or reduced whole. It is equal on all members, except in an
+        all-to-all with uneven splits.
 
         Args:
             args: Arguments of the call.
-            group_size: Members of its group.
+            group_size: Number of members of the group.
         """
         if self.is_empty:
             return 0
@@ -116,7 +118,7 @@ class Operation:
 
 
 def find_operations() -> list[Operation]:
-    """Return every communication operator of this torch, known to `NAMES` or not."""
+    """Return all communication operators of this torch, including those not in `NAMES`."""
     prefix = f"{NAMESPACE}::"
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
     found = [_read(name.removeprefix(prefix)) for name in sorted(names)]
@@ -129,7 +131,7 @@ def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists
     if isinstance(argument, torch.Tensor):
         try:
             return argument.nbytes
-        except RuntimeError:  # it is sparse
+        except RuntimeError:  # a sparse tensor
             return argument.numel() * argument.element_size()
     if isinstance(argument, (list, tuple)):
         return sum(map(_bytes, argument))

@@ -1,4 +1,4 @@
-"""The optimizer's step, whichever optimizer."""
+"""Optimizer steps: a span of each, and the counting of training steps by them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Running(threading.local):
     optimizer: Any = None
     span: CancellableSpan | None = None
     caller: FrameType | None = None
-    """The call of ``step`` that the span is of."""
+    """The call of ``step`` that the span records."""
 
 
 class OptimizerSpans:
-    """Makes a span of each step of any optimizer; one that another runs inside is part of it."""
+    """Records a span of each step of any optimizer; a step inside another is part of it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -45,7 +45,7 @@ class OptimizerSpans:
             if running.span is not None:
                 if _is_called_from(running.caller, caller):
                     return
-                running.span.cancel()  # its step raised: torch calls no hook then
+                running.span.cancel()  # its step raised, for which torch calls no hook
             running.optimizer, running.caller, running.span = optimizer, caller, None
             is_timed = self._recorder.device_timing is not NO_DEVICE_TIMING
             on = _parameters(optimizer) if is_timed else ()
@@ -56,7 +56,7 @@ class OptimizerSpans:
             self._guard.fail(problem)
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        """End its span: it has stepped."""
+        """End its span."""
         if not self._guard.active:
             return
         running = self._running
@@ -69,10 +69,10 @@ class OptimizerSpans:
 
 
 def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
-    """Make a span of each step of any optimizer.
+    """Record a span of each step of any optimizer.
 
     Returns:
-        A function that takes the hooks off again.
+        A function that removes the hooks.
     """
     from torch.optim import optimizer as hooks
 
@@ -103,26 +103,28 @@ def _is_called_from(outer: FrameType | None, frame: FrameType | None) -> bool:
 
 
 class StepCounter:
-    """Ends a step where, after an optimizer stepped, the next batch, forward or backward begins.
+    """Counts the steps of a job that does not report them.
 
-    So one step may hold many micro-batches and several optimizers; work
-    between steps (logging, a save) belongs to the step before. It stops for
-    good when the job itself begins or ends a step.
+    A step ends when, after an optimizer stepped, the next batch, forward or backward begins. So a
+    step may contain several micro-batches and optimizers, and work between steps (logging, a save)
+    belongs to the step before. The counter stops for good when the job itself begins or ends a
+    step.
     """
 
     def __init__(self, recorder: Recorder, *, from_start: bool) -> None:
-        """Count steps.
+        """Create the counter.
 
         Args:
-            recorder: Whose steps.
-            from_start: Begin step 0 with the first batch, forward or backward.
-                False: after the first optimizer step, which belongs to the
-                start then; a job that tells its steps has told one by then.
+            recorder: The recorder whose steps are counted.
+            from_start: Whether step 0 begins with the first batch, forward or backward. If False,
+                it begins after the first optimizer step, which then belongs to the start-up; a job
+                that reports its steps has done so by then.
         """
         self._recorder = recorder
         self._guard = Guard(recorder, "step")
         self.is_due = True
-        """Whether `on_next_work` may have something to do; who is hot need not call it else."""
+        """Whether `on_next_work` may have something to do. A hot path need not call it otherwise.
+        """
 
         self._from_start = from_start
         self._has_stepped = False
@@ -131,7 +133,7 @@ class StepCounter:
 
     def on_optimizer_step(self, *about: object) -> None:
         """Note that an optimizer has stepped."""
-        # A thread that fetches batches ahead is not the one that trains.
+        # Batches may be prefetched by another thread than the one that trains.
         self._thread_id = threading.get_ident()
         self._has_stepped = True
         self.is_due = self._guard.active
@@ -142,7 +144,7 @@ class StepCounter:
             self._guard.call(self._begin_step_if_due)
 
     def finish(self) -> None:
-        """End the last step, which nothing came after."""
+        """End the last step, after which nothing began."""
         if self._start_ns is not None:
             self.on_next_work()
 
@@ -151,7 +153,7 @@ class StepCounter:
         if threading.get_ident() != self._thread_id:
             return
         if recorder.step_start_ns != self._start_ns:
-            self._guard.active = self.is_due = False  # the job tells its steps
+            self._guard.active = self.is_due = False  # the job reports its steps
             return
         if self._start_ns is None:
             if not self._has_stepped and not self._from_start:
@@ -164,10 +166,10 @@ class StepCounter:
 
 
 def capture_steps(steps: StepCounter) -> Callable[[], None]:
-    """Count the steps of any optimizer.
+    """Count the steps of all optimizers.
 
     Returns:
-        A function that takes the hook off again.
+        A function that removes the hook.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

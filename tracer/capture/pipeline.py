@@ -1,4 +1,10 @@
-"""Forward and backward of each micro-batch on each stage of `torch.distributed.pipelining`."""
+"""Forwards and backwards of pipeline schedules: `torch.distributed.pipelining` and megatron.core.
+
+If a rank holds several model chunks (the interleaved schedule of megatron.core), micro-batch and
+chunk cannot be counted. `schedules.forward_step` receives both, and the output that it returns is
+the object from which `schedules.backward_step` starts. If outputs are freed early, backwards call
+the autograd engine without `torch.autograd.backward`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +31,12 @@ METHODS = {
     "backward_one_chunk": ("backward", SpanKind.BACKWARD),
     "backward_weight_one_chunk": ("backward weight", SpanKind.BACKWARD),
 }
-"""What a stage does to one micro-batch; each takes the micro-batch's index first."""
+"""Methods of a stage; the first argument of each is the micro-batch's index."""
 
 SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"
 
 COMBINED = "combined_1f1b_schedule_for_interleaved_pipelining"
-"""A forward and a backward of two micro-batches at once, through neither of the two above."""
+"""A forward and a backward of two micro-batches at once, which call neither of the two methods."""
 
 UNKNOWN: Place = (NONE, NONE)
 
@@ -38,7 +44,7 @@ UNKNOWN: Place = (NONE, NONE)
 def capture_pipeline(
     compute: ComputeCapture, patches: Patches, on_stage: Callable[[Any], None]
 ) -> None:
-    """Make a span of what any pipeline stage does to a micro-batch, and tell which stage does."""
+    """Record a span of each method of a pipeline stage; call ``on_stage`` with the stage before."""
     from torch.distributed.pipelining import stage
 
     for method, (name, kind) in METHODS.items():
@@ -47,10 +53,10 @@ def capture_pipeline(
 
 
 def read_chunk(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
-    """Return which of this rank's model chunks a stage is; `NONE` where it does not tell.
+    """Return the index of a stage among this rank's model chunks; `NONE` if unknown.
 
-    Stages are dealt to ranks in rounds, each round as long as the pipeline
-    (looped or V-shaped alike), and a rank gets one stage a round.
+    Stages are assigned to ranks in rounds as long as the pipeline, in looped and V-shaped schedules
+    alike, and a rank gets one stage per round.
     """
     index, size = getattr(stage, "stage_index", None), getattr(stage, "group_size", None)
     return index // size if type(index) is int and type(size) is int and size else NONE
@@ -65,7 +71,7 @@ def _traced_chunk(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        # A zero-bubble schedule asks for the gradients of the input alone, by keyword.
+        # A zero-bubble schedule requests the gradients of the input only, by keyword.
         part = f"{name} input" if kwargs.get("full_backward") is False else name
         on_stage(stage)
         on = (getattr(stage, "device", None),)
@@ -85,13 +91,13 @@ def capture_megatron(
     steps: StepCounter,
     follow_module: Callable[[Any], object],
 ) -> None:
-    """Make a span of each forward and backward that megatron.core's schedules run.
+    """Record a span of each forward and backward of megatron.core's schedules.
 
     Args:
-        compute: What opens the spans.
-        patches: Where the replaced functions are noted.
-        steps: Told before a backward's span begins.
-        follow: Makes a span of each forward of a module.
+        compute: Opens the spans.
+        patches: Keeps the replaced functions.
+        steps: Called before the span of a backward begins.
+        follow_module: Records a span of each forward of a module.
     """
     schedules: Any = sys.modules[SCHEDULES_MODULE]
     chunks = _MegatronChunks(compute, follow_module, schedules.parallel_state)
@@ -101,7 +107,7 @@ def capture_megatron(
         "custom_backward": functools.partial(traced_backward, compute, steps),
     }
     for name in wraps:
-        getattr(schedules, name)  # all or none: half of them would tell wrong places
+        getattr(schedules, name)  # all or none: some of them alone would give wrong places
     for name, wrap in wraps.items():
         patches.wrap(schedules, name, wrap)
     if hasattr(schedules, COMBINED):
@@ -109,10 +115,13 @@ def capture_megatron(
 
 
 class _MegatronChunks:
-    """Which micro-batch and chunk is at work, where a rank holds several chunks."""
+    """Micro-batch and chunk of the running work on a rank with several chunks."""
 
     def __init__(
-        self, compute: ComputeCapture, follow_module: Callable[[Any], object], groups: Any
+        self,
+        compute: ComputeCapture,
+        follow_module: Callable[[Any], object],
+        groups: Any,  # noqa: ANN401 - a module
     ) -> None:
         from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -122,7 +131,7 @@ class _MegatronChunks:
         self._groups = groups
         self._followed: WeakSet[Any] = WeakSet()
         self._places: Any = WeakTensorKeyDictionary()
-        """Of each output that waits for its backward."""
+        """Place of each output that waits for its backward."""
 
     def wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(original).parameters)
@@ -162,7 +171,7 @@ class _MegatronChunks:
     def _find_place(
         self, find: Callable[[Any], Place | None], arguments: dict[str, Any]
     ) -> Place | None:
-        """Return what ``find`` says of these arguments; None where they are of one chunk alone."""
+        """Return the place of a call with these arguments; None if the rank has a single chunk."""
         if not self._guard.active:
             return UNKNOWN if self._followed else None
         try:
@@ -188,7 +197,7 @@ class _MegatronChunks:
     def _forward_begins(self, arguments: dict[str, Any]) -> Place | None:
         if "vp_stage" in arguments:
             chunk = arguments["vp_stage"]
-        else:  # before core 0.13 the groups knew
+        else:  # before core 0.13, the groups had it
             chunk = self._groups.get_virtual_pipeline_model_parallel_rank()
         if chunk is None:
             return None
@@ -213,7 +222,7 @@ class _MegatronChunks:
 
 
 def _first_tensor(output: Any) -> Any:  # noqa: ANN401
-    """Return the tensor that a backward begins at; None where there is none."""
+    """Return the tensor from which a backward starts; None if there is none."""
     import torch
 
     first = output[0] if isinstance(output, list) and output else output

@@ -1,4 +1,4 @@
-"""Process groups that are written in Python: what they do goes past torch's dispatcher."""
+"""Communications of process groups written in Python, which bypass torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ METHODS = {
     "recv": "recv_",
     "recv_anysource": "recv_any_source_",
 }
-"""The operator that each method of `torch.distributed.ProcessGroup` is without an override."""
+"""Operator that each method of `torch.distributed.ProcessGroup` calls if it is not overridden."""
 
 OPTIONS_ASYNC = "asyncOp"
 
@@ -56,8 +56,8 @@ OPTIONS_ASYNC = "asyncOp"
 class PythonGroups:
     """Captures the methods that subclasses of `torch.distributed.ProcessGroup` override.
 
-    Torch calls such a method in the place of its operator, from C++ too. What the
-    method itself launches in the same thread is a part of it and no communication more.
+    Torch calls such a method instead of its operator, also from C++. Launches of the method itself
+    in the same thread are part of it and not recorded separately.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class PythonGroups:
         before_launch: Callable[[FrameType], None],
         after_launch: Callable[[Launch], None],
     ) -> None:
-        """Prepare.
+        """Prepare the capture.
 
         Args:
-            communication: What follows them.
-            patches: Where replaced methods are noted.
-            wrap_wait: Wraps the `wait` of works that have their own.
-            called_from: Is told the caller's frame before each launch.
-            look: Is told each launch after it.
+            communication: Receives launches.
+            patches: Keeps the replaced methods.
+            wrap_wait: Wraps the `wait` method of works that have their own.
+            before_launch: Called with the caller's frame before each launch.
+            after_launch: Called with each launch after it.
         """
         self._communication = communication
         self._patches = patches
@@ -87,7 +87,7 @@ class PythonGroups:
         self._seen: set[type] = {dist.ProcessGroup, dist.Work}
 
     def watch(self) -> None:
-        """Capture the groups that there are, and those that torch is going to make."""
+        """Capture the existing groups and those that torch will make."""
         for group in list(dist.distributed_c10d._world.pg_map):
             self._wrap_class(type(group))
         name = "_new_process_group_helper"
@@ -115,7 +115,7 @@ class PythonGroups:
         return make
 
     def _wrap_class(self, kind: type) -> None:
-        """Wrap what Python overrides in a class of groups and those that it is made of."""
+        """Wrap the methods that a class of groups or its bases override in Python."""
         for owner in kind.__mro__:
             if owner in self._seen or not issubclass(owner, dist.ProcessGroup):
                 continue
@@ -158,10 +158,10 @@ class PythonGroups:
         group: Any,  # noqa: ANN401
         passed: list[Any],
     ) -> tuple[Any, ...]:
-        """Return a method's arguments as its operator has them; () where that cannot be."""
+        """Return a method's arguments in the order of its operator; () if that is not possible."""
         try:
             at = operation.group_position
-            # A barrier's operator has a tensor that its method has not.
+            # The operator of a barrier has a tensor argument that its method lacks.
             tensors = [None] * at if operation.is_empty else passed[:at]
             rest = [] if operation.is_empty else passed[at : at + 1]
             args = [*tensors, group.boxed(), *rest]
@@ -175,7 +175,7 @@ class PythonGroups:
             return ()
 
     def _box_work(self, work: Any) -> Any:  # noqa: ANN401 - a pybind class
-        """Return a work as an operator returns it, its own `wait` wrapped on first sight."""
+        """Return a work in the form that operators return, with its own `wait` method wrapped."""
         if not isinstance(work, dist.Work):
             return None
         try:

@@ -1,4 +1,4 @@
-"""The model of a job that does not tell it: the outermost module that an optimizer trains."""
+"""The root module: finding it, following its forwards, and describing the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..job.flops import compute_dtype, model_flops
 from ..job.manifest import add_derived, count_parameters, read_device
-from .data import Batches, shape_of
+from .data import Batches, read_shape
 from .guard import Guard
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .optimizer import StepCounter
 
 TRIES_BEFORE_A_STEP = 2
-"""Each looks at every object of the process: some 0.15 s where there are a million."""
+"""Each try visits every object of the process, which takes 0.15 s for a million objects."""
 
 
 class RootForwards:
-    """Follows the root module, told or found, and the batches on their way to it."""
+    """Follows the root module, declared or found, and the batches on their way to it."""
 
     def __init__(
         self, recorder: Recorder, steps: StepCounter, layout_derivation: LayoutDerivation
@@ -38,7 +38,7 @@ class RootForwards:
         self._finder: RootFinder | None = None
 
     def follow_model(self, compute: ComputeCapture, model: Any) -> None:  # noqa: ANN401 - a Module
-        """Follow ``model``; None: the one that is found in time."""
+        """Follow ``model``; if None, the module that will be found."""
         if model is not None:
             self.attach(compute, model)
             return
@@ -51,7 +51,7 @@ class RootForwards:
         )
 
     def attach(self, compute: ComputeCapture, model: Any) -> Callable[[], None]:  # noqa: ANN401
-        """Follow ``model``; return what lets it go again."""
+        """Follow ``model`` and return a function that stops following it."""
         from .forward_backward import capture_forward
 
         remove_hooks = capture_forward(compute, model, self._forward_begins)
@@ -64,13 +64,13 @@ class RootForwards:
         self.attach(compute, chunk)
 
     def fetch_begins(self) -> None:
-        """Note that a loader is asked for a batch."""
+        """Handle a request for a batch."""
         self._steps.on_next_work()
         if self._finder is not None:
             self._finder.on_next_work()
 
     def fetched(self, batch: object) -> None:
-        """Note the batch that it gave."""
+        """Handle the batch that the loader returned."""
         self._batches.fetched(batch)
 
     def _forward_begins(
@@ -86,7 +86,7 @@ class RootForwards:
         try:
             if self._steps.is_due:
                 self._steps.on_next_work()
-            batch = kwargs if kwargs and shape_of(kwargs) is not None else args
+            batch = kwargs if kwargs and read_shape(kwargs) is not None else args
             self._batches.forward_begins(batch, is_microbatch=is_microbatch)
             if is_microbatch and self._model_description.guard.active:
                 self._layout_derivation.forward_begins(module)
@@ -96,19 +96,18 @@ class RootForwards:
 
 
 class RootFinder:
-    """Looks for the model when the first batches are fetched, and judges it by the first step.
+    """Looks for the model at the first batches, and checks it at the first optimizer step.
 
-    By the first batch a script has mostly built, wrapped and compiled its
-    model and made the optimizer. The optimizer that steps first decides: a
-    model that it does not train was the wrong one.
+    Most scripts have built, wrapped and compiled the model and made the optimizer by the first
+    batch. The first optimizer that steps decides: a model that it does not train was the wrong one.
     """
 
     def __init__(self, recorder: Recorder, attach: Callable[[Any], Callable[[], None]]) -> None:
-        """Look for the model.
+        """Prepare the search.
 
         Args:
-            recorder: Where an error is told.
-            attach: Follows the model that was found; returns what lets it go again.
+            recorder: Where an error is reported.
+            attach: Follows the found model; returns a function that stops following it.
         """
         self._guard = Guard(recorder, "root module")
         self._attach = attach
@@ -117,13 +116,13 @@ class RootFinder:
         self._tries_left = TRIES_BEFORE_A_STEP
 
     def on_next_work(self) -> None:
-        """Look now, if tries are left."""
+        """Search now, if tries are left."""
         if self._guard.active and self._tries_left > 0:
             self._tries_left -= 1
             self._guard.call(self._find)
 
     def on_optimizer_step(self, optimizer: Any, *about: object) -> None:  # noqa: ANN401
-        """Look for the last time: ``optimizer`` has stepped."""
+        """Search for the last time: ``optimizer`` has stepped."""
         if self._guard.active:
             self._guard.call(self._check, optimizer)
             self._guard.active = False
@@ -149,17 +148,18 @@ class RootFinder:
 
 
 def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
-    """Return the module that is part of no other and holds most trained parameters; None if none.
+    """Return the outermost module with the most trained parameters; None if there is none.
 
-    A module that compiles itself (`torch.nn.Module.compile`) is not returned:
-    hooks on it would be part of what is compiled.
+    A module that compiles itself (`torch.nn.Module.compile`) is not returned: hooks on it would be
+    compiled too.
 
     Args:
-        optimizer: Whose parameters count; None: those of any.
+        optimizer: The optimizer whose parameters count; if None, those of all optimizers.
     """
     torch = sys.modules["torch"]
     objects = gc.get_objects()
-    # There are millions of objects and hundreds of types: `issubclass` for the types alone.
+    # There may be millions of objects but only hundreds of types: call `issubclass` for the types
+    # only.
     kinds = set(map(type, objects))
     optimizer_kinds = {kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)}
     module_kinds = {kind for kind in kinds if issubclass(kind, torch.nn.Module)}
@@ -189,26 +189,29 @@ def trained_parameter_ids(optimizer: Any) -> set[int]:  # noqa: ANN401
 
 
 class ModelDescription:
-    """Reads model and device once, at the first forward, when both are as they will be."""
+    """Reads model and device once, at the first forward, when both are in their final form.
+
+    It derives the inputs of MFU that the job did not declare.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.guard = Guard(recorder, "model description")
-        """Active while a forward would still be noted."""
+        """Active until a forward was noted."""
 
         self.is_whole_model = True
-        """Whether what has a forward is all of the model on this rank, not one chunk of several."""
+        """Whether the module is all of the model on this rank, not one chunk of several."""
 
         self._noted: tuple[Any, int | None, dict[str, object]] | None = None
         recorder.on_tick(self._write)
 
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
-        """Note the first forward of ``model``; later ones do nothing."""
+        """Note the first forward of ``model``; ignore later ones."""
         self.guard.call(self._note, model, batch)
 
     def _note(self, model: Any, batch: object) -> None:  # noqa: ANN401
-        # Only what belongs to this thread and this moment; the rest is read in the background.
-        shape = shape_of(batch)
+        # Only what depends on this thread and moment; the background thread reads the rest.
+        shape = read_shape(batch)
         here = {**read_device(), "dtype": compute_dtype(model)}
         self._noted = (model, shape[-1] if shape else None, here)
         self.guard.active = False

@@ -1,4 +1,4 @@
-"""Turn on every capture that this process can have."""
+"""Start of all captures that this process can have."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ STAGE_MODULE = "torch.distributed.pipelining.stage"
 
 
 class OnceLoaded:
-    """Captures a part of torch if the job has loaded it, or when a step begins after it has.
+    """Starts a capture if its module is imported, else at the first step after the import.
 
-    Loading it ourselves would make a job pay seconds for what it may never use.
+    The tracer does not import the module: that could cost a job seconds for something it never
+    uses.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -45,7 +46,7 @@ class OnceLoaded:
     def capture(
         self, module: str, start: Callable[[], None], kinds: Iterable[SpanKind] = ()
     ) -> None:
-        """Call ``start`` once ``module`` is loaded; without it nobody records ``kinds``."""
+        """Call ``start`` once ``module`` is imported. If it fails, ``kinds`` are missing."""
         if module in sys.modules:
             _try(self._recorder, module, start, kinds)
             return
@@ -54,7 +55,7 @@ class OnceLoaded:
         self._starts[module] = (start, kinds)
 
     def _start_loaded(self) -> bool:
-        """Return whether there is nothing left to wait for."""
+        """Return True if no module is left to wait for."""
         for module in list(self._starts):
             if module in sys.modules:
                 _try(self._recorder, module, *self._starts.pop(module))
@@ -69,17 +70,17 @@ def start_captures(
     derive_layout: bool = False,
     count_steps: bool | None = None,
 ) -> None:
-    """Capture what Python and torch do by themselves, until the recorder shuts down.
+    """Start the captures, which run until the recorder shuts down.
 
-    Each capture stands alone: one that this torch cannot have is counted,
-    told as an event, and left out.
+    The captures are independent. If this version of torch cannot support one, the failure is
+    counted, reported as an event, and the others go on.
 
     Args:
         recorder: Where the spans go.
-        model: The root module; None: the outermost one that an optimizer trains.
-        layout: The job's parallel layout, where it told it.
-        look_for_place: Whether to find out layout and position: the job told neither.
-        count_steps: Whether to count optimizer steps as steps; see `tracer.install`.
+        model: The root module; if None, the outermost module that an optimizer trains.
+        layout: The parallel layout, if the job declared it.
+        derive_layout: Whether to derive layout and coordinates: the job declared neither.
+        count_steps: Whether to count optimizer steps; see `tracer.install`.
     """
     _try(recorder, "gc", lambda: recorder.on_shutdown(capture_garbage(recorder)))
     start = functools.partial(
@@ -90,7 +91,7 @@ def start_captures(
         derive_layout=derive_layout,
         count_steps=count_steps,
     )
-    if sys.modules.get("torch") is not None:  # None: somebody forbids it
+    if sys.modules.get("torch") is not None:  # None forbids the import
         start()
     else:
         recorder.on_shutdown(
@@ -166,7 +167,7 @@ def _capture_startup(recorder: Recorder, patches: Patches) -> None:
 def _try(
     recorder: Recorder, what: str, start: Callable[[], None], kinds: Iterable[SpanKind] = ()
 ) -> None:
-    """Start a capture; where this torch cannot have it, tell that nobody records ``kinds``."""
+    """Start a capture; if this fails, report that ``kinds`` are missing."""
     try:
         start()
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -222,7 +223,7 @@ def _capture_communication(
 
     communication = Communication(recorder, layout)
     recorder.on_shutdown(communication.close)
-    atexit.register(communication.completions.drain)  # last in, first out: after `shutdown`
+    atexit.register(communication.completions.drain)  # runs after `shutdown`
     recorder.on_shutdown(intercept(communication, patches))
     if layout_derivation is not None:
         layout_derivation.start(communication)

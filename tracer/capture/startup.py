@@ -1,4 +1,4 @@
-"""What happens before the first step: process groups are made, the model is built."""
+"""Start-up: the making of process groups, and the time to the first step."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 MIN_START_NS = 1_000_000_000
-"""A shorter start explains nothing."""
+"""A shorter start-up explains nothing."""
 
 GROUP_FUNCTIONS = ("init_process_group", "new_group", "destroy_process_group")
 
 
 def capture_groups(recorder: Recorder, patches: Patches) -> None:
-    """Make a span of each call that makes or destroys process groups.
+    """Record a span of each call that makes or destroys process groups.
 
-    The first collective of a group, in which NCCL connects its members, is
-    the communication with ``seq`` 0 of that group.
+    The first collective of a group, in which NCCL connects its members, is the communication with
+    ``seq`` 0 of that group.
     """
     dist = sys.modules["torch"].distributed
     for name in GROUP_FUNCTIONS:
@@ -37,7 +37,7 @@ def capture_groups(recorder: Recorder, patches: Patches) -> None:
 
 
 def capture_start(recorder: Recorder) -> None:
-    """Make a span, outside any step, from now to the begin of the first step, if that is long."""
+    """Record a span, outside any step, from now to the start of the first step, if it is long."""
     start_ns = monotonic_ns()
 
     def first_step() -> bool:

@@ -1,4 +1,4 @@
-"""What was launched and nobody has waited for yet, by work, by tensor and by thread."""
+"""Works of torch that are in flight: which launches they belong to, and when they complete."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
     from .launch import Launch
 
 MAX_UNWAITED = 512
-"""Launches remembered until somebody waits for them; older ones are let go."""
+"""Launches kept until something waits for them; the oldest beyond this are ended and forgotten."""
 
 POLL_S = 0.001
 
 UNWIND_S = 0.1
-"""What a thread may take, on a busy machine, from the end of a callback to the end of its C++."""
+"""Longest time, on a busy machine, from the end of a callback to the end of the C++ around it."""
 
 CAN_CALL_BACK = torch.torch_version.TorchVersion(torch.__version__) >= "2.8"
-"""Whether a callback may be left with a work whose group the job may destroy.
+"""Whether a callback may be attached to a work whose group the job may destroy.
 
-Before, torch destroyed a group by a thread that held the interpreter's lock and waited for the
-group's threads (pytorch/pytorch#154976), of which one may wait for that lock, to call us back.
-"""
+Before 2.8, torch destroyed a group in a thread that held the interpreter's lock and waited for
+the group's threads (pytorch/pytorch#154976). One of these may wait for that lock to run the
+callback."""
 
 
 class PendingLaunches:
-    """Remembers launches without keeping the job's works or memory alive.
+    """Launches that nothing has waited for yet, without keeping the job's works or memory alive.
 
-    Of a work it holds a weak reference, and of a tensor the storage's address, kept from
-    being given to another by a weak reference too. Each method may be called by any thread.
+    A work is held by a weak reference. A tensor is known by the address of its storage, and a weak
+    reference keeps that address from being reused. Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[Launch, list[int], Sequence[int]]] = {}
-        """Launch, keys of its works and addresses of its storages, by `id` of the launch,
-        oldest first; taking one out is what claims it."""
+        """Launch, keys of its works and addresses of its storages, by `id` of the launch, oldest
+        first. The thread that removes an entry records its end."""
 
         self._by_work: dict[int, tuple[weakref.ref[Any], Sequence[Launch]]] = {}
         self._by_storage: dict[int, list[Launch]] = {}
 
     def add(self, launch: Launch, written: object) -> list[Launch]:
-        """Remember a launch.
+        """Add a launch.
 
         Args:
-            launch: What was launched.
-            written: What it writes to, tensors nested in lists; None: nobody can wait
-                for it by a tensor.
+            launch: The launch.
+            written: The tensors that it writes, nested in lists; None if nothing can wait for it by
+                a tensor.
 
         Returns:
-            The oldest launches beyond `MAX_UNWAITED`, forgotten.
+            The oldest launches beyond `MAX_UNWAITED`, which are forgotten.
         """
         storages = () if written is None else _weak_storages(written)
         self.entries[id(launch)] = (launch, [], storages)
@@ -67,7 +67,7 @@ class PendingLaunches:
         return self._take_excess() if len(self.entries) > MAX_UNWAITED else []
 
     def bind(self, work: Any, launches: Sequence[Launch]) -> None:  # noqa: ANN401 - a pybind class
-        """Say that whoever waits for ``work`` waits for all of ``launches``."""
+        """Make a wait for ``work`` a wait for all of ``launches``."""
         self._by_work[id(work)] = (weakref.ref(work), launches)
         for launch in launches:
             entry = self.entries.get(id(launch))
@@ -75,7 +75,7 @@ class PendingLaunches:
                 entry[1].append(id(work))
 
     def find_by_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
-        """Return the launches that nobody has yet waited for by ``work``, oldest first."""
+        """Return the launches of ``work`` that nothing has waited for yet, oldest first."""
         known = self._by_work.get(id(work))
         if known is None or known[0]() is not work:
             return []
@@ -93,7 +93,7 @@ class PendingLaunches:
         return []
 
     def find_by_thread(self, thread_id: int, since_ns: int) -> list[Launch]:
-        """Return what a thread launched since then, oldest first."""
+        """Return the launches of a thread since ``since_ns``, oldest first."""
         return [
             launch
             for launch, _, _ in list(self.entries.values())
@@ -101,7 +101,7 @@ class PendingLaunches:
         ]
 
     def take(self, launch: Launch) -> bool:
-        """Forget a launch; False where somebody else has done so before."""
+        """Remove a launch; return False if another thread has removed it before."""
         entry = self.entries.pop(id(launch), None)
         if entry is None:
             return False
@@ -117,7 +117,7 @@ class PendingLaunches:
         return True
 
     def take_all(self) -> list[Launch]:
-        """Forget and return everything."""
+        """Remove and return all launches."""
         return [launch for launch, _, _ in list(self.entries.values()) if self.take(launch)]
 
     def _take_excess(self) -> list[Launch]:
@@ -150,7 +150,7 @@ def _weak_storages(written: object) -> list[int]:
 
 
 class Completions:
-    """Callbacks that wait on the backend's threads."""
+    """Callbacks by which the backend's threads report that a work completed."""
 
     def __init__(self) -> None:
         self._pending: dict[int, Any] = {}
@@ -161,16 +161,17 @@ class Completions:
         note: Callable[[int], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Call ``note`` with the moment (monotonic) at which ``work`` is done.
+        """Call ``note`` with the time (monotonic) at which ``work`` completed.
 
-        It is called on the backend's thread, or here and now where the work is
-        done already. A failed work is done too. Where its backend has no futures
-        nobody calls it; nor later, where none may be called back (`CAN_CALL_BACK`).
+        The call is made on a thread of the backend, or at once on this thread if the work has
+        completed. A failed work counts as complete. ``note`` is never called if the backend has no
+        futures, nor later than now if callbacks are not safe (`CAN_CALL_BACK`).
 
         Args:
-            work: A work.
-            note: What to call.
-            fail: Told what ``note`` raises on the backend's thread; here it passes.
+            work: The work.
+            note: Function to call.
+            fail: Called with an exception that ``note`` raises on the backend's thread. On this
+                thread the exception propagates.
         """
         key = id(work)
 
@@ -181,19 +182,20 @@ class Completions:
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 fail(problem)
             finally:
-                # Last: whoever drains must not end the interpreter under our feet.
+                # Last: `drain` must not let the interpreter end while this runs.
                 self._pending.pop(key, None)
 
         try:
             future = work.get_future()
         except Exception as problem:
-            # A backend need not have futures. A method of the job's own class may raise what
-            # it likes: nobody asked it but us.
+            # A backend need not have futures. The method of a class of the job may raise anything,
+            # and only the tracer called it.
             if type(work).get_future is dist.Work.get_future and not is_tracer_error(problem):
                 raise
             return
         if future.done():
-            # Not by the callback: what a signal handler of the job raises in one is lost.
+            # Without the callback, in which an exception of a signal handler of the job would be
+            # lost.
             note(monotonic_ns())
             return
         if not CAN_CALL_BACK:
@@ -202,15 +204,14 @@ class Completions:
         future.add_done_callback(done)
 
     def drain(self) -> None:
-        """Wait until every callback has run; for the very end of the process only.
+        """Wait until every callback has run. To be called at the very end of the process only.
 
-        A callback that finds the interpreter gone would abort the process. It
-        takes no longer than without us: gloo's process group waits for the same
-        works when it is destroyed, which is what comes next.
+        A callback that runs after the interpreter has ended would abort the process. The wait does
+        not delay the end: gloo's process group waits for the same works when it is destroyed next.
         """
         if not self._pending:
             return
         while self._pending:
             time.sleep(POLL_S)
-        # The backend's thread still has to take our function apart, for which it needs the GIL.
+        # The backend's thread still has to release the callback, for which it needs the GIL.
         time.sleep(UNWIND_S)

@@ -4,7 +4,7 @@ from collections import UserDict
 
 import torch
 
-from rankscope.tracer.capture.data import BatchCounts, count_batch, shape_of
+from rankscope.tracer.capture.data import BatchCounts, count_batch, read_shape
 
 
 def test_without_lengths_each_row_is_one_sequence() -> None:
@@ -51,7 +51,7 @@ def test_what_holds_no_token_ids_is_unknown() -> None:
     assert count_batch({"pixels": torch.zeros(2, 3, dtype=torch.int64)}) is None
     assert count_batch(()) is None
     assert count_batch("input_ids") is None
-    assert shape_of([[[[torch.zeros(2, 3, dtype=torch.int64)]]]]) is None
+    assert read_shape([[[[torch.zeros(2, 3, dtype=torch.int64)]]]]) is None
 
 
 def test_an_empty_batch_holds_nothing() -> None:

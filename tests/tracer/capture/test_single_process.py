@@ -331,7 +331,7 @@ def test_a_step_whose_backward_nobody_saw_says_so(
     assert missing_kinds(folder) == [missing] * 3 + [set()]
     events = folder / "events.jsonl"
     told = events.read_text() if events.exists() else ""
-    assert told.count("no backward was seen") == num_told
+    assert told.count("no backward was recorded") == num_told
 
 
 def test_a_backward_inside_the_root_forward_is_part_of_it_and_missing_nowhere(
