@@ -270,7 +270,7 @@ def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
         seen = Probe(event, stream, clock=rig.clock, sleep=rig.sleep).watch(50_000_000)
         if seen is None:
             continue
-        placed = clock.place(event, launch_ns)
+        placed = clock.read_time(event, launch_ns)
         errors.append(abs(placed.at_ns - (seen.lower_ns + seen.upper_ns) // 2))
         bounds.append(placed.error_ns)
         apart_ns = max(seen.lower_ns - placed.at_ns, placed.at_ns - seen.upper_ns, 0)

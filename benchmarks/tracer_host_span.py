@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from scipy import stats
 
 from rankscope import tracer
-from rankscope.tracer.install import spool_identity
+from rankscope.tracer.install import make_spool_identity
 from rankscope.tracer.job.identity import read_identity
 from rankscope.tracer.record.current import current_tracer, set_current
 from rankscope.tracer.record.interface import NOOP_SPAN, NOOP_TRACER
@@ -229,7 +229,7 @@ def tracer_without_room(folder: Path) -> Tracer:
     (folder / "full").mkdir()
     recorder = Recorder(
         folder / "full",
-        spool_identity(read_identity("full", {}), read_anchor()),
+        make_spool_identity(read_identity("full", {}), read_anchor()),
         limits=SpoolLimits(spool_bytes=0),
     )
     with contextlib.redirect_stderr(io.StringIO()):  # it says so, once

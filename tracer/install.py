@@ -1,7 +1,7 @@
-"""Turn the tracer on.
+"""Installation of the tracer in a process.
 
-What only a traced process needs is imported when one is: a job that merely
-imports the tracer pays for little more than its spans.
+Modules that only a traced process needs are imported when a tracer is installed: a job that merely
+imports the package pays for little more than its spans.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 _install_lock = threading.Lock()
-"""Held by the thread that installs; never waited for."""
+"""Held by the thread that installs; no thread ever waits for it."""
 
 
 class Options(TypedDict, total=False):
-    """What a job may tell of itself; see `install`."""
+    """Declarations of a job; see `install`."""
 
     layout: Layout | None
     coords: Coords | None
@@ -73,38 +73,36 @@ def install(
     count_steps: bool | None = None,
     **job: Unpack[Options],
 ) -> Tracer:
-    """Record spans of this process from now on, and capture what torch does by itself.
+    """Record spans of this process from now on, and capture what torch does.
 
-    Call it once, after `torch.distributed.init_process_group` where the job
-    uses it, and before the model runs. A second call returns the same tracer.
-    Never raises: where the tracer cannot work, one line on stderr says why
-    and the job runs untraced.
+    Call it once, after `torch.distributed.init_process_group` if the job uses that, and before the
+    model runs. A second call returns the same tracer. It never raises: if the tracer cannot work,
+    one line on stderr says why and the job runs untraced.
 
     Args:
-        spool: Folder for the records, on a local disk or ``/dev/shm``; None:
-            ``RANKSCOPE_TRACE``, and without that nothing is recorded.
-        run: Name of the run; None: ``RANKSCOPE_RUN``, the launcher's id, or
-            one made up, equal on all ranks, and printed by rank 0.
-        model: The root module, whose forward is captured where no pipeline runs;
-            None: the outermost one that an optimizer trains, found at the first batch.
-        count_steps: Whether to count optimizer steps where the job tells no
-            steps (`begin_steps`, `step`). None: after the first one, which
-            counts as start-up; True: from the first batch on; False: never.
-        job: What the manifest says: ``layout``, ``coords`` (`tracer.topology`),
-            ``model_name``, ``flops_per_token`` with its ``flops_convention``,
-            ``device_name``, ``dtype``, ``peak_flops_per_s`` of that device at
-            that dtype, ``paced`` (how the trainer pads its compute),
-            ``config``, ``seeds``. FLOPs, device and dtype that are not told
-            are read from the model where it is of a known kind (`tracer.job.flops`).
+        spool: Folder for the records, on a local disk or ``/dev/shm``. If None,
+            ``RANKSCOPE_TRACE``; without that nothing is recorded.
+        run: Name of the run. If None, ``RANKSCOPE_RUN``, the launcher's job id, or a generated
+            name, equal on all ranks and printed by rank 0.
+        model: The root module, whose forward is captured if there is no pipeline. If None, the
+            outermost module that an optimizer trains, found at the first batch.
+        count_steps: Whether to count optimizer steps if the job does not report steps
+            (`begin_steps`, `step`). None: after the first optimizer step, which counts as start-up;
+            True: from the first batch on; False: never.
+        job: What the job declares for the manifest: ``layout``, ``coords`` (`tracer.topology`),
+            ``model_name``, ``flops_per_token`` with its ``flops_convention``, ``device_name``,
+            ``dtype``, ``peak_flops_per_s`` of that device at that dtype, ``paced`` (how the trainer
+            pads its compute), ``config``, ``seeds``. FLOPs, device and dtype that are not declared
+            are derived from the model if its architecture is known (`tracer.job.flops`).
 
     Returns:
-        The tracer; `NOOP_TRACER` where nothing is recorded.
+        The tracer; `NOOP_TRACER` if nothing is recorded.
     """
     current = current_tracer()
     if current.enabled:
         return current
-    # Whoever comes second, from another thread or a signal handler, must not begin another.
-    install_lock = _install_lock  # a fork of this very thread, by a signal handler, has another
+    # A second caller, in another thread or a signal handler, must not install another tracer.
+    install_lock = _install_lock  # a signal handler may fork this thread; the child has a new lock
     if not install_lock.acquire(blocking=False):
         return NOOP_TRACER
     try:
@@ -136,14 +134,14 @@ def _install(
     identity = read_identity(run, os.environ)
     if identity.is_generated and identity.rank == 0:
         print_notice(f"recording run {identity.run_id}")
-    folder = spool / identity.run_id / process_folder_name(identity)
+    folder = spool / identity.run_id / format_folder_name(identity)
     folder.mkdir(parents=True)
     try:
         recorder = _start_recorder(folder, identity, job)
     except Exception:
-        shutil.rmtree(folder, ignore_errors=True)  # else it would tell of a process that was lost
+        shutil.rmtree(folder, ignore_errors=True)  # else it would describe a process that was lost
         raise
-    set_current(recorder)  # before there are captures: a child forked meanwhile lets go of it
+    set_current(recorder)  # before the captures: a child forked meanwhile drops it
     try:
         _start_captures(recorder, model, job, count_steps)
         _record_end(recorder)
@@ -160,9 +158,9 @@ def _start_recorder(folder: Path, identity: Identity, job: JobDescription) -> Re
     write_json(folder / MANIFEST_FILE, manifest)
     recorder = Recorder(
         folder,
-        spool_identity(identity, read_anchor()),
-        limits=limits(os.environ),
-        settings=settings(os.environ),
+        make_spool_identity(identity, read_anchor()),
+        limits=read_limits(os.environ),
+        settings=read_settings(os.environ),
     )
     recorder.start()
     return recorder
@@ -189,13 +187,13 @@ def _start_captures(
     offer_profiles(recorder)
 
 
-def process_folder_name(identity: Identity) -> str:
-    """Return the name of this process's folder inside its run's."""
+def format_folder_name(identity: Identity) -> str:
+    """Return the name of this process's folder inside the folder of its run."""
     return f"e{identity.epoch}-r{identity.rank:05d}-{identity.process_uuid.hex()[:12]}"
 
 
-def spool_identity(identity: Identity, anchor: Anchor) -> SpoolIdentity:
-    """Return what all headers of the process hold; capacity and lane are each file's own."""
+def make_spool_identity(identity: Identity, anchor: Anchor) -> SpoolIdentity:
+    """Return the identity for all headers of the process; each file sets its capacity and lane."""
     return SpoolIdentity(
         version=SPOOL_VERSION,
         header_bytes=HEADER_BYTES,
@@ -217,19 +215,19 @@ def spool_identity(identity: Identity, anchor: Anchor) -> SpoolIdentity:
     )
 
 
-def limits(environ: Mapping[str, str]) -> SpoolLimits:
-    """Return how much disk the process may take, as the environment sets it."""
+def read_limits(environ: Mapping[str, str]) -> SpoolLimits:
+    """Return the disk limits of the process from the environment."""
     return SpoolLimits(
         segment_bytes=int(environ.get("RANKSCOPE_SEGMENT_BYTES") or DEFAULT_SEGMENT_BYTES),
         spool_bytes=int(environ.get("RANKSCOPE_SPOOL_BYTES") or DEFAULT_SPOOL_BYTES),
     )
 
 
-def settings(environ: Mapping[str, str]) -> Settings:
-    """Return what to record until a control file says otherwise, as the environment sets it.
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Return what to record until a control file changes it, from the environment.
 
     Raises:
-        ValueError: A variable cannot be used.
+        ValueError: A variable is not valid.
     """
     return Settings(
         recording=environ.get("RANKSCOPE_RECORDING", "1") != "0",
@@ -239,7 +237,7 @@ def settings(environ: Mapping[str, str]) -> Settings:
 
 
 def _record_end(recorder: Recorder) -> None:
-    """Write an exit record whichever way Python ends; no signal handler is touched."""
+    """Write an exit record however Python ends. Signal handlers are not touched."""
     previous = sys.excepthook
 
     def note(
@@ -248,7 +246,7 @@ def _record_end(recorder: Recorder) -> None:
         try:
             if not recorder.closed:
                 recorder.record_exception(exc)
-        except Exception:  # noqa: BLE001 - it would be printed in the place of the job's own
+        except Exception:  # noqa: BLE001 - else it would be printed instead of the job's own
             recorder.drop(DropReason.INTERNAL_ERROR)
         finally:
             previous(exc_type, exc, traceback)
@@ -258,7 +256,7 @@ def _record_end(recorder: Recorder) -> None:
 
 
 def _describe_error(problem: Exception) -> str:
-    """Return what an error says; one that is the job's may not even tell that."""
+    """Return the ``repr`` of an error. One that belongs to the job may not even have that."""
     try:
         return repr(problem)
     except Exception:  # noqa: BLE001 - promise 1: harmless
@@ -266,7 +264,7 @@ def _describe_error(problem: Exception) -> str:
 
 
 def _renew_lock_in_child() -> None:
-    global _install_lock  # noqa: PLW0603 - the thread that held it is not in the child
+    global _install_lock  # noqa: PLW0603 - its holder is not in the child
     _install_lock = threading.Lock()
 
 

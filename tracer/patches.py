@@ -1,4 +1,4 @@
-"""Replacement of a library's functions, and its undoing."""
+"""Replacement of a library's functions, which can be undone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Patches:
-    """The functions that were replaced, in order."""
+    """Replaced functions, in the order of replacement."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any, Any]] = []
@@ -22,7 +22,7 @@ class Patches:
         self._originals.append((owner, name, original, replacement))
 
     def undo(self) -> None:
-        """Restore the originals, except where other code has replaced them again since."""
+        """Restore the originals, except functions that other code has replaced again since."""
         while self._originals:
             owner, name, original, replacement = self._originals.pop()
             if getattr(owner, name) is replacement:

@@ -318,7 +318,7 @@ def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCount
 def traced_backward(
     compute: ComputeCapture, steps: StepCounter, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return ``original``, whose first argument a backward starts from, with a span of each call."""
+    """Return ``original``, whose first argument is the root of a backward, with a span."""
     recorder = compute.recorder
 
     @functools.wraps(original)

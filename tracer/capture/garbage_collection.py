@@ -31,7 +31,7 @@ MIN_PAUSE_NS = 1_000_000
 """A shorter pause explains nothing, and there are thousands of them."""
 
 MAX_NOTES = 2048
-"""Notes kept between two ticks of the background thread, two per collection."""
+"""Notes kept between two turns of the background thread, two per collection."""
 
 PLACE_FIELDS = ("step", "microbatch", "chunk", "track_id", "depth")
 """Attributes that are read of the `tracer.record.lane.Lane` of the collecting thread."""

@@ -1,1 +1,1 @@
-"""Time work on the device: event pairs, resolved later, on the host's clock."""
+"""Device timing: marks on the job's streams, mapped to the host's clock."""

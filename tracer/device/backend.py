@@ -1,4 +1,7 @@
-"""What the device timing asks of a device, so that a test may put another in its place."""
+"""The device as device timing sees it: streams, events, marks, and a pool of events.
+
+`DeviceBackend` is a protocol, so that tests can replace CUDA.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ if TYPE_CHECKING:
 
 
 NUM_EVENTS = 8_192
-"""Events of one device, enough for three steps of 1,000 spans that the device has not come to.
+"""Events of one device, enough for three steps of 1,000 spans that the device has not reached.
 
-CUDA itself takes some 1,000 launches a stream before it makes the host wait."""
+CUDA itself accepts some 1,000 launches per stream before it blocks the host."""
 
 
 class DeviceStream(Protocol):
@@ -26,10 +29,10 @@ class DeviceStream(Protocol):
 
 
 class DeviceEvent(Protocol):
-    """A moment in a stream's work, known once the work before it is done."""
+    """A position in a stream, whose time is known once the work before it is done."""
 
     def record(self, stream: Any) -> None:  # noqa: ANN401 - torch's own stream class
-        """Put the event behind all work that ``stream`` has been given. Never waits."""
+        """Put the event behind all work that ``stream`` has received. Never waits."""
         ...
 
     def query(self) -> bool:
@@ -37,35 +40,37 @@ class DeviceEvent(Protocol):
         ...
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - torch's own event class
-        """Return the ms from this event to ``end_event``, a float32; both must be done."""
+        """Return the ms from this event to ``end_event``, a float32. Both must be done."""
         ...
 
 
 class DeviceBackend(Protocol):
-    """The few things that device timing does with a device. None of them waits for it."""
+    """The operations of a device that device timing uses. None of them waits for the device."""
 
     @property
     def comm_backend(self) -> str:
-        """What torch calls the library whose works run on the device's own streams.
+        """Torch's name of the library whose works run on the device's own streams.
 
-        They return before they are done, and waiting for them holds up a stream only.
+        They return before they are done, and a wait for them blocks a stream only.
         """
         ...
 
     def device_of(self, objects: Iterable[object]) -> int | None:
-        """Return the device of the first tensor or device among ``objects``; None where none is."""
+        """Return the device of the first tensor or device among ``objects``; None if there is no
+        such.
+        """
         ...
 
     def current_stream(self, device: int) -> DeviceStream:
-        """Return the stream that the calling thread issues work to."""
+        """Return the stream to which the calling thread issues work."""
         ...
 
     def is_capturing(self, device: int) -> bool:
-        """Return whether that stream is being captured into a graph."""
+        """Return whether that stream is being captured into a CUDA graph."""
         ...
 
     def private_stream(self, device: int) -> DeviceStream:
-        """Return a stream that nobody else uses and that waits for no other."""
+        """Return a stream that nothing else uses and that waits for no other stream."""
         ...
 
     def new_event(self) -> DeviceEvent:
@@ -76,17 +81,17 @@ class DeviceBackend(Protocol):
         """Let the calling thread query events while another thread captures a graph.
 
         Args:
-            device: One that the process uses; the thread must touch no other.
+            device: A device that the process uses; the thread must touch no other.
         """
         ...
 
     def device_uuid(self, device: int) -> str:
-        """Return the device's own name, "" where unknown."""
+        """Return the device's UUID, "" if unknown."""
         ...
 
 
 class Mark(NamedTuple):
-    """An event that was recorded on a stream."""
+    """An event that was recorded on a stream and whose time may not be known yet."""
 
     event: DeviceEvent
     device: int
@@ -94,14 +99,14 @@ class Mark(NamedTuple):
     """Handle of the stream."""
 
     launch_ns: int
-    """When the host recorded it, monotonic."""
+    """When the host recorded the event, monotonic."""
 
 
 class EventPool:
-    """Events of one device. An event is in use from `take` until `release`.
+    """Reusable events of one device. An event is in use from `take` until `release`.
 
-    Any thread may take; nothing locks. An event may be given back before the
-    device has come to it: recording it anew moves it.
+    Any thread may take; there is no lock. An event may be released before the device has reached
+    it: recording it again moves it.
     """
 
     def __init__(self, new_event: Callable[[], DeviceEvent], capacity: int = NUM_EVENTS) -> None:
@@ -111,13 +116,13 @@ class EventPool:
         self._free: deque[DeviceEvent] = deque()
 
     def take(self) -> DeviceEvent | None:
-        """Return an event; None where all are in use."""
+        """Return an event; None if all are in use."""
         try:
-            # The one that was given back first: the likeliest to be done.
+            # The event that was released first is the likeliest to be done.
             return self._free.popleft()
         except IndexError:
             return self._new_event() if next(self._made) < self._capacity else None
 
     def release(self, *events: DeviceEvent) -> None:
-        """Take events back."""
+        """Return events to the pool."""
         self._free.extend(events)

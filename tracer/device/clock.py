@@ -1,4 +1,4 @@
-"""One device's clock: anchors to the host's, renewed, and what lies between them."""
+"""A device's clock: anchors that map it to the host's clock, renewed every few seconds."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ NS_PER_MS = 1_000_000
 NUM_PROBES = 8
 
 RENEW_NS = 5_000_000_000
-"""Age at which an anchor gets a successor, so that 10 s are kept to with a busy thread too."""
+"""Age at which an anchor is renewed: below the limit of 10 s even if the thread is busy."""
 
 FIRST_RENEWALS_NS = (100_000_000, 500_000_000, 1_000_000_000, 2_000_000_000)
-"""Ages of the first ones: until two lie apart, the drift is unknown."""
+"""Ages at which the first anchors are renewed: the drift is unknown until there are two of them."""
 
 RENEW_TIMEOUT_NS = 2_000_000_000
-"""After this, the tightest try so far must do."""
+"""After this time the best probe so far is taken."""
 
 WATCH_NS = 10_000_000
 
 NUM_ANCHORS = 16
 
 SPIN_NS = 100_000
-"""How long a fresh event is asked without a pause: an idle device takes some 10 us."""
+"""Time for which a new event is queried without a pause; an idle device takes some 10 us."""
 
 POLL_S = 50e-6
 
 MAX_VISIBILITY_DELAY_NS = 5_000
-"""How long the device's "done" may be on its way to the host."""
+"""Longest time for the completion of an event to become visible to the host."""
 
 EVENT_RESOLUTION_NS = 500
 """Resolution of an event's time. Source: CUDA Runtime API, ``cudaEventElapsedTime``."""
 
 MAX_DRIFT_RATIO = 1e-4
-"""What two quartz clocks differ by at most: ten times what the worst common ones do."""
+"""Largest difference between two quartz clocks: ten times that of the worst common ones."""
 
 
 class Anchor(NamedTuple):
@@ -50,26 +50,26 @@ class Anchor(NamedTuple):
 
     event: DeviceEvent
     device_ns: int
-    """On the device's clock, from the first anchor."""
+    """On the device's clock, since the first anchor."""
 
     bracket: Bracket
-    """On the host's, monotonic; the earlier anchors have a say in it."""
+    """On the host's clock, monotonic; narrowed by the earlier anchors."""
 
     drift: Drift
 
     @property
     def monotonic_ns(self) -> int:
-        """The host's moment."""
+        """The host's time."""
         return (self.bracket.lower_ns + self.bracket.upper_ns) // 2
 
     @property
     def error_ns(self) -> int:
-        """How far that may be off."""
+        """Bound of the error of the host's time."""
         return self.bracket.error_ns
 
 
 class DeviceTime(NamedTuple):
-    """When the device came to an event."""
+    """The time at which the device reached an event."""
 
     at_ns: int
     """Monotonic."""
@@ -81,8 +81,8 @@ class DeviceTime(NamedTuple):
 class DeviceClock:
     """Maps events of one device to the host's monotonic clock.
 
-    Used by one thread. Nothing waits: a try that the device has not come to is
-    looked at again in a later turn.
+    One thread uses it. Nothing waits: a probe that the device has not reached is checked again in a
+    later turn.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class DeviceClock:
 
     @property
     def ready(self) -> bool:
-        """Whether events can be mapped."""
+        """Return whether events can be mapped."""
         return bool(self.anchors)
 
     @property
     def renewing(self) -> bool:
-        """Whether an anchor is being taken."""
+        """Return whether an anchor is being renewed."""
         return self._started_ns is not None
 
     def renew_if_due(self) -> Anchor | None:
-        """Take a new anchor where it is time; return it once it is there."""
+        """Renew the anchor if it is due; return the new anchor once it is complete."""
         now_ns = self._clock()
         if self._started_ns is None:
             if self.anchors and now_ns - self.anchors[-1].bracket.upper_ns < self._age_ns():
@@ -130,11 +130,11 @@ class DeviceClock:
             return self._take_tightest()
         return None
 
-    def place(self, event: DeviceEvent, launch_ns: int) -> DeviceTime:
-        """Return when the device came to an event that is done.
+    def read_time(self, event: DeviceEvent, launch_ns: int) -> DeviceTime:
+        """Return the time at which the device reached an event that is done.
 
         Args:
-            event: Of this device.
+            event: An event of this device.
             launch_ns: When the host recorded it, monotonic.
         """
         anchor = self._anchor_before(launch_ns)
@@ -149,7 +149,7 @@ class DeviceClock:
             anchor.error_ns + EVENT_RESOLUTION_NS + round(drift_error_ns),
         )
 
-    def between_ns(self, begin: DeviceEvent, end: DeviceEvent) -> int:
+    def elapsed_ns(self, begin: DeviceEvent, end: DeviceEvent) -> int:
         """Return the time between two events that are done, in ns of the host's clock."""
         return round(begin.elapsed_time(end) * NS_PER_MS * (1 + self.drift.ratio))
 
@@ -165,15 +165,15 @@ class DeviceClock:
         return self.anchors[0]
 
     def _probe_once(self) -> bool:
-        """Return whether another try is done."""
+        """Return whether another probe is complete."""
         if self._probe is None:
             event = self._pool.take()
             if event is None:
                 return False
             self._probe = Probe(event, self._stream, clock=self._clock, sleep=self._sleep)
-        # A device that hangs is asked once a turn.
-        is_patient = self._clock() - (self._started_ns or 0) <= RENEW_TIMEOUT_NS
-        bracket = self._probe.watch(WATCH_NS if is_patient else 0)
+        # A device that hangs is queried once per turn.
+        is_in_time = self._clock() - (self._started_ns or 0) <= RENEW_TIMEOUT_NS
+        bracket = self._probe.watch(WATCH_NS if is_in_time else 0)
         if bracket is None:
             return False
         self._probed.append((bracket, self._probe.event))
@@ -193,7 +193,7 @@ class DeviceClock:
         return anchor
 
     def _make_anchor(self, bracket: Bracket, event: DeviceEvent) -> Anchor:
-        """Return the anchor; its bracket is what the one before, carried on, leaves of it."""
+        """Return the anchor; its bracket is narrowed by that of the previous one, extrapolated."""
         previous = self.anchors[-1] if self.anchors else None
         device_ns = 0
         if previous is not None:
@@ -206,7 +206,7 @@ class DeviceClock:
 
 
 def _extrapolate(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:
-    """Return where an anchor's bracket lies at a later moment of the device."""
+    """Return an anchor's bracket at a later time of the device."""
     passed_ns = device_ns - anchor.device_ns
     drift_error_ns = passed_ns * drift.error_ratio + EVENT_RESOLUTION_NS
     shift_ns = passed_ns * (1 + drift.ratio)
@@ -217,14 +217,14 @@ def _extrapolate(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:
 
 
 def _intersect(fresh: Bracket, extrapolated: Bracket) -> Bracket:
-    """Return what two brackets have in common; the fresh one where that is nothing."""
+    """Return the intersection of two brackets; the new one if they do not intersect."""
     lower_ns = max(fresh.lower_ns, extrapolated.lower_ns)
     upper_ns = min(fresh.upper_ns, extrapolated.upper_ns)
     return Bracket(lower_ns, upper_ns) if lower_ns <= upper_ns else fresh
 
 
 class Bracket(NamedTuple):
-    """Two moments of the host, monotonic, between which the device came to an event."""
+    """Two times of the host, monotonic, between which the device reached an event."""
 
     lower_ns: int
     upper_ns: int
@@ -238,10 +238,10 @@ class Bracket(NamedTuple):
 class Probe:
     """An event on a private stream, watched until it is done.
 
-    The lower end of the bracket is the moment before the event was recorded, or
-    the latest moment at which it was seen not done, whichever is later: behind
-    a deep queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``) the device comes to the event
-    long after it was recorded, and the bracket is as tight all the same.
+    The lower end of the bracket is the time before the event was recorded, or the last time at
+    which it was seen not done, whichever is later. So the bracket is tight even behind a deep queue
+    (``CUDA_DEVICE_MAX_CONNECTIONS=1``), where the device reaches the event long after it was
+    recorded.
     """
 
     def __init__(
@@ -259,10 +259,10 @@ class Probe:
         event.record(stream)
 
     def watch(self, budget_ns: int) -> Bracket | None:
-        """Return the bracket; None where the device has not come to the event in time.
+        """Return the bracket; None if the device did not reach the event in time.
 
         Args:
-            budget_ns: How long to look; naps lie between looks after `SPIN_NS`.
+            budget_ns: Time to watch. After `SPIN_NS` there is a pause between queries.
         """
         until_ns = self._clock() + budget_ns
         while True:
@@ -278,14 +278,14 @@ class Probe:
 
 
 class Point(NamedTuple):
-    """One moment: exactly on the device's clock, within a bracket on the host's."""
+    """One moment: exact on the device's clock, within a bracket on the host's."""
 
     device_ns: int
     bracket: Bracket
 
 
 class Drift(NamedTuple):
-    """``host = (1 + ratio) device``, and by how much ``ratio`` may be wrong."""
+    """``host = (1 + ratio) device``, and the bound of the error of ``ratio``."""
 
     ratio: float
     error_ratio: float
@@ -297,10 +297,10 @@ UNKNOWN_DRIFT = Drift(0.0, MAX_DRIFT_RATIO)
 def fit_drift(points: Sequence[Point]) -> Drift:
     """Return the drift that all points allow.
 
-    Each two points bound the slope from both sides, as the host's interval
-    between them lies between the nearest and the farthest ends of their
-    brackets. The drift is the middle of what all pairs allow. Older points that
-    contradict the newer ones are left out: temperature had changed.
+    Each pair of points bounds the slope from both sides: the host's interval between them is
+    between the nearest and the farthest ends of their brackets. The drift is the middle of the
+    range that all pairs allow. Older points that contradict the newer ones are left out: the
+    temperature has changed.
 
     Args:
         points: In the order of the device's clock.
@@ -317,7 +317,7 @@ def fit_drift(points: Sequence[Point]) -> Drift:
 def _narrowed(
     points: Sequence[Point], first: int, low: float, high: float
 ) -> tuple[float, float] | None:
-    """Return the bounds after all pairs of one point with later ones; None: they exclude all."""
+    """Return the bounds after all pairs of one point with later ones; None if they are empty."""
     earlier = points[first]
     for later in points[first + 1 :]:
         device_ns = later.device_ns - earlier.device_ns
@@ -329,7 +329,7 @@ def _narrowed(
 
 
 def rounding_ns(elapsed_ms: float) -> float:
-    """Return by how many ns an ``elapsed_time`` may be off: it is a float32 in ms.
+    """Return the rounding error of an ``elapsed_time`` in ns: it is a float32 in ms.
 
     Half the distance to the next float32: 0.5 us at 16 s, 60 us at half an hour.
     """

@@ -1,4 +1,13 @@
-"""One communication on a device: marks around its launch and its wait, and what they tell."""
+"""Communications on a device: marks around launch and wait, and the times they imply.
+
+NCCL's own stream is not accessible, so nothing is recorded on it. What is recorded is when the
+launching stream reached the launch (the communication begins no earlier), and when the stream of a
+wait was past it (the communication ends no later). These bounds are exact in three cases:
+
+* a blocking call runs on the launching stream: both are exact;
+* the communication stream was idle at the launch: the communication begins at the launch;
+* a stream was stalled at the wait: the communication ends when the stream continues.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +22,28 @@ if TYPE_CHECKING:
     from .clock import DeviceClock
 
 MIN_STALL_NS = 20_000
-"""A stream that takes longer from one side of a wait to the other was held up by it."""
+"""A stream that takes longer from one side of a wait to the other was blocked by it."""
 
 MAX_ENDS = 256
 
 
 class Writer(NamedTuple):
-    """Where a communication's records go."""
+    """Functions that write a communication's records."""
 
     span: Callable[[Bounds], None]
     wait: Callable[[int, int, int], None]
     """Takes track, begin (monotonic) and duration of the wait."""
 
     lose: Callable[[int], None]
-    """Called instead of them, with how many of them are lost and not yet counted."""
+    """Called instead of the others, with the number of records that are lost and not yet counted.
+    """
 
 
 class DeviceComm:
-    """Follows one communication with marks on the streams that the job uses itself.
+    """Follows one communication by marks on the streams that the job itself uses.
 
-    Nothing is put on the communication's own stream, and nothing waits for it
-    but what the job makes wait: see docs/decisions/0004.
+    Nothing is recorded on the communication's own stream, and nothing waits for it except what the
+    job makes wait: see docs/decisions/0004.
     """
 
     __slots__ = ("_alone", "_before_wait", "_chain", "_number", "has_wait", "launched", "timing")
@@ -45,23 +55,23 @@ class DeviceComm:
 
         Args:
             timing: Takes the marks.
-            launched: Where the launching stream stands.
+            launched: Mark of the launching stream.
             chain: The communicator's stream.
-            chained: Whether the communication runs there, in the order of launches; one of
-                several that are issued together, or a p2p, may run elsewhere.
+            chained: Whether the communication runs there, in the order of launches. A p2p, or one
+                of several that are issued together, may run elsewhere.
         """
         self.timing = timing
         self.launched = launched
         self._number = chain.launch()
-        # Of one that stands for itself, the begin is never more than a bound.
+        # Without a chain, the begin is only a bound.
         self._chain = chain if chained else CommStream()
         self._before_wait: Mark | None = None
         self._alone = True
         self.has_wait = True
-        """Whether the wait's record can be written; counted already where it cannot."""
+        """Whether the wait can be recorded; if not, it is counted already."""
 
     def reach_wait(self, *, alone: bool) -> None:
-        """Mark that the current stream comes to a wait.
+        """Mark that the current stream reaches a wait.
 
         Args:
             alone: Whether it waits for nothing else there.
@@ -73,11 +83,11 @@ class DeviceComm:
         self._alone = alone
 
     def share_wait(self) -> None:
-        """Say that the stream comes to a wait that another communication has marked."""
+        """Note that the stream reaches a wait that another communication has marked."""
         self._alone = False
 
     def pass_wait(self, writer: Writer) -> None:
-        """Mark that the current stream has the wait behind it; the records follow."""
+        """Mark that the current stream is past the wait; the records follow."""
         after_wait = self.timing.mark(self.launched.device)
         if after_wait is None:
             self.release()
@@ -86,7 +96,7 @@ class DeviceComm:
         self.timing.push(PendingComm(self, after_wait, writer))
 
     def returned(self, writer: Writer) -> None:
-        """Mark that a call that ran on the current stream itself has been issued."""
+        """Mark that a call that ran on the current stream itself was issued."""
         done = self.timing.mark(self.launched.device)
         if done is None:
             self.release()
@@ -95,27 +105,27 @@ class DeviceComm:
         self.timing.push(PendingCall(self, done, writer))
 
     def release(self) -> None:
-        """Let go of the marks."""
+        """Release the marks."""
         self.timing.release(self.launched)
         if self._before_wait is not None:
             self.timing.release(self._before_wait)
 
     def bounds(self, clock: DeviceClock, after_wait: Mark) -> tuple[Bounds, int]:
-        """Return what is known, and how long the stream took to pass the wait, in ns."""
-        launched_ns = clock.place(self.launched.event, self.launched.launch_ns).at_ns
+        """Return the bounds, and the time for which the wait blocked the stream, in ns."""
+        launched_ns = clock.read_time(self.launched.event, self.launched.launch_ns).at_ns
         before_wait = self._before_wait
         if before_wait is None:
-            after_ns = clock.place(after_wait.event, after_wait.launch_ns).at_ns
-            return self._chain.place(self._number, launched_ns, (after_ns, after_ns)), 0
-        before_ns = clock.place(before_wait.event, before_wait.launch_ns).at_ns
-        stalled_ns = max(clock.between_ns(before_wait.event, after_wait.event), 0)
+            after_ns = clock.read_time(after_wait.event, after_wait.launch_ns).at_ns
+            return self._chain.bound(self._number, launched_ns, (after_ns, after_ns)), 0
+        before_ns = clock.read_time(before_wait.event, before_wait.launch_ns).at_ns
+        stalled_ns = max(clock.elapsed_ns(before_wait.event, after_wait.event), 0)
         after_ns = before_ns + stalled_ns
         seen_ns = (before_ns if self._alone else after_ns, after_ns)
-        return self._chain.place(self._number, launched_ns, seen_ns), stalled_ns
+        return self._chain.bound(self._number, launched_ns, seen_ns), stalled_ns
 
 
 class PendingComm:
-    """A communication whose wait a stream has yet to pass."""
+    """A communication whose wait a stream has not passed yet."""
 
     __slots__ = ("_comm", "_writer", "last")
 
@@ -125,7 +135,7 @@ class PendingComm:
         self._writer = writer
 
     def is_done(self) -> bool:
-        """Return whether the wait is passed; the launch was before what was waited for."""
+        """Return whether the wait is passed; the launch came before."""
         return self.last.event.query()
 
     def resolve(self, clock: DeviceClock) -> None:
@@ -139,7 +149,7 @@ class PendingComm:
             self._writer.wait(track_id, bounds.end_ns - stalled_ns, stalled_ns)
 
     def lose(self) -> None:
-        """Let go of it."""
+        """Count the records as lost."""
         self._writer.lose(1 + self._comm.has_wait)
 
 
@@ -158,10 +168,10 @@ class PendingCall:
         return self.last.event.query()
 
     def resolve(self, clock: DeviceClock) -> None:
-        """Write it, and the wait, which is the same: nothing else ran on that stream."""
+        """Write the communication, and a wait of equal length: nothing else ran on that stream."""
         launched = self._comm.launched
-        begin_ns = clock.place(launched.event, launched.launch_ns).at_ns
-        duration_ns = max(clock.between_ns(launched.event, self.last.event), 0)
+        begin_ns = clock.read_time(launched.event, launched.launch_ns).at_ns
+        duration_ns = max(clock.elapsed_ns(launched.event, self.last.event), 0)
         self._comm.release()
         self._comm.timing.release(self.last)
         self._writer.span(
@@ -171,7 +181,7 @@ class PendingCall:
         self._writer.wait(track_id, begin_ns, duration_ns)
 
     def lose(self) -> None:
-        """Let go of it."""
+        """Count the records as lost."""
         self._writer.lose(1 + self._comm.has_wait)
 
 
@@ -189,7 +199,7 @@ class Bounds(NamedTuple):
 
 
 class CommStream:
-    """The stream of one communicator, which works in the order of launches."""
+    """The stream of one communicator, which runs launches in their order."""
 
     def __init__(self) -> None:
         self._numbers: Callable[[], int] = itertools.count().__next__
@@ -199,20 +209,21 @@ class CommStream:
         """Return the number of a new launch."""
         return self._numbers()
 
-    def place(self, number: int, launched_ns: int, wait_ns: tuple[int, int]) -> Bounds:
-        """Return what is known of a launch. Called by one thread.
+    def bound(self, number: int, launched_ns: int, wait_ns: tuple[int, int]) -> Bounds:
+        """Return the bounds of a launch. Called by one thread.
 
         Args:
             number: From `launch`.
-            launched_ns: When the launching stream came to it, monotonic.
-            wait_ns: When a stream came to the wait for it and nothing else, and when it had
-                got past that; the latter twice where it waited for several at once.
+            launched_ns: When the launching stream reached it, monotonic.
+            wait_ns: When a stream reached the wait for it alone, and when it was past the wait. The
+                latter twice if the stream waited for several at once.
         """
         begin_ns, begin_known = self._begin(number, launched_ns)
         before_ns, after_ns = wait_ns
         end_known = after_ns - before_ns > MIN_STALL_NS
         if after_ns < begin_ns:
-            # The bounds contradict each other by the error of what was read: keep the weaker.
+            # The bounds contradict each other by the error of the clock mapping: keep the weaker
+            # one.
             begin_ns, begin_known = min(launched_ns, after_ns), False
         self._ends[number] = (after_ns, end_known)
         if len(self._ends) > MAX_ENDS:
@@ -220,7 +231,7 @@ class CommStream:
         return Bounds(begin_ns, after_ns, begin_known, end_known)
 
     def _begin(self, number: int, launched_ns: int) -> tuple[int, bool]:
-        """Return when a launch begins: with its launch, or with the end of the one before it."""
+        """Return when a launch begins: at its launch, or at the end of the one before it."""
         before = self._ends.get(number - 1)
         if before is None:
             return launched_ns, False

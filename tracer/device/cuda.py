@@ -1,4 +1,4 @@
-"""CUDA through the job's own torch."""
+"""CUDA through the job's own torch, and two functions of CUDA that torch does not expose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NON_BLOCKING = 1
-"""``cudaStreamNonBlocking``: the stream neither waits for the default stream nor holds it up."""
+"""``cudaStreamNonBlocking``: the stream neither waits for the default stream nor blocks it."""
 
 RELAXED = 2
 """``cudaStreamCaptureModeRelaxed``"""
@@ -27,7 +27,7 @@ DRIVER = "libcuda.so.1"
 
 
 class CudaBackend:
-    """Devices as torch shows them. Nothing here synchronises or initialises CUDA."""
+    """Devices as torch exposes them. Nothing here synchronises or initialises CUDA."""
 
     comm_backend = NCCL
 
@@ -35,50 +35,50 @@ class CudaBackend:
         """Find the CUDA runtime.
 
         Raises:
-            OSError: This torch is built for no CUDA, or its runtime cannot be reached:
-                without it, no thread of ours may query an event beside a graph capture.
+            OSError: This torch is not built for CUDA, or the runtime cannot be found. Without it no
+                thread of the tracer may query an event while a graph is captured.
         """
         if torch.version.cuda is None:
             raise OSError("this torch is not built for CUDA")
         self._runtime = CudaRuntime()
 
     def device_of(self, objects: Iterable[object]) -> int | None:
-        """Return the device of the first tensor or device; None where it is not a CUDA device."""
+        """Return the device of the first tensor or device; None if it is not a CUDA device."""
         return cuda_device_of(objects)
 
     def current_stream(self, device: int) -> Any:  # noqa: ANN401 - torch.cuda.Stream
-        """Return the stream that the calling thread issues work to."""
+        """Return the stream to which the calling thread issues work."""
         return torch.cuda.current_stream(device)
 
     def is_capturing(self, device: int) -> bool:
-        """Return whether that stream is being captured into a graph."""
+        """Return whether that stream is being captured into a CUDA graph."""
         with _on(device):
             return bool(torch.cuda.is_current_stream_capturing())
 
     def private_stream(self, device: int) -> Any:  # noqa: ANN401 - torch.cuda.Stream
-        """Return a non-blocking stream from outside torch's pool."""
+        """Return a non-blocking stream from outside of torch's pool."""
         with _on(device):
             handle = self._runtime.new_stream()
             return torch.cuda.ExternalStream(handle, device=device)  # type: ignore[no-untyped-call]
 
     def new_event(self) -> Any:  # noqa: ANN401 - torch.cuda.Event
-        """Return an event that keeps its time; CUDA makes it when it is first recorded."""
+        """Return an event that keeps its time; CUDA creates it when it is first recorded."""
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def prepare_thread(self, device: int) -> None:
         """Let the calling thread query events while another thread captures a graph."""
-        # A fresh thread stands on device 0: any call there would make a context on it,
-        # some 500 MB on a device that belongs to another rank.
+        # The current device of a new thread is 0. Any call there would create a context of some 500
+        # MB on a device that belongs to another rank.
         torch.cuda.set_device(device)
         self._runtime.relax_captures()
 
     def device_uuid(self, device: int) -> str:
-        """Return the device's UUID, "" where this torch does not tell it."""
+        """Return the device's UUID, "" if this torch does not have it."""
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def cuda_device_of(objects: Iterable[object]) -> int | None:
-    """Return the CUDA device of the first tensor or device among ``objects``; None if another."""
+    """Return the CUDA device of the first tensor or device among ``objects``; else None."""
     device = next(filter(None, map(_device, objects)), None)
     if device is None or device.type != "cuda":
         return None
@@ -94,7 +94,7 @@ def _device(thing: object) -> torch.device | None:
 
 @contextlib.contextmanager
 def _on(device: int) -> Iterator[None]:
-    """Make ``device`` current where it is not: a current device would be set anew for nothing."""
+    """Make ``device`` current if it is not; setting the current device again would cost time."""
     if torch.cuda.current_device() == device:
         yield
         return
@@ -103,7 +103,7 @@ def _on(device: int) -> Iterator[None]:
 
 
 class Names(NamedTuple):
-    """What a library calls the two functions; their arguments are the same."""
+    """A library's names of the two functions; their arguments are the same."""
 
     exchange_mode: str
     create_stream: str
@@ -113,7 +113,8 @@ RUNTIME_NAMES = Names("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWi
 
 
 DRIVER_NAMES = Names("cuThreadExchangeStreamCaptureMode", "cuStreamCreate")
-"""A torch that has the runtime inside itself shows nobody its functions; the driver does."""
+"""If torch contains the runtime statically, its functions are hidden; those of the driver are not.
+"""
 
 
 class CudaCallError(Exception):
@@ -128,20 +129,19 @@ class CudaRuntime:
     """The CUDA runtime that this process has loaded, or the driver below it."""
 
     def __init__(self) -> None:
-        """Find it.
+        """Find the library.
 
         Raises:
-            OSError: There is neither, or what there is lacks the functions.
+            OSError: Neither library exists, or the functions are missing.
         """
         self._library, self._names = _find()
 
     def relax_captures(self) -> None:
-        """Exempt the calling thread, for good, from what a graph capture forbids to others.
+        """Exempt the calling thread permanently from the restrictions of graph captures.
 
-        While any thread captures in mode *global* (torch's default), every other
-        thread in that mode is forbidden ``cudaEventQuery``: the call fails *and*
-        the capture is invalidated. A thread in mode *relaxed* may query any event
-        that was not itself recorded in a capture.
+        While a thread captures in mode *global* (torch's default), ``cudaEventQuery`` is forbidden
+        to all other threads in that mode: the call fails *and* the capture becomes invalid. A
+        thread in mode *relaxed* may query any event that was not itself recorded in a capture.
 
         Raises:
             CudaCallError: CUDA refused.
@@ -155,8 +155,8 @@ class CudaRuntime:
     def new_stream(self) -> int:
         """Return the handle of a new stream of the current device.
 
-        Streams of `torch.cuda.Stream` come from a pool of 32: the 33rd is the first
-        again, so one of them may be the job's.
+        Streams of `torch.cuda.Stream` come from a pool of 32: the 33rd is the first again, so it
+        may be one of the job's.
 
         Raises:
             CudaCallError: CUDA refused.
@@ -175,10 +175,10 @@ class CudaRuntime:
 def _find(
     *, runtime_names: Names = RUNTIME_NAMES, driver: str = DRIVER
 ) -> tuple[ctypes.CDLL, Names]:
-    """Return the library that torch itself uses: another copy would have other thread states.
+    """Return the library that torch itself uses: another copy has other thread states.
 
     Raises:
-        OSError: As `CudaRuntime` says.
+        OSError: As `CudaRuntime` describes.
     """
     whole_process = ctypes.CDLL(None)
     if all(hasattr(whole_process, name) for name in runtime_names):

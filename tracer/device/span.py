@@ -1,4 +1,4 @@
-"""A span of work that one thread gives to a device, timed there."""
+"""Spans of work that a thread issues to a device, timed on the device."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def timed_span(
     microbatch: int = NONE,
     chunk: int = NONE,
 ) -> CancellableSpan:
-    """Return a span, to be entered and left by hand, on the clock of what does the work.
+    """Return a span on the clock of the device that does the work; the caller enters and leaves it.
 
     Args:
-        recorder: Where it goes.
-        name: What the table calls it.
-        kind: What is done.
-        on: Tensors that the work is done on, or devices; the first tells the device.
-        microbatch: Position in the step, of a span on a device; another has its lane's.
+        recorder: Where the span goes.
+        name: Name of the span.
+        kind: Kind of the work.
+        on: Tensors or devices of the work; the first one selects the device.
+        microbatch: Position in the step of a span on a device; a host span has its lane's.
         chunk: Model chunk on this rank; likewise.
     """
     timing = recorder.device_timing
@@ -51,11 +51,11 @@ def timed_span(
 
 
 class DeviceSpan:
-    """Marks the current stream where the span is entered and left.
+    """Marks the current stream when the span is entered and left.
 
-    It stands on the track of that stream, outermost; its launch is when the
-    host entered it. Where a mark cannot be had it is counted as lost: how long
-    the host took to issue work says nothing of the work.
+    The span is outermost on the track of that stream; its launch is when the host entered it. If a
+    mark cannot be made, the span is counted as lost: the time to issue work does not say how long
+    the work took.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Device timing of this process: marks on the training threads, resolved on the background one."""
+"""Device timing of this process: marks on the job's threads, resolved on the background thread."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from .clock import Anchor
 
 BUSY_S = 0.02
-"""How soon the next turn comes while something is pending."""
+"""Time to the next turn while something is pending."""
 
 MAX_PER_TURN = 2_048
 
 DRAIN_S = 0.5
-"""How long goodbye waits for the device to come to the last marks."""
+"""Longest wait of a shutdown for the device to reach the last marks."""
 
 PPB = 1e9
 
 
 class DeviceTiming:
-    """Takes marks, and writes spans down once the device has come to them.
+    """Takes marks, and writes spans once the device has reached them.
 
-    `mark` and `push` run on the job's threads: they record an event and append
-    to a queue. All else runs on the recorder's background thread: `query` and
-    nothing that waits. The first error of CUDA ends it for the process; errors
-    of a device stay with it, so the job meets the same one at its own next call.
+    `mark` and `push` run on the job's threads: they record an event and append to a queue.
+    Everything else runs on the recorder's background thread, which queries events and never waits.
+    The first CUDA error turns device timing off for the process. Errors of a device are sticky, so
+    the job meets the same one at its own next call.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DeviceTiming:
     # -- on the job's threads ------------------------------------------------
 
     def device_of(self, objects: Iterable[object]) -> int | None:
-        """Return the device of the first tensor among ``objects`` where its work is timed."""
+        """Return the device of the first tensor among ``objects`` if its work is timed."""
         if not self.active:
             return None
         try:
@@ -82,10 +82,10 @@ class DeviceTiming:
             return None
 
     def mark(self, device: int) -> Mark | None:
-        """Mark where the current stream stands; None, counted, where that cannot be.
+        """Mark the position of the current stream; return None, counted, if that is not possible.
 
-        Nothing is recorded into a stream that is being captured: the event would
-        become part of the graph, and nobody could ask it for its time.
+        Nothing is recorded into a stream that is being captured: the event would become part of the
+        graph, and its time could not be read.
         """
         try:
             if self.active:
@@ -96,7 +96,7 @@ class DeviceTiming:
         return None
 
     def push(self, pending: Pending) -> None:
-        """Take what is to be written down once the device has come to its marks."""
+        """Queue a record that is written once the device has reached its marks."""
         mark = pending.last
         if not self.active:
             pending.lose()
@@ -108,11 +108,11 @@ class DeviceTiming:
         queue.push(pending)
 
     def release(self, mark: Mark) -> None:
-        """Take back a mark that is no longer needed."""
+        """Release a mark that is no longer needed."""
         self._pools[mark.device].release(mark.event)
 
     def track_id(self, mark: Mark) -> int:
-        """Return the track of a mark's stream: streams are numbered as they are met, 0 first."""
+        """Return the track of a mark's stream. Streams are numbered as they are first seen."""
         key = (mark.device, mark.stream)
         known = self._tracks.get(key)
         if known is not None:
@@ -123,13 +123,13 @@ class DeviceTiming:
         return self._tracks.setdefault(key, self._recorder.name_id(name))
 
     def lose(self) -> None:
-        """Count a span whose times on the device will never be known."""
+        """Count a span whose times on the device will not be known."""
         self._recorder.drop(DropReason.DEVICE_ERROR)
 
     # -- on the background thread --------------------------------------------
 
     def turn(self) -> None:
-        """Write down what the device has come to; ask for a turn soon while more is to come."""
+        """Write what the device has reached; request another turn soon while more is pending."""
         with self._turn:
             if self._error is not None:
                 self._turn_off()
@@ -140,14 +140,14 @@ class DeviceTiming:
                     self._recorder.wake_within(BUSY_S)
                 self._recorder.resolver_lag_ns = self._lag_ns()
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-                # No signal handler runs on this thread: it can only be ours.
+                # No signal handler runs on this thread: the error is the tracer's.
                 self._error = problem
                 self._turn_off()
 
-    # -- the end -------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the device a moment to come to the last marks, then count what is left as lost."""
+        """Let the device reach the last marks for a moment, then count the rest as lost."""
         until_s = time.monotonic() + DRAIN_S
         while self.active and self._num_pending() and time.monotonic() < until_s:
             self._recorder.wake_within(0.0)
@@ -157,7 +157,7 @@ class DeviceTiming:
             self._lose_all()
             self._turn.release()
 
-    # -- inside --------------------------------------------------------------
+    # -- internal ------------------------------------------------------------
 
     def _mark(self, device: int) -> Mark | None:
         if self._backend.is_capturing(device):
@@ -185,11 +185,11 @@ class DeviceTiming:
             return
         self._has_reported_capture = True
         self._recorder.event(
-            "tracer", "work captured into a CUDA graph is not timed, nor are the graph's parts", {}
+            "tracer", "work that is captured into a CUDA graph is not timed, nor are its parts", {}
         )
 
     def _resolve(self) -> bool:
-        """Return whether more is to come."""
+        """Return whether more is pending."""
         if not self._pools:
             return False
         if not self._prepared:
@@ -232,7 +232,7 @@ class DeviceTiming:
         )
 
     def _lag_ns(self) -> int:
-        """Return the age of the oldest span that is not resolved, 0 where all are."""
+        """Return the age of the oldest span that is not resolved, 0 if there is none."""
         now_ns = self._clock()
         ages = (queue.age_ns(now_ns) for queue in list(self._queues.values()))
         return max(ages, default=0)
@@ -241,7 +241,7 @@ class DeviceTiming:
         return sum(map(len, list(self._queues.values())))
 
     def _fail(self, problem: BaseException) -> None:
-        """Take no further mark; the background thread does the rest. Hand on what is the job's."""
+        """Take no further marks; the background thread does the rest. Raise an error of the job."""
         if not is_tracer_error(problem):
             raise problem
         self.active = False
@@ -253,7 +253,7 @@ class DeviceTiming:
         if problem is None:
             return
         self.active = False
-        # The host's clock goes on, and says of a device only when it was given its work.
+        # The host's clock would only say when the device received its work.
         self._recorder.missing_kinds.add_permanent(TIMED_KINDS)
         num_lost = self._lose_all()
         self._recorder.event(
@@ -267,31 +267,31 @@ class DeviceTiming:
 
 
 class Pending(Protocol):
-    """Something that can be written down once the device has come to its last mark."""
+    """A record that can be written once the device has reached its last mark."""
 
     @property
     def last(self) -> Mark:
-        """The mark that the device comes to last."""
+        """The mark that the device reaches last."""
         ...
 
     def is_done(self) -> bool:
-        """Return whether the device has come to all marks."""
+        """Return whether the device has reached all marks."""
         ...
 
     def resolve(self, clock: DeviceClock) -> None:
-        """Write it down."""
+        """Write the record."""
         ...
 
     def lose(self) -> None:
-        """Let go of it: its times will never be known."""
+        """Count the record as lost: its times will not be known."""
         ...
 
 
 class StreamQueue:
-    """What is pending on one stream.
+    """Pending records of one stream.
 
-    A stream works in order, so only the oldest is asked whether it is done:
-    while that one is not, no other can be. Any thread may push, one resolves.
+    A stream works in order, so only the oldest record is checked: until that one is done, no other
+    can be. Any thread may push; one thread resolves.
     """
 
     def __init__(self) -> None:
@@ -301,28 +301,28 @@ class StreamQueue:
         return len(self._pending)
 
     def age_ns(self, now_ns: int) -> int:
-        """Return how long ago the host marked the end of the oldest, 0 where there is none."""
+        """Return the age of the oldest record's last mark, 0 if there is none."""
         try:
             return now_ns - self._pending[0].last.launch_ns
         except IndexError:
             return 0
 
     def push(self, pending: Pending) -> None:
-        """Add what the stream was given last."""
+        """Add the newest record of the stream."""
         self._pending.append(pending)
 
     def resolve(self, clock: DeviceClock, limit: int) -> int:
-        """Write down what is done, ``limit`` at most; return how many that were."""
+        """Write the records that are done, ``limit`` at most; return their number."""
         for number in range(limit):
             if not self._pending or not self._pending[0].is_done():
                 return number
-            # Taken out last: where this raises, it is still there to be counted as lost.
+            # Removed last: if this raises, it can still be counted as lost.
             self._pending[0].resolve(clock)
             self._pending.popleft()
         return limit
 
     def lose_all(self) -> int:
-        """Let go of everything; return how many that were."""
+        """Count all records as lost; return their number."""
         for number in range(len(self._pending) + 1):
             if not self._pending:
                 return number
@@ -344,13 +344,13 @@ class PendingSpan:
         lose: Callable[[], None],
         release: Callable[[Mark], None],
     ) -> None:
-        """Hold a span until it is known.
+        """Hold a span until its times are known.
 
         Args:
-            begin: Where it begins.
-            end: Where it ends; on another stream where the job has changed streams inside.
+            begin: Mark at its begin.
+            end: Mark at its end; on another stream if the job has changed streams inside.
             write: Takes begin (monotonic) and duration in ns.
-            lose: Called instead where the times will never be known.
+            lose: Called instead if the times will not be known.
             release: Takes each mark that is no longer needed.
         """
         self._begin = begin
@@ -360,15 +360,15 @@ class PendingSpan:
         self._release = release
 
     def is_done(self) -> bool:
-        """Return whether the device has come to both marks."""
+        """Return whether the device has reached both marks."""
         if not self.last.event.query():
             return False
         return self._begin.stream == self.last.stream or self._begin.event.query()
 
     def resolve(self, clock: DeviceClock) -> None:
-        """Write the span down."""
-        begin = clock.place(self._begin.event, self._begin.launch_ns)
-        duration_ns = clock.between_ns(self._begin.event, self.last.event)
+        """Write the span."""
+        begin = clock.read_time(self._begin.event, self._begin.launch_ns)
+        duration_ns = clock.elapsed_ns(self._begin.event, self.last.event)
         self._release(self._begin)
         self._release(self.last)
         if duration_ns < 0:
@@ -377,27 +377,27 @@ class PendingSpan:
         self._write(begin.at_ns, duration_ns)
 
     def lose(self) -> None:
-        """Let go of it."""
+        """Count the span as lost."""
         self._lose()
 
 
 class LazyCudaTiming(NoDeviceTiming):
     """Times nothing until it sees the first tensor on a CUDA device.
 
-    Asking CUDA whether it is there would initialise it, and a process that has
-    done so can no longer fork.
+    A query whether CUDA exists would initialise it, and a process that has done so can no longer
+    fork.
     """
 
     __slots__ = ("_cuda_device_of", "_recorder")
 
     def __init__(self, recorder: Recorder) -> None:
-        from .cuda import cuda_device_of  # and so needs torch
+        from .cuda import cuda_device_of  # imports torch
 
         self._recorder = recorder
         self._cuda_device_of = cuda_device_of
 
     def device_of(self, objects: Iterable[object]) -> int | None:  # type: ignore[override]
-        """Return the device of the first tensor where it is a CUDA device, which starts timing."""
+        """Return the device of the first tensor if it is a CUDA device, which starts timing."""
         try:
             device = self._cuda_device_of(objects)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -416,7 +416,7 @@ def watch_for_cuda(recorder: Recorder) -> None:
 
 
 def start_device_timing(recorder: Recorder, make: Callable[[], DeviceBackend]) -> None:
-    """Time the work of a device from now on; where that cannot be, one event says why."""
+    """Time the work of a device from now on; if that is not possible, write one event."""
     try:
         timing = DeviceTiming(recorder, make())
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless

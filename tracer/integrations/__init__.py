@@ -1,1 +1,1 @@
-"""One short file for each training framework; each imports its framework, and only its own."""
+"""One module for each training framework. Each imports its own framework only."""

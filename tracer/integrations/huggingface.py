@@ -12,7 +12,7 @@ import transformers
 from rankscope import tracer
 
 from ..patches import Patches
-from .settings import data_parallel, harmless, named, traced_save
+from .settings import data_parallel_layout, harmless, read_attributes, traced_save
 
 if TYPE_CHECKING:
     import os
@@ -30,22 +30,21 @@ CONFIG = (
     "optim",
     "seed",
 )
-"""Arguments that explain a job's speed. The others may hold secrets."""
+"""Arguments that explain a job's speed. Others may contain secrets."""
 
 
 class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Tells the tracer of the trainer's steps, their loss where it is logged, and its saves.
+    """Reports the trainer's steps, their loss if it is logged, and its saves.
 
-    A step's loss is the one that the trainer logs after it: the mean since it
-    logged last, on steps that log. Micro-batches and tokens come from the
-    loader. No tensor is read.
+    The loss of a step is the one that the trainer logs after it: on steps that log, the mean since
+    the last log. Micro-batches and tokens come from the loader. No tensor is read.
     """
 
     def __init__(self, *, spool: str | os.PathLike[str] | None = None) -> None:
-        """Prepare to record.
+        """Create the callback.
 
         Args:
-            spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
+            spool: Folder for the records; if None, ``RANKSCOPE_TRACE``.
         """
         self._spool = spool
         self._is_due = False
@@ -58,13 +57,13 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
         dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else ""
         tracer.install(
             spool=self._spool,
-            # A compiled model is wrapped: what wraps it is found at the first batch.
+            # A compiled model is wrapped: the wrapper is found at the first batch.
             model=None if args.torch_compile else about.get("model"),
             model_name=str(getattr(config, "model_type", "")),
             dtype=dtype,
-            config=named(args, CONFIG),
+            config=read_attributes(args, CONFIG),
             seeds={"seed": args.seed},
-            **data_parallel(args.world_size, args.process_index),
+            **data_parallel_layout(args.world_size, args.process_index),
         )
         if hasattr(transformers.Trainer, "_save_checkpoint"):
             self._patches.wrap(transformers.Trainer, "_save_checkpoint", traced_save)
@@ -72,12 +71,12 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
 
     @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
-        """End the step before, where the trainer logged nothing after it after all."""
+        """End the previous step if the trainer logged nothing after it."""
         self._end_step()
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
-        """End the step; one that will be logged ends there, where its loss is known."""
+        """End the step; a step that will be logged ends in `on_log`, when its loss is known."""
         self._is_due = True
         if not control.should_log:
             self._end_step()
@@ -91,18 +90,18 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
         logs: dict[str, Any] | None = None,
         **about: Any,  # noqa: ANN401
     ) -> None:
-        """End the step that is logged, with its loss."""
+        """End the logged step, with its loss."""
         loss = (logs or {}).get("loss")
         self._end_step(loss if isinstance(loss, float) else None)
 
     @harmless
     def on_save(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
-        """Note the save."""
+        """Record the save as an event."""
         tracer.event("checkpoint", f"saved after step {state.global_step - 1}")
 
     @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ANN401
-        """Give the trainer its own method back; the tracer goes on to the process's end."""
+        """Restore the trainer's method. The tracer continues to the end of the process."""
         self._end_step()
         self._patches.undo()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
-from .settings import Placement, data_parallel, harmless
+from .settings import LayoutAndCoords, data_parallel_layout, harmless
 
 if TYPE_CHECKING:
     import os
@@ -26,18 +26,18 @@ DTYPES = {"bf16": "bfloat16", "16": "float16"}
 
 
 class RankscopeCallback(Callback):
-    """Tells the tracer of the trainer's steps, their loss, and its saves.
+    """Reports the trainer's steps, their loss, and its saves.
 
-    A step ends with the batch after which the trainer's ``global_step`` has
-    moved on; its loss is that of its last micro-batch, where it lies on the
-    CPU. Micro-batches and tokens come from the loader.
+    A step ends with the batch after which the trainer's ``global_step`` has changed. Its loss is
+    that of its last micro-batch, if it is on the CPU. Micro-batches and tokens come from the
+    loader.
     """
 
     def __init__(self, *, spool: str | os.PathLike[str] | None = None) -> None:
-        """Prepare to record.
+        """Create the callback.
 
         Args:
-            spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
+            spool: Folder for the records; if None, ``RANKSCOPE_TRACE``.
         """
         self._spool = spool
         self._global_step = 0
@@ -45,12 +45,12 @@ class RankscopeCallback(Callback):
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401
         """Install the tracer and begin the steps."""
-        place: Placement = {"layout": None, "coords": None}
+        declared: LayoutAndCoords = {"layout": None, "coords": None}
         if type(trainer.strategy).__name__ != "ModelParallelStrategy":
-            place = data_parallel(trainer.world_size, trainer.global_rank)
+            declared = data_parallel_layout(trainer.world_size, trainer.global_rank)
         tracer.install(
             spool=self._spool,
-            model=network_of(pl_module),
+            model=find_network(pl_module),
             model_name=type(pl_module).__name__,
             dtype=DTYPES.get(str(trainer.precision).partition("-")[0], ""),
             config={
@@ -58,7 +58,7 @@ class RankscopeCallback(Callback):
                 "precision": str(trainer.precision),
                 "strategy": type(trainer.strategy).__name__,
             },
-            **place,
+            **declared,
         )
         self._global_step = trainer.global_step
         tracer.begin_steps(trainer.global_step)
@@ -72,27 +72,28 @@ class RankscopeCallback(Callback):
         batch: Any,  # noqa: ANN401
         batch_idx: int,
     ) -> None:
-        """End the step, if an optimizer has stepped."""
+        """End the step if an optimizer has stepped."""
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             tracer.step(loss=loss_on_cpu(outputs))
 
     @harmless
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ANN401
-        """Note the save; `torch.save` has the time that it takes."""
+        """Record the save as an event; `torch.save` is captured with its duration."""
         tracer.event("checkpoint", f"saving at step {trainer.global_step}")
 
 
-def network_of(module: Any) -> Any:  # noqa: ANN401 - Modules
-    """Return what of a LightningModule is called forward: its only part with weights, or itself.
+def find_network(module: Any) -> Any:  # noqa: ANN401 - Modules
+    """Return the module whose forward is called: the only child with weights, or the module itself.
 
-    Lightning calls ``training_step``, not the module, where no strategy wraps it.
+    If no strategy wraps the LightningModule, Lightning calls ``training_step`` instead of its
+    forward.
     """
     parts = [part for part in module.children() if next(part.parameters(), None) is not None]
     return parts[0] if len(parts) == 1 else module
 
 
 def loss_on_cpu(outputs: Any) -> Any | None:  # noqa: ANN401 - a tensor
-    """Return the loss of a training step where it can be read without waiting for a device."""
+    """Return the loss of a training step if it can be read without waiting for a device."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     return loss if getattr(getattr(loss, "device", None), "type", "") == "cpu" else None

@@ -1,6 +1,6 @@
-"""Megatron-LM's training loop, with or without callbacks of its own (they came in 2026).
+"""Megatron-LM's training loop, with or without its own callbacks (added in 2026).
 
-``trace()`` before ``pretrain(...)``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``.
+Call ``trace()`` before ``pretrain(...)``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rankscope import tracer
 from ..job.flops import ModelFlops, megatron_flops
 from ..patches import Patches
 from ..topology import Coords, Layout
-from .settings import Placement, harmless, named, traced_save
+from .settings import LayoutAndCoords, harmless, read_attributes, traced_save
 
 if TYPE_CHECKING:
     import os
@@ -46,37 +46,36 @@ OTHER_MODELS = (
     "heterogeneous_layers_config_path",
     "heterogeneous_layers_config_encoded_json",
 )
-"""Arguments that make a model another one than a dense GPT of one kind of layer."""
+"""Arguments of models that are not a dense GPT with one kind of layer."""
 
 PACKED = ("sequence_packing_scheduler", "rl_use_sequence_packing")
-"""Arguments that leave the number of micro-batches, or their tokens, to the data."""
+"""Arguments with which the data determines the number of micro-batches or their tokens."""
 
 
 def trace(*, spool: str | os.PathLike[str] | None = None) -> Patches:
     """Record the steps of ``megatron.training.training.train`` from now on.
 
-    A step lasts from one ``train_step`` to the next, so that a save belongs to
-    the step that it follows. One that raised is none. Losses stay on the device
-    and are not read.
+    A step lasts from one ``train_step`` to the next, so that a save belongs to the step before it.
+    A ``train_step`` that raised is not a step. Losses stay on the device and are not read.
 
     Args:
-        spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
+        spool: Folder for the records; if None, ``RANKSCOPE_TRACE``.
 
     Returns:
-        What was replaced in ``megatron.training.training``; ``undo()`` puts it back.
+        The functions replaced in ``megatron.training.training``; ``undo()`` restores them.
     """
     training = import_module("megatron.training.training")
     patches = Patches()
     steps = _Steps(spool)
-    patches.wrap(training, "train_step", steps.around)
+    patches.wrap(training, "train_step", steps.wrap_train_step)
     for name in ("train", "save_checkpoint"):
         if hasattr(training, name):
-            patches.wrap(training, name, steps.ending if name == "train" else traced_save)
+            patches.wrap(training, name, steps.wrap_train if name == "train" else traced_save)
     return patches
 
 
 class _Steps:
-    """Which step runs, and how many tokens it has."""
+    """The running step and its number of tokens."""
 
     def __init__(self, spool: str | os.PathLike[str] | None) -> None:
         self._spool = spool
@@ -85,7 +84,7 @@ class _Steps:
         self._number = -1
         self._tokens: int | None = None
 
-    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_train_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def train_step(
             forward_step_func: Any,  # noqa: ANN401
@@ -104,7 +103,7 @@ class _Steps:
 
         return train_step
 
-    def ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def train(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             try:
@@ -130,13 +129,13 @@ class _Steps:
         number = getattr(args, "curr_iteration", None)
         if number is None:
             number = args.iteration if is_first else self._number + 1
-        # Iterations to skip are not trained: the loop goes on at a higher number.
+        # The loop skips iterations that are not trained: the step number then jumps.
         if is_first or number != self._number + 1:
             tracer.begin_steps(number)
         self._number = number
         self._runs = True
-        # Now: the next step's batch size is set before that step begins.
-        self._tokens = tokens_of_step(args)
+        # Now, because the next step's batch size is set before that step begins.
+        self._tokens = count_step_tokens(args)
 
 
 def install(
@@ -145,22 +144,22 @@ def install(
     *,
     spool: str | os.PathLike[str] | None,
 ) -> None:
-    """Install the tracer with what Megatron's arguments and groups tell of the job."""
-    flops = flops_of(args)
+    """Install the tracer with the layout and settings from Megatron's arguments and groups."""
+    flops = read_flops(args)
     tracer.install(
         spool=spool,
         model=model[0] if len(model) == 1 else None,
         flops_per_token=None if flops is None else flops.flops_per_token,
         flops_convention="" if flops is None else flops.convention,
         dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "",
-        config=named(args, CONFIG),
+        config=read_attributes(args, CONFIG),
         seeds={"seed": getattr(args, "seed", None)},
-        **placement_of(len(model)),
+        **read_layout(len(model)),
     )
 
 
-def tokens_of_step(args: Any) -> int | None:  # noqa: ANN401 - a Namespace
-    """Return the tokens of this rank's part of the step, padding counted; None: packed."""
+def count_step_tokens(args: Any) -> int | None:  # noqa: ANN401 - a Namespace
+    """Return this rank's tokens of the step, including padding; None if sequences are packed."""
     if any(getattr(args, name, None) for name in PACKED):
         return None
     calculator = import_module("megatron.core.num_microbatches_calculator")
@@ -169,8 +168,8 @@ def tokens_of_step(args: Any) -> int | None:  # noqa: ANN401 - a Namespace
     return int(whole // groups.get_context_parallel_world_size())
 
 
-def flops_of(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
-    """Return the FLOPs of a token; None where the model is no dense GPT of one kind of layer."""
+def read_flops(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
+    """Return the FLOPs per token; None if the model is not a dense GPT with one kind of layer."""
     if any(getattr(args, name, None) for name in OTHER_MODELS):
         return None
     groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
@@ -187,10 +186,10 @@ def flops_of(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
     )
 
 
-def placement_of(num_chunks: int) -> Placement:
-    """Return where this rank stands, as Megatron's own groups have it.
+def read_layout(num_chunks: int) -> LayoutAndCoords:
+    """Return layout and coordinates of this rank from Megatron's own groups.
 
-    Neither is known where there are further axes than ours.
+    Both are unknown if there are other axes than those of `Layout`.
     """
     from torch import distributed
 

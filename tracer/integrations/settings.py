@@ -1,4 +1,4 @@
-"""What frameworks tell of a job, in the tracer's words."""
+"""Functions that the integrations share: layouts, settings, safe hooks, spans of saves."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-_TOLD: set[str] = set()
-"""Hooks whose failure was told; each is told once."""
+_reported: set[str] = set()
+"""Hooks whose failure was reported; each is reported once."""
 
 
-class Placement(TypedDict):
-    """Where a rank stands; either both are known or neither."""
+class LayoutAndCoords(TypedDict):
+    """Layout and coordinates of a rank; both are known or neither."""
 
     layout: Layout | None
     coords: Coords | None
 
 
-def data_parallel(world_size: int, rank: int) -> Placement:
-    """Return the placement where all ranks are data parallel (DDP, FSDP, ZeRO)."""
+def data_parallel_layout(world_size: int, rank: int) -> LayoutAndCoords:
+    """Return the layout and coordinates if all ranks are data parallel (DDP, FSDP, ZeRO)."""
     return {"layout": Layout(dp=world_size), "coords": Coords(dp=rank)}
 
 
-def placed(rank: int, *, tp: int, cp: int, dp: int, pp: int) -> Placement:
-    """Return the placement in a mesh of axes (pp, dp, cp, tp), tp the fastest.
+def mesh_layout(rank: int, *, tp: int, cp: int, dp: int, pp: int) -> LayoutAndCoords:
+    """Return the layout and coordinates in a mesh of axes (pp, dp, cp, tp), tp the fastest.
 
     Args:
-        rank: Global.
-        tp: Size of the axis, as the others.
-        cp: Likewise.
-        dp: Replicas and shards together.
-        pp: Likewise.
+        rank: Global rank.
+        tp: Size of the tensor-parallel axis.
+        cp: Size of the context-parallel axis.
+        dp: Number of replicas times number of shards.
+        pp: Size of the pipeline axis.
     """
     rest, tp_position = divmod(rank, tp)
     rest, cp_position = divmod(rest, cp)
@@ -52,17 +52,17 @@ def placed(rank: int, *, tp: int, cp: int, dp: int, pp: int) -> Placement:
     }
 
 
-def named(holder: object, names: Iterable[str]) -> dict[str, object]:
-    """Return those attributes of ``holder`` that exist, by name."""
+def read_attributes(holder: object, names: Iterable[str]) -> dict[str, object]:
+    """Return the attributes of ``holder`` that exist, by name."""
     missing: Any = object()
     found = {name: getattr(holder, name, missing) for name in names}
     return {name: value for name, value in found.items() if value is not missing}
 
 
 def harmless(hook: Callable[P, None]) -> Callable[P, None]:
-    """Return ``hook``, which a framework calls, with errors of ours counted, told and kept from it.
+    """Return a framework's ``hook`` such that errors of the tracer do not reach the framework.
 
-    A framework of another version may lack what a hook reads.
+    They are counted and printed once. A framework of another version may lack what a hook reads.
     """
 
     @functools.wraps(hook)
@@ -76,8 +76,8 @@ def harmless(hook: Callable[P, None]) -> Callable[P, None]:
             if isinstance(present, Recorder):
                 present.swallow(problem)
             name = hook.__qualname__
-            if name not in _TOLD:
-                _TOLD.add(name)
+            if name not in _reported:
+                _reported.add(name)
                 print_notice(f"{name}: {type_name(problem)}: {problem}")
 
     return call

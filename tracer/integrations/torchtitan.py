@@ -1,8 +1,8 @@
-"""torchtitan's training loop, which knows no callbacks.
+"""torchtitan's training loop, which has no callbacks.
 
-``trace(trainer)`` between making the ``Trainer`` (``torchtitan.train`` has it, from 0.3 on
-``torchtitan.trainer``) and its ``train()``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``. Saves by
-`torch.distributed.checkpoint` are captured anyway.
+Call ``trace(trainer)`` after making the ``Trainer`` (of ``torchtitan.train``, from 0.3 on
+``torchtitan.trainer``) and before its ``train()``, with ``RANKSCOPE_TRACE=DIR`` or ``spool=``.
+Saves by `torch.distributed.checkpoint` are captured anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
-from .settings import Placement, harmless, named, placed
+from .settings import LayoutAndCoords, harmless, mesh_layout, read_attributes
 
 if TYPE_CHECKING:
     import os
@@ -33,18 +33,17 @@ CONFIG = (
 
 @harmless
 def trace(trainer: Any, *, spool: str | os.PathLike[str] | None = None) -> None:  # noqa: ANN401
-    """Record the steps of a trainer that has not begun.
+    """Record the steps of a trainer that has not started.
 
-    A step lasts from one turn of the loop to the next, so that a save belongs
-    to the step that it follows. One that ran out of data or raised is none.
-    Its loss is the global average that the trainer logs, on steps that log, in
-    the last stage of a pipeline; its tokens are those of the labels that the
-    step took from the loader.
+    A step lasts from one iteration of the loop to the next, so that a save belongs to the step
+    before it. An iteration that ran out of data or raised is not a step. The loss is the global
+    average that the trainer logs, on steps that log, in the last stage of a pipeline. The tokens
+    are those of the labels that the step took from the loader.
 
     Args:
-        trainer: Has ``train_step``, ``step``, ``close``, ``model_parts``,
-            ``parallel_dims``, ``metrics_processor``.
-        spool: Folder for the records; None: ``RANKSCOPE_TRACE``.
+        trainer: Has ``train_step``, ``step``, ``close``, ``model_parts``, ``parallel_dims``,
+            ``metrics_processor``.
+        spool: Folder for the records; if None, ``RANKSCOPE_TRACE``.
     """
     parts = trainer.model_parts
     processor = trainer.metrics_processor
@@ -56,29 +55,29 @@ def trace(trainer: Any, *, spool: str | os.PathLike[str] | None = None) -> None:
         model=parts[0] if len(parts) == 1 else None,
         flops_per_token=float(flops) if flops and flops > 0 else None,
         flops_convention=CONVENTION if flops and flops > 0 else "",
-        config=named(getattr(settings, "training", None), CONFIG),
+        config=read_attributes(getattr(settings, "training", None), CONFIG),
         seeds={"seed": getattr(debug, "seed", None)},
-        **placement_of(trainer.parallel_dims),
+        **read_layout(trainer.parallel_dims),
     )
     steps = _Steps(trainer)
-    trainer.train_step = steps.around(trainer.train_step)
-    trainer.close = steps.before(trainer.close)
+    trainer.train_step = steps.wrap_train_step(trainer.train_step)
+    trainer.close = steps.wrap_step_end(trainer.close)
     if hasattr(trainer, "should_continue_training"):
-        trainer.should_continue_training = steps.before(trainer.should_continue_training)
-    processor.log = steps.noting_loss(processor.log)
+        trainer.should_continue_training = steps.wrap_step_end(trainer.should_continue_training)
+    processor.log = steps.wrap_log(processor.log)
 
 
-def placement_of(dims: Any) -> Placement:  # noqa: ANN401 - torchtitan's ParallelDims
-    """Return where this rank stands in the mesh that torchtitan makes."""
+def read_layout(dims: Any) -> LayoutAndCoords:  # noqa: ANN401 - torchtitan's ParallelDims
+    """Return layout and coordinates of this rank in torchtitan's mesh."""
     from torch import distributed
 
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     dp = dims.dp_replicate * dims.dp_shard
-    return placed(rank, tp=dims.tp, cp=dims.cp, dp=dp, pp=dims.pp)
+    return mesh_layout(rank, tp=dims.tp, cp=dims.cp, dp=dp, pp=dims.pp)
 
 
 class _Batches:
-    """The batches of a step, and how many tokens they have."""
+    """The batches of a step and their number of tokens."""
 
     def __init__(self, batches: Any) -> None:  # noqa: ANN401 - an iterator of (inputs, labels)
         self._batches = batches
@@ -99,7 +98,7 @@ class _Batches:
 
 
 class _Steps:
-    """Which step runs, and what is known of it."""
+    """The running step and what is known of it."""
 
     def __init__(self, trainer: Any) -> None:  # noqa: ANN401
         self._trainer = trainer
@@ -108,7 +107,7 @@ class _Steps:
         self._batches: _Batches | None = None
         self._loss: float | None = None
 
-    def around(self, original: Any) -> Any:  # noqa: ANN401 - bound methods
+    def wrap_train_step(self, original: Any) -> Any:  # noqa: ANN401 - bound methods
         @functools.wraps(original)
         def train_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             self._end()
@@ -125,21 +124,21 @@ class _Steps:
 
         return train_step
 
-    def noting_loss(self, original: Any) -> Any:  # noqa: ANN401
+    def wrap_log(self, original: Any) -> Any:  # noqa: ANN401
         @functools.wraps(original)
         def log(step: int, global_avg_loss: float, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            # A pipeline stage without the loss logs -1 for it.
+            # A pipeline stage without the loss logs -1.
             if getattr(self._trainer, "pp_has_last_stage", True):
                 self._loss = global_avg_loss
             return original(step, global_avg_loss, *args, **kwargs)
 
         return log
 
-    def before(self, original: Any) -> Any:  # noqa: ANN401
-        """Return ``original``, before which a step has ended.
+    def wrap_step_end(self, original: Any) -> Any:  # noqa: ANN401
+        """Return ``original``, before which the running step ends.
 
-        The trainer asks before each step whether to go on. After the last one
-        rank 0 sleeps for 2 s, which is no part of that step.
+        The trainer asks before each step whether to continue. After the last step rank 0 sleeps for
+        2 s, which is not part of that step.
         """
 
         @functools.wraps(original)
@@ -162,8 +161,8 @@ class _Steps:
             return
         self._runs = False
         loss, self._loss = self._loss, None
-        # Each rank of a context-parallel group takes the whole sequence and holds a part. What
-        # the trainer counts itself is the whole in 0.2 and the part in 0.3.
+        # Each rank of a context-parallel group takes the whole sequence and keeps a part. The
+        # trainer's own count is the whole in 0.2 and the part in 0.3.
         cp = self._trainer.parallel_dims.cp
         tokens = self._batches.num_tokens // cp if self._batches else 0
         tracer.step(tokens=tokens or None, loss=loss)

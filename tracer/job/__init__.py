@@ -1,1 +1,1 @@
-"""What a process knows of its job: identity, manifest, profile, stacks."""
+"""The job as the tracer records it: identity, manifest, FLOPs, profiles, stacks of slow steps."""

@@ -1,4 +1,4 @@
-"""Model FLOPs of a token, from the model itself: known architectures only, never guessed."""
+"""Model FLOPs per token, from the model itself: for known architectures only, never guessed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WRAPPERS = ("_orig_mod", "module")
-"""Where `torch.compile` and `DistributedDataParallel` keep the model that they wrap."""
+"""Attributes in which `torch.compile` and `DistributedDataParallel` keep the wrapped model."""
 
 MAX_WRAPPERS = 8
 
 DENSE_MODEL_TYPES = frozenset(
     {"gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo", "olmo2", "phi", "qwen2", "qwen3"}
 )
-"""Hugging Face decoders in which every token meets every linear layer once, and every earlier
-token once a layer. A type that is not here (mixtures of experts, encoders, hybrids) is unknown."""
+"""Hugging Face decoders in which every token passes every linear layer once, and attends to every
+earlier token once per layer. For all other types (mixtures of experts, encoders, hybrids) the
+FLOPs are unknown."""
 
 LINEAR_TYPES = frozenset({"Linear", "Conv1D"})
-"""Modules that are one matrix product: torch's, and the transposed one that GPT-2 uses."""
+"""Modules that are one matrix product: torch's, and the transposed one of GPT-2."""
 
 TIMES_6 = 6
-"""FLOPs a weight and token: 2 forward, 4 backward."""
+"""FLOPs per weight and token: 2 forward, 4 backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlops:
-    """What training on one token costs, and how that was counted."""
+    """The FLOPs of training on one token, and the convention by which they are counted."""
 
     flops_per_token: float
     convention: str
@@ -40,34 +41,34 @@ class ModelFlops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The sizes that the attention's own products depend on."""
+    """The sizes on which the products of the attention depend."""
 
     num_layers: int
     num_heads: int
     head_size: int
-    """Of queries and keys, and of values: equal in every architecture known here."""
+    """Of queries and keys, and of values: they are equal in every architecture known here."""
 
 
 def model_flops(model: Any, *, seq_length: int) -> ModelFlops | None:  # noqa: ANN401 - a Module
-    """Return the model FLOPs of training on one token; None for an architecture not known.
+    """Return the model FLOPs of training on one token; None for an unknown architecture.
 
-    ``6 N_matmul + 12 L heads head_size seq``: N_matmul counts the weights of
-    all linear layers, the head but not the embedding.
+    ``6 N_matmul + 12 L heads head_size seq``. N_matmul counts the weights of all linear layers,
+    including the head and excluding the embedding.
 
-    Known are the Hugging Face decoders of `DENSE_MODEL_TYPES` and torchtitan's
-    dense Transformer. None too where only a part of the model is here (a
-    pipeline stage, FSDP1's flat parameters), where weights are frozen or
-    quantised, or attention is windowed below ``seq_length``.
+    Known are the Hugging Face decoders of `DENSE_MODEL_TYPES` and torchtitan's dense Transformer.
+    The result is also None if only a part of the model is here (a pipeline stage, FSDP1's flat
+    parameters), if weights are frozen or quantised, or if the attention window is below
+    ``seq_length``.
 
     Args:
-        model: The root module; compiled and DDP wrappers are looked through.
+        model: The root module. Wrappers of `torch.compile` and DDP are removed.
         seq_length: Tokens that attend to each other.
 
     Source:
-        torchtitan's ``get_num_flops_per_token`` (attention with ``d_qk + d_v``,
-        the causal mask not halved); arXiv 2204.02311, appendix B.
+        torchtitan's ``get_num_flops_per_token`` (attention with ``d_qk + d_v``, the causal mask not
+        halved); arXiv 2204.02311, appendix B.
     """
-    with contextlib.suppress(Exception):  # whatever a foreign class does: then it is not known
+    with contextlib.suppress(Exception):  # any error of a foreign class: the FLOPs are unknown
         whole = unwrap(model)
         attention = _attention(whole, seq_length)
         num_weights = None if attention is None else _matmul_weights(whole, attention.num_layers)
@@ -82,7 +83,7 @@ def model_flops(model: Any, *, seq_length: int) -> ModelFlops | None:  # noqa: A
 
 
 def describe(seq_length: int) -> str:
-    """Return how `model_flops` counts, in words."""
+    """Return a description of how `model_flops` counts."""
     return (
         "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"
         f" recomputation not counted; seq {seq_length}"
@@ -101,22 +102,22 @@ def megatron_flops(  # noqa: PLR0913 - the formula has these
     is_gated: bool,
     head_size: int | None = None,
 ) -> ModelFlops:
-    """Return the model FLOPs of a token of a dense model as Megatron-LM counts them.
+    """Return the model FLOPs per token of a dense model as Megatron-LM counts them.
 
-    ``6 h ffn k L + 6 L [h (Q + 2 K) + Q h] + 6 h V + 6 Q L seq`` with k = 3 for
-    a gated unit, else 2; Q = head size x heads, K = head size x groups. Of the
-    attention's products half are counted, those that a causal mask leaves.
+    ``6 h ffn k L + 6 L [h (Q + 2 K) + Q h] + 6 h V + 6 Q L seq`` with k = 3 for a gated unit, else
+    2; Q = head size x heads, K = head size x groups. Half of the attention's products are counted:
+    those that a causal mask leaves.
 
     Args:
         hidden: h.
-        num_layers: L, all stages together.
-        num_heads: Attention heads of a layer, all TP ranks together.
+        num_layers: L, of all stages together.
+        num_heads: Attention heads of a layer, of all TP ranks together.
         num_groups: Key-value groups, likewise.
         ffn: Width of the feed-forward layer.
         vocabulary: V, padded.
         seq_length: Tokens of a sequence.
         is_gated: Whether the feed-forward layer is gated (SwiGLU).
-        head_size: Of one head; None: ``hidden / num_heads``.
+        head_size: Of one head; ``hidden / num_heads`` if None.
 
     Source:
         Megatron-LM's ``num_floating_point_operations``.
@@ -135,7 +136,7 @@ def megatron_flops(  # noqa: PLR0913 - the formula has these
 
 
 def unwrap(model: Any) -> Any:  # noqa: ANN401
-    """Return the model inside `torch.compile` and data-parallel wrappers."""
+    """Return the model inside the wrappers of `torch.compile` and data parallelism."""
     for _ in range(MAX_WRAPPERS):
         inner = [model._modules[name] for name in WRAPPERS if name in model._modules]
         if len(model._modules) != 1 or not inner:
@@ -145,11 +146,11 @@ def unwrap(model: Any) -> Any:  # noqa: ANN401
 
 
 def compute_dtype(model: Any) -> str:  # noqa: ANN401
-    """Return the number type of the model's matrix products, "" where it is not told.
+    """Return the number type of the model's matrix products, "" if unknown.
 
-    Autocast tells it, and FSDP2's mixed precision, and weights of 16 bits.
-    Weights of 32 bits do not: autocast may begin inside the forward, and
-    whether float32 runs as TF32 is a setting. Call it in a forward.
+    It is known from autocast, from FSDP2's mixed precision, and from 16-bit weights. It is unknown
+    for 32-bit weights: autocast may begin inside the forward, and whether float32 runs as TF32 is a
+    setting. To be called in a forward.
     """
     with contextlib.suppress(Exception):
         torch = sys.modules["torch"]
@@ -166,7 +167,7 @@ def compute_dtype(model: Any) -> str:  # noqa: ANN401
 
 
 def _attention(model: Any, seq_length: int) -> Attention | None:  # noqa: ANN401
-    """Return the sizes of a known architecture's attention."""
+    """Return the attention sizes of a known architecture."""
     config = getattr(model, "config", None)
     if plain_text(getattr(config, "model_type", None)) in DENSE_MODEL_TYPES:
         return _hugging_face_attention(config, seq_length)
@@ -199,7 +200,7 @@ def _torchtitan_attention(model: Any) -> Attention | None:  # noqa: ANN401
 
 
 def _matmul_weights(model: Any, num_layers: int) -> int | None:  # noqa: ANN401
-    """Return how many weights multiply a token; None where not all are here and trained."""
+    """Return the number of weights that multiply a token; None if not all are here and trained."""
     weights = list(_linear_weights(model))
     if not weights or _num_blocks(model) != num_layers:
         return None
@@ -207,9 +208,9 @@ def _matmul_weights(model: Any, num_layers: int) -> int | None:  # noqa: ANN401
         return None
     if any(getattr(weight, "_is_flat_param", False) for weight in model.parameters()):
         return None
-    if any(weight.numel() == 0 for weight in weights):  # parted by ZeRO-3 or FSDP1
+    if any(weight.numel() == 0 for weight in weights):  # sharded by ZeRO-3 or FSDP1
         return None
-    # A DTensor's numel is the whole tensor's, whatever part of it is here.
+    # The numel of a DTensor is that of the whole tensor, not of its local part.
     return sum(int(weight.numel()) for weight in weights)
 
 
@@ -220,7 +221,7 @@ def _linear_weights(model: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _num_blocks(model: Any) -> int:  # noqa: ANN401
-    """Return how many blocks the longest list of equal modules in the model has."""
+    """Return the length of the model's longest list of modules."""
     torch = sys.modules["torch"]
     kinds = torch.nn.ModuleList, torch.nn.ModuleDict
     return max((len(module) for module in model.modules() if isinstance(module, kinds)), default=0)

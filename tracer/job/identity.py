@@ -1,4 +1,4 @@
-"""Who this process is: run, epoch, rank, host. The environment is read here and nowhere else."""
+"""Identity of this process: run, epoch, rank and host, from the job and the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""What a run id looks like; it names a folder, so nothing else may get through."""
+"""Valid run ids. A run id names a folder, so nothing else is allowed."""
 
 RUN_KEY = "rankscope/run_id"
 STORE_TIMEOUT = timedelta(seconds=30)
@@ -42,16 +42,16 @@ class Identity:
     process_uuid: bytes
     boot_id: bytes
     is_generated: bool
-    """Whether nobody gave the run its name, so that rank 0 should tell it."""
+    """Whether the run's name was generated, so that rank 0 should print it."""
 
 
 def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
-    """Find out who this process is.
+    """Return the identity of this process.
 
     Args:
-        run: The run's name as the job gave it; None: the environment's, the
-            launcher's, or one made up and agreed among the ranks.
-        environ: The process environment.
+        run: The run's name from the job; if None, the environment's, the launcher's, or a generated
+            name that the ranks agree on.
+        environ: Environment of the process.
     """
     rank, world_size = _read_rank(environ)
     given = run or environ.get("RANKSCOPE_RUN") or _launcher_run(environ)
@@ -72,30 +72,30 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
 
 
 def clean_run_id(text: object) -> str:
-    """Return ``text`` where it may name a run, else the nearest name that may, told on stderr."""
-    raw = str(text)  # a number or a uuid names a run as well: one name for all would mix runs
+    """Return ``text`` if it is a valid run id; else a valid one made from it, with a notice."""
+    raw = str(text)  # not only strings: numbers and UUIDs name runs too
     if RUN_ID.fullmatch(raw):
         return raw
     digest = hashlib.blake2b(raw.encode("utf-8", "replace"), digest_size=4).hexdigest()
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", raw[:200]).strip("-._")[:54] or "run"
     cleaned = f"{kept}-{digest}"
     print_notice(
-        f"the run id {raw[:80]!r} cannot name a run"
+        f"the run id {raw[:80]!r} is not valid"
         f" (letters, digits, '.', '_', '-', at most 63): using {cleaned!r}"
     )
     return cleaned
 
 
 def read_boot_id() -> bytes:
-    """Return this boot's id, 16 bytes; zero where the kernel does not tell."""
+    """Return the id of this boot, 16 bytes; zeros if the kernel does not provide it."""
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except (OSError, ValueError):
         return bytes(16)
 
 
-def distributed() -> Any | None:  # noqa: ANN401 - torch may be absent, so its type is too
-    """Return ``torch.distributed`` where the job has loaded and initialised it; never load it."""
+def distributed() -> Any | None:  # noqa: ANN401 - torch may be absent, and its type too
+    """Return ``torch.distributed`` if the job has initialised it; never import it."""
     torch = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)
     if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -126,7 +126,7 @@ def _launcher_run(environ: Mapping[str, str]) -> str | None:
 
 
 def _generate_run_id(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
-    """Agree on a name: through a store of the job's, else by what siblings of one parent share."""
+    """Generate a name that all ranks share, through a store of the job or their parent process."""
     dist = distributed()
     if dist is not None and world_size > 1:
         return _agree_through_store(dist, rank)
@@ -151,9 +151,9 @@ def _has_other_hosts(world_size: int, environ: Mapping[str, str]) -> bool:
 
 
 def _agree_through_agent(environ: Mapping[str, str]) -> str:
-    """Agree through the store that torchrun's agents keep, before the job joins it.
+    """Agree through the store of torchrun's agents, before the job joins it.
 
-    Whoever comes first names the run; a restarted job finds the name again.
+    The first rank names the run. A restarted job finds the name again.
     """
     mine = _name_after_process(os.getppid())
     try:
@@ -164,14 +164,14 @@ def _agree_through_agent(environ: Mapping[str, str]) -> str:
         return str(store.compare_set(RUN_KEY, "", mine).decode())
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         print_notice(
-            "the hosts of this run cannot agree on its name, each has its own:"
+            "the hosts of this run could not agree on a name, so each uses its own:"
             f" set RANKSCOPE_RUN ({type(problem).__name__})"
         )
         return mine
 
 
 def _name_after_process(pid: int) -> str:
-    """Name a run by a process: when it started, and a hash that tells it from others."""
+    """Return a name made of a process's start time and a hash that makes it unique."""
     started_ns = _process_started_ns(pid)
     seed = f"{read_boot_id().hex()}:{pid}:{started_ns}"
     digest = hashlib.blake2b(seed.encode(), digest_size=3).hexdigest()
@@ -180,7 +180,7 @@ def _name_after_process(pid: int) -> str:
 
 
 def _process_started_ns(pid: int) -> int:
-    """Return when process ``pid`` started, Unix time in ns, equal whoever asks."""
+    """Return when process ``pid`` started, Unix time in ns; the same in every process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The run manifest: what a rank says of itself before its first span."""
+"""The run manifest: what a rank reports of itself before its first span."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIT_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
-    """What the job told of itself on `tracer.install`; everything may be unknown."""
+    """Declarations of the job in `tracer.install`; all may be unknown."""
 
     layout: Layout | None = None
     coords: Coords | None = None
@@ -49,13 +49,13 @@ class JobDescription:
 def build_manifest(
     identity: Identity, job: JobDescription, *, started_ns: UnixNs, environ: Mapping[str, str]
 ) -> dict[str, object]:
-    """Return the manifest as `docs/spool-format.md` describes it.
+    """Return the manifest that `docs/spool-format.md` describes.
 
     Args:
-        identity: Who the process is.
-        job: What the job told.
+        identity: Identity of the process.
+        job: What the job declared.
         started_ns: When the tracer was installed, Unix time.
-        environ: The process environment; only allow-listed names are kept.
+        environ: Environment of the process; only allowed names are kept.
     """
     manifest = {
         "version": MANIFEST_VERSION,
@@ -91,18 +91,18 @@ def build_manifest(
 
 
 def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
-    """Write what the tracer found out by itself into a manifest that stands already.
+    """Add what the tracer derived to an existing manifest.
 
-    Replaced by rename: a reader sees the old one or the new one. What the job
-    told stays beside it, in parts of its own, and goes before it.
+    The file is replaced by a rename, so that a reader sees the old or the new one. What the job
+    declared is in other parts of the manifest and takes precedence.
 
     Args:
-        folder: The process's.
-        derived: ``num_parameters``, ``flops_per_token``, ``flops_convention``,
-            ``device_name``, ``device_uuid``, ``dtype``; what is not known is left out.
+        folder: Folder of the process.
+        derived: ``num_parameters``, ``flops_per_token``, ``flops_convention``, ``device_name``,
+            ``device_uuid``, ``dtype``, ``layout``, ``coords``; without unknown ones.
 
     Raises:
-        OSError: It could not be read or written; the old one still stands.
+        OSError: The file could not be read or written; the old one remains.
     """
     path = folder / MANIFEST_FILE
     manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -111,9 +111,9 @@ def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
 
 
 def read_device() -> dict[str, object]:
-    """Return name and uuid of the device that this thread computes on, {} where it is none.
+    """Return name and UUID of the device of this thread's computations, {} if there is none.
 
-    Nothing is initialised: a device that the job has not touched stays unknown.
+    Nothing is initialised: a device that the job has not used is unknown.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -125,7 +125,7 @@ def read_device() -> dict[str, object]:
 
 
 def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that explain a job's speed; all others may hold secrets."""
+    """Return the variables that explain a job's speed. All others may contain secrets."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -134,7 +134,7 @@ def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_git() -> dict[str, object] | None:
-    """Return commit and dirtiness of the working folder; None outside a repository."""
+    """Return commit and dirtiness of the working folder; None outside of a repository."""
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return None
@@ -143,10 +143,10 @@ def read_git() -> dict[str, object] | None:
 
 
 def read_versions() -> dict[str, object]:
-    """Return versions of Python, torch, CUDA, NCCL and what else decides speed.
+    """Return versions of Python, torch, CUDA, NCCL and other packages that affect speed.
 
-    Reads only what the job has loaded or installed: nothing is imported, and
-    no device is touched.
+    Reads only what the job has imported or installed: nothing is imported, and no device is
+    touched.
     """
     torch = sys.modules.get("torch")
     return {
@@ -159,7 +159,7 @@ def read_versions() -> dict[str, object]:
 
 
 def count_parameters(model: Any) -> int | None:  # noqa: ANN401 - torch may be absent
-    """Return how many parameters the module holds, sharded ones counted whole; None if unknown."""
+    """Return the number of parameters, sharded ones counted whole; None if unknown."""
     if model is None:
         return None
     with contextlib.suppress(Exception):
@@ -215,7 +215,7 @@ def _package_versions() -> dict[str, str]:
 
 
 def _installed(name: str) -> str | None:
-    from importlib import metadata  # it brings the parser of e-mails along
+    from importlib import metadata  # it imports the e-mail parser
 
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)

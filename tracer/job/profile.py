@@ -1,4 +1,4 @@
-"""A `torch.profiler` capture of a few steps, asked for through the control file."""
+"""Captures of a few steps by `torch.profiler`, requested through the control file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTROL_KEY = "profile"
 DEFAULT_STEPS = 3
 MAX_STEPS = 100
 MAX_PROFILES = 20
-"""In the life of a process: each is tens of megabytes."""
+"""In the life of a process: each takes tens of megabytes."""
 
 MAX_PROFILE_BYTES = 1 << 30
 
@@ -32,29 +32,29 @@ MAX_RANK = 2**32 - 1
 
 
 class ProfileError(Exception):
-    """A profile that cannot be made; the message says why."""
+    """A profile that cannot be made; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the control file asks for under `CONTROL_KEY`."""
+    """A request under `CONTROL_KEY` of the control file."""
 
     num_steps: int = DEFAULT_STEPS
     first_step: int | None = None
-    """None: the next that begins."""
+    """If None, the next step that begins."""
 
     ranks: tuple[int, ...] | None = None
-    """Global; None: all."""
+    """Global ranks; if None, all."""
 
     label: str = ""
-    """Anything: it tells a request from an earlier one that asked for the same."""
+    """Any text. It distinguishes a request from an earlier equal one."""
 
 
 def read_request(document: Mapping[str, object]) -> Request | None:
-    """Return what a control file asks for; None where it asks for no profile.
+    """Return the request of a control file; None if it has none.
 
     Raises:
-        ProfileError: The request cannot be used; the message names its key.
+        ProfileError: The request is not valid; the message names its key.
     """
     asked = document.get(CONTROL_KEY)
     if asked is None:
@@ -73,8 +73,8 @@ def read_request(document: Mapping[str, object]) -> Request | None:
 class Profiles:
     """Takes requests on the background thread, profiles on the training thread, between steps.
 
-    Only one profiler can run in a process: a request is refused while another
-    runs, and the job's own, when it begins, ends ours.
+    Only one profiler can run in a process. A request is refused while another profiler runs, and a
+    profiler that the job starts ends this one.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -86,7 +86,7 @@ class Profiles:
         self._num_left = MAX_PROFILES
 
     def take_control(self, document: Mapping[str, object]) -> None:
-        """Take what the control file says. Background thread."""
+        """Take the request of a control file. Background thread."""
         try:
             request = read_request(document)
         except ProfileError as problem:
@@ -100,7 +100,9 @@ class Profiles:
             self._asked = request
 
     def step_begins(self) -> bool:
-        """Begin or end a profile where it is time. Training thread; always False: call again."""
+        """Begin or end a profile if it is due, on the training thread; return False, to be called
+        again.
+        """
         running, asked = self._running, self._asked
         if running is not None:
             if self._recorder.step_number >= running.end_step:
@@ -111,9 +113,9 @@ class Profiles:
         return False
 
     def finish(self, reason: str = "") -> None:
-        """End the profile that runs, if one does, and hand it to the background thread."""
+        """End the running profile, if any, and pass it to the background thread."""
         running = self._running
-        # The profiler's state belongs to the thread that began it.
+        # The profiler's state belongs to the thread that started it.
         if running is None or running.thread_id != threading.get_ident():
             return
         self._running = None
@@ -133,7 +135,7 @@ class Profiles:
         if torch._C._autograd._profiler_enabled():
             raise ProfileError("refused: another profiler is active")
         if not self._num_left:
-            raise ProfileError(f"refused: {MAX_PROFILES} were made already")
+            raise ProfileError(f"refused: the limit of {MAX_PROFILES} profiles is reached")
         from torch import profiler
 
         self._num_left -= 1
@@ -144,11 +146,13 @@ class Profiles:
         running.patches.wrap(torch.autograd.profiler.profile, "_prepare_trace", self._wrap_prepare)
 
     def _wrap_prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``original``, which a profiler calls before it begins, with ours ended before."""
+        """Return ``original``, which a profiler calls before it starts, so that it first ends this
+        one.
+        """
 
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            self.finish("the job's own profiler began")
+            self.finish("the job started its own profiler")
             return original(*args, **kwargs)
 
         return prepare
@@ -164,7 +168,7 @@ class Profiles:
         num_bytes = _export(running.profiler, folder / name)
         if num_bytes > MAX_PROFILE_BYTES:
             (folder / name).unlink()
-            raise ProfileError(f"thrown away: it has {num_bytes} bytes")
+            raise ProfileError(f"deleted: {num_bytes} bytes are above {MAX_PROFILE_BYTES}")
         last_step = max(running.end_step - 1, running.first_step)
         self._report(
             f"steps {running.first_step} to {last_step} profiled"
@@ -183,7 +187,7 @@ class Profiles:
         except ProfileError as problem:
             self._report(str(problem), {})
         except Exception as problem:
-            # Signal handlers of the job run in the main thread alone.
+            # Signal handlers of the job run in the main thread only.
             if threading.current_thread() is threading.main_thread() and not is_tracer_error(
                 problem
             ):
@@ -196,7 +200,7 @@ class Profiles:
 
 
 class _Running:
-    """A profile from its begin to its file."""
+    """A profile from its start to its file."""
 
     def __init__(self, request: Request, first_step: int, profiler: Any) -> None:  # noqa: ANN401
         self.request = request
@@ -209,7 +213,7 @@ class _Running:
 
 
 def offer_profiles(recorder: Recorder) -> None:
-    """Take requests for profiles from now on."""
+    """Accept requests for profiles from now on."""
     profiles = Profiles(recorder)
     recorder.on_control(profiles.take_control)
     recorder.on_step_begin(profiles.step_begins)
@@ -218,7 +222,7 @@ def offer_profiles(recorder: Recorder) -> None:
 
 
 def _export(profiler: Any, path: Path) -> int:  # noqa: ANN401
-    """Write by rename, so that a reader sees all of it or none; return the file's size."""
+    """Write the file and rename it, so that a reader sees all or nothing; return its size."""
     fresh = path.with_name(f".{path.name}.new")
     profiler.export_chrome_trace(str(fresh))
     fresh.replace(path)

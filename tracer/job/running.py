@@ -1,4 +1,4 @@
-"""What each rank of a run is doing now, read from outside: for hangs, and after a kill."""
+"""Open spans and communications of each rank, read from its files: for hangs and after a kill."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 MAX_FILE_BYTES = 64 << 20
-"""A longer file is passed over: a process notes names of some MB."""
+"""A longer file is skipped: the names of a process take some MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A top-level span or a communication that has begun and not ended."""
+    """An open top-level span or communication."""
 
     rank: int
     pid: int
@@ -50,23 +50,23 @@ class Running:
     step: int
     group_id: int
     group_name: str
-    """"" where the span is no communication, or its group is not known."""
+    """"" if the span is no communication, or its group is unknown."""
 
     seq: int
     start_monotonic_ns: int
     since_ns: int | None
-    """How long it has lasted; None where it ran on another boot of this host or on another host."""
+    """How long it has lasted; None if it ran on another boot of this host or on another host."""
 
 
 def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Running]:
-    """Return what runs now in every process that has not said goodbye, by rank, longest first.
+    """Return what is open in every process without an exit record, by rank, longest first.
 
-    A process that was killed has not either: what it was doing last still
-    stands. Nothing is waited for; a process is looked at as it is.
+    A killed process has no exit record either, so its last open spans are returned too. Nothing
+    waits for a process.
 
     Args:
-        spool: A spool, a run's folder in it, or one process's.
-        now_monotonic_ns: ``CLOCK_MONOTONIC`` of this host; None: now.
+        spool: A spool, the folder of a run in it, or that of a process.
+        now_monotonic_ns: ``CLOCK_MONOTONIC`` of this host; if None, now.
     """
     now_ns = time.monotonic_ns() if now_monotonic_ns is None else now_monotonic_ns
     found = [
@@ -79,7 +79,7 @@ def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Ru
 
 
 def print_running(spool: Path) -> None:
-    """Print what runs now, a line each, by rank."""
+    """Print what is open, one line each, by rank."""
     for entry in read_running(spool):
         since = "?" if entry.since_ns is None else f"{entry.since_ns / NS_PER_S:.1f} s"
         where = "" if entry.step == NONE else f"  step {entry.step}"
@@ -130,7 +130,7 @@ def _entries(header: bytes) -> Iterator[tuple[int, ...]]:
 
 
 def _group_names(folder: Path) -> dict[int, str]:
-    """Return the names of the groups that the process has noted."""
+    """Return the names of the groups that the process has written."""
     names = {}
     with contextlib.suppress(OSError):
         for text in read_regular_file(folder / GROUPS_FILE, max_bytes=MAX_FILE_BYTES).splitlines():

@@ -1,4 +1,4 @@
-"""Where this process stands when a step overruns: the Python stacks of its threads, as an event."""
+"""Python stacks of all threads while a step is slow, as an event."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NS_PER_S = 1_000_000_000
 
 REMEMBERED_STEPS = 64
 MIN_STEPS = 8
-"""With fewer steps behind it nobody knows what is usual."""
+"""With fewer steps the typical duration is unknown."""
 
 MIN_EXCESS_RATIO = 0.1
 ROBUST_DEVIATIONS = 4.0
@@ -30,30 +30,29 @@ DEVIATION_PER_MAD = 1.4826
 MAX_DUMPS_A_STEP = 4
 MAX_DUMPS = 200
 PAUSE_NS = 60 * NS_PER_S
-"""Between the first dumps of two late steps, of which a job may have thousands."""
+"""Between the first dumps of two slow steps, of which a job may have thousands."""
 
 MAX_THREADS = 32
 MAX_FRAMES = 60
 MAX_OWN_FRAMES = 60
-"""Of the tracer, which are passed over."""
+"""Frames of the tracer, which are skipped."""
 
 MAX_FRAME_TEXT = 200
 
 
 def slow_after_ns(durations_ns: Iterable[int]) -> int | None:
-    """Return how long a step may last before it is late; None while too few are known.
+    """Return the duration above which a step is slow; None while too few steps are known.
 
-    ``median + max(10 % of it, 4 robust deviations)`` of the last steps, the
-    robust deviation being 1.4826 x the median absolute deviation.
+    ``median + max(10 % of it, 4 robust deviations)`` of the last steps. The robust deviation is
+    1.4826 x the median absolute deviation.
 
     Args:
-        durations_ns: Of the last steps, ns.
+        durations_ns: Durations of the last steps, ns.
 
     Source:
-        The thresholds of a finding: an excess of 10 % on one rank (arXiv
-        2505.05713 counts a job as straggling from there) that is clear of the
-        noise. Leys et al. 2013 (J. Exp. Soc. Psychol. 49, 764) for the
-        estimate; their "very conservative" limit is 3 deviations.
+        The thresholds of a finding: an excess of 10 % on one rank (the limit above which arXiv
+        2505.05713 counts a job as straggling) that is clear of the noise. Leys et al. 2013 (J. Exp.
+        Soc. Psychol. 49, 764) for the estimate; their "very conservative" limit is 3 deviations.
     """
     known = list(durations_ns)
     if len(known) < MIN_STEPS:
@@ -65,11 +64,11 @@ def slow_after_ns(durations_ns: Iterable[int]) -> int | None:
 
 
 class SlowStepWatch:
-    """Looks from the background thread, once a second, whether the step that runs is late.
+    """Checks once a second, on the background thread, whether the running step is slow.
 
-    A late step is dumped when that is seen, and again at 2, 4 and 8 times its
-    limit: a hang shows whether anything moves. Which rank is late is known
-    across ranks only: each one tells of itself.
+    The stacks of a slow step are recorded when it is noticed, and again at 2, 4 and 8 times the
+    limit: in a hang this shows whether anything moves. Which rank causes a slow step can only be
+    known across ranks, so each rank records its own stacks.
     """
 
     def __init__(self, recorder: Recorder, *, now_ns: Callable[[], int] = monotonic_ns) -> None:
@@ -83,21 +82,22 @@ class SlowStepWatch:
         self._dumps_left = MAX_DUMPS
 
     def step_begins(self) -> bool:
-        """Note that a step begins, on the training thread; always False: to be told again."""
+        """Note that a step begins; always return False, to be called again. Training thread."""
         start_ns, before_ns = self._recorder.step_start_ns, self._start_ns
         if start_ns is not None and before_ns is not None:
             self._durations_ns.append(start_ns - before_ns)
         self._start_ns = start_ns
         return False
 
-    def look(self) -> None:
-        """Dump the stacks if the step that runs is late and may be told of."""
+    def check(self) -> None:
+        """Record the stacks if the running step is slow and a dump is due."""
         start_ns, step = self._recorder.step_start_ns, self._recorder.step_number
         durations_ns = list(self._durations_ns)
         if start_ns is None or not durations_ns or not self._dumps_left:
             return
         now_ns = self._now_ns()
-        # Nearly always: no limit is below the shortest step, and the limit is dear to find.
+        # The common case: no limit is below the shortest step, and the limit is expensive to
+        # compute.
         if now_ns - start_ns <= min(durations_ns):
             return
         limit_ns = slow_after_ns(durations_ns)
@@ -122,7 +122,7 @@ class SlowStepWatch:
         )
 
     def _should_dump(self, start_ns: int, now_ns: int, limit_ns: int) -> bool:
-        """Return whether this moment of this step is one to tell of; if so, count it."""
+        """Return whether a dump is due at this moment of this step; if so, count it."""
         is_same = start_ns == self._dumped_start_ns
         dumped = self._dumps_of_step if is_same else 0
         if dumped >= MAX_DUMPS_A_STEP or now_ns - start_ns <= limit_ns << dumped:
@@ -137,8 +137,8 @@ class SlowStepWatch:
 
 
 def median(numbers: Iterable[float]) -> float:
-    """Return the middle of ``numbers``, of an even count the mean of the middle two."""
-    # Not from `statistics`, which takes longer to import than all of the tracer.
+    """Return the middle of ``numbers``; of an even count, the mean of the middle two."""
+    # Not from `statistics`, whose import takes longer than that of the whole tracer.
     ordered = sorted(numbers)
     middle = len(ordered) // 2
     return (ordered[middle] + ordered[~middle]) / 2
@@ -147,9 +147,8 @@ def median(numbers: Iterable[float]) -> float:
 def stacks() -> list[dict[str, object]]:
     """Return the Python stack of each thread but the calling one, innermost frame first.
 
-    Bounded in threads, frames and text. Nothing of the job's is run or
-    written: neither its ``repr`` nor its source files are read. The tracer's
-    own frames are left out.
+    The numbers of threads, frames and characters are limited. No code of the job runs: neither its
+    ``repr`` nor its source files are read. The tracer's own frames are left out.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[dict[str, object]] = [
@@ -162,10 +161,10 @@ def stacks() -> list[dict[str, object]]:
 
 
 def watch_slow_steps(recorder: Recorder) -> None:
-    """Have the stacks of late steps stored as events, from now on."""
+    """Record the stacks of slow steps as events from now on."""
     watch = SlowStepWatch(recorder)
     recorder.on_step_begin(watch.step_begins)
-    recorder.on_tick(watch.look)
+    recorder.on_tick(watch.check)
 
 
 def _texts(lines: Iterable[FrameLine]) -> list[str]:

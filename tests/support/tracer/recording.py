@@ -9,7 +9,7 @@ import textwrap
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.install import spool_identity
+from rankscope.tracer.install import make_spool_identity
 from rankscope.tracer.job.identity import read_identity
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.segment import segment_capacity
@@ -43,7 +43,7 @@ def recorder_in(
     settings: Settings | None = None,
 ) -> Recorder:
     """Return a started recorder that writes small segments straight into ``folder``."""
-    identity = spool_identity(read_identity("test", {}), read_anchor())
+    identity = make_spool_identity(read_identity("test", {}), read_anchor())
     limits = SpoolLimits(segment_bytes=segment_bytes, spool_bytes=spool_bytes)
     recorder = Recorder(folder, identity, limits=limits, settings=settings)
     recorder.start()

@@ -133,7 +133,7 @@ def test_an_event_is_placed_within_the_bound_and_the_bound_is_small(
     assert abs(clock.drift.ratio - drift) <= clock.drift.error_ratio < 1e-6
 
     event, launch_ns = recorded(cuda)
-    placed = clock.place(event, launch_ns)
+    placed = clock.read_time(event, launch_ns)
 
     assert event.done_ns is not None
     assert abs(placed.at_ns - event.done_ns) <= placed.error_ns < 12_000
@@ -155,7 +155,7 @@ def test_whatever_disturbs_the_host_the_bound_holds(
     anchored(cuda, clock, cuda.now_ns + seconds * S)
 
     event, launch_ns = recorded(cuda)
-    placed = clock.place(event, launch_ns)
+    placed = clock.read_time(event, launch_ns)
 
     assert event.done_ns is not None
     assert abs(placed.at_ns - event.done_ns) <= placed.error_ns
@@ -168,7 +168,7 @@ def test_what_was_launched_before_the_first_anchor_is_placed_too() -> None:
     clock = clock_of(cuda)
     assert clock.renew_if_due() is not None
 
-    placed = clock.place(event, launch_ns)
+    placed = clock.read_time(event, launch_ns)
 
     assert event.done_ns is not None
     # Nobody knows the drift yet: 300 ms at 100 ppm.

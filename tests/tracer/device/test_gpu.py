@@ -149,7 +149,7 @@ def test_the_device_is_placed_on_the_hosts_clock_within_the_bound() -> None:
         while not event.query():
             pass
         after_ns = time.monotonic_ns()
-        placed = clock.place(event, before_ns)
+        placed = clock.read_time(event, before_ns)
 
         assert before_ns - placed.error_ns <= placed.at_ns <= after_ns + placed.error_ns
         errors_ns.append(placed.error_ns)

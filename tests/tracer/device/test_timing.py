@@ -175,7 +175,7 @@ def test_nothing_is_recorded_into_a_capture_and_what_is_lost_is_counted_and_told
     assert len(read_spans(tmp_path)) == 1
     assert dropped(tmp_path) == {DropReason.CAPTURING: 3}
     assert [event["text"] for event in events(tmp_path)] == [
-        "work captured into a CUDA graph is not timed, nor are the graph's parts"
+        "work that is captured into a CUDA graph is not timed, nor are its parts"
     ]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from rankscope import tracer
 from rankscope.tracer.integrations import megatron, torchtitan
-from rankscope.tracer.integrations.settings import placed
+from rankscope.tracer.integrations.settings import mesh_layout
 from rankscope.tracer.spool import DropReason
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.reading import dropped
@@ -136,7 +136,7 @@ def test_a_trainer_of_another_kind_is_told_and_trains_on(
 
 
 def test_a_rank_stands_where_the_mesh_puts_it() -> None:
-    place = placed(13, tp=2, cp=1, dp=4, pp=2)  # 13 = (pp 1) 8 + (dp 2) 2 + (tp 1)
+    place = mesh_layout(13, tp=2, cp=1, dp=4, pp=2)  # 13 = (pp 1) 8 + (dp 2) 2 + (tp 1)
 
     assert place["layout"] == Layout(dp=4, tp=2, pp=2)
     assert place["coords"] == Coords(dp=2, tp=1, pp=1)
@@ -219,4 +219,4 @@ def test_a_job_with_an_axis_that_we_do_not_know_has_no_layout(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
 
-    assert megatron.placement_of(1) == {"layout": None, "coords": None}
+    assert megatron.read_layout(1) == {"layout": None, "coords": None}

@@ -141,11 +141,11 @@ def test_several_chunks_train_bit_for_bit_the_same_with_the_tracer(interleaved: 
     ],
 )
 def test_another_model_than_a_dense_gpt_has_no_known_flops(name: str, value: object) -> None:
-    assert megatron.flops_of(ARGUMENTS) is not None
-    assert megatron.flops_of(SimpleNamespace(**{**vars(ARGUMENTS), name: value})) is None
+    assert megatron.read_flops(ARGUMENTS) is not None
+    assert megatron.read_flops(SimpleNamespace(**{**vars(ARGUMENTS), name: value})) is None
 
 
 def test_a_packed_step_has_no_known_number_of_tokens() -> None:
     packed = SimpleNamespace(**vars(ARGUMENTS), sequence_packing_scheduler="dp_balanced")
 
-    assert megatron.tokens_of_step(packed) is None
+    assert megatron.count_step_tokens(packed) is None

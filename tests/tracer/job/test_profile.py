@@ -118,7 +118,7 @@ def test_a_profiler_that_the_job_begins_ends_ours(recorder: Recorder) -> None:
     wait_until(lambda: len(told(recorder)) == 2)
 
     assert told(recorder)[1]["text"] == (
-        "steps 1 to 1 profiled; cut short: the job's own profiler began"
+        "steps 1 to 1 profiled; cut short: the job started its own profiler"
     )
     assert len([event for event in its_own.events() if event.name == "aten::matmul"]) == 1
     assert torch.autograd.profiler.profile._prepare_trace is prepare

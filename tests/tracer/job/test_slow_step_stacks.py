@@ -74,7 +74,7 @@ def test_a_late_step_is_dumped_at_1_2_4_and_8_times_its_limit(
     watch, clock, start_ns = late_watch(recorder)
     for tenths in range(200):  # 20 s; the limit is 1.1 s
         clock.now_ns = start_ns + tenths * S // 10
-        watch.look()
+        watch.check()
     recorder.shutdown()
 
     events = dumps(tmp_path)
@@ -88,7 +88,7 @@ def test_late_steps_are_told_of_once_a_minute(recorder: Recorder, tmp_path: Path
     for number in range(100):  # each lasts 1.5 s and is looked at after 1.4 s
         recorder.step_start_ns = watch._start_ns = start_ns + number * 1_500_000_000
         clock.now_ns = recorder.step_start_ns + 1_400_000_000
-        watch.look()
+        watch.check()
     recorder.shutdown()
 
     assert len(dumps(tmp_path)) == 3  # after 1.4, 61.4 and 121.4 s
