@@ -1,4 +1,4 @@
-"""The tracer learns when the compiler is loaded, and disturbs no import."""
+"""Calls after the import of a module, and no change of the import itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "torch._dynamo"
 
 
 class Stub:
-    """Stands where the compiler would be found, by a finder or as a loader."""
+    """A finder and loader of the compiler."""
 
     def __init__(self, load: Callable[[Any], None]) -> None:
         self._load = load
@@ -37,7 +37,7 @@ class Stub:
 
 
 class Fixed(Stub):
-    """Takes no attribute."""
+    """A loader that takes no attribute."""
 
     __slots__ = ()
 
@@ -48,8 +48,8 @@ class Fixed(Stub):
 
 
 @pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Have the compiler not loaded, and whatever the test puts into the import system taken out."""
+def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Remove the compiler from the imported modules, and restore the import system afterwards."""
     import torch
 
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
@@ -63,44 +63,44 @@ def watches() -> list[object]:
     return [finder for finder in sys.meta_path if isinstance(finder, ImportWatch)]
 
 
-def nothing(module: object) -> None:
+def load_nothing(module: object) -> None:
     """Load nothing."""
 
 
-def test_all_who_ask_are_told_once_when_the_compiler_has_been_loaded(
-    unloaded: pytest.MonkeyPatch,
+def test_each_call_is_made_once_after_the_import(
+    not_imported: pytest.MonkeyPatch,
 ) -> None:
-    told: list[str] = []
-    stub = Stub(lambda module: told.append("loading"))
+    calls: list[str] = []
+    stub = Stub(lambda module: calls.append("loading"))
     sys.meta_path.insert(0, stub)
-    after_import(NAME, lambda: told.append("one"))
-    after_import(NAME, lambda: told.append("two"))
+    after_import(NAME, lambda: calls.append("one"))
+    after_import(NAME, lambda: calls.append("two"))
     assert len(watches()) == 2
     assert importlib.util.find_spec("torch._no_such_module") is None
-    assert importlib.util.find_spec(NAME) is not None  # asked for, and not loaded
+    assert importlib.util.find_spec(NAME) is not None  # found, but not loaded
     assert len(watches()) == 2
     module: Any = importlib.import_module(NAME)
 
-    assert told == ["loading", "one", "two"]
+    assert calls == ["loading", "one", "two"]
     assert watches() == []
     assert module.__spec__.loader is stub
     assert stub.exec_module == Stub.exec_module.__get__(stub)
-    after_import(NAME, lambda: told.append("later"))
-    assert told[3:] == ["later"]
+    after_import(NAME, lambda: calls.append("later"))
+    assert calls[3:] == ["later"]
     assert watches() == []
 
 
-def test_a_compiler_that_cannot_be_loaded_says_so_and_may_come_later(
-    unloaded: pytest.MonkeyPatch,
+def test_a_failed_import_raises_and_a_later_one_makes_the_call(
+    not_imported: pytest.MonkeyPatch,
 ) -> None:
-    problems, told = [RuntimeError("no compiler today")], [0]
+    problems, calls = [RuntimeError("no compiler today")], [0]
 
     def load(module: object) -> None:
         if problems:
             raise problems[0]
 
     sys.meta_path.insert(0, Stub(load))
-    after_import(NAME, lambda: told.append(1))
+    after_import(NAME, lambda: calls.append(1))
     for _ in range(2):
         with pytest.raises(RuntimeError) as caught:
             importlib.import_module(NAME)
@@ -109,28 +109,28 @@ def test_a_compiler_that_cannot_be_loaded_says_so_and_may_come_later(
     problems.clear()
     importlib.import_module(NAME)
 
-    assert told == [0, 1]
+    assert calls == [0, 1]
     assert watches() == []
 
 
-def test_a_loader_that_cannot_be_watched_loads_as_ever(unloaded: pytest.MonkeyPatch) -> None:
-    told = [0]
-    sys.meta_path.insert(0, Fixed(lambda module: told.append(1)))
-    after_import(NAME, lambda: told.append(2))
+def test_a_loader_that_takes_no_attribute_still_loads(not_imported: pytest.MonkeyPatch) -> None:
+    calls = [0]
+    sys.meta_path.insert(0, Fixed(lambda module: calls.append(1)))
+    after_import(NAME, lambda: calls.append(2))
     importlib.import_module(NAME)
 
-    assert told == [0, 1]
+    assert calls == [0, 1]
 
 
-def test_where_there_is_no_compiler_it_is_said_as_ever(unloaded: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_raises_as_usual(not_imported: pytest.MonkeyPatch) -> None:
     after_import(NAME, lambda: None)
-    unloaded.setattr(sys.modules["torch"], "__path__", [])
+    not_imported.setattr(sys.modules["torch"], "__path__", [])
     with pytest.raises(ModuleNotFoundError, match=NAME):
         importlib.import_module(NAME)
 
 
-def test_a_finder_of_long_ago_is_passed_over(unloaded: pytest.MonkeyPatch) -> None:
-    stub: Any = Stub(nothing)
+def test_a_finder_without_find_spec_is_skipped(not_imported: pytest.MonkeyPatch) -> None:
+    stub: Any = Stub(load_nothing)
     sys.meta_path[:] = [SimpleNamespace(), stub]
     spec = ImportWatch(NAME, lambda: None).find_spec(NAME, None)
 
@@ -139,20 +139,20 @@ def test_a_finder_of_long_ago_is_passed_over(unloaded: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_whoever_cannot_be_told_hurts_nobody(
-    unloaded: pytest.MonkeyPatch, *, is_loaded: bool
+def test_an_error_of_the_call_is_dropped(
+    not_imported: pytest.MonkeyPatch, *, is_loaded: bool
 ) -> None:
-    told = [0]
+    calls = [0]
 
     def refuse() -> None:
-        told.append(1)
+        calls.append(1)
         raise TypeError
 
-    sys.meta_path.insert(0, Stub(nothing))
+    sys.meta_path.insert(0, Stub(load_nothing))
     if is_loaded:
         importlib.import_module(NAME)
     after_import(NAME, refuse)
     importlib.import_module(NAME)
 
-    assert told == [0, 1]
+    assert calls == [0, 1]
     assert watches() == []

@@ -1,4 +1,4 @@
-"""What a job calls of the tracer breaks no graph, whoever is installed, or nobody."""
+"""Compiled code: neither the tracer nor its absence changes graphs, breaks or frames."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MODEL = """
         ("from rankscope import tracer; import torch; tracer.install(); tracer.shutdown()", {}),
     ],
 )
-def test_a_job_that_is_not_traced_has_whole_graphs(
+def test_an_untraced_job_has_whole_graphs(
     tmp_path: Path, begin: str, environ: dict[str, str]
 ) -> None:
     left = "    assert not [it for it in sys.meta_path if type(it).__name__ == 'CompilerWatch']"
@@ -74,7 +74,7 @@ def test_a_job_that_is_not_traced_has_whole_graphs(
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a tracer of this process, whose compiler knows nothing yet."""
+    """Record into a folder by a tracer of this process, whose compiler is in its initial state."""
     torch._dynamo.reset()
     counters.clear()
     tracer.install(spool=tmp_path, run="run")
@@ -85,8 +85,8 @@ def spool(tmp_path: Path) -> Iterator[Path]:
     counters.clear()
 
 
-def told_of(spool: Path) -> dict[str, list[Any]]:
-    """Return the process's steps, micro-batches and the job's events, as they were told."""
+def read_records(spool: Path) -> dict[str, list[Any]]:
+    """Return the steps, micro-batches and events of the process."""
     folder = only_folder(spool)
     assert dropped(folder) == {}
     rows = read_rows(folder)
@@ -104,7 +104,7 @@ def told_of(spool: Path) -> dict[str, list[Any]]:
     }
 
 
-def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(spool: Path) -> None:
+def test_step_functions_in_compiled_code_are_called_each_time(spool: Path) -> None:
     @torch.compile(backend="eager")
     def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         tracer.microbatch(0, x.numel(), sum_squared_lengths=50)
@@ -123,19 +123,19 @@ def test_what_tells_of_a_step_in_compiled_code_is_told_each_time(spool: Path) ->
     assert losses == [10, 14, 18]
     assert sum(counters["graph_break"].values()) > 0
     assert all("disable" in reason for reason in counters["graph_break"])
-    told = told_of(spool)
-    assert told["steps"][:3] == [(0, 5, 10), (1, 7, 14), (2, 9, 18)]
-    assert len(told["steps"]) == 4
-    assert told["batches"] == [
+    reported = read_records(spool)
+    assert reported["steps"][:3] == [(0, 5, 10), (1, 7, 14), (2, 9, 18)]
+    assert len(reported["steps"]) == 4
+    assert reported["batches"] == [
         row for step, num in enumerate((5, 7, 9)) for row in ((step, 0, num, 50), (step, 1, 13, -1))
     ]
-    assert told["events"] == [("note", "it began", {"sizes": [num, 1]}) for num in (5, 7, 9)]
+    assert reported["events"] == [("note", "it began", {"sizes": [num, 1]}) for num in (5, 7, 9)]
     names = {row.name for row in read_spans(only_folder(spool))}
     assert "outside" in names
     assert "inside" not in names
 
 
-def test_a_job_that_is_compiled_before_it_is_traced_tells_from_then_on(tmp_path: Path) -> None:
+def test_a_job_that_was_compiled_before_it_is_traced_reports_from_then_on(tmp_path: Path) -> None:
     torch._dynamo.reset()
 
     @torch.compile(backend="eager")
@@ -150,7 +150,7 @@ def test_a_job_that_is_compiled_before_it_is_traced_tells_from_then_on(tmp_path:
         assert [float(compiled(torch.ones(1))) for _ in range(3)] == [2, 2, 2]
         tracer.shutdown()
 
-    assert [row[:2] for row in told_of(tmp_path)["steps"]] == [(0, 4), (1, 4), (2, 4)]
+    assert [row[:2] for row in read_records(tmp_path)["steps"]] == [(0, 4), (1, 4), (2, 4)]
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def _group_of_one() -> Iterator[None]:
 
 
 class Opaque:
-    """A context that no compiler follows: the function that enters it is run as it stands."""
+    """A context that the compiler cannot follow: the function that enters it runs uncompiled."""
 
     def __enter__(self) -> None:
         torch._dynamo.graph_break()
@@ -172,7 +172,7 @@ class Opaque:
         torch._dynamo.graph_break()
 
 
-def given_up_halfway() -> Callable[[torch.Tensor], torch.Tensor]:
+def compile_with_graph_break() -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a compiled function that communicates and trains after its graph broke."""
     torch.manual_seed(3)
     model = nn.Linear(4, 4)
@@ -194,10 +194,10 @@ def given_up_halfway() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def compiler_saw() -> tuple[list[str], Any]:
-    """Train for three steps; return why graphs broke, and how many graphs there are."""
+    """Train for three steps; return the reasons of graph breaks and the number of graphs."""
     torch._dynamo.reset()
     counters.clear()
-    step = given_up_halfway()
+    step = compile_with_graph_break()
     for _ in range(3):
         step(torch.ones(2, 4))
     reasons = [reason.partition(" object at ")[0] for reason in counters["graph_break"]]
@@ -205,8 +205,8 @@ def compiler_saw() -> tuple[list[str], Any]:
 
 
 @pytest.mark.usefixtures("_group_of_one")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch 2.10's own
-def test_a_function_that_is_given_up_halfway_has_nothing_of_ours_compiled(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # a warning of torch 2.10
+def test_after_a_graph_break_no_function_of_the_tracer_is_compiled(tmp_path: Path) -> None:
     untraced = compiler_saw()
     tracer.install(spool=tmp_path, run="run")
     tracer.begin_steps()
@@ -217,15 +217,16 @@ def test_a_function_that_is_given_up_halfway_has_nothing_of_ours_compiled(tmp_pa
     folder = only_folder(tmp_path)
     assert dropped(folder) == {}
     communications = [row for row in read_spans(folder) if row.group_id and row.kind != "wait"]
-    # One by hand, one functional, and that one's backward (a later torch's), in three steps.
+    # One plain call, one functional call, and the backward of the latter (since torch 2.13), in
+    # three steps.
     assert [row.seq for row in communications] == list(range(9 if TORCH >= "2.13" else 6))
 
 
-def test_an_older_compiler_is_told_of_each_function_of_ours(
+def test_an_older_compiler_skips_each_function_of_the_tracer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     skipped: list[CodeType] = []
-    older = SimpleNamespace(skip_code=skipped.append)  # as it was before torch 2.8
+    older = SimpleNamespace(skip_code=skipped.append)  # as before torch 2.8
     monkeypatch.setitem(sys.modules, ENGINE_MODULE, older)
     uncompiled = CompilerExclusions()
     uncompiled.mark()
@@ -237,7 +238,7 @@ def test_an_older_compiler_is_told_of_each_function_of_ours(
     assert all("/tracer/" in code.co_filename for code in skipped)
 
 
-def test_spans_by_hand_in_what_is_compiled_break_no_graph(tmp_path: Path) -> None:
+def test_manual_spans_in_compiled_code_break_no_graph(tmp_path: Path) -> None:
     @tracer.traced
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -254,7 +255,7 @@ def test_spans_by_hand_in_what_is_compiled_break_no_graph(tmp_path: Path) -> Non
         pass
     tracer.shutdown()
 
-    assert dropped(only_folder(tmp_path)) == {}  # the tracer was installed here before
+    assert dropped(only_folder(tmp_path)) == {}  # recompiled since, because a tracer is installed
     names = [row.name for row in read_spans(only_folder(tmp_path))]
     assert "outside" in names
     assert not {"outer", "inner"} & set(names)

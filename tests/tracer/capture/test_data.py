@@ -17,14 +17,14 @@ def test_without_lengths_each_row_is_one_sequence() -> None:
     assert count_batch(UserDict(tokens=ids)) == BatchCounts((2, 3), 6, 18)
 
 
-def test_a_mask_tells_what_is_no_padding() -> None:
+def test_an_attention_mask_excludes_padding() -> None:
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
     ids = torch.zeros(2, 4, dtype=torch.int64)
 
     assert count_batch({"input_ids": ids, "attention_mask": mask}) == BatchCounts((2, 4), 5, 4 + 9)
 
 
-def test_positions_and_boundaries_tell_packed_sequences() -> None:
+def test_positions_and_boundaries_give_the_lengths_of_packed_sequences() -> None:
     ids = torch.zeros(1, 6, dtype=torch.int64)
     positions = torch.tensor([[0, 1, 2, 3, 0, 1]])
     boundaries = torch.tensor([0, 1, 6], dtype=torch.int32)
@@ -46,7 +46,7 @@ def test_a_tensor_on_a_device_is_not_read() -> None:
     assert count_batch({"input_ids": ids}) == BatchCounts((2, 4), 8, 32)
 
 
-def test_what_holds_no_token_ids_is_unknown() -> None:
+def test_a_batch_without_token_ids_is_unknown() -> None:
     assert count_batch(torch.zeros(2, 3)) is None
     assert count_batch({"pixels": torch.zeros(2, 3, dtype=torch.int64)}) is None
     assert count_batch(()) is None
@@ -54,5 +54,5 @@ def test_what_holds_no_token_ids_is_unknown() -> None:
     assert read_shape([[[[torch.zeros(2, 3, dtype=torch.int64)]]]]) is None
 
 
-def test_an_empty_batch_holds_nothing() -> None:
+def test_an_empty_batch_has_no_tokens() -> None:
     assert count_batch(torch.zeros(0, 0, dtype=torch.int64)) == BatchCounts((0, 0), 0, 0)

@@ -1,4 +1,4 @@
-"""Where a rank stands by its groups alone: certain, or not told."""
+"""The layout and coordinates of a rank from its groups: certain, or None."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def positions(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def members_along(sizes: tuple[int, ...], rank: int, *along: int) -> tuple[int, ...]:
-    """Return the ranks that differ from ``rank`` along these axes alone."""
+    """Return the ranks that differ from ``rank`` along these axes only."""
     everyone = positions(sizes)
     own = everyone[rank]
     return tuple(
@@ -33,18 +33,20 @@ def members_along(sizes: tuple[int, ...], rank: int, *along: int) -> tuple[int, 
     )
 
 
-def mesh_claims(sizes: tuple[int, ...], rank: int) -> list[AxisGroup]:
+def mesh_groups(sizes: tuple[int, ...], rank: int) -> list[AxisGroup]:
     return [
         AxisGroup(axis=axis, members=members_along(sizes, rank, at)) for at, axis in enumerate(AXES)
     ]
 
 
 @given(SIZES, st.data())
-def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.DataObject) -> None:
+def test_the_axes_of_a_mesh_give_every_rank_its_coordinates(
+    sizes: tuple[int, ...], data: st.DataObject
+) -> None:
     world_size = math.prod(sizes)
     rank = data.draw(st.integers(0, world_size - 1))
     pp, replicate, shard, cp, tp = sizes
-    claims = mesh_claims(sizes, rank)
+    axis_groups = mesh_groups(sizes, rank)
     flattened = [
         AxisGroup(axis="dp", members=members_along(sizes, rank, 1, 2)),
         AxisGroup(axis="dp_shard_cp", members=members_along(sizes, rank, 2, 3)),
@@ -52,8 +54,12 @@ def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.Da
     ]
 
     at = positions(sizes)[rank]
-    for told in (claims, [*claims, flattened[0]], [*flattened[:1], claims[0], *claims[3:]]):
-        found = derive_layout(told, rank=rank, world_size=world_size)
+    for groups in (
+        axis_groups,
+        [*axis_groups, flattened[0]],
+        [*flattened[:1], axis_groups[0], *axis_groups[3:]],
+    ):
+        found = derive_layout(groups, rank=rank, world_size=world_size)
         assert found is not None
         assert found.layout == Layout(pp=pp, dp=replicate * shard, cp=cp, tp=tp)
         assert found.coords == Coords(pp=at[0], dp=at[1] * shard + at[2], cp=at[3], tp=at[4])
@@ -61,7 +67,7 @@ def test_the_axes_of_a_mesh_place_every_rank(sizes: tuple[int, ...], data: st.Da
 
 
 @given(SIZES, st.data())
-def test_an_axis_that_nobody_names_leaves_a_doubt(
+def test_without_the_name_of_an_axis_the_layout_is_unknown(
     sizes: tuple[int, ...], data: st.DataObject
 ) -> None:
     long = [at for at, size in enumerate(sizes) if size > 1]
@@ -69,49 +75,53 @@ def test_an_axis_that_nobody_names_leaves_a_doubt(
         return
     world_size = math.prod(sizes)
     rank = data.draw(st.integers(0, world_size - 1))
-    claims = mesh_claims(sizes, rank)
-    del claims[data.draw(st.sampled_from(long))]
+    axis_groups = mesh_groups(sizes, rank)
+    del axis_groups[data.draw(st.sampled_from(long))]
 
-    assert derive_layout(claims, rank=rank, world_size=world_size) is None
+    assert derive_layout(axis_groups, rank=rank, world_size=world_size) is None
 
 
-def placed(*claims: tuple[str, tuple[int, ...]], world_size: int = 4) -> Layout | None:
-    made = [AxisGroup(axis=axis, members=members) for axis, members in claims]
+def derived_from(*axis_groups: tuple[str, tuple[int, ...]], world_size: int = 4) -> Layout | None:
+    made = [AxisGroup(axis=axis, members=members) for axis, members in axis_groups]
     found = derive_layout(made, rank=0, world_size=world_size)
     return None if found is None else found.layout
 
 
 @pytest.mark.parametrize(
-    "claims",
+    "axis_groups",
     [
         [("dp", (0, 1)), ("tp", (0, 1))],  # two axes over the same ranks
         [("dp", (0, 1)), ("dp", (0, 2)), ("tp", (0, 1))],  # one axis, two groups
-        [("dp", (1, 3)), ("tp", (0, 1))],  # not a member
-        [("dp", (0, 1)), ("fsdp", (0, 2)), ("tp", (0, 3))],  # which is the data axis?
-        [("dp", (0, 1, 2, 3, 4))],  # more than there are
-        [("tp", (0, 1, 2))],  # does not divide them
+        [("dp", (1, 3)), ("tp", (0, 1))],  # this rank is not a member
+        [("dp", (0, 1)), ("fsdp", (0, 2)), ("tp", (0, 3))],  # two candidates for the data axis
+        [("dp", (0, 1, 2, 3, 4))],  # more ranks than the world size
+        [("tp", (0, 1, 2))],  # does not divide the world size
         [("tp", (0, 1)), ("ep", (0, 1)), ("dp", (0, 2))],  # experts along the tensor axis
         [("dp", (0, 1, 2, 3)), ("ep", (0, 1, 2))],  # experts that do not divide the data axis
-        [("stages", (0, 1, 2, 3))],  # a name that means nothing
+        [("stages", (0, 1, 2, 3))],  # an unknown axis
         [],
     ],
 )
-def test_groups_that_do_not_fit_place_nobody(claims: list[tuple[str, tuple[int, ...]]]) -> None:
-    assert placed(*claims) is None
+def test_groups_that_do_not_fit_give_no_layout(
+    axis_groups: list[tuple[str, tuple[int, ...]]],
+) -> None:
+    assert derived_from(*axis_groups) is None
 
 
-def test_experts_overlay_the_data_axis() -> None:
-    assert placed(("dp", (0, 1, 2, 3)), ("ep", (0, 1))) == Layout(dp=4, ep=2)
-    assert placed(("dp", (0, 2)), ("ep", (0, 2)), ("tp", (0, 1))) == Layout(dp=2, tp=2, ep=2)
+def test_expert_groups_overlay_the_data_axis() -> None:
+    assert derived_from(("dp", (0, 1, 2, 3)), ("ep", (0, 1))) == Layout(dp=4, ep=2)
+    assert derived_from(("dp", (0, 2)), ("ep", (0, 2)), ("tp", (0, 1))) == Layout(dp=2, tp=2, ep=2)
 
 
-def test_groups_of_one_member_say_nothing() -> None:
-    assert placed(("dp", (0, 1, 2, 3)), ("tp", (0,)), ("pp", (0,)), ("ep", (0,))) == Layout(dp=4)
+def test_groups_of_one_member_are_ignored() -> None:
+    assert derived_from(("dp", (0, 1, 2, 3)), ("tp", (0,)), ("pp", (0,)), ("ep", (0,))) == Layout(
+        dp=4
+    )
 
 
-def test_chunks_per_stage_are_taken_as_told() -> None:
-    claims = [AxisGroup(axis="pp", members=(0, 1))]
-    found = derive_layout(claims, rank=1, world_size=2, num_chunks=3)
+def test_the_declared_chunks_per_stage_are_used() -> None:
+    axis_groups = [AxisGroup(axis="pp", members=(0, 1))]
+    found = derive_layout(axis_groups, rank=1, world_size=2, num_chunks=3)
 
     assert found is not None
     assert (found.layout, found.coords) == (Layout(pp=2, vpp=3), Coords(pp=1))

@@ -1,4 +1,4 @@
-"""What ranks find out of a layout that nobody told them; see `placement_job`."""
+"""The layout that ranks derive in jobs that declare none; see `placement_job`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NOT_TOLD = {
-    "expert_parallel",  # whether its experts' ranks have tokens of their own
+NOT_DERIVED = {
+    "expert_parallel",  # unknown whether the ranks of its experts have their own tokens
     "reduced_by_hand",
     "experts_by_hand",
     "ring_by_hand",
@@ -28,18 +28,18 @@ NOT_TOLD = {
     "half_wrapped",
 }
 
-TOLD = {
+LAYOUTS = {
     **{name: layout for name, (_, layout) in gloo_job.RECIPES.items()},
     **{name: layout for name, (_, layout) in matrix_recipes.RECIPES.items()},
     "tensor_parallel_over_all": Layout(tp=4),
     "pipeline_over_all": Layout(pp=4),
 }
-"""What a job that tells it tells; all others are data parallel alone."""
+"""Layouts that a job could declare; all others are data parallel only."""
 
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run each recipe with as many ranks as it takes; the folder of their records."""
+    """Run each recipe with its number of ranks; return the folder of the records."""
     folder: Path = tmp_path_factory.mktemp("placement")
     few = [recipe for recipe in RECIPES if recipe != "three_axes"]
     run_ranks("tests.tracer.jobs.placement_job", 4, folder, *few)
@@ -49,38 +49,38 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def derived(folder: Path) -> list[dict[str, Any]]:
-    """Return what each rank found out, by rank."""
+    """Return what each rank derived, by rank."""
     folders = sorted(process_folders(folder).items())
-    told = [json.loads((each / "manifest.json").read_text()) for _, each in folders]
-    assert all(rank["layout"] is None and rank["coords"] is None for rank in told)
-    return [rank["derived"] or {} for rank in told]
+    manifests = [json.loads((each / "manifest.json").read_text()) for _, each in folders]
+    assert all(rank["layout"] is None and rank["coords"] is None for rank in manifests)
+    return [rank["derived"] or {} for rank in manifests]
 
 
 def coords_in(layout: Layout, rank: int) -> Coords:
-    """Return where a rank stands in a mesh of axes (pp, dp, cp, tp)."""
+    """Return the coordinates of a rank in a mesh of axes (pp, dp, cp, tp)."""
     rest, tp = divmod(rank, layout.tp)
     rest, cp = divmod(rest, layout.cp)
     pp, dp = divmod(rest, layout.dp)
     return Coords(pp=pp, dp=dp, cp=cp, tp=tp)
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - NOT_TOLD))
-def test_what_is_found_is_what_the_job_could_have_told(spool: Path, recipe: str) -> None:
-    layout = TOLD.get(recipe, Layout(dp=4))
+@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - NOT_DERIVED))
+def test_the_derived_layout_is_the_one_that_the_job_could_declare(spool: Path, recipe: str) -> None:
+    layout = LAYOUTS.get(recipe, Layout(dp=4))
 
     for rank, found in enumerate(derived(spool / recipe)):
         assert found["layout"] == layout.to_dict()
         assert found["coords"] == coords_in(layout, rank).to_dict()
 
 
-@pytest.mark.parametrize("recipe", sorted(NOT_TOLD))
-def test_where_there_is_a_doubt_nothing_is_told(spool: Path, recipe: str) -> None:
+@pytest.mark.parametrize("recipe", sorted(NOT_DERIVED))
+def test_in_doubt_no_layout_is_derived(spool: Path, recipe: str) -> None:
     for found in derived(spool / recipe):
         assert found.keys().isdisjoint({"layout", "coords"})
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
-def test_looking_fails_nowhere(spool: Path, recipe: str) -> None:
+def test_the_derivation_never_fails(spool: Path, recipe: str) -> None:
     for folder in process_folders(spool / recipe).values():
         assert dropped(folder) == {}
         events = folder / "events.jsonl"

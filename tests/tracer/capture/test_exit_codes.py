@@ -1,4 +1,4 @@
-"""A rank may end, well or badly, while gloo still works for it: exactly as without us."""
+"""Exit codes of ranks that end while gloo still works for them: the same as untraced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
 TORCH_ABORT = -6
-"""How torch itself may end a process whose group still works: 9 of 24 untraced runs did."""
+"""An exit code of torch itself if its group still works: 9 of 24 untraced runs had it."""
 
 
 def exit_codes(folder: Path, case: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""A forward left by what torch calls no hook for: an interrupt, which a notebook outlives."""
+"""Forwards that end without a call of torch's hook, by an interrupt that a notebook survives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Linear):
-    """Is interrupted where it is told to be, or calls itself that often."""
+    """Raises an interrupt or calls itself, as configured."""
 
     is_interrupted = False
     times = 0
@@ -55,15 +55,15 @@ class Outer(nn.Module):
 
 
 def captured(recorder: Recorder, *models: nn.Module) -> Callable[[], None]:
-    """Capture the forwards of several roots; return what takes the hooks off."""
+    """Capture the forwards of several roots; return a function that removes the hooks."""
     compute = ComputeCapture(recorder)
     hooks = [capture_forward(compute, one, lambda *_, is_microbatch: None) for one in models]
 
-    def take_off() -> None:
+    def remove_hooks() -> None:
         for hook in hooks:
             hook()
 
-    return take_off
+    return remove_hooks
 
 
 def interrupt(model: Model) -> None:
@@ -73,11 +73,11 @@ def interrupt(model: Model) -> None:
     model.is_interrupted = False
 
 
-def told(rows: list[Row]) -> list[tuple[str, int, int, int]]:
+def summarize(rows: list[Row]) -> list[tuple[str, int, int, int]]:
     return [(row.name, row.step, row.microbatch, row.depth) for row in rows]
 
 
-def test_what_follows_an_interrupted_forward_is_recorded_and_its_step_says_what_it_lacks(
+def test_after_an_interrupted_forward_the_next_is_recorded_and_the_step_says_one_is_missing(
     tmp_path: Path,
 ) -> None:
     recorder = recorder_in(tmp_path)
@@ -96,9 +96,9 @@ def test_what_follows_an_interrupted_forward_is_recorded_and_its_step_says_what_
     recorder.step()
     recorder.shutdown()
 
-    assert told(read_spans(tmp_path)) == [
+    assert summarize(read_spans(tmp_path)) == [
         ("forward", 3, 0, 0),
-        ("forward", 3, 2, 0),  # the second was interrupted, nobody knows when
+        ("forward", 3, 2, 0),  # the second was interrupted at an unknown time
         ("after", 3, NONE, 0),
         ("forward", 4, 0, 0),
     ]
@@ -116,17 +116,17 @@ def test_a_forward_interrupted_within_another_one_ends_both(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         outer(torch.zeros(1, 2))
     inner.is_interrupted = False
-    inner(torch.zeros(1, 2))  # another one than stands open
+    inner(torch.zeros(1, 2))  # another one than the open forward
     outer(torch.zeros(1, 2))
     recorder.step()
     recorder.shutdown()
 
-    assert told(read_spans(tmp_path)) == [("forward", 0, 1, 0), ("forward", 0, 2, 0)]
+    assert summarize(read_spans(tmp_path)) == [("forward", 0, 1, 0), ("forward", 0, 2, 0)]
     assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}]
 
 
 @pytest.mark.parametrize("within", ["itself", "another"])
-def test_a_forward_within_a_forward_is_the_same_work(tmp_path: Path, within: str) -> None:
+def test_a_forward_inside_a_forward_is_not_recorded(tmp_path: Path, within: str) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps()
     model = Model()
@@ -140,16 +140,16 @@ def test_a_forward_within_a_forward_is_the_same_work(tmp_path: Path, within: str
     recorder.step()
     recorder.shutdown()
 
-    assert told(read_spans(tmp_path)) == [("forward", 0, 0, 0)]
+    assert summarize(read_spans(tmp_path)) == [("forward", 0, 0, 0)]
     assert missing_kinds(tmp_path) == [set()]
 
 
 def test_an_interrupted_forward_does_not_keep_its_model_alive(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     model = Model()
-    take_off = captured(recorder, model)
+    remove_hooks = captured(recorder, model)
     interrupt(model)
-    take_off()
+    remove_hooks()
     is_alive = weakref.ref(model)
     del model
     gc.collect()
@@ -158,7 +158,7 @@ def test_an_interrupted_forward_does_not_keep_its_model_alive(tmp_path: Path) ->
     assert is_alive() is None
 
 
-def test_a_forward_that_is_left_out_and_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupted_forward_that_is_not_sampled_leaves_nothing_behind(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
     recorder.begin_steps(1)
     model = Model()
@@ -169,10 +169,10 @@ def test_a_forward_that_is_left_out_and_interrupted_leaves_nothing_behind(tmp_pa
     recorder.step()
     recorder.shutdown()
 
-    assert told(read_spans(tmp_path)) == [("forward", 2, 0, 0)]
+    assert summarize(read_spans(tmp_path)) == [("forward", 2, 0, 0)]
 
 
-def test_a_mark_of_a_forward_that_was_interrupted_is_given_back(tmp_path: Path) -> None:
+def test_the_mark_of_an_interrupted_forward_is_released(tmp_path: Path) -> None:
     timed = TimedRecorder(tmp_path, ClaimingCuda(), capacity=20)
     timed.recorder.begin_steps()
     model = Model()

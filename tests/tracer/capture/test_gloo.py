@@ -37,7 +37,7 @@ CALLED = {
     "c10d.send": "send",
     "c10d.recv_": "recv",
 }
-"""What torch calls an operator that launches, and what the span must be called."""
+"""Name of the span of each operator of torch."""
 
 LAUNCHES_NOTHING = {
     "_c10d_functional.wait_tensor",
@@ -45,18 +45,18 @@ LAUNCHES_NOTHING = {
 }
 
 ROOTED = {"broadcast", "reduce", "scatter", "gather", "send"}
-"""Members of these may leave before the last one has entered."""
+"""Operations whose members may leave before the last one has entered."""
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the job once; its folder."""
+    """Run the job once and return its folder."""
     folder: Path = tmp_path_factory.mktemp("gloo")
     run_ranks("tests.tracer.jobs.gloo_job", WORLD, folder)
     return folder
 
 
-def told(job: Path, recipe: str, rank: int) -> dict[str, Any]:
+def read_document(job: Path, recipe: str, rank: int) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((job / f"{recipe}-{rank}.json").read_text())
     return document
 
@@ -91,7 +91,7 @@ def instance(row: Row) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_communication_that_torch_saw_is_a_span(job: Path, recipe: str) -> None:
     for rank, rows in spans_of(job, recipe).items():
-        seen = told(job, recipe, rank)["traced"]["seen"]
+        seen = read_document(job, recipe, rank)["traced"]["seen"]
         expected: Counter[str] = Counter()
         for op, count in seen.items():
             if op not in LAUNCHES_NOTHING:
@@ -122,7 +122,7 @@ def test_all_members_number_their_communications_alike(job: Path, recipe: str) -
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_losses_are_bit_identical_with_and_without_the_tracer(job: Path, recipe: str) -> None:
     for rank in range(WORLD):
-        document = told(job, recipe, rank)
+        document = read_document(job, recipe, rank)
         assert document["traced"]["losses"] == document["plain"]["losses"]
         assert document["traced"]["seen"] == document["plain"]["seen"]
 
@@ -132,7 +132,8 @@ def test_each_communication_is_waited_for_once_and_never_ends_after_its_wait(
     job: Path, recipe: str
 ) -> None:
     for rows in spans_of(job, recipe).values():
-        # DDP hands its first buckets' layout round in C++ and waits there; no step of ours.
+        # DDP broadcasts the layout of its first buckets in C++ and waits there, outside of any
+        # step.
         by_instance = {
             instance(row): row for row in communications(rows) if row.name != "broadcast"
         }
@@ -147,7 +148,7 @@ def test_each_communication_is_waited_for_once_and_never_ends_after_its_wait(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_nobody_leaves_before_the_last_member_has_entered(job: Path, recipe: str) -> None:
+def test_no_member_leaves_before_the_last_has_entered(job: Path, recipe: str) -> None:
     entered: dict[tuple[int, int, int, int], int] = defaultdict(int)
     rows = [row for rows in spans_of(job, recipe).values() for row in communications(rows)]
     for row in rows:
@@ -191,7 +192,7 @@ def test_without_a_pipeline_forwards_and_backwards_count_as_microbatches(job: Pa
             assert found == [(step, index) for step in range(3) for index in range(2)]
 
 
-def test_what_lies_inside_a_forward_belongs_to_its_microbatch(job: Path) -> None:
+def test_spans_inside_a_forward_belong_to_its_microbatch(job: Path) -> None:
     for rows in spans_of(job, "sharded").values():
         forwards = [row for row in rows if row.kind == "forward"]
         inside = 0
@@ -203,8 +204,8 @@ def test_what_lies_inside_a_forward_belongs_to_its_microbatch(job: Path) -> None
         assert inside > 0
 
 
-def test_what_one_batch_call_issues_shares_an_interval(job: Path) -> None:
-    # A send with a receive is batched; alone they go out one by one in a later torch.
+def test_operations_of_one_batch_call_share_an_interval(job: Path) -> None:
+    # A send with a receive is batched; later versions of torch issue single ones separately.
     for rows in spans_of(job, "pipeline").values():
         p2p = [row for row in rows if row.kind in ("pp-send", "pp-recv")]
         kinds = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Groups that are destroyed and made again: torch gives the same names out twice."""
+"""Groups that are destroyed and made again, for which torch reuses names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def world_of_three() -> Iterator[None]:
-    """Be rank 0 of three, of which the others pretend."""
+    """Be rank 0 of three; the other two are simulated."""
     dist.init_process_group("fake", store=HashStore(), rank=0, world_size=3)
     try:
         yield
@@ -43,7 +43,7 @@ def communicate(*members: int) -> str:
 
 
 def launched(spool: Path) -> list[Row]:
-    """Say goodbye and return the communications by start."""
+    """Shut down and return the communications by start."""
     tracer.shutdown()
     rows = read_spans(only_folder(spool))
     return [row for row in rows if row.group_id and row.kind != "wait"]
@@ -62,7 +62,7 @@ def test_a_name_that_is_given_to_other_members_is_another_group(tmp_path: Path) 
     assert rows == [(ids[0], 0), (ids[0], 1), (ids[1], 0), (ids[1], 1)]
 
 
-def test_the_same_members_under_the_same_name_are_numbered_on(tmp_path: Path) -> None:
+def test_the_same_members_under_the_same_name_continue_their_numbers(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
     names = set()
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_the_same_members_under_the_same_name_are_numbered_on(tmp_path: Path) ->
     assert rows == [(hash_group(name, (0, 1)), seq) for seq in range(4)]
 
 
-def test_nothing_is_kept_of_the_objects_of_groups_that_are_gone(tmp_path: Path) -> None:
+def test_objects_of_destroyed_groups_are_released(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     book = Groups(recorder, None)
     with world_of_three():

@@ -1,4 +1,4 @@
-"""Every way to train in parallel, and every call by hand, on gloo ranks; see `matrix_job`."""
+"""All kinds of parallel training and all communication calls, on gloo ranks; see `matrix_job`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.tracer.capture.test_gloo import (
     communications,
     groups_of,
     instance,
+    read_document,
     spans_of,
-    told,
     waits,
 )
 from tests.tracer.jobs.matrix_recipes import COMPILED, NUM_RANKS, RECIPES
@@ -47,18 +47,18 @@ MATRIX_CALLED = CALLED | {
 P2P = {"send", "recv", "recv_any_source"}
 
 OUT_OF_SIGHT = {"calls": Counter({"all_reduce": 1})}
-"""Communications a step of other threads, which the counting mode does not see."""
+"""Communications per step of other threads, which the counting mode does not see."""
 
 OBJECTS_BY = "all_gather_into_tensor" if TORCH >= "2.14" else "all_gather"
-"""By what torch gathers the lengths of pickled objects."""
+"""Operation with which torch gathers the lengths of pickled objects."""
 
 NEVER_WAITED = {"calls": 1}
-"""Communications a step for which nobody waits."""
+"""Communications per step without a wait."""
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the job once with four ranks and once with eight; its folder."""
+    """Run the job once with four ranks and once with eight; return its folder."""
     folder: Path = tmp_path_factory.mktemp("matrix")
     for num_ranks in sorted(set(NUM_RANKS.values())):
         recipes = [recipe for recipe in RECIPES if NUM_RANKS[recipe] == num_ranks]
@@ -85,7 +85,7 @@ def test_every_communication_that_torch_saw_is_a_span(matrix: Path, recipe: str)
     if recipe in COMPILED and TORCH < "2.8":
         pytest.skip("before torch 2.8 gloo has no flight recorder to count by")
     for rank, rows in spans_of(matrix, recipe).items():
-        expected = seen_by_torch(told(matrix, recipe, rank)["traced"], recipe)
+        expected = seen_by_torch(read_document(matrix, recipe, rank)["traced"], recipe)
 
         assert Counter(row.name for row in communications(rows)) == expected
         assert expected.total() > 0
@@ -112,7 +112,7 @@ def test_all_members_have_the_same_communications(matrix: Path, recipe: str) -> 
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_each_communication_is_waited_for_once_where_it_is(matrix: Path, recipe: str) -> None:
+def test_each_communication_is_waited_for_at_most_once(matrix: Path, recipe: str) -> None:
     for rows in spans_of(matrix, recipe).values():
         launched = Counter((row.name, instance(row)) for row in communications(rows))
         waited = Counter((row.name.removeprefix("wait "), instance(row)) for row in waits(rows))
@@ -127,14 +127,14 @@ def test_losses_and_graph_breaks_are_the_same_with_and_without_the_tracer(
     matrix: Path, recipe: str
 ) -> None:
     for rank in range(NUM_RANKS[recipe]):
-        document = told(matrix, recipe, rank)
+        document = read_document(matrix, recipe, rank)
         for key in ("losses", "graph_breaks", "graphs", "seen"):
             assert document["traced"][key] == document["plain"][key]
         assert (document["plain"]["graphs"] > 0) == (recipe in COMPILED)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_nobody_leaves_before_the_last_member_has_entered(matrix: Path, recipe: str) -> None:
+def test_no_member_leaves_before_the_last_has_entered(matrix: Path, recipe: str) -> None:
     entered: dict[tuple[int, int, int, int], int] = defaultdict(int)
     rows = [row for rows in spans_of(matrix, recipe).values() for row in communications(rows)]
     for row in rows:
@@ -197,7 +197,7 @@ def test_bytes_are_those_of_the_larger_side(matrix: Path) -> None:
 
 
 @since(FIRST["calls"], "gloo has no alltoall")
-def test_a_receive_from_any_source_says_from_whom_it_came(matrix: Path) -> None:
+def test_a_receive_from_any_source_has_its_source(matrix: Path) -> None:
     rows = spans_of(matrix, "calls")[0]
     found = [row for row in rows if row.name == "recv_any_source" and row.step == 0]
 
@@ -211,7 +211,7 @@ def test_a_second_thread_s_communication_is_waited_for_on_its_track(matrix: Path
         assert tracks["second"] == STEPS
 
 
-def test_what_one_batch_call_issues_shares_an_interval(matrix: Path) -> None:
+def test_operations_of_one_batch_call_share_an_interval(matrix: Path) -> None:
     for rows in spans_of(matrix, "context_parallel").values():
         p2p = [row for row in communications(rows) if row.name in P2P]
         by_interval: dict[int, list[str]] = defaultdict(list)
@@ -241,7 +241,7 @@ def test_each_chunk_runs_each_microbatch_once_a_step(matrix: Path, recipe: str) 
         assert bool(parts["backward input"]) == recipe.startswith("zero_bubble")
 
 
-def test_nothing_was_dropped_and_no_capture_gave_up(matrix: Path) -> None:
+def test_nothing_was_dropped_and_no_capture_turned_itself_off(matrix: Path) -> None:
     for recipe in RECIPES:
         for folder in process_folders(matrix / "spool" / recipe).values():
             assert dropped(folder) == {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeCompute:
-    """Keeps what spans were opened."""
+    """Keeps the spans that were opened."""
 
     opened: list[tuple[str, SpanKind, int, int]] = field(default_factory=list)
 
@@ -27,7 +27,7 @@ class FakeCompute:
 
 @dataclass
 class FakePatches:
-    """Wraps a stage that computes nothing in place of torch's."""
+    """Wraps a stage that computes nothing instead of torch's."""
 
     wrapped: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class FakeStage:
     group_size: int
 
 
-def test_the_halves_of_a_split_backward_have_names_of_their_own() -> None:
+def test_the_parts_of_a_split_backward_have_their_own_names() -> None:
     compute, patches = FakeCompute(), FakePatches()
     stages: list[object] = []
     capture_pipeline(compute, patches, stages.append)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Groups written in Python, as a job makes to count or to change what it communicates."""
+"""Process groups written in Python, with which a job counts or changes its communication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ backends = (f"counting{number}" for number in itertools.count())
 
 
 class CountingGroup(dist.ProcessGroup):
-    """Counts what is called, and lets gloo do it."""
+    """Counts the calls and passes them to gloo."""
 
     def __init__(self, gloo: Any, rank: int, size: int) -> None:  # noqa: ANN401
         super().__init__(rank, size)  # type: ignore[call-arg] # its stub knows one way of two
@@ -43,7 +43,7 @@ class CountingGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> Any:  # noqa: ANN401
-        """Of torch's own note: a group without a backend in C++ has no other."""
+        """Return the name in torch's own table: a group without a backend in C++ has no other."""
         return dist.distributed_c10d._world.pg_names[self]
 
 
@@ -62,13 +62,13 @@ for name in COUNTED:
 
 
 def make(store: Any, rank: int, size: int, timeout: timedelta) -> CountingGroup:  # noqa: ANN401
-    """Return a group as torch asks a backend for one."""
+    """Return a group as torch requests one from a backend."""
     return CountingGroup(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[CountingGroup]:
-    """A default group of one that counts, made while the tracer looks."""
+    """Create a default group of one that counts, while the tracer is installed."""
     backend = next(backends)
     dist.Backend.register_backend(backend, make, devices=["cpu"])
     tracer.install(spool=tmp_path, run="run")
@@ -80,14 +80,14 @@ def world(tmp_path: Path) -> Iterator[CountingGroup]:
 
 
 def communications(spool: Path) -> list[Row]:
-    """Say goodbye and return communications and waits, by start."""
+    """Shut down and return communications and waits, by start."""
     tracer.shutdown()
     folder = only_folder(spool)
     assert dropped(folder) == {}
     return [row for row in read_rows(folder) if row.group_id]
 
 
-def test_all_that_a_counting_group_counts_is_captured_once(
+def test_each_call_of_a_counting_group_is_captured_once(
     world: CountingGroup, tmp_path: Path
 ) -> None:
     values = torch.ones(4)
@@ -106,17 +106,17 @@ def test_all_that_a_counting_group_counts_is_captured_once(
     launched = [row for row in rows if row.kind != "wait"]
     names = Counter(row.name.replace("_", "") for row in launched)
     assert names == world.counts
-    assert names["allreduce"] >= 4  # by hand, asynchronous, functional, DDP's gradients
+    assert names["allreduce"] >= 4  # plain, asynchronous, functional, and DDP's gradients
     assert {row.group_id for row in rows} == {hash_group("0", (0,))}
     assert sorted(row.seq for row in launched) == list(range(len(launched)))
     assert sorted(row.seq for row in rows if row.kind == "wait") == list(range(len(launched)))
     assert [row.num_bytes for row in launched[:3]] == [16, 16, 16]
     is_async = [bool(row.flags & tracer.SpanFlag.ASYNC) for row in launched[:3]]
-    # Before, an all-reduce does not say whether it is.
+    # Before, an all-reduce does not say whether it is asynchronous.
     assert is_async == [TORCH < "2.8", True, False]
 
 
-def test_what_a_python_group_has_another_group_do_is_no_communication_more(
+def test_calls_that_a_python_group_makes_of_another_group_are_not_recorded(
     world: CountingGroup, tmp_path: Path
 ) -> None:
     world.gloo = dist.new_group([0], backend="gloo")
@@ -130,11 +130,11 @@ def test_what_a_python_group_has_another_group_do_is_no_communication_more(
     ]
 
 
-def test_a_call_that_reaches_the_group_by_way_of_cpp_ends_when_it_returns(
-    world: CountingGroup, tmp_path: Path
-) -> None:
+def test_a_call_through_cpp_ends_when_it_returns(world: CountingGroup, tmp_path: Path) -> None:
     values, taken = torch.ones(4), torch.empty(4)
-    dist.all_to_all_single(taken, values)  # torch 2.13 calls a method of C++, which calls ours
+    dist.all_to_all_single(
+        taken, values
+    )  # torch 2.13 calls a C++ method, which calls the Python one
     returned_ns = time.monotonic_ns()
     dist.all_reduce(values)
     rows = communications(tmp_path)
@@ -152,7 +152,7 @@ def test_a_call_that_reaches_the_group_by_way_of_cpp_ends_when_it_returns(
     assert all(row.end_ns <= returned_ns for row in rows[:2])
 
 
-def test_a_work_with_a_wait_of_its_own_and_no_future_is_waited_for_all_the_same(
+def test_a_work_with_its_own_wait_and_no_future_is_recorded(
     world: CountingGroup, tmp_path: Path
 ) -> None:
     class OwnWork(dist.Work):
@@ -178,7 +178,7 @@ def test_a_work_with_a_wait_of_its_own_and_no_future_is_waited_for_all_the_same(
     assert [row.seq for row in rows if row.kind == "wait"] == [0, 1]
 
 
-def test_an_error_of_a_python_group_is_the_jobs(world: CountingGroup, tmp_path: Path) -> None:
+def test_an_error_of_a_python_group_reaches_the_job(world: CountingGroup, tmp_path: Path) -> None:
     class Failing:
         @staticmethod
         def allreduce(*args: object) -> dist.Work:
@@ -197,12 +197,12 @@ def test_an_error_of_a_python_group_is_the_jobs(world: CountingGroup, tmp_path: 
     assert [bool(row.flags & tracer.SpanFlag.ERROR) for row in launched] == [True, False]
 
 
-def test_a_class_is_left_as_it_was_after_goodbye(tmp_path: Path) -> None:
+def test_shutdown_restores_the_class(tmp_path: Path) -> None:
     class OwnGroup(CountingGroup):
         def allreduce(self, *args: Any) -> Any:  # noqa: ANN401
             future: Any = torch.futures.Future()
             future.set_result(None)
-            done: Any = _distributed_c10d  # its stub does not know the function
+            done: Any = _distributed_c10d  # missing in torch's stub
             return done._create_work_from_future(future)
 
     original = OwnGroup.allreduce
@@ -212,7 +212,7 @@ def test_a_class_is_left_as_it_was_after_goodbye(tmp_path: Path) -> None:
     )
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        tracer.install(spool=tmp_path, run="run")  # the group is there already
+        tracer.install(spool=tmp_path, run="run")  # the group exists already
         dist.all_reduce(torch.ones(4))
         rows = communications(tmp_path)
     finally:

@@ -1,4 +1,4 @@
-"""torchrun starts the job anew after a rank died: two incarnations of one run, side by side."""
+"""A restart by torchrun after a rank died: two incarnations of one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITHIN_S = 240
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the job; the folder of its run."""
+    """Run the job and return the folder of its run."""
     folder: Path = tmp_path_factory.mktemp("restart")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     where = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=elastic"]
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "RANKSCOPE_TRACE": str(folder),
-            # In a store that both incarnations share, gloo finds addresses of the first.
+            # In a store that both incarnations share, gloo would find addresses of the first.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         },
         stdout=subprocess.DEVNULL,
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         try:
             _, problems = process.communicate(timeout=WITHIN_S)
         finally:
-            process.terminate()  # torchrun ends its ranks, which have sessions of their own
+            process.terminate()  # torchrun ends its ranks, which have their own sessions
     assert process.returncode == 0, problems
     return folder / "elastic"
 
@@ -70,7 +70,7 @@ def communications(folder: Path) -> list[Row]:
     return [row for row in read_rows(folder) if row.group_id and row.kind != "wait"]
 
 
-def test_each_incarnation_is_an_epoch_of_its_own_equal_on_all_ranks(run: Path) -> None:
+def test_each_incarnation_is_one_epoch_on_all_ranks(run: Path) -> None:
     found = manifests(run)
 
     assert sorted(found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -84,12 +84,12 @@ def test_each_incarnation_is_an_epoch_of_its_own_equal_on_all_ranks(run: Path) -
     assert len(uuids) == 4
 
 
-def test_the_old_incarnation_keeps_what_it_recorded_and_ends_without_goodbye(run: Path) -> None:
+def test_the_old_incarnation_keeps_its_records_and_has_no_exit_record(run: Path) -> None:
     found = manifests(run)
 
     for rank in (0, 1):
         assert steps_of(found[0, rank][0]) == [0, 1]
-    # Rank 0 was ended by torchrun, or by the connection that broke: whichever came first.
+    # Rank 0 was ended by torchrun or by the broken connection, whichever came first.
     dead, survivor = (found[0, rank][0] / "exit.json" for rank in (1, 0))
     assert not dead.exists()
     assert not survivor.exists() or json.loads(survivor.read_text())["state"] == "failed"
@@ -99,7 +99,7 @@ def test_the_old_incarnation_keeps_what_it_recorded_and_ends_without_goodbye(run
         assert json.loads((folder / "exit.json").read_text())["state"] == "ended"
 
 
-def test_numbers_of_communications_begin_anew_and_agree_in_each_epoch(run: Path) -> None:
+def test_numbers_of_communications_restart_and_agree_in_each_epoch(run: Path) -> None:
     found = manifests(run)
 
     for epoch, finished in ((0, 2), (1, 3)):

@@ -41,7 +41,7 @@ def _group_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def spans_after_goodbye(spool: Path) -> list[Row]:
+def shut_down_and_read(spool: Path) -> list[Row]:
     tracer.shutdown()
     folder = only_folder(spool)
     return read_spans(folder)
@@ -51,7 +51,7 @@ def spans_after_goodbye(spool: Path) -> list[Row]:
 def test_a_synchronous_call_is_a_communication_and_a_wait_within_it(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
     dist.all_reduce(torch.ones(6))
-    communication, wait = spans_after_goodbye(tmp_path)
+    communication, wait = shut_down_and_read(tmp_path)
 
     assert (communication.name, wait.name, wait.kind) == ("all_reduce", "wait all_reduce", "wait")
     assert communication.num_bytes == 24
@@ -61,7 +61,7 @@ def test_a_synchronous_call_is_a_communication_and_a_wait_within_it(tmp_path: Pa
     assert (communication.track, wait.track) == ("comm world", "main")
 
 
-def test_the_job_s_own_errors_pass_through_unchanged(tmp_path: Path) -> None:
+def test_errors_of_the_job_pass_through_unchanged(tmp_path: Path) -> None:
     def provoke() -> str:
         with pytest.raises(RuntimeError) as caught:
             dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)
@@ -70,27 +70,27 @@ def test_the_job_s_own_errors_pass_through_unchanged(tmp_path: Path) -> None:
     plain = provoke()
     tracer.install(spool=tmp_path, run="run")
     assert provoke() == plain
-    spans_after_goodbye(tmp_path)
+    shut_down_and_read(tmp_path)
 
 
-def test_a_work_that_nobody_waits_for_keeps_no_memory_of_the_job(tmp_path: Path) -> None:
+def test_a_work_without_a_wait_keeps_no_memory_of_the_job_alive(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
     values = torch.ones(6)
     storage = values.untyped_storage()._weak_ref()
     work = dist.all_reduce(values, async_op=True)
     del values, work
-    dist.all_reduce(torch.ones(2))  # what was kept until torch had handed it out is now let go
+    dist.all_reduce(torch.ones(2))  # releases the work that was kept until torch had handed it out
 
     deadline = time.monotonic() + 60
     while not torch.UntypedStorage._expired(storage) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert torch.UntypedStorage._expired(storage)
     torch.UntypedStorage._free_weak_ref(storage)  # type: ignore[no-untyped-call]
-    communications = [row for row in spans_after_goodbye(tmp_path) if row.kind != "wait"]
+    communications = [row for row in shut_down_and_read(tmp_path) if row.kind != "wait"]
     assert [row.seq for row in communications] == [0, 1]
 
 
-def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
+def test_without_callbacks_a_collective_ends_with_its_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -104,7 +104,7 @@ def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
         assert work is not None
         work.wait()
     unwaited = dist.all_reduce(torch.ones(2), async_op=True)
-    rows = spans_after_goodbye(tmp_path)
+    rows = shut_down_and_read(tmp_path)
     assert unwaited is not None
     unwaited.wait()
 
@@ -119,8 +119,8 @@ def test_where_no_work_may_call_back_a_collective_ends_where_its_wait_does(
 
 
 @since("2.8", "the fake backend coalesces nothing")
-def test_one_work_stands_for_all_that_was_coalesced(tmp_path: Path) -> None:
-    assert dist.Backend.FAKE in dist.Backend.backend_list  # known since `fake_pg` was imported
+def test_all_coalesced_launches_share_one_work(tmp_path: Path) -> None:
+    assert dist.Backend.FAKE in dist.Backend.backend_list  # a backend of `fake_pg`
     group = dist.new_group([0], backend="fake")
     tracer.install(spool=tmp_path, run="run")
     coalescing = dist.distributed_c10d._coalescing_manager(
@@ -130,9 +130,9 @@ def test_one_work_stands_for_all_that_was_coalesced(tmp_path: Path) -> None:
         dist.broadcast(torch.ones(2), 0, group=group)
         dist.broadcast(torch.ones(4), 0, group=group)
     for work in manager.works:
-        dist.Work.wait(work)  # this backend's works alone have a method of their own
+        dist.Work.wait(work)  # the works of this backend have their own method
     dist.broadcast(torch.ones(8), 0, group=group)
-    rows = spans_after_goodbye(tmp_path)
+    rows = shut_down_and_read(tmp_path)
 
     launched = [row for row in rows if row.kind != "wait"]
     waits = [row for row in rows if row.kind == "wait"]
@@ -143,24 +143,24 @@ def test_one_work_stands_for_all_that_was_coalesced(tmp_path: Path) -> None:
     assert [row.seq for row in waits] == [0, 1]
 
 
-def test_a_group_made_by_hand_is_left_alone_and_counted(tmp_path: Path) -> None:
+def test_a_group_unknown_to_torch_is_not_captured_but_counted(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
-    make: Any = dist.ProcessGroup  # its stub does not know this way to make one
+    make: Any = dist.ProcessGroup  # torch's stub lacks this constructor
     group = make(0, 1)
     backend = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10))
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_group_name("by hand")
+    group._set_group_name("custom")
     group.allreduce([torch.ones(2)]).wait()
     dist.all_reduce(torch.ones(2))
-    rows = spans_after_goodbye(tmp_path)
+    rows = shut_down_and_read(tmp_path)
 
     assert [row.kind for row in rows] == ["other", "wait"]
     folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
-    assert "not capturing group 'by hand'" in (folder / "events.jsonl").read_text()
+    assert "not capturing group 'custom'" in (folder / "events.jsonl").read_text()
 
 
-def test_a_backward_that_raised_leaves_the_waits_of_the_next_one_seen(tmp_path: Path) -> None:
+def test_after_a_backward_that_raised_the_waits_of_the_next_are_recorded(tmp_path: Path) -> None:
     class Raises(torch.autograd.Function):
         armed = True
 
@@ -185,7 +185,7 @@ def test_a_backward_that_raised_leaves_the_waits_of_the_next_one_seen(tmp_path: 
             return out
 
     ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.0001)
-    ddp(torch.ones(1, 8))  # so that the buckets are those of the order of use
+    ddp(torch.ones(1, 8))  # so that the buckets follow the order of use
     tracer.install(spool=tmp_path, run="run")
     with pytest.raises(ArithmeticError):
         ddp(torch.ones(1, 8)).sum().backward()
@@ -193,16 +193,16 @@ def test_a_backward_that_raised_leaves_the_waits_of_the_next_one_seen(tmp_path: 
     ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.0001)
     for _ in range(2):
         ddp(torch.ones(1, 8)).sum().backward()
-    rows = spans_after_goodbye(tmp_path)
+    rows = shut_down_and_read(tmp_path)
 
     reduced = [row.seq for row in rows if row.name == "all_reduce"]
     waited = {row.seq for row in rows if row.name == "wait all_reduce"}
-    # What the first backward launched nobody waits for: it raised.
+    # The launches of the first backward have no wait, because it raised.
     assert waited
     assert set(reduced[-2:]) <= waited
 
 
-def test_after_goodbye_torch_is_as_it_was(tmp_path: Path) -> None:
+def test_shutdown_restores_torch(tmp_path: Path) -> None:
     before = (dist.Work.wait, dist.batch_isend_irecv, torch.autograd.backward)
     tracer.install(spool=tmp_path, run="run")
     assert dist.Work.wait is not before[0]
@@ -214,7 +214,7 @@ def test_after_goodbye_torch_is_as_it_was(tmp_path: Path) -> None:
     assert read_spans(folder) == []
 
 
-def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
+def test_an_error_of_the_capture_turns_it_off_without_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(group: object) -> list[int]:
@@ -222,7 +222,7 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
 
     tracer.install(spool=tmp_path, run="run")
     monkeypatch.setattr(dist, "get_process_group_ranks", broken)
-    # The frame that raises is a test's; as torch's own it would lie below torch's folder.
+    # The raising frame is a test's; an error of torch would come from torch's folder.
     monkeypatch.setattr("rankscope.tracer.errors.PACKAGE_FOLDER", __file__)
     values = torch.ones(2)
     tracer.begin_steps()
@@ -232,11 +232,11 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     dist.all_reduce(values)
     tracer.step()
 
-    assert spans_after_goodbye(tmp_path) == []
+    assert shut_down_and_read(tmp_path) == []
     folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "turned itself off" in (folder / "events.jsonl").read_text()
-    # From then on each step says what it lacks: else it would look as if nobody had waited.
+    # From then on each step says what is missing, else it would look as if there were no waits.
     assert missing_kinds(folder) == [
         set(),
         {*COMM_KINDS, "other", "wait"},
@@ -244,10 +244,10 @@ def test_an_error_of_the_capture_turns_it_off_and_leaves_the_job_alone(
     ]
 
 
-def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
+def test_if_torch_has_no_such_name_the_job_runs_and_an_event_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Asked for last, when kernels are in place already: they must be out again.
+    # Read last, when the kernels are registered: they must be removed again.
     monkeypatch.delattr(dist.Work, "wait")
     tracer.install(spool=tmp_path, run="run")
     works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
@@ -255,7 +255,7 @@ def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
     tracer.begin_steps()
     tracer.step()
 
-    assert spans_after_goodbye(tmp_path) == []
+    assert shut_down_and_read(tmp_path) == []
     folder = only_folder(tmp_path)
     assert dropped(folder) == {DropReason.INTERNAL_ERROR: 1}
     assert "no communication capture" in (folder / "events.jsonl").read_text()
@@ -263,7 +263,7 @@ def test_where_torch_lacks_a_name_the_job_runs_and_an_event_says_so(
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
+def test_a_forward_that_cannot_be_recorded_is_missing_in_its_step_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     left = [times]
@@ -283,7 +283,7 @@ def test_a_forward_that_cannot_be_recorded_is_lacking_in_its_step_alone(
         model(torch.ones(2))
         tracer.step()
 
-    spans = spans_after_goodbye(tmp_path)
+    spans = shut_down_and_read(tmp_path)
     folder = only_folder(tmp_path)
     assert [row.step for row in spans] == list(range(times, 4))
     assert missing_kinds(folder) == [{"forward"}] * times + [set()] * (4 - times)
@@ -306,14 +306,14 @@ def by_backward(model: nn.Module, out: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(
-    ("differentiate", "missing", "num_told"),
+    ("differentiate", "missing", "num_reported"),
     [(by_grad, {"backward"}, 1), (by_grad_in_a_span, set(), 0), (by_backward, set(), 0)],
 )
-def test_a_step_whose_backward_nobody_saw_says_so(
+def test_a_step_without_a_recorded_backward_says_so(
     tmp_path: Path,
     differentiate: Callable[[nn.Module, torch.Tensor], None],
     missing: set[str],
-    num_told: int,
+    num_reported: int,
 ) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -323,18 +323,18 @@ def test_a_step_whose_backward_nobody_saw_says_so(
         differentiate(model, model(torch.ones(1, 2)).sum())
         optimizer.step()
         tracer.step()
-    model(torch.ones(1, 2))  # a step that only evaluates needs none
+    model(torch.ones(1, 2))  # a step of evaluation needs no backward
     tracer.step()
     tracer.shutdown()
 
     folder = only_folder(tmp_path)
     assert missing_kinds(folder) == [missing] * 3 + [set()]
-    events = folder / "events.jsonl"
-    told = events.read_text() if events.exists() else ""
-    assert told.count("no backward was recorded") == num_told
+    file = folder / "events.jsonl"
+    events = file.read_text() if file.exists() else ""
+    assert events.count("no backward was recorded") == num_reported
 
 
-def test_a_backward_inside_the_root_forward_is_part_of_it_and_missing_nowhere(
+def test_a_backward_inside_the_root_forward_is_part_of_it(
     tmp_path: Path,
 ) -> None:
     class Trains(nn.Linear):
@@ -368,10 +368,10 @@ def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:
     Outer([weight], lr=0.1).step()
     inner.step()
 
-    assert [row.kind for row in spans_after_goodbye(tmp_path)] == ["optimizer", "optimizer"]
+    assert [row.kind for row in shut_down_and_read(tmp_path)] == ["optimizer", "optimizer"]
 
 
-def test_an_optimizer_step_that_raises_leaves_the_next_one_whole(tmp_path: Path) -> None:
+def test_after_an_optimizer_step_that_raised_the_next_is_recorded(tmp_path: Path) -> None:
     class Fails(torch.optim.SGD):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
             raise ArithmeticError("nan")
@@ -385,7 +385,7 @@ def test_an_optimizer_step_that_raises_leaves_the_next_one_whole(tmp_path: Path)
     sound.step()
     with tracer.span("after"):
         pass
-    rows = spans_after_goodbye(tmp_path)
+    rows = shut_down_and_read(tmp_path)
 
     assert [(row.name, row.depth) for row in rows] == [("optimizer", 0), ("after", 0)]
 
@@ -399,7 +399,7 @@ def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> No
     with torch.no_grad():
         model(torch.ones(2, 3))
     tracer.step()
-    rows = spans_after_goodbye(tmp_path)
+    rows = shut_down_and_read(tmp_path)
 
     assert [(row.kind, row.microbatch, row.step) for row in rows] == [
         ("forward", 0, 0),
@@ -410,9 +410,9 @@ def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> No
     ]
 
 
-def test_a_long_collection_of_garbage_is_a_span(tmp_path: Path) -> None:
+def test_a_long_garbage_collection_is_a_span(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
-    kept = [[number] for number in range(400_000)]  # what a full collection must look at
+    kept = [[number] for number in range(400_000)]  # objects that a full collection visits
     gc.collect()
     tracer.shutdown()
     del kept

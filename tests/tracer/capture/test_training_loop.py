@@ -1,4 +1,4 @@
-"""What a loop around the model does, captured without a word from it: real torch, one process."""
+"""A training loop without calls of the tracer, captured automatically: real torch, one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def sequences(*lengths: int) -> list[dict[str, torch.Tensor]]:
-    """One sample a length, padded to 8."""
+    """Return one sample per length, padded to 8."""
     return [
         {
             "input_ids": torch.ones(8, dtype=torch.int64),
@@ -102,7 +102,7 @@ def microbatch_rows(rows: list[Row]) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def test_a_job_that_tells_nothing_has_its_steps_and_tokens_counted(tmp_path: Path) -> None:
+def test_steps_and_tokens_are_counted_if_the_job_reports_none(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="plain", count_steps=True)
     model = Model()
     train(model, DataLoader(sequences(1, 2, 3, 4, 5, 6, 7, 8), batch_size=2), accumulate=2)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_a_job_that_tells_nothing_has_its_steps_and_tokens_counted(tmp_path: Pat
         ]
 
 
-def test_by_default_the_first_optimizer_step_belongs_to_the_start(tmp_path: Path) -> None:
+def test_by_default_the_first_optimizer_step_belongs_to_the_start_up(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="start")
     train(Model(), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
@@ -130,8 +130,8 @@ def test_by_default_the_first_optimizer_step_belongs_to_the_start(tmp_path: Path
 
 
 @pytest.mark.parametrize("first", ["begin", "step"])
-def test_a_job_that_tells_its_steps_is_left_to_it(tmp_path: Path, first: str) -> None:
-    tracer.install(spool=tmp_path, run="told")
+def test_reported_steps_replace_counted_ones(tmp_path: Path, first: str) -> None:
+    tracer.install(spool=tmp_path, run="compiled_events")
     model = Model()
     loader: DataLoader[object] = DataLoader(sequences(1, 2, 3))  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters())
@@ -146,7 +146,7 @@ def test_a_job_that_tells_its_steps_is_left_to_it(tmp_path: Path, first: str) ->
     assert step_rows(rows_in(tmp_path)) == expected
 
 
-def test_tokens_are_filled_in_where_the_job_tells_a_step_without_them(tmp_path: Path) -> None:
+def test_counted_tokens_are_added_to_reported_steps(tmp_path: Path) -> None:
     model = Model()
     tracer.install(spool=tmp_path, run="filled", model=model)
     tracer.begin_steps()
@@ -157,7 +157,7 @@ def test_tokens_are_filled_in_where_the_job_tells_a_step_without_them(tmp_path: 
     assert step_rows(rows_in(tmp_path)) == [(0, 5), (1, 6)]
 
 
-def test_micro_batches_that_the_job_tells_are_not_told_twice(tmp_path: Path) -> None:
+def test_reported_micro_batches_are_not_recorded_twice(tmp_path: Path) -> None:
     model = Model()
     tracer.install(spool=tmp_path, run="once", model=model)
     tracer.begin_steps()
@@ -168,19 +168,19 @@ def test_micro_batches_that_the_job_tells_are_not_told_twice(tmp_path: Path) -> 
     assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 7, 49)]
 
 
-def test_batches_fetched_ahead_belong_to_the_forward_that_gets_them(tmp_path: Path) -> None:
+def test_prefetched_batches_belong_to_the_forward_that_gets_them(tmp_path: Path) -> None:
     model = Model()
     tracer.install(spool=tmp_path, run="ahead", model=model)
     tracer.begin_steps()
     batches = list(DataLoader(sequences(2, 3)))  # type: ignore[arg-type]
     for batch in batches:
-        model(input_ids=batch["input_ids"])  # the mask is lost on the way: the loader had it
+        model(input_ids=batch["input_ids"])  # the model gets no mask; the loader had it
         tracer.step()
 
     assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 2, 4), (1, 0, 3, 9)]
 
 
-def test_the_time_in_next_is_a_data_span_and_the_end_of_the_data_no_error(tmp_path: Path) -> None:
+def test_each_next_is_a_data_span_and_the_end_of_the_data_no_error(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="data")
     assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
 
@@ -190,7 +190,7 @@ def test_the_time_in_next_is_a_data_span_and_the_end_of_the_data_no_error(tmp_pa
     ]
 
 
-def test_an_exception_of_the_data_reaches_the_job(tmp_path: Path) -> None:
+def test_an_exception_of_the_dataset_reaches_the_job(tmp_path: Path) -> None:
     problem = KeyError("no such sample")
 
     class Broken:
@@ -209,7 +209,7 @@ def test_an_exception_of_the_data_reaches_the_job(tmp_path: Path) -> None:
     assert SpanFlag.ERROR in span.flags
 
 
-def test_fetching_ahead_in_another_thread_ends_no_step(tmp_path: Path) -> None:
+def test_prefetching_in_another_thread_ends_no_step(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="thread", count_steps=True)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters())
@@ -219,7 +219,7 @@ def test_fetching_ahead_in_another_thread_ends_no_step(tmp_path: Path) -> None:
     ahead.start()
     ahead.join()
 
-    assert [step for step, _ in step_rows(rows_in(tmp_path))] == [0]  # at the end, by shutdown
+    assert [step for step, _ in step_rows(rows_in(tmp_path))] == [0]  # at the end, by the shutdown
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -263,14 +263,16 @@ def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path
     compiled(torch.ones(4))
 
     names = [row.name for row in spans_in(tmp_path) if row.name.endswith("compile")]
-    # Before, torch does not tell which compilation it is.
+    # Before, torch does not report the compile id.
     again = ("recompile", "recompile 0/1") if TORCH >= "2.8" else ("compile", "compile")
     assert names[-2:] == ["compile", again[0]]
-    told = [event["text"] for event in events_in(tmp_path) if event["kind"] == "compilation"]
-    assert told[-2:] == ["compile 0/0" if TORCH >= "2.8" else "compile", again[1]]
+    compiled_events = [
+        event["text"] for event in events_in(tmp_path) if event["kind"] == "compilation"
+    ]
+    assert compiled_events[-2:] == ["compile 0/0" if TORCH >= "2.8" else "compile", again[1]]
 
 
-def test_a_compiled_model_is_found_and_not_compiled_anew(tmp_path: Path) -> None:
+def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path) -> None:
     torch._dynamo.reset()
     tracer.install(spool=tmp_path, run="compiled-model", count_steps=True)
     train(torch.compile(Model(), backend="eager"), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
@@ -281,7 +283,7 @@ def test_a_compiled_model_is_found_and_not_compiled_anew(tmp_path: Path) -> None
     assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
 
 
-def test_a_model_that_another_optimizer_trains_is_let_go_at_the_first_step(tmp_path: Path) -> None:
+def test_a_model_that_the_first_optimizer_does_not_train_is_replaced(tmp_path: Path) -> None:
     class Larger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
