@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _patient_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a shutdown wait for its thread however busy the machine is: a test reads its files."""
+def _long_stop_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a shutdown wait for the background thread on a busy machine: a test reads its files."""
     monkeypatch.setattr("rankscope.tracer.record.background_thread.STOP_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Iterator[Path]:
-    """A folder into which `tracer.span` of this process records."""
+    """Return a folder into which `tracer.span` of this process records."""
     recorder = recorder_in(tmp_path, segment_bytes=1 << 20)
     set_current(recorder)
     yield tmp_path

@@ -33,11 +33,11 @@ def fails(*about: object) -> bool:
     raise RuntimeError("ours")
 
 
-# As if it stood in the tracer's own file: that is how an error is told to be ours.
+# The file name by which an error is recognized as the tracer's.
 fails.__code__ = fails.__code__.replace(co_filename=tracer.__file__)
 
 
-def test_a_job_computes_the_same_whichever_part_of_ours_is_broken(tmp_path: Path) -> None:
+def test_a_job_computes_the_same_if_any_part_of_the_tracer_fails(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.tracer.jobs.harmless_job", str(tmp_path)],
         cwd=ROOT,
@@ -49,15 +49,17 @@ def test_a_job_computes_the_same_whichever_part_of_ours_is_broken(tmp_path: Path
     )
 
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout.splitlines()[-1])  # before it, torch 2.8's gloo says hello
-    untraced, _ = told.pop("untraced")
-    _, without_a_fault = told.pop("nothing")
+    reported = json.loads(ran.stdout.splitlines()[-1])  # torch 2.8's gloo prints lines before it
+    untraced, _ = reported.pop("untraced")
+    _, without_a_fault = reported.pop("nothing")
     assert without_a_fault == 0
-    assert {part: losses for part, (losses, _) in told.items()} == dict.fromkeys(told, untraced)
-    assert all(num_errors > 0 for _, num_errors in told.values()), told
+    assert {part: losses for part, (losses, _) in reported.items()} == dict.fromkeys(
+        reported, untraced
+    )
+    assert all(num_errors > 0 for _, num_errors in reported.values()), reported
 
 
-def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
+def test_a_compute_span_without_an_open_slot_restores_its_lane(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = recorder_in(tmp_path)
@@ -74,7 +76,7 @@ def test_a_compute_span_that_cannot_be_shown_leaves_its_lane_at_its_level(
     assert dropped(tmp_path)[ERRORS] == 1
 
 
-def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_level(
+def test_a_handler_that_raises_as_a_compute_span_begins_leaves_the_lane_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*about: object) -> None:
@@ -95,7 +97,7 @@ def test_a_handler_that_raises_as_a_compute_span_begins_leaves_its_lane_at_its_l
     assert dropped(tmp_path) == {}
 
 
-def test_what_fails_as_a_step_begins_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_step_listener_is_removed_and_the_others_go_on(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     begun: list[int] = []
 
@@ -142,16 +144,16 @@ def test_a_handler_of_the_job_that_raises_as_a_step_begins_reaches_the_job(tmp_p
     recorder.shutdown()
 
     assert caught.value is alarm
-    assert calls == [0, 1]  # it is not given up for what the job did
+    assert calls == [0, 1]  # not removed, because the error was the job's
     assert dropped(tmp_path) == {}
 
 
-def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_job(
+def test_a_dead_loader_worker_reported_inside_the_tracer_reaches_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps()
-    recorder.on_step_begin(_tell_of_the_child)
+    recorder.on_step_begin(_report_dead_child)
     worker = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
     worker.start()
     os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
@@ -171,12 +173,12 @@ def test_a_dead_loader_worker_that_torch_tells_of_within_our_lines_reaches_the_j
     assert dropped(tmp_path) == {}
 
 
-def _tell_of_the_child() -> bool:
+def _report_dead_child() -> bool:
     signal.raise_signal(signal.SIGCHLD)
     return False
 
 
-def test_an_error_below_the_standard_library_is_told_by_who_called_it() -> None:
+def test_an_error_in_the_standard_library_belongs_to_its_caller() -> None:
     def raised(text: object) -> BaseException:
         try:
             json.dumps(text)
@@ -192,7 +194,7 @@ def test_an_error_below_the_standard_library_is_told_by_who_called_it() -> None:
     assert is_tracer_error(ours)
 
 
-def test_an_exit_hook_that_fails_leaves_the_jobs_own_traceback_alone(
+def test_a_failing_exit_hook_leaves_the_jobs_traceback_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[BaseException] = []
@@ -210,7 +212,7 @@ def test_an_exit_hook_that_fails_leaves_the_jobs_own_traceback_alone(
     assert dropped(folder)[ERRORS] == 1
 
 
-def test_a_collection_is_not_disturbed_by_a_record_that_cannot_be_made(
+def test_a_record_that_fails_does_not_disturb_the_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unraisable: list[object] = []
@@ -229,17 +231,17 @@ def test_a_collection_is_not_disturbed_by_a_record_that_cannot_be_made(
     assert dropped(tmp_path)[ERRORS] >= 1
 
 
-def test_what_a_handler_raises_during_a_collection_reaches_the_job(tmp_path: Path) -> None:
+def test_an_exception_of_a_handler_during_a_collection_reaches_the_job(tmp_path: Path) -> None:
     class Deadline(Exception):  # noqa: N818 - the job's own
         pass
 
     def on_alarm(number: int, frame: object) -> None:
         raise Deadline
 
-    others, gc.callbacks[:] = list(gc.callbacks), []  # they would take it away
+    others, gc.callbacks[:] = list(gc.callbacks), []  # they would catch it
     recorder = recorder_in(tmp_path)
     take_off = capture_garbage(recorder, min_pause_ns=0)
-    objects = [[number] for number in range(300_000)]  # to be looked through for milliseconds
+    objects = [[number] for number in range(300_000)]  # which take the collector milliseconds
     previous = signal.signal(signal.SIGALRM, on_alarm)
     try:
         for _ in range(5):

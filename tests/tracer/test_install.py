@@ -25,15 +25,15 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_folder_nothing_is_recorded() -> None:
     assert tracer.install() is tracer.NOOP_TRACER
-    with tracer.span("nobody looks"):
+    with tracer.span("unrecorded"):
         tracer.begin_steps()
         tracer.microbatch(0)
-        tracer.event("note", "nobody reads")
+        tracer.event("note", "unrecorded")
         tracer.step(tokens=1, loss=0.5)
     tracer.shutdown()
 
 
-def test_the_kill_switch_wins_over_a_folder(
+def test_the_kill_switch_takes_precedence_over_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_DISABLE", "1")
@@ -42,7 +42,7 @@ def test_the_kill_switch_wins_over_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_install_returns_the_first_tracer_and_a_new_life_gets_a_new_folder(
+def test_a_second_install_returns_the_first_tracer_and_after_shutdown_a_new_one(
     tmp_path: Path,
 ) -> None:
     first = tracer.install(spool=tmp_path, run="twice")
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_job_untraced(
     assert said.count("\n") == 1
 
 
-def test_the_manifest_says_what_the_job_told(
+def test_the_manifest_contains_what_the_job_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")
@@ -102,7 +102,7 @@ def test_the_manifest_says_what_the_job_told(
     endless.append(endless)
     tracer.install(
         spool=tmp_path,
-        run="told",
+        run="declared",
         layout=Layout(pp=2, dp=2, tp=2),
         coords=Coords(pp=0, dp=1, tp=1),
         model_name="llama-toy",
@@ -119,7 +119,7 @@ def test_the_manifest_says_what_the_job_told(
     text = (folder / "manifest.json").read_text()
     manifest = json.loads(text)
     assert folder.name == f"e0-r00003-{manifest['process_uuid'][:12]}"
-    assert (manifest["version"], manifest["run_id"], manifest["epoch"]) == (1, "told", 0)
+    assert (manifest["version"], manifest["run_id"], manifest["epoch"]) == (1, "declared", 0)
     assert (manifest["rank"], manifest["world_size"]) == (3, 8)
     assert manifest["layout"] == {"dp": 2, "tp": 2, "pp": 2, "cp": 1, "ep": 1, "dsp": 1, "vpp": 1}
     assert manifest["coords"] == {"dp": 1, "tp": 1, "pp": 0, "cp": 0, "ep": 0}
@@ -143,7 +143,7 @@ def test_the_manifest_says_what_the_job_told(
     assert "hush" not in text
 
 
-def test_events_are_written_down_with_plain_data(tmp_path: Path) -> None:
+def test_events_are_written_with_plain_data(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="events")
     tracer.event("checkpoint", "saved", num_bytes=12, loss=float("nan"), thing={1, 2})
     tracer.shutdown()
@@ -193,7 +193,7 @@ def test_importing_the_tracer_loads_neither_torch_nor_numpy(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_made_up_run_is_told_once(tmp_path: Path) -> None:
+def test_a_generated_run_name_is_printed_once(tmp_path: Path) -> None:
     done = run_script(
         "from rankscope import tracer; print(tracer.install().run_id)", tmp_path, RANKSCOPE_RUN=""
     )
@@ -201,7 +201,7 @@ def test_a_made_up_run_is_told_once(tmp_path: Path) -> None:
     assert done.stderr == f"rankscope: recording run {done.stdout}"
 
 
-def test_captures_begin_when_the_job_loads_torch_after_the_tracer(tmp_path: Path) -> None:
+def test_captures_start_if_the_job_imports_torch_after_the_tracer(tmp_path: Path) -> None:
     done = run_script(
         """
         import sys
@@ -230,7 +230,7 @@ def test_captures_begin_when_the_job_loads_torch_after_the_tracer(tmp_path: Path
     ]
 
 
-def test_a_torch_that_cannot_be_loaded_fails_as_without_us(tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_fails_as_without_the_tracer(tmp_path: Path) -> None:
     done = run_script(
         """
         import sys
@@ -263,7 +263,7 @@ def test_a_torch_that_cannot_be_loaded_fails_as_without_us(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.parametrize("spool", ["", "/dev/null"])
-def test_a_job_that_has_lost_its_stderr_runs_as_ever(tmp_path: Path, lose: str, spool: str) -> None:
+def test_a_job_without_stderr_runs_as_usual(tmp_path: Path, lose: str, spool: str) -> None:
     done = run_script(
         f"""
         import os, sys
@@ -303,7 +303,7 @@ def test_no_argument_makes_install_raise(
     assert ("not tracing this process: HostileError" in said) == (argument != "model")
 
 
-def test_what_fails_half_way_is_taken_back_and_the_next_try_works(
+def test_a_failed_installation_is_undone_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threads = threading.active_count()

@@ -1,4 +1,4 @@
-"""`python -m rankscope.tracer SCRIPT`: the script runs as without it, and is recorded."""
+"""The launcher: a script runs as without it, and is recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("torch" in sys.modules, sorted(set(dir()) - {"__annotations__"}))
 def run(
     folder: Path, script: str, *options: str, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``folder/script.py``, through us where ``options`` say so."""
+    """Run ``folder/script.py``, through the launcher if ``options`` say so."""
     (folder / "script.py").write_text(textwrap.dedent(script))
     kept = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_TRACE"}
     return subprocess.run(
@@ -60,7 +60,9 @@ def run(
         ("this is no python", 1),
     ],
 )
-def test_a_script_says_and_ends_as_without_us(tmp_path: Path, script: str, code: int) -> None:
+def test_a_script_prints_and_ends_as_without_the_tracer(
+    tmp_path: Path, script: str, code: int
+) -> None:
     plain = run(tmp_path, script)
     traced = run(
         tmp_path, script, "-m", "rankscope.tracer", RANKSCOPE_TRACE=str(tmp_path / "spool")
@@ -72,7 +74,7 @@ def test_a_script_says_and_ends_as_without_us(tmp_path: Path, script: str, code:
     assert len(process_folders(tmp_path / "spool")) == 1
 
 
-def test_an_interrupt_ends_a_script_as_without_us(tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_script_as_without_the_tracer(tmp_path: Path) -> None:
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()"
     plain = run(tmp_path, script)
     traced = run(
@@ -98,7 +100,7 @@ def test_a_module_is_run_too(tmp_path: Path) -> None:
     assert len(process_folders(tmp_path / "spool")) == 1
 
 
-def test_without_a_folder_one_is_chosen_and_told(tmp_path: Path) -> None:
+def test_a_default_folder_is_chosen_and_printed(tmp_path: Path) -> None:
     traced = run(tmp_path, "pass", "-m", "rankscope.tracer", TMPDIR=str(tmp_path))
 
     folder = tmp_path / f"rankscope-{os.getuid()}"
@@ -155,13 +157,13 @@ def test_wrong_usage_is_one_line_and_status_2(
 
 
 ABORTED_AT_EXIT = "terminate called without an active exception"
-"""What torch says now and then, on a busy machine, when a process ends, traced or not."""
+"""A line that torch prints at times when a process ends on a busy machine, traced or not."""
 
 MOST_ABORTS = 2
 
 
 @pytest.mark.multiproc
-def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
+def test_torchrun_traces_a_script_without_an_edit(tmp_path: Path) -> None:
     def job(*options: str) -> tuple[list[str], Path]:
         number = 0
         while True:
@@ -184,12 +186,12 @@ def test_torchrun_traces_a_script_that_knows_of_nothing(tmp_path: Path) -> None:
             if number > MOST_ABORTS or ABORTED_AT_EXIT not in done.stderr:
                 break
         assert done.returncode == 0, done.stderr
-        told = [line for line in done.stdout.splitlines() if "peer ranks" not in line]  # gloo's
-        return sorted(told), spool
+        lines = done.stdout.splitlines()
+        return sorted(line for line in lines if "peer ranks" not in line), spool  # gloo's line
 
     (plain, _), (traced, spool) = job(), job("-m", "rankscope.tracer")
 
-    assert traced == plain  # losses, bit for bit
+    assert traced == plain  # the losses, bit-identical
     assert len(plain) == 6
     folders = process_folders(spool)
     assert sorted(folders) == [0, 1]
@@ -226,10 +228,10 @@ def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
         )
         for node in range(2)
     ]
-    said = [agent.communicate(timeout=240)[1] for agent in agents]
+    notices = [agent.communicate(timeout=240)[1] for agent in agents]
 
-    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert [agent.returncode for agent in agents] == [0, 0], notices
     (run_folder,) = (tmp_path / "spool").iterdir()
     assert len(list(run_folder.iterdir())) == 2
-    assert f"rankscope: recording run {run_folder.name}\n" in said[0]
-    assert "rankscope" not in said[1]
+    assert f"rankscope: recording run {run_folder.name}\n" in notices[0]
+    assert "rankscope" not in notices[1]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ClaimingCuda(FakeCuda):
-    """Takes every tensor for one of its own, every operation for a kernel, and gloo for NCCL."""
+    """Accepts every tensor as its own, every operation as a kernel, and gloo as NCCL."""
 
     comm_backend = "gloo"
 

@@ -1,4 +1,4 @@
-"""Programs on a disk of their own, one that is small or turns read-only."""
+"""Programs on a separate disk that is small or becomes read-only."""
 
 from __future__ import annotations
 

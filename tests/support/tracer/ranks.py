@@ -1,7 +1,7 @@
-"""Run the ranks of a gloo job, each a process of its own; what all of them import is imported once.
+"""Ranks of a gloo job, each a process; their common imports are done once.
 
-``python -m tests.support.tracer.ranks MODULE NUM_RANKS FOLDER ...`` imports the module, becomes
-the parent of its ranks, and fails as soon as one of them does.
+``python -m tests.support.tracer.ranks MODULE NUM_RANKS FOLDER ...`` imports the module, forks its
+ranks, and fails as soon as one of them does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def run_ranks(module: str, num_ranks: int, folder: Path, *arguments: str, **envi
         output, _ = parent.communicate(timeout=WITHIN_S)
         assert parent.returncode == 0, output
     finally:
-        with suppress(ProcessLookupError):  # none of its session is left
+        with suppress(ProcessLookupError):  # the whole session is gone
             os.killpg(parent.pid, signal.SIGKILL)
 
 
 def main(module: str, num_ranks: int, folder: Path, arguments: list[str]) -> None:
-    """Fork the ranks and wait for them; in each, do its part and return as any program does."""
-    job = importlib.import_module(module)  # starts no thread: a fork would lose it
-    gc.freeze()  # else each rank's first collection copies the pages of all that it shares
+    """Fork the ranks and wait for them; in each, run its part and exit as a program does."""
+    job = importlib.import_module(module)  # starts no thread, which a fork would lose
+    gc.freeze()  # else the first garbage collection of each rank copies the pages that it shares
     ranks: dict[int, int] = {}
     for rank in range(num_ranks):
         pid = os.fork()

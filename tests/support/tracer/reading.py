@@ -1,4 +1,4 @@
-"""Rows of a spool, read through the contract modules alone."""
+"""Rows of a spool, read through the contract modules only."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def read_spans(folder: Path) -> list[Row]:
-    """Return all spans except garbage collector pauses, which come at any time."""
+    """Return all spans except garbage collector pauses, which occur at any time."""
     rows = read_rows(folder)
     return [row for row in rows if row.record == RecordType.SPAN and row.kind != SpanKind.GC]
 
@@ -115,7 +115,7 @@ def open_names(folder: Path) -> list[str]:
     found = []
     for path in sorted(folder.glob(SEGMENT_GLOB)):
         data = path.read_bytes()
-        if len(data) < HEADER_BYTES:  # it is being made
+        if len(data) < HEADER_BYTES:  # it is being created
             continue
         for slot in range(OPEN_CAPACITY):
             entry = OPEN_ENTRY.unpack_from(data, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)

@@ -1,4 +1,4 @@
-"""A recorder whose device is a fake one, and turns of its thread by hand."""
+"""A recorder whose device is a fake, and whose turns a test makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TURN_NS = 20_000_000
 
 
 class TimedRecorder:
-    """A recorder with device timing; its turns come when the test says so."""
+    """A recorder with device timing, whose turns the test makes."""
 
     def __init__(self, folder: Path, cuda: FakeCuda, *, capacity: int = 1_000) -> None:
         self.cuda = cuda

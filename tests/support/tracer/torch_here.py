@@ -1,4 +1,4 @@
-"""What the torch at hand can do by itself: the tests of the tracer run on any since 2.6.
+"""Features of the installed torch: the tests of the tracer run on any version since 2.6.
 
 Tried were 2.6, 2.7, 2.8, 2.10, 2.13 and 2.15.
 """
@@ -30,14 +30,14 @@ FIRST = {
     "three_axes": "2.8",
     "pipeline_over_all": "2.8",
 }
-"""The oldest torch of those tried that was seen to train a recipe on gloo."""
+"""The oldest of the tried versions of torch that trained a recipe on gloo."""
 
 
 def of_this_torch(recipes: dict[str, Recipe]) -> dict[str, Recipe]:
-    """Return those recipes that this torch can train."""
+    """Return the recipes that this torch can train."""
     return {name: recipe for name, recipe in recipes.items() if FIRST.get(name, "2.6") <= TORCH}
 
 
 def since(version: str, what: str) -> pytest.MarkDecorator:
-    """Return what leaves a test out where torch is older, and why."""
+    """Return a mark that skips a test with an older torch, and the reason."""
     return pytest.mark.skipif(version > TORCH, reason=f"before torch {version} {what}")

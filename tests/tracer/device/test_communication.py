@@ -1,4 +1,4 @@
-"""Communications on a device: launches and waits by hand, on a fake one."""
+"""Communications on a fake device: launches, waits, and the bounds of a stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEAR_NS = 30_000
 
 
 class Job:
-    """One communicator with a stream of its own, as NCCL has it, and the compute stream."""
+    """One communicator with its own stream, as with NCCL, and the compute stream."""
 
     def __init__(self, folder: Path, cuda: FakeCuda) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Job:
         return launch
 
     def issue(self, duration_ns: int) -> tuple[Launch, int, int]:
-        """An asynchronous launch; with its true begin and end."""
+        """Launch asynchronously; return the launch with its true begin and end."""
         launch = self.begin()
         self.cuda.wait_for(self.comm, self.cuda.stream(0))
         begin_ns = max(self.comm.end_ns, self.cuda.now_ns)
@@ -71,7 +71,7 @@ class Job:
             launch.pass_wait()
 
     def rows(self) -> tuple[list[Row], list[Row]]:
-        """Communications and waits, by number."""
+        """Return communications and waits, by number."""
         self.timed.turns(30)
         self.timed.shutdown()
         rows = sorted(read_spans(self.folder), key=lambda row: row.seq)
@@ -91,9 +91,7 @@ def job(tmp_path: Path, cuda: FakeCuda) -> Job:
     return job
 
 
-def test_a_wait_that_holds_the_stream_up_tells_the_end_on_the_device(
-    cuda: FakeCuda, job: Job
-) -> None:
+def test_a_wait_that_blocks_the_stream_gives_the_exact_end(cuda: FakeCuda, job: Job) -> None:
     first, begin_ns, end_ns = job.issue(40 * MS)
     cuda.kernel(10 * MS)  # Beside it.
     compute_ns = cuda.stream(0).end_ns
@@ -102,7 +100,7 @@ def test_a_wait_that_holds_the_stream_up_tells_the_end_on_the_device(
 
     assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
     assert row.start_ns == pytest.approx(begin_ns, abs=NEAR_NS)
-    # Nobody knows what the communication stream did before the first launch.
+    # The work of the communication stream before the first launch is unknown.
     assert row.flags == SpanFlag.ASYNC | SpanFlag.DEVICE_END_KNOWN
     assert row.track == "comm dp"
     assert (wait.name, wait.track, wait.flags) == ("wait all_reduce", "cuda:0 stream 0", EXACT)
@@ -112,9 +110,7 @@ def test_a_wait_that_holds_the_stream_up_tells_the_end_on_the_device(
     assert dropped(job.folder) == {}
 
 
-def test_a_hidden_communication_is_marked_as_bounded_not_told_as_exact(
-    cuda: FakeCuda, job: Job
-) -> None:
+def test_an_overlapped_communication_has_bounds_not_exact_times(cuda: FakeCuda, job: Job) -> None:
     first, _, end_ns = job.issue(10 * MS)
     cuda.kernel(40 * MS)
     job.wait(first)
@@ -139,10 +135,12 @@ def test_on_an_idle_communication_stream_begin_and_end_are_exact(cuda: FakeCuda,
     assert row.duration_ns == pytest.approx(5 * MS, abs=NEAR_NS)
 
 
-def test_behind_another_a_communication_begins_when_that_one_ends(cuda: FakeCuda, job: Job) -> None:
+def test_a_queued_communication_begins_when_the_one_before_it_ends(
+    cuda: FakeCuda, job: Job
+) -> None:
     first, _, first_end_ns = job.issue(20 * MS)
     second, _, end_ns = job.issue(10 * MS)
-    # A wait for the first alone: torch waits for an event of that work.
+    # A wait for the first only: torch waits for an event of that work.
     first.reach_wait(first=True, alone=True)
     cuda.stream(0).end_ns = first_end_ns
     first.pass_wait()
@@ -154,7 +152,7 @@ def test_behind_another_a_communication_begins_when_that_one_ends(cuda: FakeCuda
     assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
 
 
-def test_of_several_waited_for_at_once_no_end_is_told_as_exact(cuda: FakeCuda, job: Job) -> None:
+def test_if_a_stream_waits_for_several_at_once_no_end_is_exact(cuda: FakeCuda, job: Job) -> None:
     first, *_ = job.issue(20 * MS)
     second, *_ = job.issue(10 * MS)
     reached_ns = cuda.stream(0).end_ns
@@ -162,7 +160,7 @@ def test_of_several_waited_for_at_once_no_end_is_told_as_exact(cuda: FakeCuda, j
     rows, waits = job.rows()
 
     assert all(SpanFlag.END_BOUND in row.flags for row in rows)
-    # One of the waits holds the whole time, so that nothing is counted twice.
+    # One of the waits contains the whole time, so that nothing is counted twice.
     assert sum(wait.duration_ns for wait in waits) == pytest.approx(
         job.comm.end_ns - max(reached_ns, 0), abs=100_000
     )
@@ -195,7 +193,7 @@ def test_a_launch_into_a_capture_leaves_no_record_and_is_counted(cuda: FakeCuda,
     assert dropped(job.folder) == {DropReason.CAPTURING: 1}
 
 
-def test_a_communication_that_hangs_stays_open_and_is_counted_at_goodbye(
+def test_a_communication_that_hangs_stays_open_and_is_counted_at_shutdown(
     cuda: FakeCuda, job: Job
 ) -> None:
     launch, *_ = job.issue(1 << 50)
@@ -204,10 +202,10 @@ def test_a_communication_that_hangs_stays_open_and_is_counted_at_goodbye(
 
     assert open_names(job.folder) == ["all_reduce"]
     assert job.rows() == ([], [])
-    assert dropped(job.folder) == {DropReason.DEVICE_ERROR: 2}  # With its wait.
+    assert dropped(job.folder) == {DropReason.DEVICE_ERROR: 2}  # Including its wait.
 
 
-def test_what_nobody_waits_for_is_told_by_the_hosts_clock_and_marked_so(
+def test_a_communication_without_a_wait_is_timed_by_the_host_and_marked_so(
     cuda: FakeCuda, job: Job
 ) -> None:
     launch, *_ = job.issue(MS)
@@ -230,7 +228,7 @@ def test_after_an_error_of_the_device_waits_are_counted_as_lost(cuda: FakeCuda, 
 
 
 @pytest.mark.parametrize("connections", [1, 8])
-def test_marks_cost_the_job_no_time_on_the_device_where_streams_work_beside_each_other(
+def test_marks_cost_no_time_on_a_device_whose_streams_run_concurrently(
     tmp_path: Path, connections: int
 ) -> None:
     untraced_ns = _rounds(FakeCuda(connections=connections), None)
@@ -239,13 +237,13 @@ def test_marks_cost_the_job_no_time_on_the_device_where_streams_work_beside_each
     traced_ns = _rounds(cuda, job)
     job.rows()
 
-    # Ten rounds of 7 ms; a round in which the two did not overlap would take 12.
+    # Ten rounds of 7 ms; without overlap a round would take 12 ms.
     assert untraced_ns == pytest.approx(70 * MS, rel=0.01)
     assert traced_ns == pytest.approx(untraced_ns, rel=0.001)
 
 
 def _rounds(cuda: FakeCuda, job: Job | None) -> int:
-    """Compute, then communicate beside more compute, ten times; when the device is done."""
+    """Compute, then communicate while computing, ten times; return when the device is done."""
     begun_ns = cuda.now_ns
     compute = cuda.stream(0)
     comm = cuda.new_stream() if job is None else job.comm
@@ -263,16 +261,16 @@ def _rounds(cuda: FakeCuda, job: Job | None) -> int:
     return compute.end_ns - begun_ns
 
 
-def test_a_stream_that_stood_still_at_the_wait_tells_the_end() -> None:
+def test_a_stream_stalled_at_the_wait_gives_the_exact_end() -> None:
     stream = CommStream()
 
     bounds = stream.bound(stream.launch(), 100_000, (150_000, 900_000))
 
-    # Nothing is known of what the communication stream had before its first launch.
+    # The work of the communication stream before its first launch is unknown.
     assert bounds == Bounds(100_000, 900_000, begin_known=False, end_known=True)
 
 
-def test_a_wait_that_held_nobody_up_only_bounds_the_end() -> None:
+def test_a_wait_without_a_stall_only_bounds_the_end() -> None:
     stream = CommStream()
 
     bounds = stream.bound(stream.launch(), 100_000, (900_000, 904_000))
@@ -280,7 +278,7 @@ def test_a_wait_that_held_nobody_up_only_bounds_the_end() -> None:
     assert bounds == Bounds(100_000, 904_000, begin_known=False, end_known=False)
 
 
-def test_on_an_idle_communication_stream_the_launch_is_the_begin() -> None:
+def test_on_an_idle_communication_stream_the_begin_is_the_launch() -> None:
     stream = CommStream()
     first, second = stream.launch(), stream.launch()
     stream.bound(first, 0, (10_000, 200_000))
@@ -290,7 +288,7 @@ def test_on_an_idle_communication_stream_the_launch_is_the_begin() -> None:
     )
 
 
-def test_behind_another_it_begins_where_that_one_ended() -> None:
+def test_a_queued_launch_begins_at_the_end_of_the_one_before() -> None:
     stream = CommStream()
     first, second = stream.launch(), stream.launch()
     stream.bound(first, 0, (10_000, 200_000))
@@ -300,7 +298,7 @@ def test_behind_another_it_begins_where_that_one_ended() -> None:
     )
 
 
-def test_behind_one_whose_end_is_a_bound_the_begin_is_a_bound() -> None:
+def test_after_a_launch_with_a_bounded_end_the_begin_is_a_bound() -> None:
     stream = CommStream()
     first, second = stream.launch(), stream.launch()
     stream.bound(first, 0, (200_000, 201_000))
@@ -308,7 +306,7 @@ def test_behind_one_whose_end_is_a_bound_the_begin_is_a_bound() -> None:
     assert stream.bound(second, 50_000, (210_000, 300_000)).begin_known is False
 
 
-def test_behind_one_that_nobody_knows_of_the_begin_is_a_bound() -> None:
+def test_after_an_unknown_launch_the_begin_is_a_bound() -> None:
     stream = CommStream()
     stream.launch()
     lost, late = stream.launch(), stream.launch()
@@ -319,12 +317,12 @@ def test_behind_one_that_nobody_knows_of_the_begin_is_a_bound() -> None:
     )
 
 
-def test_bounds_that_contradict_each_other_are_not_taken_for_exact() -> None:
+def test_contradicting_bounds_are_not_exact() -> None:
     stream = CommStream()
     first, second = stream.launch(), stream.launch()
     stream.bound(first, 0, (10_000, 200_000))
 
-    # Passed its wait before the one in front of it had ended: an error of reading.
+    # It passed its wait before the one in front of it ended: an error of the clock mapping.
     assert stream.bound(second, 150_000, (190_000, 195_000)) == Bounds(
         150_000, 195_000, begin_known=False, end_known=False
     )

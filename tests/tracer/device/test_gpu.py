@@ -1,4 +1,4 @@
-"""What the fake device is told to do, on a real one. Left out where there is none (conftest)."""
+"""The behaviour of the fake device, on a real one. Skipped without a GPU (conftest)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_capture_in_another_thread_survives_the_resolver() -> None:
     failures: list[Exception] = []
     stop = threading.Event()
 
-    def ask() -> None:
+    def query() -> None:
         try:
             backend.prepare_thread(0)
             while not stop.is_set():
@@ -96,7 +96,7 @@ def test_a_capture_in_another_thread_survives_the_resolver() -> None:
         except RuntimeError as problem:
             failures.append(problem)
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=query)
     thread.start()
     data, graph = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -110,7 +110,7 @@ def test_a_capture_in_another_thread_survives_the_resolver() -> None:
     assert data[0].item() == 1_001
 
 
-def test_nothing_is_recorded_into_a_graph(tmp_path: Path) -> None:
+def test_nothing_is_recorded_into_a_cuda_graph(tmp_path: Path) -> None:
     done = run_script(
         """
         import torch
@@ -134,7 +134,7 @@ def test_nothing_is_recorded_into_a_graph(tmp_path: Path) -> None:
     assert dropped(folder) == {DropReason.CAPTURING: 1}
 
 
-def test_the_device_is_placed_on_the_hosts_clock_within_the_bound() -> None:
+def test_device_times_are_within_the_bound_on_the_hosts_clock() -> None:
     backend = CudaBackend()
     clock = DeviceClock(EventPool(backend.new_event), backend.private_stream(0))
     until_s = time.monotonic() + 12
@@ -149,8 +149,8 @@ def test_the_device_is_placed_on_the_hosts_clock_within_the_bound() -> None:
         while not event.query():
             pass
         after_ns = time.monotonic_ns()
-        placed = clock.read_time(event, before_ns)
+        mapped = clock.read_time(event, before_ns)
 
-        assert before_ns - placed.error_ns <= placed.at_ns <= after_ns + placed.error_ns
-        errors_ns.append(placed.error_ns)
+        assert before_ns - mapped.error_ns <= mapped.at_ns <= after_ns + mapped.error_ns
+        errors_ns.append(mapped.error_ns)
     assert max(errors_ns) < 50_000

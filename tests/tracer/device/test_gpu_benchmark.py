@@ -1,4 +1,4 @@
-"""The GPU benchmark itself, on the fake device: it must run, end, and find what the fake does."""
+"""The GPU benchmark on the fake device: it must run, end, and find what the fake does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def part(name: str, connections: str | None = None) -> Any:  # noqa: ANN401 - JS
 
 
 @pytest.mark.parametrize("connections", [None, "1"])
-def test_marks_leave_the_overlap_of_the_fake_device_alone(connections: str | None) -> None:
+def test_marks_do_not_change_the_overlap_of_the_fake_device(connections: str | None) -> None:
     found = part("overlap", connections)
 
     assert found["round_ms_untraced"] == pytest.approx(5.0, rel=0.01)
@@ -38,7 +38,7 @@ def test_the_mapping_finds_the_fakes_drift_and_no_event_outside_the_bound() -> N
     assert abs(found["drift_ppb"] - 12_000) <= found["drift_error_ppb"] < 5_000
 
 
-def test_the_cost_of_marks_and_spans_is_told() -> None:
+def test_the_cost_of_marks_and_spans_is_reported() -> None:
     found = part("cost")
 
     assert 0 < found["mark_ns"] < found["resolve_span_ns"]
@@ -47,17 +47,17 @@ def test_the_cost_of_marks_and_spans_is_told() -> None:
 def test_a_step_has_a_thousand_spans_and_loses_none() -> None:
     found = part("steps")
 
-    # And the step's own record, and a few pauses for garbage, which come as they please.
+    # Plus the step's own record, and a few garbage collector pauses.
     assert 1_001 <= found["account"]["spans_per_step"] <= 1_010
     assert found["account"]["dropped"] == {}
     assert found["step_ratio"]["low_95"] <= found["step_ratio"]["median"]
 
 
-def test_a_part_that_does_not_end_is_ended_and_told() -> None:
+def test_a_part_that_does_not_end_is_killed_and_reported() -> None:
     assert run_child("mapping", None, 0, fake=True) == {"error": "not done after 0 s"}
 
 
-def test_a_part_that_fails_is_told() -> None:
+def test_a_part_that_fails_is_reported() -> None:
     assert "KeyError" in str(run_child("no such part", None, 200, fake=True)["error"])
 
 

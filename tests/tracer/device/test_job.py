@@ -1,4 +1,4 @@
-"""A real job of torch on the CPU, whose tensors a fake device claims: hooks, marks and records."""
+"""A real torch job on the CPU, whose tensors a fake device claims: hooks, marks and records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cuda() -> ClaimingCuda:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[None]:
-    """A world of one, on gloo."""
+    """Create a world of one, on gloo."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -70,13 +70,13 @@ def small_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
 
 
-def rows_of(timed: TimedRecorder, folder: Path) -> list[Row]:
+def read_rows_of(timed: TimedRecorder, folder: Path) -> list[Row]:
     timed.turns(5)
     timed.shutdown()
     return read_spans(folder)
 
 
-def test_a_steps_compute_is_on_the_device_and_losses_are_the_same_to_the_bit(
+def test_compute_is_timed_on_the_device_and_losses_are_bit_identical(
     tmp_path: Path, cuda: ClaimingCuda
 ) -> None:
     plain = losses(small_model(), None)
@@ -84,7 +84,7 @@ def test_a_steps_compute_is_on_the_device_and_losses_are_the_same_to_the_bit(
     timed = traced(tmp_path / "spool", cuda, model)
     assert losses(model, timed) == plain
 
-    rows = [row for row in rows_of(timed, tmp_path / "spool") if row.track != "main"]
+    rows = [row for row in read_rows_of(timed, tmp_path / "spool") if row.track != "main"]
     assert [(row.step, row.name) for row in rows] == [
         (step, name) for step in range(3) for name in ("forward", "backward", "optimizer")
     ]
@@ -102,19 +102,19 @@ def test_inference_mode_is_timed_and_changes_nothing(tmp_path: Path, cuda: Claim
     with torch.inference_mode():
         assert torch.equal(model(data), plain)
 
-    (row,) = rows_of(timed, tmp_path / "spool")
+    (row,) = read_rows_of(timed, tmp_path / "spool")
     assert (row.name, row.flags, row.microbatch) == ("forward", ON_DEVICE, -1)
 
 
 def compiled() -> torch.nn.Module:
-    """The small model, compiled without a graph break allowed: one would raise."""
+    """Return the small model, compiled with ``fullgraph``: a graph break would raise."""
     model = torch.compile(small_model(), backend="eager", fullgraph=True)
     assert isinstance(model, torch.nn.Module)
     return model
 
 
 @pytest.mark.slow
-def test_a_compiled_model_has_no_graph_break_more_and_is_timed(
+def test_a_compiled_model_gets_no_further_graph_break_and_is_timed(
     tmp_path: Path, cuda: ClaimingCuda
 ) -> None:
     plain = losses(compiled(), None)
@@ -122,12 +122,12 @@ def test_a_compiled_model_has_no_graph_break_more_and_is_timed(
     timed = traced(tmp_path / "spool", cuda, model)
     assert losses(model, timed) == plain
 
-    rows = rows_of(timed, tmp_path / "spool")
+    rows = read_rows_of(timed, tmp_path / "spool")
     assert [row.name for row in rows if row.flags == ON_DEVICE].count("forward") == 3
 
 
 @pytest.mark.slow
-def test_a_model_that_compiles_its_inside_has_no_graph_break_more(
+def test_a_model_with_compiled_parts_gets_no_further_graph_break(
     tmp_path: Path, cuda: ClaimingCuda
 ) -> None:
     plain = losses(small_model(), None)
@@ -136,13 +136,11 @@ def test_a_model_that_compiles_its_inside_has_no_graph_break_more(
     model.compile(backend="eager", fullgraph=True)
     assert losses(model, timed) == pytest.approx(plain)
 
-    rows_of(timed, tmp_path / "spool")
+    read_rows_of(timed, tmp_path / "spool")
 
 
 @pytest.mark.usefixtures("world")
-def test_communication_is_marked_and_never_watched_by_a_callback(
-    tmp_path: Path, cuda: ClaimingCuda
-) -> None:
+def test_communication_is_marked_and_has_no_callback(tmp_path: Path, cuda: ClaimingCuda) -> None:
     timed = traced(tmp_path / "spool", cuda, None)
     timed.turns()
     tensor = torch.ones(4)
@@ -153,14 +151,14 @@ def test_communication_is_marked_and_never_watched_by_a_callback(
     summed = functional.all_reduce(tensor, "sum", dist.group.WORLD)  # type: ignore[arg-type]
     functional.wait_tensor(summed)  # type: ignore[no-untyped-call]
     never = dist.all_reduce(tensor, async_op=True)
-    rows = rows_of(timed, tmp_path / "spool")
+    rows = read_rows_of(timed, tmp_path / "spool")
 
     assert never is not None
     sent = sorted((row for row in rows if row.kind != "wait"), key=lambda row: row.seq)
     assert [row.seq for row in sent] == [0, 1, 2, 3]
     assert {row.name for row in sent} == {"all_reduce"}
     assert not any(SpanFlag.HOST_CLOCK in row.flags for row in sent[:3])
-    # For the last nobody waited: only the host knows of it.
+    # The last one has no wait: only the host's clock is known.
     assert SpanFlag.HOST_CLOCK | SpanFlag.OPEN in sent[3].flags
     waits = [row for row in rows if row.kind == "wait"]
     assert [row.seq for row in waits] == [0, 1, 2]
@@ -168,9 +166,7 @@ def test_communication_is_marked_and_never_watched_by_a_callback(
     assert dropped(tmp_path / "spool") == {}
 
 
-def test_a_group_that_is_made_again_has_a_stream_of_its_own(
-    tmp_path: Path, cuda: ClaimingCuda
-) -> None:
+def test_a_group_that_is_made_again_has_its_own_stream(tmp_path: Path, cuda: ClaimingCuda) -> None:
     timed = traced(tmp_path / "spool", cuda, None)
     timed.turns()
     for number in range(2):
@@ -184,10 +180,12 @@ def test_a_group_that_is_made_again_has_a_stream_of_its_own(
         dist.destroy_process_group()
 
     sent = [
-        row for row in rows_of(timed, tmp_path / "spool") if row.group_id and row.kind != "wait"
+        row
+        for row in read_rows_of(timed, tmp_path / "spool")
+        if row.group_id and row.kind != "wait"
     ]
     assert [row.seq for row in sent] == [0, 1, 2, 3]
     assert len({row.group_id for row in sent}) == 1
-    # What a new communicator's stream did before its first launch nobody knows.
+    # The work of a new communicator's stream before its first launch is unknown.
     known = [bool(row.flags & SpanFlag.DEVICE_BEGIN_KNOWN) for row in sent]
     assert known == [False, True, False, True]

@@ -1,4 +1,4 @@
-"""Spans on the device, from their marks to their records; the device is a fake one."""
+"""Spans on a fake device, from their marks to their records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_span_is_as_long_as_the_device_took_not_the_host(
         end_ns = cuda.kernel(50 * MS)
     issued_ns = cuda.now_ns
     timed.turns(1)
-    assert read_spans(tmp_path) == []  # The device is not there yet.
+    assert read_spans(tmp_path) == []  # The device has not reached it yet.
     timed.turns(5)
     timed.shutdown()
 
@@ -68,7 +68,7 @@ def test_a_span_is_as_long_as_the_device_took_not_the_host(
     assert dropped(tmp_path) == {}
 
 
-def test_the_optimizer_is_timed_where_its_parameters_are(
+def test_the_optimizer_is_timed_on_the_device_of_its_parameters(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     for on in ([FakeTensor(1)], ["on no device"]):
@@ -115,12 +115,14 @@ def test_a_span_that_ends_on_another_stream_waits_for_both(
     timed.turns(10)
     timed.shutdown()
 
-    # Its end comes before its begin: no span, and counted.
+    # Its end is before its begin: counted, not recorded.
     assert read_spans(tmp_path) == []
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
 
 
-def test_only_the_oldest_of_a_stream_is_asked(cuda: FakeCuda, timed: TimedRecorder) -> None:
+def test_only_the_oldest_record_of_a_stream_is_queried(
+    cuda: FakeCuda, timed: TimedRecorder
+) -> None:
     timed.turns()
     cuda.kernel(500 * MS)
     for _ in range(50):
@@ -137,7 +139,7 @@ def test_only_the_oldest_of_a_stream_is_asked(cuda: FakeCuda, timed: TimedRecord
     timed.shutdown()
 
 
-def test_an_exhausted_pool_loses_spans_counts_them_and_waits_for_nobody(
+def test_an_exhausted_pool_loses_spans_counts_them_and_never_waits(
     tmp_path: Path, cuda: FakeCuda
 ) -> None:
     timed = TimedRecorder(tmp_path, cuda, capacity=16)
@@ -147,7 +149,7 @@ def test_an_exhausted_pool_loses_spans_counts_them_and_waits_for_nobody(
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
             pass
     assert cuda.now_ns - begun_ns < MS
-    timed.turns(1)  # No event is left for an anchor either: so nothing can be placed,
+    timed.turns(1)  # No event is left for an anchor either, so nothing can be mapped,
     cuda.now_ns += 200 * MS
     timed.turns(3)
     timed.shutdown()
@@ -157,7 +159,7 @@ def test_an_exhausted_pool_loses_spans_counts_them_and_waits_for_nobody(
     assert len(read_spans(tmp_path)) + counts.get(DropReason.DEVICE_ERROR, 0) == 8
 
 
-def test_nothing_is_recorded_into_a_capture_and_what_is_lost_is_counted_and_told(
+def test_nothing_is_recorded_into_a_capture_and_losses_are_counted_and_reported(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     stream = cuda.stream(0)
@@ -192,7 +194,7 @@ def test_a_capture_that_begins_inside_a_span_gets_no_mark(
     assert dropped(tmp_path) == {DropReason.CAPTURING: 1}
 
 
-def test_queries_beside_another_threads_capture_do_not_invalidate_it(
+def test_queries_during_a_capture_of_another_thread_do_not_invalidate_it(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
@@ -207,7 +209,7 @@ def test_queries_beside_another_threads_capture_do_not_invalidate_it(
     assert dropped(tmp_path) == {}
 
 
-def test_the_fake_does_invalidate_a_capture_when_a_strict_thread_asks(cuda: FakeCuda) -> None:
+def test_the_fake_invalidates_a_capture_if_a_strict_thread_queries(cuda: FakeCuda) -> None:
     event = cuda.new_event()
     event.record(cuda.new_stream())
     captured = cuda.new_stream()
@@ -238,7 +240,7 @@ def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
     (row,) = read_spans(tmp_path)
     assert row.flags == SpanFlag.HOST_CLOCK
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 2}
-    # When a device was given its work says nothing of when it did it.
+    # When a device received its work does not say when it did it.
     on_device = {*COMM_KINDS, "forward", "backward", "optimizer", "other", "wait"}
     assert missing_kinds(tmp_path) == [on_device, on_device]
     (event,) = events(tmp_path)
@@ -269,7 +271,7 @@ def test_an_error_in_the_middle_of_resolving_loses_no_count(
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 3}
 
 
-def test_the_job_meets_its_error_itself_when_a_mark_met_it_first(
+def test_a_device_error_at_a_mark_reaches_the_job_at_its_next_call(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     error = CudaError("CUDA error: device-side assert triggered")
@@ -300,7 +302,7 @@ def test_an_exception_inside_passes_and_marks_the_span(
     assert read_spans(tmp_path)[0].flags == ON_DEVICE | SpanFlag.ERROR
 
 
-def test_goodbye_counts_what_the_device_never_came_to(
+def test_shutdown_counts_what_the_device_never_reached(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     cuda.kernel(1 << 50)
@@ -313,7 +315,7 @@ def test_goodbye_counts_what_the_device_never_came_to(
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
 
 
-def test_a_top_level_span_stands_open_while_the_host_is_in_it(
+def test_a_top_level_span_is_open_while_the_host_is_in_it(
     tmp_path: Path, timed: TimedRecorder
 ) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
@@ -322,7 +324,7 @@ def test_a_top_level_span_stands_open_while_the_host_is_in_it(
     timed.shutdown()
 
 
-def test_the_resolvers_lag_is_told_while_something_is_pending(
+def test_the_resolver_lag_is_reported_while_something_is_pending(
     cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     cuda.kernel(50 * MS)
@@ -335,7 +337,7 @@ def test_the_resolvers_lag_is_told_while_something_is_pending(
     timed.shutdown()
 
 
-def test_anchors_are_written_down_with_drift_and_error(
+def test_anchors_are_written_with_drift_and_error(
     tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
@@ -353,7 +355,7 @@ def test_anchors_are_written_down_with_drift_and_error(
     assert abs(last["drift_ppb"] - 20_000) <= last["drift_error_ppb"] < 3_000
 
 
-def test_the_resolver_stands_on_the_jobs_device_before_it_asks_anything(
+def test_the_resolver_selects_the_jobs_device_before_any_query(
     cuda: FakeCuda, timed: TimedRecorder
 ) -> None:
     timed.turns(2)
@@ -374,7 +376,7 @@ def test_the_recorders_own_thread_resolves(tmp_path: Path, cuda: FakeCuda) -> No
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
             cuda.kernel(MS // 100)
     cuda.now_ns += 100 * MS
-    timed.shutdown()  # Goodbye gives the thread its turn.
+    timed.shutdown()  # The shutdown makes the thread take its turn.
 
     assert len(read_spans(tmp_path)) == 100
     assert dropped(tmp_path) == {}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let each test install a tracer of its own, as rank 0 of 1."""
+    """Let each test install its own tracer, as rank 0 of 1."""
     for name in ("RANKSCOPE_TRACE", "RANKSCOPE_DISABLE", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANKSCOPE_RUN", "run")

@@ -56,7 +56,7 @@ ARGUMENTS = SimpleNamespace(
 
 
 class OnTheCpu(TorchFunctionMode):
-    """Makes on the CPU what is asked for on a CUDA device."""
+    """Creates on the CPU what is requested for a CUDA device."""
 
     def __torch_function__(
         self,
@@ -72,11 +72,11 @@ class OnTheCpu(TorchFunctionMode):
 
 
 Noted = list[tuple[str, int, int, int]]
-"""What a stage was at: kind, micro-batch, chunk, when (monotonic clock, ns)."""
+"""Work of a stage: kind, micro-batch, chunk, time (monotonic, ns)."""
 
 
 class Note(torch.autograd.Function):
-    """Changes nothing, and notes when it is passed forwards and backwards."""
+    """An identity that notes the times of its forwards and backwards."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, noted: Noted, microbatch: int, chunk: int) -> Any:  # noqa: ANN401
@@ -91,7 +91,7 @@ class Note(torch.autograd.Function):
 
 
 class Stage(nn.Module):
-    """A part of the pipeline, as megatron.core's schedules ask for it."""
+    """A part of the pipeline, with the interface of megatron.core's schedules."""
 
     def __init__(self, config: Any, chunk: int, noted: Noted) -> None:  # noqa: ANN401 - a ModelParallelConfig
         super().__init__()
@@ -113,11 +113,11 @@ class Stage(nn.Module):
 
 
 def forward_step(batches: Iterator[torch.Tensor], stage: Stage) -> tuple[torch.Tensor, Any]:
-    def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    def compute_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
         loss = output.square().mean()
         return loss, {"loss": loss.item()}
 
-    return stage(next(batches)), loss_of
+    return stage(next(batches)), compute_loss
 
 
 def draw() -> Iterator[torch.Tensor]:

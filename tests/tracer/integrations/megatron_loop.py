@@ -1,8 +1,8 @@
-"""A stand-in for ``megatron.training``, which no package holds: the loop alone.
+"""A stand-in for ``megatron.training``, which is in no package: only its loop.
 
 Signatures and order of calls are those of Megatron-LM's ``megatron/training/training.py`` as of
-2026 (its commit 04b08b02; 001b00c2, with core 0.16, lacks the last two arguments of
-``train_step``). What ``train_step`` is given and calls is megatron.core itself.
+2026 (its commit 04b08b02; 001b00c2, with core 0.16, has no last two arguments of ``train_step``).
+``train_step`` uses megatron.core itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def train(
     train_data_iterator: object,
     config: object,
 ) -> int:
-    """Train, leave the iterations to skip out, and save after the last."""
+    """Train, skip the iterations to skip, and save after the last."""
     args = get_args()
     training = sys.modules["megatron.training.training"]
     forward_backward_func = pipeline.get_forward_backward_func()
@@ -90,16 +90,16 @@ def train(
 
 
 def save_checkpoint(iteration: int) -> None:
-    """Save nothing: only its name matters."""
+    """Do nothing: only the name matters."""
 
 
 def get_args() -> Any:  # noqa: ANN401 - a Namespace
-    """Return what the command line told."""
+    """Return the arguments of the command line."""
     return sys.modules["megatron.training"].ARGUMENTS
 
 
 def stand_in(arguments: SimpleNamespace) -> ModuleType:
-    """Put the loop where Megatron-LM has it; return that module."""
+    """Install the loop under Megatron-LM's module name; return that module."""
     training: Any = ModuleType("megatron.training.training")
     training.train_step, training.train = train_step, train
     training.save_checkpoint = save_checkpoint

@@ -1,4 +1,4 @@
-"""What a job left behind that a framework ran."""
+"""Records of a job that a framework ran."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Recorded:
-    """The records of one rank of a spool, read after its goodbye."""
+    """The records of one rank of a spool, read after its shutdown."""
 
     def __init__(self, spool: Path, *, rank: int = 0) -> None:
         tracer.shutdown()

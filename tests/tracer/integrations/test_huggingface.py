@@ -1,4 +1,4 @@
-"""The callback in the real library's trainer, with a small model on the CPU."""
+"""The callback in the real Trainer, with a small model on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def samples(*lengths: int) -> list[dict[str, torch.Tensor]]:
-    """One sample a length, padded to 8."""
+    """Return one sample per length, padded to 8."""
     mask = [(torch.arange(8) < length).long() for length in lengths]
     ids = torch.arange(8)
     return [{"input_ids": ids, "labels": ids, "attention_mask": row} for row in mask]
@@ -27,7 +27,7 @@ def train(
     callbacks: list[Any],
     **arguments: Any,  # noqa: ANN401 - those of the library
 ) -> tuple[list[float], Any]:
-    """Train a toy Llama; return what the trainer logged as losses, and the trainer."""
+    """Train a toy Llama; return the logged losses and the trainer."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=16,
@@ -61,7 +61,7 @@ def train(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: Path) -> None:
     from rankscope.tracer.integrations.huggingface import RankscopeCallback
 
     save = transformers.Trainer._save_checkpoint

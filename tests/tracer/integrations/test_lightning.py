@@ -1,4 +1,4 @@
-"""The callback in the real library's trainer, with a small model on the CPU."""
+"""The callback in the real Trainer, with a small model on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_callback_records_steps_and_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: Path) -> None:
     import lightning.pytorch as lightning
 
     from rankscope.tracer.integrations.lightning import RankscopeCallback

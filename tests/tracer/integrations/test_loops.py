@@ -1,6 +1,6 @@
-"""What torchtitan's and Megatron-LM's loops do where no CPU can follow, in fakes of their loops.
+"""Parts of torchtitan's and Megatron-LM's loops that a CPU cannot run, in fakes of the loops.
 
-Their real parts are in `test_torchtitan` and `test_megatron`.
+The real parts are in `test_torchtitan` and `test_megatron`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Processor:
 class Titan:
     """A trainer that resumes after step 10, logs every second step, and has data for ``num_steps``.
 
-    Of a step that lacks a batch it trains nothing, as torchtitan.
+    Without a batch it trains nothing, as torchtitan.
     """
 
     def __init__(self, num_steps: int, *, cp: int = 1) -> None:
@@ -75,7 +75,7 @@ class Titan:
         self.is_closed = True
 
 
-def test_a_step_that_ran_out_of_data_is_none(tmp_path: Path) -> None:
+def test_an_iteration_without_data_is_not_a_step(tmp_path: Path) -> None:
     trainer: Any = Titan(3)
     torchtitan.trace(trainer, spool=tmp_path)
     trainer.train()
@@ -89,7 +89,7 @@ def test_a_step_that_ran_out_of_data_is_none(tmp_path: Path) -> None:
     assert trainer.metrics_processor.logged == [6.0]
 
 
-def test_a_rank_of_a_context_parallel_group_has_its_part_of_the_tokens(tmp_path: Path) -> None:
+def test_a_rank_of_a_context_parallel_group_counts_its_part_of_the_tokens(tmp_path: Path) -> None:
     trainer: Any = Titan(1, cp=2)
     torchtitan.trace(trainer, spool=tmp_path)
     trainer.train()
@@ -97,7 +97,7 @@ def test_a_rank_of_a_context_parallel_group_has_its_part_of_the_tokens(tmp_path:
     assert Recorded(tmp_path).steps() == [(11, 4, None)]
 
 
-def test_a_stage_without_the_loss_has_none(tmp_path: Path) -> None:
+def test_a_stage_without_the_loss_records_none(tmp_path: Path) -> None:
     trainer: Any = Titan(2)
     trainer.pp_has_last_stage = False
     torchtitan.trace(trainer, spool=tmp_path)
@@ -106,7 +106,7 @@ def test_a_stage_without_the_loss_has_none(tmp_path: Path) -> None:
     assert Recorded(tmp_path).steps() == [(11, 8, None), (12, 8, None)]
 
 
-def test_a_trainer_that_lacks_what_we_read_trains_on_and_is_told(
+def test_a_trainer_without_an_attribute_trains_on_with_a_notice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer: Any = Titan(3)
@@ -123,7 +123,7 @@ def test_a_trainer_that_lacks_what_we_read_trains_on_and_is_told(
     assert capsys.readouterr().err.count("rankscope: _Steps._end: AttributeError") == 1
 
 
-def test_a_trainer_of_another_kind_is_told_and_trains_on(
+def test_an_unknown_trainer_trains_on_with_a_notice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trainer: Any = Titan(1)
@@ -135,7 +135,7 @@ def test_a_trainer_of_another_kind_is_told_and_trains_on(
     assert capsys.readouterr().err.count("rankscope: trace: AttributeError") == 1
 
 
-def test_a_rank_stands_where_the_mesh_puts_it() -> None:
+def test_coordinates_follow_from_the_mesh() -> None:
     place = mesh_layout(13, tp=2, cp=1, dp=4, pp=2)  # 13 = (pp 1) 8 + (dp 2) 2 + (tp 1)
 
     assert place["layout"] == Layout(dp=4, tp=2, pp=2)
@@ -144,7 +144,7 @@ def test_a_rank_stands_where_the_mesh_puts_it() -> None:
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
-    """Return an older Megatron, which does not tell the iteration, as rank 0 of 1."""
+    """Return an older Megatron, which does not have the iteration, as rank 0 of 1."""
     training: Any = ModuleType("megatron.training.training")
 
     def train_step(
@@ -192,7 +192,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(("num_batches", "steps"), [(3, [100, 101, 102]), (2, [100, 101])])
-def test_an_older_megatron_is_counted_and_a_step_that_raises_is_none(
+def test_steps_of_an_older_megatron_are_counted_and_one_that_raises_is_none(
     training: Any,  # noqa: ANN401
     tmp_path: Path,
     num_batches: int,
@@ -213,7 +213,7 @@ def test_an_older_megatron_is_counted_and_a_step_that_raises_is_none(
     assert training.train_step is not before
 
 
-def test_a_job_with_an_axis_that_we_do_not_know_has_no_layout(
+def test_a_job_with_an_unknown_axis_has_no_layout(
     training: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

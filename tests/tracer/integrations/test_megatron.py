@@ -33,26 +33,26 @@ def run_job(folder: Path, num_stages: int, num_chunks: int, outputs: str) -> Pat
 
 @pytest.fixture(scope="module", params=[1, 2])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train on a pipeline of so many stages; the job's folder."""
+    """Train on a pipeline of so many stages; return the job's folder."""
     num_stages: int = request.param
     return run_job(tmp_path_factory.mktemp("megatron") / str(num_stages), num_stages, 1, "freed")
 
 
 @pytest.fixture(scope="module", params=["freed", "kept"])
 def interleaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train on two ranks of two model chunks each; the job's folder."""
+    """Train on two ranks of two model chunks each; return the job's folder."""
     outputs: str = request.param
     return run_job(tmp_path_factory.mktemp("interleaved") / outputs, 2, 2, outputs)
 
 
-def ranks_of(trained: Path) -> range:
+def read_ranks(trained: Path) -> range:
     return range(int(trained.name))
 
 
 @pytest.mark.multiproc
 @pytest.mark.slow
-def test_training_is_bit_for_bit_the_same_with_the_tracer(trained: Path) -> None:
-    last = ranks_of(trained)[-1]
+def test_training_is_bit_identical_with_the_tracer(trained: Path) -> None:
+    last = read_ranks(trained)[-1]
     plain, traced = json.loads((trained / f"losses-{last}.json").read_text())
 
     assert len(plain) == 10
@@ -62,7 +62,7 @@ def test_training_is_bit_for_bit_the_same_with_the_tracer(trained: Path) -> None
 @pytest.mark.multiproc
 @pytest.mark.slow
 def test_each_stage_has_its_steps_tokens_and_spans(trained: Path) -> None:
-    for rank in ranks_of(trained):
+    for rank in read_ranks(trained):
         recorded = Recorded(trained / "spool", rank=rank)
         # micro-batches of 2 sequences of 16 tokens
         assert recorded.steps() == [(100, 64, None), (101, 128, None), (103, 128, None)]
@@ -75,11 +75,11 @@ def test_each_stage_has_its_steps_tokens_and_spans(trained: Path) -> None:
 
 @pytest.mark.multiproc
 @pytest.mark.slow
-def test_each_stage_stands_where_megatron_puts_it(trained: Path) -> None:
-    for rank in ranks_of(trained):
+def test_each_stage_has_megatrons_coordinates(trained: Path) -> None:
+    for rank in read_ranks(trained):
         manifest = Recorded(trained / "spool", rank=rank).manifest
         assert (manifest["layout"]["pp"], manifest["coords"]["pp"]) == (
-            len(ranks_of(trained)),
+            len(read_ranks(trained)),
             rank,
         )
         # 6 x [2 x 8 x 32 x 2 layers + 4 x 8 x 8 x 2 layers + 8 x 10 + 8 x 2 x 16]
@@ -89,9 +89,9 @@ def test_each_stage_stands_where_megatron_puts_it(trained: Path) -> None:
 
 @pytest.mark.multiproc
 @pytest.mark.slow
-def test_a_pipeline_sends_and_receives_once_a_microbatch(trained: Path) -> None:
-    expected = [step for step, _ in MICROBATCHES] if len(ranks_of(trained)) > 1 else []
-    for rank in ranks_of(trained):
+def test_a_pipeline_sends_and_receives_once_per_microbatch(trained: Path) -> None:
+    expected = [step for step, _ in MICROBATCHES] if len(read_ranks(trained)) > 1 else []
+    for rank in read_ranks(trained):
         recorded = Recorded(trained / "spool", rank=rank)
         assert [step for step, _ in recorded.spans("pp-send")] == expected
         assert [step for step, _ in recorded.spans("pp-recv")] == expected
@@ -99,7 +99,7 @@ def test_a_pipeline_sends_and_receives_once_a_microbatch(trained: Path) -> None:
 
 @pytest.mark.multiproc
 @pytest.mark.slow
-def test_of_several_chunks_each_forward_and_backward_is_told_apart(interleaved: Path) -> None:
+def test_each_forward_and_backward_has_its_chunk(interleaved: Path) -> None:
     starts = {step: sum(num < step for num, _ in MICROBATCHES) for step, _ in MICROBATCHES}
     for rank in range(2):
         recorded = Recorded(interleaved / "spool", rank=rank)
@@ -114,13 +114,13 @@ def test_of_several_chunks_each_forward_and_backward_is_told_apart(interleaved: 
         assert dropped(recorded.folder) == {}
         for kind, number, chunk, at_ns in noted:
             (span,) = (row for row in spans if row.start_ns <= at_ns <= row.end_ns)
-            told = (span.kind, starts[span.step] + span.microbatch, span.chunk)
-            assert told == (kind, number, chunk)
+            seen = (span.kind, starts[span.step] + span.microbatch, span.chunk)
+            assert seen == (kind, number, chunk)
 
 
 @pytest.mark.multiproc
 @pytest.mark.slow
-def test_several_chunks_train_bit_for_bit_the_same_with_the_tracer(interleaved: Path) -> None:
+def test_training_of_several_chunks_is_bit_identical_with_the_tracer(interleaved: Path) -> None:
     plain, traced = json.loads((interleaved / "losses-1.json").read_text())
     manifest = Recorded(interleaved / "spool", rank=1).manifest
 
@@ -140,12 +140,12 @@ def test_several_chunks_train_bit_for_bit_the_same_with_the_tracer(interleaved: 
         ("attention_output_gate", True),
     ],
 )
-def test_another_model_than_a_dense_gpt_has_no_known_flops(name: str, value: object) -> None:
+def test_the_flops_of_other_models_than_a_dense_gpt_are_unknown(name: str, value: object) -> None:
     assert megatron.read_flops(ARGUMENTS) is not None
     assert megatron.read_flops(SimpleNamespace(**{**vars(ARGUMENTS), name: value})) is None
 
 
-def test_a_packed_step_has_no_known_number_of_tokens() -> None:
+def test_the_tokens_of_a_packed_step_are_unknown() -> None:
     packed = SimpleNamespace(**vars(ARGUMENTS), sequence_packing_scheduler="dp_balanced")
 
     assert megatron.count_step_tokens(packed) is None

@@ -20,17 +20,17 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train on two ranks; the job's folder."""
+    """Train on two ranks; return the job's folder."""
     folder: Path = tmp_path_factory.mktemp("titan")
     run_ranks("tests.tracer.integrations.titan_job", 2, folder, RANKSCOPE_RUN="run")
     return folder
 
 
-def recorded_by(folder: Path, rank: int) -> Recorded:
+def read_rank(folder: Path, rank: int) -> Recorded:
     return Recorded(folder / "spool", rank=rank)
 
 
-def test_training_is_bit_for_bit_the_same_with_the_tracer(trained: Path) -> None:
+def test_training_is_bit_identical_with_the_tracer(trained: Path) -> None:
     for rank in range(2):
         plain = json.loads((trained / f"plain-{rank}.json").read_text())
         assert len(plain) == 6
@@ -39,7 +39,7 @@ def test_training_is_bit_for_bit_the_same_with_the_tracer(trained: Path) -> None
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_has_its_steps_tokens_and_spans(trained: Path, rank: int) -> None:
-    recorded = recorded_by(trained, rank)
+    recorded = read_rank(trained, rank)
 
     # 2 micro-batches of 2 sequences of 16 tokens; the loss is logged after steps 1 and 2
     assert [(step, tokens) for step, tokens, _ in recorded.steps()] == [(1, 64), (2, 64), (3, 64)]
@@ -52,8 +52,8 @@ def test_each_rank_has_its_steps_tokens_and_spans(trained: Path, rank: int) -> N
     assert dropped(recorded.folder) == {}
 
 
-def test_both_ranks_tell_the_same_loss_and_stand_where_the_mesh_puts_them(trained: Path) -> None:
-    first, second = (recorded_by(trained, rank) for rank in range(2))
+def test_both_ranks_record_the_same_loss_and_their_coordinates(trained: Path) -> None:
+    first, second = (read_rank(trained, rank) for rank in range(2))
 
     assert first.steps() == second.steps()
     assert [each.manifest["layout"]["dp"] for each in (first, second)] == [2, 2]
@@ -67,8 +67,8 @@ def test_both_ranks_tell_the_same_loss_and_stand_where_the_mesh_puts_them(traine
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_last_step_ends_before_rank_0_sleeps_for_the_others(trained: Path, rank: int) -> None:
-    recorded = recorded_by(trained, rank)
+def test_the_last_step_ends_before_rank_0_sleeps(trained: Path, rank: int) -> None:
+    recorded = read_rank(trained, rank)
     (last,) = (row for row in recorded.rows if (row.record, row.step) == (RecordType.STEP, 3))
     (after,) = (row for row in recorded.rows if row.name == "trained")
 

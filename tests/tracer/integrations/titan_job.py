@@ -1,7 +1,7 @@
-"""torchtitan's own Trainer with a small Llama on the CPU.
+"""torchtitan's Trainer with a small Llama on the CPU.
 
-torchtitan takes its device from torch and knows accelerators alone, so the CPU is shown to it as
-one; its mixture of experts, which is not used, needs triton at import.
+torchtitan takes its device from torch and supports accelerators only, so the CPU is presented as
+one. Its mixture of experts, which is not used, needs triton at import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUM_MICROBATCHES = 2
 
 
 class Processor:
-    """What torchtitan asks of an accelerator's module, told of the CPU."""
+    """The interface of an accelerator's module in torchtitan, for the CPU."""
 
     set_device = reset_peak_memory_stats = empty_cache = synchronize = staticmethod(lambda *_: None)
     get_device_name = staticmethod(lambda *_: "cpu")
@@ -41,7 +41,7 @@ class Processor:
 
 
 class Batches:
-    """An endless loader of tokens that each rank draws by its own seed."""
+    """An endless loader of tokens that each rank draws from its own seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -98,9 +98,7 @@ def make_trainer(folder: Path, num_ranks: int) -> Any:  # noqa: ANN401
     for part in trainer.model_parts:
         for module in part.modules():
             if hasattr(module, "set_force_sum_reduction_for_comms"):
-                module.set_force_sum_reduction_for_comms(
-                    True
-                )  # gloo knows sums, and no scaled ones
+                module.set_force_sum_reduction_for_comms(True)  # gloo has sums, but no scaled ones
     return trainer
 
 

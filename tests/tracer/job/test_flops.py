@@ -11,7 +11,7 @@ from rankscope.tracer.job.flops import compute_dtype, megatron_flops, model_flop
 
 
 class Config:
-    """What a Hugging Face configuration tells, as far as FLOPs depend on it."""
+    """A Hugging Face configuration, as far as FLOPs depend on it."""
 
     def __init__(self, model_type: str, **more: object) -> None:
         self.model_type = model_type
@@ -33,22 +33,22 @@ class Decoder(nn.Module):
         self.head = nn.Linear(8, 10, bias=False)
 
 
-def flops_of(model: nn.Module, seq_length: int = 16) -> float | None:
+def count_flops(model: nn.Module, seq_length: int = 16) -> float | None:
     found = model_flops(model, seq_length=seq_length)
     return None if found is None else found.flops_per_token
 
 
-def test_a_known_decoder_costs_six_flops_a_weight_and_its_attention() -> None:
+def test_a_known_decoder_costs_six_flops_per_weight_and_its_attention() -> None:
     model = Decoder(Config("llama"))
 
     # weights: 2 x 64 + 80 = 208; attention: 12 x 2 layers x 8 wide x 16 tokens = 3072
-    assert flops_of(model) == 6 * 208 + 3072
+    assert count_flops(model) == 6 * 208 + 3072
     found = model_flops(model, seq_length=16)
     assert found is not None
     assert found.convention.endswith("recomputation not counted; seq 16")
 
 
-def test_wrappers_are_looked_through() -> None:
+def test_wrappers_are_removed() -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
@@ -58,20 +58,20 @@ def test_wrappers_are_looked_through() -> None:
     wrapped: Any = torch.compile(Wrapper(model), backend="eager")
 
     assert unwrap(wrapped) is model
-    assert flops_of(wrapped) == flops_of(model)
+    assert count_flops(wrapped) == count_flops(model)
 
 
-def test_what_is_not_known_is_unknown() -> None:
+def test_flops_of_other_models_are_unknown() -> None:
     frozen = Decoder(Config("llama"))
     frozen.blocks[0].requires_grad_(requires_grad=False)
 
-    assert flops_of(nn.Linear(8, 8)) is None
-    assert flops_of(Decoder(Config("mixtral"))) is None
-    assert flops_of(Decoder(Config("llama"), num_blocks=1)) is None  # a pipeline stage
-    assert flops_of(frozen) is None
-    assert flops_of(Decoder(Config("mistral", sliding_window=8))) is None
-    assert flops_of(Decoder(Config("mistral", sliding_window=16))) is not None
-    assert flops_of(Decoder(Config("llama", num_attention_heads=None))) is None
+    assert count_flops(nn.Linear(8, 8)) is None
+    assert count_flops(Decoder(Config("mixtral"))) is None
+    assert count_flops(Decoder(Config("llama"), num_blocks=1)) is None  # a pipeline stage
+    assert count_flops(frozen) is None
+    assert count_flops(Decoder(Config("mistral", sliding_window=8))) is None
+    assert count_flops(Decoder(Config("mistral", sliding_window=16))) is not None
+    assert count_flops(Decoder(Config("llama", num_attention_heads=None))) is None
 
 
 def test_llama_3_8b_as_torchtitan_and_as_megatron_count_it() -> None:
@@ -86,9 +86,9 @@ def test_llama_3_8b_as_torchtitan_and_as_megatron_count_it() -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
-    # a layer: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, three of 4096 x 14336 = 218,103,808
-    # N = 32 layers + 4096 x 128256 = 7,504,658,432; attention 12 x 32 x 4096 x 8192
-    assert flops_of(model, 8192) == 6 * 7_504_658_432 + 12_884_901_888
+    # per layer: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, three of 4096 x 14336 = 218,103,808 N
+    # = 32 layers + 4096 x 128256 = 7,504,658,432; attention 12 x 32 x 4096 x 8192
+    assert count_flops(model, 8192) == 6 * 7_504_658_432 + 12_884_901_888
     counted = megatron_flops(
         hidden=4096,
         num_layers=32,
@@ -109,11 +109,11 @@ def test_gpt_agrees_with_the_published_formula() -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
-    # arXiv 2104.04473: 72 l h^2 (1 + s/(6h) + V/(12 l h)) a token
-    assert flops_of(model, 32) == pytest.approx(72 * 2 * 64**2 * (1 + 32 / 384 + 100 / 1536))
+    # arXiv 2104.04473: 72 l h^2 (1 + s/(6h) + V/(12 l h)) per token
+    assert count_flops(model, 32) == pytest.approx(72 * 2 * 64**2 * (1 + 32 / 384 + 100 / 1536))
 
 
-def test_the_number_type_is_told_by_autocast_or_by_16_bit_weights_alone() -> None:
+def test_the_number_type_comes_from_autocast_or_16_bit_weights_only() -> None:
     model = nn.Linear(2, 2)
 
     assert compute_dtype(model) == ""

@@ -11,7 +11,7 @@ from rankscope.tracer.job.identity import RUN_ID, clean_run_id, read_identity
 
 
 @pytest.mark.parametrize("run_id", ["a", "run-7", "2026.01_x", "A" * 63])
-def test_a_good_run_id_is_left_alone(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_run_id_is_unchanged(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert clean_run_id(run_id) == run_id
     assert capsys.readouterr().err == ""
 
@@ -19,7 +19,7 @@ def test_a_good_run_id_is_left_alone(run_id: str, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "run_id", ["../../etc", "a/b", ".hidden", "-x", "A" * 64, "run\n", "a\0b", "ünder", " "]
 )
-def test_a_bad_run_id_is_cleaned_and_the_job_is_told(
+def test_an_invalid_run_id_is_cleaned_with_a_notice(
     run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cleaned = clean_run_id(run_id)
@@ -31,12 +31,12 @@ def test_a_bad_run_id_is_cleaned_and_the_job_is_told(
 
 
 @pytest.mark.parametrize("run_id", [4711, UUID(int=7)])
-def test_what_is_no_text_names_the_run_by_its_text(run_id: object) -> None:
+def test_a_run_id_that_is_no_text_is_converted(run_id: object) -> None:
     assert clean_run_id(run_id) == str(run_id)
 
 
 @given(st.text(), st.text())
-def test_cleaning_keeps_two_names_apart(one: str, other: str) -> None:
+def test_cleaning_keeps_different_names_different(one: str, other: str) -> None:
     assert RUN_ID.fullmatch(clean_run_id(one))
     assert (clean_run_id(one) == clean_run_id(other)) == (one == other)
 
@@ -49,13 +49,13 @@ def test_cleaning_keeps_two_names_apart(one: str, other: str) -> None:
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "77"}, "77"),
     ],
 )
-def test_the_nearest_name_of_a_run_wins(environ: dict[str, str], run_id: str) -> None:
+def test_the_more_specific_run_name_takes_precedence(environ: dict[str, str], run_id: str) -> None:
     identity = read_identity(None, environ)
 
     assert (identity.run_id, identity.is_generated) == (run_id, False)
 
 
-def test_the_job_s_own_name_wins_over_the_environment() -> None:
+def test_the_jobs_run_name_takes_precedence_over_the_environment() -> None:
     assert read_identity("here", {"RANKSCOPE_RUN": "there"}).run_id == "here"
 
 
@@ -79,7 +79,7 @@ def test_rank_and_world_come_from_the_launcher() -> None:
     assert identity.pid == os.getpid()
 
 
-def test_siblings_of_one_launcher_make_up_the_same_name() -> None:
+def test_processes_of_one_launcher_generate_the_same_name() -> None:
     names = {
         read_identity(None, {"RANK": str(rank), "WORLD_SIZE": "4"}).run_id for rank in range(4)
     }

@@ -30,17 +30,17 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     recorder.shutdown()
 
 
-def told(recorder: Recorder) -> list[dict[str, Any]]:
+def read_events(recorder: Recorder) -> list[dict[str, Any]]:
     path = recorder.folder / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [event for event in map(json.loads, lines) if event["kind"] == "profile"]
 
 
-def ask(recorder: Recorder, **request: object) -> None:
-    """Ask through the run's control file, and wait until the process has heard."""
-    before = len(told(recorder))
+def request(recorder: Recorder, **request: object) -> None:
+    """Write the run's control file and wait until the process has read it."""
+    before = len(read_events(recorder))
     write_control(recorder.folder.parent, {"profile": request})
-    wait_until(lambda: len(told(recorder)) > before)
+    wait_until(lambda: len(read_events(recorder)) > before)
 
 
 def work(recorder: Recorder) -> None:
@@ -48,7 +48,7 @@ def work(recorder: Recorder) -> None:
     recorder.step()
 
 
-def test_a_request_is_read_and_refused_by_key() -> None:
+def test_a_request_is_read_or_rejected_by_key() -> None:
     assert read_request({"level": "all"}) is None
     assert read_request({"profile": {}}) == Request(num_steps=3)
     asked = {"profile": {"steps": 2, "ranks": [4, 0], "first_step": 7, "request": "b"}}
@@ -58,14 +58,14 @@ def test_a_request_is_read_and_refused_by_key() -> None:
             read_request({"profile": bad})
 
 
-def test_the_steps_asked_for_are_profiled_and_linked(recorder: Recorder, tmp_path: Path) -> None:
+def test_the_requested_steps_are_profiled_and_linked(recorder: Recorder, tmp_path: Path) -> None:
     work(recorder)
-    ask(recorder, steps=2, ranks=[0], request="why is 0 slow")
+    request(recorder, steps=2, ranks=[0], request="why is 0 slow")
     for _ in range(4):
         work(recorder)
-    wait_until(lambda: len(told(recorder)) == 2)
+    wait_until(lambda: len(read_events(recorder)) == 2)
 
-    event = told(recorder)[1]
+    event = read_events(recorder)[1]
     assert event["text"] == "steps 2 to 3 profiled"
     assert event["data"]["steps"] == [2, 3]
     assert event["data"]["ranks"] == [0]
@@ -77,78 +77,78 @@ def test_the_steps_asked_for_are_profiled_and_linked(recorder: Recorder, tmp_pat
     assert not torch._C._autograd._profiler_enabled()
 
 
-def test_a_request_is_answered_once_and_by_its_ranks_alone(recorder: Recorder) -> None:
-    heard: list[Mapping[str, object]] = []
-    recorder.on_control(heard.append)  # after the handler of profiles
-    ask(recorder, steps=1, first_step=2)
-    write_control(recorder.folder, {"level": "comm"})  # another change: the request still stands
+def test_a_request_is_answered_once_and_by_its_ranks_only(recorder: Recorder) -> None:
+    seen: list[Mapping[str, object]] = []
+    recorder.on_control(seen.append)  # called after the profiles' own listener
+    request(recorder, steps=1, first_step=2)
+    write_control(recorder.folder, {"level": "comm"})  # another change: the request is still there
     for _ in range(6):
         work(recorder)
-    wait_until(lambda: len(told(recorder)) == 2)
+    wait_until(lambda: len(read_events(recorder)) == 2)
     write_control(recorder.folder.parent, {"profile": {"ranks": [1, 2]}})
-    wait_until(lambda: heard[-1].get("profile") == {"ranks": [1, 2]})
+    wait_until(lambda: seen[-1].get("profile") == {"ranks": [1, 2]})
     work(recorder)
     work(recorder)
     recorder.shutdown()
 
-    assert [event["text"] for event in told(recorder)] == [
+    assert [event["text"] for event in read_events(recorder)] == [
         "asked for 1 steps",
         "steps 2 to 2 profiled",
     ]
 
 
-def test_a_profiler_of_the_job_is_left_alone(recorder: Recorder) -> None:
+def test_a_running_profiler_of_the_job_is_not_disturbed(recorder: Recorder) -> None:
     with torch.profiler.profile() as its_own:
-        ask(recorder)
+        request(recorder)
         work(recorder)
         work(recorder)
-    wait_until(lambda: len(told(recorder)) == 2)
+    wait_until(lambda: len(read_events(recorder)) == 2)
 
-    assert told(recorder)[1]["text"] == "refused: another profiler is active"
+    assert read_events(recorder)[1]["text"] == "refused: another profiler is active"
     assert len([event for event in its_own.events() if event.name == "aten::matmul"]) == 2
 
 
-def test_a_profiler_that_the_job_begins_ends_ours(recorder: Recorder) -> None:
+def test_a_profiler_that_the_job_starts_ends_the_tracers(recorder: Recorder) -> None:
     prepare = torch.autograd.profiler.profile._prepare_trace
-    ask(recorder, steps=50)
+    request(recorder, steps=50)
     work(recorder)
     work(recorder)
     with torch.profiler.profile() as its_own:
         work(recorder)
-    wait_until(lambda: len(told(recorder)) == 2)
+    wait_until(lambda: len(read_events(recorder)) == 2)
 
-    assert told(recorder)[1]["text"] == (
+    assert read_events(recorder)[1]["text"] == (
         "steps 1 to 1 profiled; cut short: the job started its own profiler"
     )
     assert len([event for event in its_own.events() if event.name == "aten::matmul"]) == 1
     assert torch.autograd.profiler.profile._prepare_trace is prepare
 
 
-def test_a_bad_request_is_told_and_harms_nothing(recorder: Recorder) -> None:
-    ask(recorder, steps="many")
+def test_an_invalid_request_is_reported_and_harmless(recorder: Recorder) -> None:
+    request(recorder, steps="many")
     work(recorder)
 
-    assert told(recorder)[0]["text"] == (
+    assert read_events(recorder)[0]["text"] == (
         "refused: profile.steps must be a whole number from 1 to 100"
     )
 
 
-def test_a_disk_that_takes_no_file_is_told(recorder: Recorder) -> None:
+def test_a_disk_that_cannot_be_written_is_reported(recorder: Recorder) -> None:
     (recorder.folder / "profile-000000001.json").mkdir()
-    ask(recorder, steps=1)
+    request(recorder, steps=1)
     for _ in range(3):
         work(recorder)
-    wait_until(lambda: len(told(recorder)) == 2)
+    wait_until(lambda: len(read_events(recorder)) == 2)
 
-    assert told(recorder)[1]["text"] == "failed"
-    assert "IsADirectoryError" in told(recorder)[1]["data"]["error"]
+    assert read_events(recorder)[1]["text"] == "failed"
+    assert "IsADirectoryError" in read_events(recorder)[1]["data"]["error"]
 
 
-def test_shutdown_ends_a_profile_that_runs(recorder: Recorder) -> None:
-    ask(recorder, steps=50)
+def test_shutdown_ends_a_running_profile(recorder: Recorder) -> None:
+    request(recorder, steps=50)
     work(recorder)
     work(recorder)
     recorder.shutdown()
 
-    assert told(recorder)[1]["text"].endswith("cut short: the tracer was shut down")
+    assert read_events(recorder)[1]["text"].endswith("cut short: the tracer was shut down")
     assert not torch._C._autograd._profiler_enabled()

@@ -1,4 +1,4 @@
-"""What hangs can be read from another process."""
+"""Open spans of a hanging or killed process, read from another process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ dist.destroy_process_group()  # else torch itself aborts some exits
 
 
 @pytest.mark.multiproc
-def test_a_hang_shows_operation_group_and_number_and_who_is_elsewhere(tmp_path: Path) -> None:
+def test_a_hang_shows_operation_group_and_number_and_the_rank_elsewhere(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     ranks = [
         subprocess.Popen(
@@ -78,11 +78,11 @@ def test_a_hang_shows_operation_group_and_number_and_who_is_elsewhere(tmp_path: 
         f"rank 0  pid {ranks[0].pid}  other 'all_reduce'  world:0 seq 1  step 7"
     )
     assert second.startswith(f"rank 1  pid {ranks[1].pid}  host 'lost in thought'  step 7  since ")
-    assert read_running(spool) == []  # both have said goodbye
+    assert read_running(spool) == []  # both have an exit record
 
 
 @pytest.mark.multiproc
-def test_what_a_killed_process_was_doing_still_stands(tmp_path: Path) -> None:
+def test_the_open_spans_of_a_killed_process_are_shown(tmp_path: Path) -> None:
     script = """
 import sys
 from rankscope import tracer
@@ -99,7 +99,7 @@ with tracer.span("last words"):
     assert [entry.name for entry in read_running(tmp_path / "killed")] == ["last words"]
 
 
-def test_how_long_is_told_on_the_same_boot_alone(tmp_path: Path) -> None:
+def test_the_duration_is_shown_on_the_same_boot_only(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("work"):
         wait_until(lambda: bool(read_running(tmp_path)))

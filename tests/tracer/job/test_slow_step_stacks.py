@@ -36,14 +36,14 @@ def dumps(folder: Path) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["kind"] == "stack"]
 
 
-def test_a_step_is_late_ten_percent_and_four_deviations_above_the_usual() -> None:
+def test_a_step_is_slow_ten_percent_and_four_deviations_above_the_median() -> None:
     assert slow_after_ns([100] * 7) is None
     assert slow_after_ns([100] * 8) == 110
     # deviations from the median 100: 0 0 0 20 20 20 20 20; MAD 20; 4 x 1.4826 x 20 = 118.6
     assert slow_after_ns([100, 100, 100, 80, 120, 80, 120, 120]) == round(100 + 4 * 1.4826 * 20)
 
 
-def ours(line: str) -> bool:
+def tracer_function(line: str) -> bool:
     return "/tracer/background.py:" in line or "/tracer/late.py:" in line
 
 
@@ -55,7 +55,7 @@ class Clock:
         return self.now_ns
 
 
-def late_watch(recorder: Recorder) -> tuple[SlowStepWatch, Clock, int]:
+def make_watch(recorder: Recorder) -> tuple[SlowStepWatch, Clock, int]:
     """Return a watch that has seen ten steps of a second each, its clock, and the last begin."""
     clock = Clock(0)
     watch = SlowStepWatch(recorder, now_ns=clock)
@@ -68,10 +68,10 @@ def late_watch(recorder: Recorder) -> tuple[SlowStepWatch, Clock, int]:
     return watch, clock, start_ns + 10 * S
 
 
-def test_a_late_step_is_dumped_at_1_2_4_and_8_times_its_limit(
+def test_a_slow_step_is_dumped_at_1_2_4_and_8_times_its_limit(
     recorder: Recorder, tmp_path: Path
 ) -> None:
-    watch, clock, start_ns = late_watch(recorder)
+    watch, clock, start_ns = make_watch(recorder)
     for tenths in range(200):  # 20 s; the limit is 1.1 s
         clock.now_ns = start_ns + tenths * S // 10
         watch.check()
@@ -83,9 +83,9 @@ def test_a_late_step_is_dumped_at_1_2_4_and_8_times_its_limit(
     assert events[0]["text"] == "step 0 has lasted 1.2 s, usually 1.0 s"
 
 
-def test_late_steps_are_told_of_once_a_minute(recorder: Recorder, tmp_path: Path) -> None:
-    watch, clock, start_ns = late_watch(recorder)
-    for number in range(100):  # each lasts 1.5 s and is looked at after 1.4 s
+def test_slow_steps_are_dumped_once_a_minute(recorder: Recorder, tmp_path: Path) -> None:
+    watch, clock, start_ns = make_watch(recorder)
+    for number in range(100):  # each lasts 1.5 s and is checked after 1.4 s
         recorder.step_start_ns = watch._start_ns = start_ns + number * 1_500_000_000
         clock.now_ns = recorder.step_start_ns + 1_400_000_000
         watch.check()
@@ -94,7 +94,7 @@ def test_late_steps_are_told_of_once_a_minute(recorder: Recorder, tmp_path: Path
     assert len(dumps(tmp_path)) == 3  # after 1.4, 61.4 and 121.4 s
 
 
-def test_stacks_name_the_place_and_leave_the_tracer_out(recorder: Recorder) -> None:
+def test_stacks_name_the_line_and_leave_the_tracer_out(recorder: Recorder) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def stuck() -> None:
@@ -113,14 +113,16 @@ def test_stacks_name_the_place_and_leave_the_tracer_out(recorder: Recorder) -> N
     assert isinstance(frames, list)
     assert any(line.endswith(f"{stuck.__qualname__}") and __file__ in line for line in frames)
     assert threading.current_thread().name not in found
-    assert not [line for lines in found.values() for line in str(lines).split("'") if ours(line)]
+    assert not [
+        line for lines in found.values() for line in str(lines).split("'") if tracer_function(line)
+    ]
 
 
-def test_a_thread_that_goes_on_while_the_collector_runs_is_told_of_and_crashes_nothing(
+def test_a_thread_that_runs_during_a_garbage_collection_is_dumped_without_a_crash(
     tmp_path: Path,
 ) -> None:
-    # Python 3.11 collects garbage while it makes a frame object; what is collected here lets
-    # the thread leave the frames that are being looked at. Each round collects one object later.
+    # Python 3.11 collects garbage while it creates a frame object. The collected object lets the
+    # thread leave the frames that are being read. Each round collects an object later.
     done = run_script(
         """
         import gc, threading
@@ -195,12 +197,12 @@ def test_a_deep_stack_is_bounded() -> None:
     assert len(found["deep"]) == 60  # type: ignore[arg-type]
 
 
-def test_the_background_thread_dumps_a_step_while_it_is_late(tmp_path: Path) -> None:
+def test_the_background_thread_dumps_a_step_while_it_is_slow(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     watch_slow_steps(recorder)
 
     def overrun() -> None:
-        # What is usual is known after eight steps, so that no earlier one is late.
+        # The median is known after eight steps, so no earlier step is slow.
         recorder.begin_steps()
         for _ in range(8):
             recorder.step()

@@ -1,8 +1,8 @@
-"""A four-process gloo job that communicates in every way the tracer claims to capture.
+"""A four-process gloo job that communicates in every way that the tracer captures.
 
-A process per rank, see `ranks`. Trains each recipe twice from the same start, untraced and traced,
-and writes ``FOLDER/RECIPE-RANK.json``: what torch itself saw (by a `TorchDispatchMode`) and the
-losses, as hexadecimal floats: equal means bit-identical.
+One process per rank, see `ranks`. Trains each recipe twice from the same state, untraced and
+traced, and writes ``FOLDER/RECIPE-RANK.json``: the operators that torch saw (by a
+`TorchDispatchMode`) and the losses as hexadecimal floats, so that equal means bit-identical.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ WIDTH = 16
 
 
 class Train(Protocol):
-    """Trains a recipe from the same start; returns what torch saw and the losses."""
+    """Trains a recipe from the same state; returns what torch saw and the losses."""
 
     def __call__(self, recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]: ...
 
 
 class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts communication operators by name, the way torch reports them."""
+    """Counts communication operators by name, as torch reports them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Any = None,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         if any(issubclass(item, DTensor) for item in types):
-            return NotImplemented  # first what DTensor makes of it, then that
+            return NotImplemented  # first what DTensor makes of it, then the operator itself
         if func.namespace in ("c10d", "_c10d_functional"):
             self.seen[f"{func.namespace}.{func.__name__.split('.')[0]}"] += 1
         return func(*args, **(kwargs or {}))
@@ -86,7 +86,7 @@ def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def pipeline_and_tensor_parallel(rank: int) -> tuple[nn.Module, Callable[[], float]]:
-    """PP 2 x TP 2, 1F1B, gradients clipped over DTensors."""
+    """PP 2 x TP 2 with 1F1B, gradients clipped over DTensors."""
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("pp", "dp", "tp"))
     stage_number = mesh.get_local_rank("pp")
     block = Block()
@@ -148,7 +148,7 @@ def sharded(rank: int) -> tuple[nn.Module, Callable[[], float]]:
 
 
 def replicated(rank: int) -> tuple[nn.Module, Callable[[], float]]:
-    """DP 4 by DDP, with several buckets, waited for inside C++."""
+    """DP 4 by DDP with several buckets, waited for inside C++."""
     model = nn.Sequential(*[Block() for _ in range(4)])
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -168,7 +168,7 @@ def replicated(rank: int) -> tuple[nn.Module, Callable[[], float]]:
 
 
 def plain_calls(rank: int) -> None:
-    """One call of everything else that a job may make."""
+    """One call of every other operation that a job may use."""
     world = dist.get_world_size()
     mine = torch.full((4,), float(rank))
     everyone = [torch.empty(4) for _ in range(world)]
@@ -218,19 +218,19 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
 
 
 def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, folder: Path) -> None:
-    """Be a rank of a gloo group that trains each recipe untraced and traced; write what it saw."""
+    """Run a rank of a gloo group that trains each recipe untraced and traced; write the results."""
     torch.set_num_threads(1)
     store = FileStore(str(folder / f"rendezvous-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for recipe in recipes:
         plain = train(recipe, rank, spool=None)
         traced = train(recipe, rank, spool=folder / "spool")
-        told = json.dumps({"plain": plain, "traced": traced})
-        (folder / f"{recipe}-{rank}.json").write_text(told)
-    gc.collect()  # models keep the group, whose threads must be gone before Python ends
+        document = json.dumps({"plain": plain, "traced": traced})
+        (folder / f"{recipe}-{rank}.json").write_text(document)
+    gc.collect()  # models keep the group alive, whose threads must end before Python does
     dist.destroy_process_group()
 
 
 def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
-    """Be a rank."""
+    """Run as one rank."""
     train_all(RECIPES, train, rank=rank, world=world, folder=folder)

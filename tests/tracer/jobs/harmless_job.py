@@ -1,6 +1,6 @@
-"""Train a little through every capture, again and again, each time with one part of ours broken.
+"""A short training through every capture, repeated with one part of the tracer broken each time.
 
-Prints one JSON object: by part, what the job computed and how many errors were counted.
+Prints one JSON object: by part, the job's losses and the number of counted errors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fails(*about: object, **named: object) -> None:
     raise RuntimeError("ours")
 
 
-# As if it stood in the tracer's own file: that is how an error is told to be ours.
+# The file name by which an error is recognized as the tracer's.
 fails.__code__ = fails.__code__.replace(co_filename=tracer.__file__)
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     dist.init_process_group(
         "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
-    told: dict[str, object] = {"untraced": [job(), 0]}
+    results: dict[str, object] = {"untraced": [job(), 0]}
     for part, (owner, name) in PARTS.items():
         recorder = tracer.install(spool=Path(sys.argv[1]), run=f"run-{part.replace(' ', '-')}")
         assert isinstance(recorder, Recorder)
@@ -104,9 +104,9 @@ def main() -> None:
         with broken(owner, name):
             losses = job()
         tracer.shutdown()
-        told[part] = [losses, dropped(recorder.folder).get(DropReason.INTERNAL_ERROR, 0)]
+        results[part] = [losses, dropped(recorder.folder).get(DropReason.INTERNAL_ERROR, 0)]
     dist.destroy_process_group()  # else torch itself aborts some exits
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":

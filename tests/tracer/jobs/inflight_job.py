@@ -1,4 +1,4 @@
-"""Two gloo ranks, of which rank 0 ends with collectives in flight.
+"""Two gloo ranks; rank 0 ends with collectives in flight.
 
 ``python -m tests.tracer.jobs.inflight_job RANK STORE CASE``, traced if ``RANKSCOPE_TRACE`` is set.
 """

@@ -1,4 +1,4 @@
-"""Every call of `torch.distributed` that a job may make by hand, on four gloo ranks."""
+"""Every call of `torch.distributed` that a job may make, on four gloo ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORLD = 4
 
 
 class Calls:
-    """One round of all calls; what they return is summed, so that a changed value shows."""
+    """One round of all calls; their results are summed, so that a changed value shows."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -33,7 +33,7 @@ class Calls:
         return total + self.thread()
 
     def mine(self, size: int = 4) -> torch.Tensor:
-        """Return a tensor that tells whose it is."""
+        """Return a tensor whose value identifies this rank."""
         return torch.arange(size, dtype=torch.float32) + self.rank
 
     def rooted(self) -> float:
@@ -51,7 +51,7 @@ class Calls:
         return float(values.sum() + part.sum())
 
     def lists(self) -> float:
-        """Return what collectives over lists of tensors gave."""
+        """Return the results of collectives over lists of tensors."""
         gathered = [torch.empty(3) for _ in range(WORLD)]
         dist.all_gather(gathered, self.mine(3))
         reduced = torch.empty(3)
@@ -61,12 +61,12 @@ class Calls:
         return float(sum(map(torch.sum, [*gathered, reduced, *received])))
 
     def single(self) -> float:
-        """Return what collectives over one tensor gave, uneven splits and a sparse one too."""
+        """Return the results of collectives over one tensor: uneven splits and a sparse one too."""
         gathered = torch.empty(WORLD * 5)
         dist.all_gather_single(gathered, self.mine(5))
         reduced = torch.empty(5)
         dist.reduce_scatter_single(reduced, gathered)
-        # Rank r sends r + 1 numbers to everybody, so it gets 1 + 2 + 3 + 4.
+        # Rank r sends r + 1 numbers to each rank, so it receives 1 + 2 + 3 + 4.
         uneven = torch.empty(10)
         sent = self.mine(WORLD * (self.rank + 1))
         dist.all_to_all_single(uneven, sent, [1, 2, 3, 4], [self.rank + 1] * WORLD)
@@ -78,18 +78,18 @@ class Calls:
         return float(gathered.sum() + reduced.sum() + uneven.sum() + total.sum())
 
     def objects(self) -> float:
-        """Return what collectives of pickled objects gave."""
+        """Return the results of collectives of pickled objects."""
         everyone: list[Any] = [None] * WORLD
         dist.all_gather_object(everyone, {"rank": self.rank})
-        told: list[Any] = [{"root": 5}] if self.rank == 0 else [None]
-        dist.broadcast_object_list(told, src=0)
+        objects: list[Any] = [{"root": 5}] if self.rank == 0 else [None]
+        dist.broadcast_object_list(objects, src=0)
         dist.gather_object(self.rank, everyone if self.rank == 1 else None, dst=1)
         part: list[Any] = [None]
         dist.scatter_object_list(part, [7, 8, 9, 10] if self.rank == 3 else None, src=3)
         if self.rank == 0:
             dist.send_object_list(["hello"], dst=2)
         if self.rank == 2:
-            dist.recv_object_list(told, src=0)
+            dist.recv_object_list(objects, src=0)
         return float(part[0])
 
     def late_waits(self) -> float:
@@ -100,11 +100,11 @@ class Calls:
         for work in reversed(works[1:]):
             work.wait()
         works[1].wait()
-        dist.barrier()  # so that the one for which nobody waits is over
+        dist.barrier()  # so that the one without a wait has ended
         return float(product[0, 0] + sum(map(torch.sum, tensors[1:])))
 
     def coalesced(self) -> float:
-        """Return what one call for several collectives gave, waited for now and later."""
+        """Return the results of coalesced collectives, waited for now and later."""
         first, second = self.mine(), self.mine(2)
         with distributed_c10d._coalescing_manager():
             dist.all_reduce(first)
@@ -116,7 +116,7 @@ class Calls:
         return float(first.sum() + second.sum())
 
     def p2p(self) -> float:
-        """Send round the ring in one batch, then to rank 0 from whoever comes first."""
+        """Send round the ring in one batch, then to rank 0 from any source."""
         right, left = (self.rank + 1) % WORLD, (self.rank - 1) % WORLD
         received = torch.empty(4)
         ring = [
@@ -132,7 +132,7 @@ class Calls:
                 total += float(received.sum())
         else:
             dist.send(self.mine(), dst=0)
-        dist.barrier()  # else rank 0 might take what comes now for one of those
+        dist.barrier()  # else rank 0 might receive the next send for one of those
         # After those of unknown source: the numbers of the pair must still agree.
         if self.rank == 3:
             wait_for(dist.isend(self.mine(), dst=0))
@@ -142,12 +142,12 @@ class Calls:
         return total
 
     def functional(self) -> float:
-        """Return what functional collectives gave, waited for when their value is used."""
+        """Return the results of functional collectives, waited for when their value is used."""
         summed = functional.all_reduce(self.mine(), "sum", self.world)
         gathered = functional.all_gather_tensor(self.mine(), 0, self.world)
         both = functional.all_reduce_coalesced([self.mine(), self.mine(2)], "sum", self.half)
         source = nn.Parameter(self.mine(6))
-        # Two numbers to this half's first member, four to the second.
+        # Two numbers to the first member of this half, four to the second.
         got = functional.all_to_all_single_autograd(
             source * 2, [2, 2] if self.rank < 2 else [4, 4], [2, 4], self.half
         )
@@ -157,12 +157,12 @@ class Calls:
         return float(loss + source.grad.sum())
 
     def barriers(self) -> None:
-        """Meet, in both ways that there are."""
+        """Meet at both kinds of barriers."""
         dist.barrier()
         dist.monitored_barrier(timeout=timedelta(seconds=30))
 
     def thread(self) -> float:
-        """Return what a second thread reduced in a group of its own."""
+        """Return what a second thread reduced in its own group."""
         values = self.mine()
 
         def reduce() -> None:
@@ -175,11 +175,11 @@ class Calls:
 
 
 def wait_for(work: dist.Work | None) -> None:
-    """Wait for what this rank takes part in."""
+    """Wait for the works in which this rank takes part."""
     assert work is not None
     work.wait()
 
 
 def calls(rank: int) -> tuple[nn.Module | None, Any]:
-    """No model, only calls."""
+    """Only calls, without a model."""
     return None, Calls(rank)

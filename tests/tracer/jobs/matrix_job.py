@@ -1,8 +1,9 @@
-"""Gloo ranks that train by every recipe of `matrix_recipes`, untraced and traced.
+"""Gloo ranks that train every recipe of `matrix_recipes`, untraced and traced.
 
-A process per rank, see `ranks`; its arguments are the recipes. Writes ``FOLDER/RECIPE-RANK.json``:
-losses as hexadecimal floats, graph breaks of the compiler, and what torch itself saw: operators
-counted by a `TorchDispatchMode`, or, where a compiler works, the flight recorder's entries.
+One process per rank, see `ranks`; its arguments are the recipes. Writes
+``FOLDER/RECIPE-RANK.json``: losses as hexadecimal floats, graph breaks of the compiler, and the
+operators that torch saw, counted by a `TorchDispatchMode`, or by the entries of the flight recorder
+if a compiler works.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ STEPS = 2
 
 
 def flight_names() -> list[str]:
-    """Return what torch's flight recorder holds, oldest first; off, it holds nothing."""
-    recorder: Any = _distributed_c10d  # its stub does not know the function
+    """Return the names in torch's flight recorder, oldest first; empty if it is off."""
+    recorder: Any = _distributed_c10d  # missing in torch's stub
     if not hasattr(recorder, "_dump_fr_trace_json"):
         return []  # torch before 2.8
     dump = recorder._dump_fr_trace_json(includeCollectives=True, onlyActive=False)
@@ -38,7 +39,7 @@ def flight_names() -> list[str]:
 
 
 def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
-    """Train the recipe from the same start; return the losses and what torch saw."""
+    """Train the recipe from the same state; return the losses and what torch saw."""
     torch.manual_seed(7)
     torch._dynamo.reset()
     counters.clear()
@@ -48,7 +49,7 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     tracer.install(spool=spool, run=recipe, layout=layout, model=model)
     tracer.begin_steps()
     losses = []
-    # A compiler leaves code alone while a mode is on.
+    # A compiler does not compile while a mode is on.
     mode = CountingMode()
     with mode if recipe not in COMPILED else contextlib.nullcontext():
         for _ in range(STEPS):
@@ -66,6 +67,6 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
 
 
 def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
-    """Be a rank."""
+    """Run as one rank."""
     warnings.simplefilter("ignore")
     train_all(arguments, train, rank=rank, world=world, folder=folder)

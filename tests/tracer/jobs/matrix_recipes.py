@@ -1,4 +1,4 @@
-"""Parallel trainings of a small model: each returns its root module and a function that steps."""
+"""Parallel trainings of a small model; each returns its root module and a step function."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def hybrid_sharded(rank: int) -> Recipe:
 
 
 def static_graph(rank: int) -> Recipe:
-    """DDP of a static graph: its first backward delays all launches."""
+    """DDP with a static graph: its first backward delays all launches."""
     model = nn.Sequential(*[Block() for _ in range(3)])
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.005, static_graph=True)
     return ddp, ordinary_step(ddp)
 
 
 def hooked(rank: int) -> Recipe:
-    """DDP whose buckets go through a hook of torch's own, with parameters that stay unused."""
+    """DDP with one of torch's communication hooks, and parameters that stay unused."""
 
     class Half(nn.Module):
         def __init__(self) -> None:
@@ -96,7 +96,7 @@ def hooked(rank: int) -> Recipe:
 
 
 def compiled(rank: int) -> Recipe:
-    """DDP around blocks that are compiled, and a collective inside of compiled code."""
+    """DDP around compiled blocks, and a collective inside of compiled code."""
 
     world = distributed_c10d._get_default_group()
 
@@ -143,7 +143,7 @@ def expert_parallel(rank: int) -> Recipe:
 
 
 def context_parallel(rank: int) -> Recipe:
-    """CP 4 on a mesh of 2 x 2 with dp: keys and values go round a ring, and gathered once."""
+    """CP 4 on a mesh of 2 x 2 with dp: keys and values go round a ring, and are gathered once."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     group = mesh.get_group("cp")
     model = Block()
@@ -232,7 +232,7 @@ def pipeline(
 
 
 def gpipe_tensor_parallel(rank: int) -> Recipe:
-    """PP 2 by GPipe x TP 2."""
+    """PP 2 with GPipe x TP 2."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
 
     def wrap(module: nn.Module) -> nn.Module:
@@ -243,7 +243,7 @@ def gpipe_tensor_parallel(rank: int) -> Recipe:
 
 
 def interleaved_ddp(rank: int) -> Recipe:
-    """PP 2 by interleaved 1F1B x DP 2 by DDP."""
+    """PP 2 with interleaved 1F1B x DP 2 with DDP."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
 
     def wrap(module: nn.Module) -> nn.Module:
@@ -253,7 +253,7 @@ def interleaved_ddp(rank: int) -> Recipe:
 
 
 def zero_bubble_fsdp(rank: int) -> Recipe:
-    """PP 2 by the interleaved zero-bubble schedule x DP 2 by FSDP2."""
+    """PP 2 with the interleaved zero-bubble schedule x DP 2 with FSDP2."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
 
     def wrap(module: nn.Module) -> nn.Module:
@@ -264,13 +264,13 @@ def zero_bubble_fsdp(rank: int) -> Recipe:
 
 
 def zero_bubble_v(rank: int) -> Recipe:
-    """PP 2 by the V-shaped zero-bubble schedule, twice."""
+    """PP 2 with the V-shaped zero-bubble schedule, twice."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     return pipeline(ScheduleZBVZeroBubble, mesh, lambda module: module)  # type: ignore[no-any-return]
 
 
 def three_axes(rank: int) -> Recipe:
-    """PP 2 by interleaved 1F1B x FSDP2 over what is left x TP 2."""
+    """PP 2 with interleaved 1F1B x FSDP2 over the rest x TP 2."""
     sizes = (2, dist.get_world_size() // 4, 2)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "tp"))
 
@@ -299,9 +299,9 @@ RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = of_this_torch(
         "three_axes": (three_axes, Layout(pp=2, dp=2, tp=2, vpp=2)),
     }
 )
-"""What is trained, and the layout that the job tells."""
+"""The trainings, and the layout that the job declares."""
 
 NUM_RANKS = {recipe: 8 if recipe == "three_axes" else 4 for recipe in RECIPES}
 
 COMPILED = {"compiled"}
-"""Recipes that a compiler must be allowed to work on."""
+"""Recipes for which the compiler must be enabled."""

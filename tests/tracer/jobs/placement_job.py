@@ -1,4 +1,4 @@
-"""The trainings of the other jobs, by ranks that tell nothing of their layout."""
+"""The trainings of the other jobs, by ranks that declare no layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def sharded_over_all(rank: int) -> Recipe:
-    """FSDP2 over all ranks, told nothing."""
+    """FSDP2 over all ranks, with nothing declared."""
     model = nn.Sequential(Block(), Block())
     fully_shard(model[0])
     fully_shard(model)
@@ -39,20 +39,20 @@ def sharded_over_all(rank: int) -> Recipe:
 
 
 def wrapped_afterwards(rank: int) -> Recipe:
-    """DDP over all ranks, where the job tells the module that it wraps."""
+    """DDP over all ranks, in a job that passes the wrapped module."""
     inner = Block()
     return inner, ordinary_step(DistributedDataParallel(inner))
 
 
 def hybrid_of_other_names(rank: int) -> Recipe:
-    """HSDP over a mesh whose axes are called as in torch's own tutorial."""
+    """HSDP over a mesh whose axes have the names of torch's own tutorial."""
     model = Block()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     fully_shard(model, mesh=mesh)
     return model, ordinary_step(model)
 
 
-def reduced_by_hand(rank: int) -> Recipe:
+def reduced_manually(rank: int) -> Recipe:
     """Gradients that the script itself reduces over all ranks."""
     model = Block()
     step = ordinary_step(model)
@@ -66,7 +66,7 @@ def reduced_by_hand(rank: int) -> Recipe:
     return model, reduce_too
 
 
-def experts_by_hand(rank: int) -> Recipe:
+def experts_distributed_manually(rank: int) -> Recipe:
     """DDP over all ranks whose tokens go to experts by an all-to-all over the same ranks."""
     model = DistributedDataParallel(Block())
     step = ordinary_step(model)
@@ -78,7 +78,7 @@ def experts_by_hand(rank: int) -> Recipe:
     return model, exchange_too
 
 
-def ring_by_hand(rank: int) -> Recipe:
+def ring_manually(rank: int) -> Recipe:
     """DDP over all ranks that pass something round by p2p."""
     model = DistributedDataParallel(Block())
     step = ordinary_step(model)
@@ -96,8 +96,8 @@ def ring_by_hand(rank: int) -> Recipe:
     return model, pass_on_too
 
 
-def halves_by_hand(rank: int) -> Recipe:
-    """DDP over all ranks, half of which share something over a group of their own."""
+def halves_manually(rank: int) -> Recipe:
+    """DDP over all ranks, half of which share something in their own group."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     model = DistributedDataParallel(Block())
     step = ordinary_step(model)
@@ -110,7 +110,7 @@ def halves_by_hand(rank: int) -> Recipe:
 
 
 def part_of_the_job(rank: int) -> Recipe:
-    """DDP in each half of the ranks; how the halves belong together nobody tells."""
+    """DDP in each half of the ranks; how the halves are related is unknown."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     model = DistributedDataParallel(Block(), process_group=halves[rank // 2])
     return model, ordinary_step(model)
@@ -130,13 +130,13 @@ def pipeline_over_all(rank: int) -> Recipe:
 
 
 def fully_sharded_wrapper(rank: int) -> Recipe:
-    """FSDP's first version, over all ranks."""
+    """The first version of FSDP over all ranks."""
     model = FullyShardedDataParallel(Block(), device_id=torch.device("cpu"))
     return model, ordinary_step(model)
 
 
 def half_wrapped(rank: int) -> Recipe:
-    """DDP around one of two modules that are trained."""
+    """DDP around one of two trained modules."""
     model = nn.Sequential(DistributedDataParallel(Block()), Block())
     return model, ordinary_step(model)
 
@@ -153,10 +153,10 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
                 sharded_over_all,
                 wrapped_afterwards,
                 hybrid_of_other_names,
-                reduced_by_hand,
-                experts_by_hand,
-                ring_by_hand,
-                halves_by_hand,
+                reduced_manually,
+                experts_distributed_manually,
+                ring_manually,
+                halves_manually,
                 part_of_the_job,
                 half_wrapped,
                 tensor_parallel_over_all,
@@ -170,7 +170,8 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
 
 def train(recipe: str, rank: int, world: int, folder: Path) -> None:
     """Train one of `RECIPES`, traced."""
-    torch.set_num_threads(1)  # here: a fork leaves torch a pool to replace, threads race to do it
+    # Here, because after a fork torch must replace its thread pool, and threads race to do it.
+    torch.set_num_threads(1)
     store = FileStore(str(folder / f"rendezvous-{recipe}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     model, step = RECIPES[recipe](rank)
@@ -185,7 +186,7 @@ def train(recipe: str, rank: int, world: int, folder: Path) -> None:
 
 
 def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
-    """Be a rank, in a process for each recipe: torch keeps groups that were destroyed in caches."""
+    """Run as one rank, in one process per recipe: torch keeps destroyed groups in caches."""
     warnings.simplefilter("ignore")
     for recipe in arguments:
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""A training script that has never heard of a tracer: DDP on gloo, a loader, 3 steps."""
+"""A training script without any call of the tracer: DDP on gloo, a loader, 3 steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train(num_steps: int) -> None:
 def main(num_steps: int) -> None:
     dist.init_process_group("gloo")
     train(num_steps)
-    gc.collect()  # the model keeps the group, whose threads should be gone before Python ends
+    gc.collect()  # the model keeps the group alive, whose threads should end before Python does
     dist.destroy_process_group()
 
 

@@ -1,1 +1,1 @@
-"""What stands in torch's place. An error from a folder of this name is taken for torch's own."""
+"""Replacements of torch. An error from a folder of this name is treated as torch's own."""

@@ -1,9 +1,9 @@
-"""A device that behaves like CUDA as far as device timing can tell.
+"""A device that behaves like CUDA for device timing.
 
-Streams work in order and beside each other; events are done later, on a clock of the device's
-own; ``elapsed_time`` is a float32 in ms; an asynchronous error stays; a query may invalidate
-another thread's graph capture; with one connection, streams wait for each other's launches.
-Time passes only when a call or the test makes it pass.
+Streams work in order and concurrently. Events are done later, on the device's own clock.
+``elapsed_time`` is a float32 in ms. An asynchronous error is sticky. A query may invalidate a graph
+capture of another thread. With one connection, streams wait for each other's launches. Time passes
+only when a call or the test advances it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 NEVER_NS = 1 << 62
 CALL_NS = 1_000
 LATENCY_NS = 4_000
-"""From the host's call to the device's first act, where nothing is in the way."""
+"""Time from the host's call to the start on an idle device."""
 
 
 class CudaError(RuntimeError):
-    """What torch raises where CUDA fails."""
+    """The error that torch raises if CUDA fails."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class FakeStream:
     cuda_stream: int
     device: int
     end_ns: int = 0
-    """Host time at which all its work is done."""
+    """Host time at which all of its work is done."""
 
     capturing: bool = False
 
@@ -92,7 +92,7 @@ class FakeCuda:
     connections: int = 8
     now_ns: int = 1_000_000_000_000
     slow_call_ns: list[int] = field(default_factory=list)
-    """What the next calls take beyond `CALL_NS`: a thread switch."""
+    """Durations of the next calls beyond `CALL_NS`, such as a thread switch."""
 
     num_queries: int = 0
     num_in_graph: int = 0
@@ -100,7 +100,7 @@ class FakeCuda:
     graph: FakeGraph | None = None
     current: dict[int, FakeStream] = field(default_factory=dict)
     thread_devices: dict[int, int] = field(default_factory=dict)
-    """Device that a thread was prepared for."""
+    """Device for which a thread was prepared."""
 
     _relaxed: set[int] = field(default_factory=set)
     _head_ns: dict[int, int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class FakeCuda:
     # -- work ----------------------------------------------------------------
 
     def call(self) -> None:
-        """Enter the library: it takes time, and tells of an error that came up meanwhile."""
+        """Enter the library: this takes time, and raises an error that has occurred meanwhile."""
         self.now_ns += CALL_NS + (self.slow_call_ns.pop(0) if self.slow_call_ns else 0)
         if self.error is not None:
             raise self.error
@@ -141,7 +141,7 @@ class FakeCuda:
         return self.append(stream or self.stream(0), duration_ns)
 
     def wait_for(self, stream: FakeStream, other: FakeStream) -> None:
-        """Make a stream wait for all that another has been given."""
+        """Make a stream wait for all work that another has received."""
         self.call()
         stream.end_ns = max(stream.end_ns, other.end_ns)
         self.append(stream, 0)
@@ -156,7 +156,7 @@ class FakeCuda:
     # -- graphs --------------------------------------------------------------
 
     def begin_capture(self, stream: FakeStream, mode: str = "global") -> FakeGraph:
-        """Capture in a thread of its own: not the one that queries."""
+        """Capture in a separate thread, not the one that queries."""
         stream.capturing = True
         self.graph = FakeGraph(-1, mode)
         return self.graph
@@ -177,7 +177,7 @@ class FakeCuda:
         graph.invalidated = True
         raise CudaError("operation not permitted when stream is capturing")
 
-    # -- what a backend does -------------------------------------------------
+    # -- the backend ---------------------------------------------------------
 
     def device_of(self, objects: Iterable[object]) -> int | None:
         return next((one.device for one in objects if isinstance(one, FakeTensor)), None)
