@@ -107,6 +107,13 @@ def test_each_document_that_code_mentions_exists() -> None:
     assert mentioned
 
 
+def test_the_index_of_decisions_lists_each_of_them_in_order() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    pages = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+    assert re.findall(r"^\| \[\d+\]\((.*?)\)", index, re.MULTILINE) == pages
+
+
 COMMAND = re.compile(r"\brankscope (?P<name>token [a-z]+|[a-z]+)\b(?P<rest>[^\n#]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
