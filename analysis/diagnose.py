@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .causes.detector import INSUFFICIENT_EVIDENCE
+from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
@@ -80,19 +80,6 @@ def ends_run(finding: Finding) -> bool:
     return finding.cause in CAUSES and CAUSES[finding.cause].ends_run
 
 
-def insufficient(evidence: str) -> Finding:
-    """Return an `insufficient-evidence` with its reason."""
-    return Finding(
-        cause=INSUFFICIENT_EVIDENCE.name,
-        ranks=(),
-        steps=None,
-        slowdown=None,
-        recoverable_ratio=None,
-        confidence=1.0,
-        evidence=evidence,
-    )
-
-
 def _no_alarm(case: Case) -> Finding:
     """Return `healthy`, or the reason why that is unknown."""
     profile = case.profile
@@ -135,10 +122,8 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
         text += f"; S = {slowdown:.3f}"
     return Finding(
         cause=HEALTHY,
-        ranks=(),
         steps=(int(profile.steps[0]), int(profile.steps[-1])),
         slowdown=slowdown,
-        recoverable_ratio=None,
         confidence=float(np.clip(1.0 - largest / 0.2, 0.5, 1.0)),
         evidence=text,
     )

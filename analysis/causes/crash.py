@@ -219,8 +219,6 @@ def _finding(
         cause=CAUSE.name,
         ranks=ranks,
         steps=(min(steps), max(steps)) if steps else None,
-        slowdown=None,
-        recoverable_ratio=None,
         confidence=(LOST_CONFIDENCE if is_lost else EXCEPTION_CONFIDENCE)
         * (UNORDERED_FACTOR if len(ranks) > 1 else 1.0),
         evidence=_evidence(epochs, first, failures),

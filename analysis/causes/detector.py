@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..readers.workers import find_workers
+from ..report.report import Finding
 from .host_gaps import find_common_pauses, tabulate_gaps
 from .link_profile import profile_links
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from ..replay.model import ComputeItems, Reading
     from ..replay.what_if import Replayer
-    from ..report.report import Finding
     from ..statistics.peers import ComputeProfile
     from ..trace.context import RunContext
     from ..trace.tables import RankInfo, RunInfo, SpanTable, StepTable
@@ -70,6 +70,11 @@ class Cause:
 
 INSUFFICIENT_EVIDENCE = Cause(name="insufficient-evidence", is_alarm=False)
 """Something is unusual and its cause cannot be decided. Reported only if no alarm is."""
+
+
+def insufficient(evidence: str) -> Finding:
+    """Return an `insufficient-evidence` with its reason."""
+    return Finding(cause=INSUFFICIENT_EVIDENCE.name, confidence=1.0, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_count, format_ranks
 from .crash import ExitClass, find_failures, is_silence
-from .detector import INSUFFICIENT_EVIDENCE, Cause
+from .detector import Cause, insufficient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -148,7 +148,11 @@ def _find_hang(
     traced = {info.rank for info in epoch.ranks} - _without_capture(epoch.epoch, steps, blocked)
     silent = missing - {one.rank for one in blocked}
     if silent and not silent & traced:
-        return _untraced(stuck[0], tuple(sorted(silent)))
+        return insufficient(
+            f"ranks are blocked in {_format_instance(stuck[0])}, and the communication of"
+            f" {format_ranks(tuple(sorted(silent)))} was not recorded, so it is unknown which rank"
+            " is missing: trace every rank"
+        )
     lost = {failure.ended.rank for failure in failures if failure.reason is ExitClass.LOST}
     work = open_work(epoch.epoch, context)
     if any(SpanKind.CHECKPOINT in work.get(rank, ()) for rank in silent):
@@ -248,26 +252,8 @@ def _finding(
         cause=CAUSE.name,
         ranks=culprits,
         steps=(min(numbers), max(numbers)) if numbers else None,
-        slowdown=None,
-        recoverable_ratio=None,
         confidence=min(confidence, CYCLE_CONFIDENCE if is_cycle else 1.0),
         evidence=_evidence(shown, culprits, len(stuck), steps, is_cycle=is_cycle),
-    )
-
-
-def _untraced(shown: _StuckInstance, silent: tuple[int, ...]) -> Finding:
-    return Finding(
-        cause=INSUFFICIENT_EVIDENCE.name,
-        ranks=(),
-        steps=None,
-        slowdown=None,
-        recoverable_ratio=None,
-        confidence=1.0,
-        evidence=(
-            f"ranks are blocked in {_format_instance(shown)}, and the communication of"
-            f" {format_ranks(silent)} was not recorded, so it is unknown which rank is missing:"
-            " trace every rank"
-        ),
     )
 
 

@@ -228,8 +228,11 @@ def _finding(
     text += _list(differences, "here", "on most others" if has_majority else "on some others")
     if not has_majority:
         text += "; no value has a majority, so all are named"
-    return _misconfiguration(
-        ranks, confidence=share if has_majority else NO_MAJORITY_CONFIDENCE, evidence=text
+    return Finding(
+        cause=CAUSE.name,
+        ranks=ranks,
+        confidence=share if has_majority else NO_MAJORITY_CONFIDENCE,
+        evidence=text,
     )
 
 
@@ -256,7 +259,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
         f" world size, on most of {format_count(len(ranks), 'rank')}: "
     )
     evidence += _list(changed, "now", "before")
-    return [_misconfiguration(ranks, confidence=PREVIOUS_CONFIDENCE, evidence=evidence)]
+    return [
+        Finding(cause=CAUSE.name, ranks=ranks, confidence=PREVIOUS_CONFIDENCE, evidence=evidence)
+    ]
 
 
 def _usual(manifests: Sequence[RankManifest]) -> dict[str, str]:
@@ -284,15 +289,3 @@ def _shown(value: str | None) -> str:
     if value is None:
         return "unset"
     return f'"{value if len(value) <= MAX_CHARACTERS else value[: MAX_CHARACTERS - 3] + "..."}"'
-
-
-def _misconfiguration(ranks: tuple[int, ...], *, confidence: float, evidence: str) -> Finding:
-    return Finding(
-        cause=CAUSE.name,
-        ranks=ranks,
-        steps=None,
-        slowdown=None,
-        recoverable_ratio=None,
-        confidence=confidence,
-        evidence=evidence,
-    )

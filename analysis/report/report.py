@@ -25,16 +25,16 @@ class Finding:
     cause: str
     """``slow-compute``, ``stage-imbalance``, ``healthy``, ...: design.md section 5."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
     """Global ranks at fault, of those in the trace; empty for ``healthy`` and the like."""
 
-    steps: tuple[int, int] | None
+    steps: tuple[int, int] | None = None
     """First and last step that show it; None if no step does."""
 
-    slowdown: float | None
+    slowdown: float | None = None
     """S of that set of ranks; None if it is undefined."""
 
-    recoverable_ratio: float | None
+    recoverable_ratio: float | None = None
     """``(T_actual - T_without) / (T_actual - T_ideal)`` in the full replay."""
 
     confidence: float
