@@ -16,9 +16,9 @@ from .breakdown.mfu import compute_mfu
 from .breakdown.starved import find_predecessors, find_starved_ranks
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.crash import find_crashes
-from .causes.detector import Case, Record
+from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
-from .diagnose import combine_findings, diagnose, ends_run, findings_of_record, insufficient
+from .diagnose import combine_findings, diagnose, ends_run, findings_of_record
 from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.tracer.topology import Coords
-
     from .breakdown.waterfall import Waterfall
     from .replay.model import Reading
     from .replay.what_if import WhatIf
     from .report.report import Finding
     from .statistics.peers import ComputeProfile
-    from .trace.tables import RankInfo, RunInfo, SpanSource, SpanTable, StepTable
+    from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
 K = TypeVar("K")
 
@@ -143,7 +141,6 @@ def _read_replayable(record: Record) -> tuple[Reading, Replayer | None]:
 def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) -> RunReport:
     """Replay the run, compare its ranks, diagnose it, and report."""
     run = record.run
-    ranks = _ranks(run)
     # numpy releases the interpreter lock in long operations, so both threads progress.
     with ThreadPoolExecutor(1) as executor:
         recorded = executor.submit(_recorded_times, record, reading, replayer)
@@ -154,7 +151,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         starved = find_starved_ranks(
             reading.model,
             reading.waits,
-            dict.fromkeys(ranks, int(reading.actual_ns.sum())),
+            dict.fromkeys(run.ranks, int(reading.actual_ns.sum())),
             predecessors=predecessors,
         )
         full_ns, waterfall = recorded.result()
@@ -167,7 +164,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         epochs=tuple(epoch.epoch for epoch in run.epochs),
         world_size=run.world_size,
         layout=run.layout,
-        coords=_coords(ranks),
+        coords=run.coords,
         steps=reading.steps,
         num_spans=len(record.spans),
         step_time_s=StepTimes(
@@ -199,7 +196,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         excess=_excess(None if case is None else case.profile),
         paced=run.paced,
         bandwidth=measure_bandwidths(
-            reading.transfers, {rank: info.host for rank, info in ranks.items()}
+            reading.transfers, {rank: info.host for rank, info in run.ranks.items()}
         ),
         waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
         culprits=compare_culprits(result) if result.by_worker_ns else None,
@@ -225,18 +222,17 @@ def _build_case(
     """
     if not len(reading.items):
         return None
-    ranks = _ranks(record.run)
     equalized = equalize_declared_lengths(reading.items, record.context.microbatches)
     profile = compare_with_peers(
         reading.items if equalized is None else equalized,
-        _coords(ranks),
+        record.run.coords,
         is_equalized=equalized is not None,
     )
     return Case(
         reading=reading,
         profile=profile,
         replayer=replayer,
-        ranks=ranks,
+        ranks=record.run.ranks,
         steps=record.steps,
         context=record.context,
         slowdown=result.slowdown(result.replayed_ns),
@@ -298,7 +294,7 @@ def _report_without_replay(
         epochs=tuple(epoch.epoch for epoch in run.epochs),
         world_size=run.world_size,
         layout=run.layout,
-        coords=_coords(_ranks(run)),
+        coords=run.coords,
         steps=steps,
         num_spans=len(spans),
         step_time_s=StepTimes(
@@ -314,15 +310,6 @@ def _report_without_replay(
         excess=_excess(None),
         paced=run.paced,
     )
-
-
-def _ranks(run: RunInfo) -> dict[int, RankInfo]:
-    """Return the description of each rank in its newest epoch."""
-    return {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-
-
-def _coords(ranks: Mapping[int, RankInfo]) -> dict[int, Coords]:
-    return {rank: info.coords for rank, info in ranks.items()}
 
 
 def _duration_ns(spans: SpanTable, step: int) -> int:

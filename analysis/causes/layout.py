@@ -19,9 +19,9 @@ from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
 from .detector import Cause, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from ..replay.model import ComputeItems, Reading
+    from ..replay.model import ComputeItems
     from ..trace.context import MicrobatchTable, RankManifest, RunContext
     from ..trace.tables import RankInfo, RunInfo
     from .detector import Record
@@ -80,29 +80,15 @@ CAUSE = Cause(
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
-    """Return what the layout costs; nothing if no step can be replayed."""
+    """Return properties of the layout that cost time; nothing if no step can be replayed."""
     if record.reading is None:
         return ()
-    ranks = {info.rank: info for epoch in record.run.epochs for info in epoch.ranks}
-    return find_layout_costs(record.run, record.reading, ranks, record.context)
-
-
-def find_layout_costs(
-    run: RunInfo, reading: Reading, ranks: Mapping[int, RankInfo], context: RunContext
-) -> tuple[Finding, ...]:
-    """Find properties of the layout that cost time.
-
-    Args:
-        run: The layout.
-        reading: Steps and micro-batches.
-        ranks: Host and device of each rank.
-        context: Declared sizes of the model and of its micro-batches.
-    """
+    run, reading = record.run, record.reading
     steps = (reading.steps[0], reading.steps[-1])
     found = (
-        _tensor_parallel_across_hosts(run, ranks, steps),
+        _tensor_parallel_across_hosts(run, steps),
         _too_few_microbatches(run, reading.items, steps),
-        _too_small_products(run, ranks, context, steps),
+        _too_small_products(run, record.context, steps),
     )
     return tuple(finding for finding in found if finding is not None)
 
@@ -112,20 +98,17 @@ def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> F
         cause=CAUSE.name,
         ranks=ranks,
         steps=steps,
-        slowdown=None,
-        recoverable_ratio=None,
         confidence=CONFIDENCE,
         evidence=evidence,
     )
 
 
-def _tensor_parallel_across_hosts(
-    run: RunInfo, ranks: Mapping[int, RankInfo], steps: tuple[int, int]
-) -> Finding | None:
+def _tensor_parallel_across_hosts(run: RunInfo, steps: tuple[int, int]) -> Finding | None:
     """Return tensor-parallel groups that span several hosts although a host has enough ranks.
 
     The gain is unknown: no such group was traced inside one host.
     """
+    ranks = run.ranks
     if run.layout.tp == 1 or not all(info.host for info in ranks.values()):
         return None
     hosts: dict[tuple[int, int, int], set[str]] = defaultdict(set)
@@ -181,14 +164,14 @@ def _too_few_microbatches(
 
 
 def _too_small_products(
-    run: RunInfo, ranks: Mapping[int, RankInfo], context: RunContext, steps: tuple[int, int]
+    run: RunInfo, context: RunContext, steps: tuple[int, int]
 ) -> Finding | None:
     """Return matrix products that memory bounds instead of arithmetic, and the better remedy.
 
     The remedies are micro-batches of twice the size (half as many of them), and half the tensor
     parallelism. One of them must save `MIN_EXCESS_RATIO` of the products' time.
     """
-    device = read_device(ranks.values())
+    device = read_device(run.ranks.values())
     layer = read_layer(context.manifests, context.microbatches, tp=run.layout.tp)
     if device is None or layer is None:
         return None

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.tracer.topology import Coords
-
     from ..replay.model import Reading, ReplayModel
     from ..replay.what_if import Replayer, WhatIf
     from ..trace.tables import RankInfo, RunInfo, SpanTable
@@ -122,8 +120,7 @@ def select_operations(
 
 def select_ranks(run: RunInfo, condition: Callable[[RankInfo], bool]) -> list[int]:
     """Return the ranks that meet a condition in their last epoch, ascending."""
-    last = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
-    return sorted(rank for rank, info in last.items() if condition(info))
+    return sorted(rank for rank, info in run.ranks.items() if condition(info))
 
 
 def _with_ranks(model: ReplayModel, ranks: list[int]) -> NDArray[np.bool_]:
@@ -249,13 +246,13 @@ def part_slowdown(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
 
 def slowdown_by_tp(run: RunInfo, replayer: Replayer) -> dict[int, float | None]:
     """Return S of each tp position, with one replay for each."""
-    return _slowdown_by(replayer, {rank: coords.tp for rank, coords in _coords(run).items()})
+    return _slowdown_by(replayer, {rank: coords.tp for rank, coords in run.coords.items()})
 
 
 def slowdown_by_host(run: RunInfo, replayer: Replayer) -> dict[str, float | None]:
     """Return S of each host with a known name, with one replay for each."""
-    hosts = {info.rank: info.host for epoch in run.epochs for info in epoch.ranks}
-    return _slowdown_by(replayer, {rank: host for rank, host in hosts.items() if host})
+    hosts = {rank: info.host for rank, info in run.ranks.items() if info.host}
+    return _slowdown_by(replayer, hosts)
 
 
 def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None]:
@@ -266,7 +263,7 @@ def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None
     """
     ideal = float(replayer.ideal().mean())
     replicas: dict[tuple[int, ...], dict[int, int]] = {}
-    for rank, at in _coords(run).items():
+    for rank, at in run.coords.items():
         replicas.setdefault((at.tp, at.pp, at.cp, at.ep), {})[at.dp] = rank
     found: dict[int, float | None] = {}
     for rank_by_dp in replicas.values():
@@ -286,10 +283,6 @@ def _slowdown_by(replayer: Replayer, value_of_rank: Mapping[int, K]) -> dict[K, 
         value: part_slowdown(replayer, np.isin(replayer.model.rank, members[value]))
         for value in sorted(members)
     }
-
-
-def _coords(run: RunInfo) -> Mapping[int, Coords]:
-    return {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
 
 
 def compare_culprits(result: WhatIf) -> CulpritComparison:

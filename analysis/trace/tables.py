@@ -136,6 +136,16 @@ class RunInfo:
         """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
         return is_layout_known(self.layout, self.world_size, self.source_format)
 
+    @property
+    def ranks(self) -> dict[int, RankInfo]:
+        """Return the description of each traced rank, as of its newest epoch."""
+        return {info.rank: info for epoch in self.epochs for info in epoch.ranks}
+
+    @property
+    def coords(self) -> dict[int, Coords]:
+        """Return the position of each traced rank, as of its newest epoch."""
+        return {rank: info.coords for rank, info in self.ranks.items()}
+
 
 def is_layout_known(layout: Layout, world_size: int, source_format: str) -> bool:
     """Return whether the layout was declared; sizes of 1 throughout are real for one rank only."""

@@ -80,7 +80,7 @@ def build_compute_items(
     span_part = span_part[order]
     series, _ = factorize(step, rank, kind, chunk, span_part)
     microbatch = cumcount(series).astype(np.int32)
-    ranks = {info.rank: info for epoch in run.epochs for info in epoch.ranks}
+    ranks = run.ranks
     if experts.any():
         self_ns = self_ns * _expert_scale(matched, pieces, ranks, compute, experts)[own[first]]
     own_ns = np.rint(self_ns[order]).astype(np.int64)

@@ -140,7 +140,7 @@ def find_transfers(
     spans, comm = matched.spans, matched.comm
     groups = {group.group_id: group for group in traced_groups(run)}
     hosts: defaultdict[int, str] = defaultdict(str)
-    hosts.update({info.rank: info.host for epoch in run.epochs for info in epoch.ranks})
+    hosts.update({rank: info.host for rank, info in run.ranks.items()})
     is_unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
     is_unclear |= matched.has_no_wait | is_delayed_in_call(spans, matched.split, comm)
     pair = is_p2p(spans)[comm]

@@ -61,7 +61,7 @@ def build_model(
 
     rank_step = np.concatenate((pieces.rank_step, matched.comm_rank_step))
     rank = rank_steps.rank[rank_step]
-    coords = {info.rank: info.coords for epoch in run.epochs for info in epoch.ranks}
+    coords = run.coords
     position = np.array(
         [[getattr(coords[r], axis) for r in matched.line.ranks.tolist()] for axis in ("dp", "pp")],
         dtype=np.int32,

@@ -154,7 +154,7 @@ def _drop_undescribed(
     run: RunInfo, steps: StepTable, spans: SpanTable
 ) -> tuple[StepTable, SpanTable, dict[int, str]]:
     """Drop the steps with rows of ranks that have no description; return also the reasons."""
-    described = [rank.rank for epoch in run.epochs for rank in epoch.ranks]
+    described = list(run.ranks)
     found: dict[int, set[int]] = {}
     for table in (spans, steps):
         unknown = np.setdiff1d(sorted_unique(table.rank), described)

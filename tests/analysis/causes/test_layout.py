@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_operations
+from rankscope.analysis.causes import layout
+from rankscope.analysis.causes.detector import Record
 from rankscope.analysis.causes.layout import (
     DeviceLimits,
     Layer,
-    find_layout_costs,
     reachable_ratio,
     read_device,
     read_layer,
@@ -23,6 +24,7 @@ from rankscope.trainer.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.trace.tables import RunInfo
 
 RUN = "simulated"
 
@@ -40,15 +42,23 @@ def findings(source: SimulatedSource, *, hidden: int, num_tokens: int) -> tuple[
         hidden: Width of the model.
         num_tokens: Tokens of a micro-batch.
     """
-    run, spans, steps = source.run_info(RUN), source.spans(RUN), source.steps(RUN)
-    ranks = {
-        info.rank: replace(info, device_name="NVIDIA A100-SXM4-80GB", dtype="bfloat16")
-        for info in run.epochs[-1].ranks
-    }
+    run = source.run_info(RUN)
+    (epoch,) = run.epochs
+    ranks = tuple(
+        replace(info, device_name="NVIDIA A100-SXM4-80GB", dtype="bfloat16") for info in epoch.ranks
+    )
     settings = {"config.hidden_size": str(hidden)}
-    manifests = tuple(RankManifest(epoch=0, rank=rank, settings=settings) for rank in ranks)
+    manifests = tuple(RankManifest(epoch=0, rank=info.rank, settings=settings) for info in ranks)
     context = RunContext(manifests=manifests, microbatches=microbatches(num_tokens))
-    return find_layout_costs(run, read_operations(run, spans, steps), ranks, context)
+    run = replace(run, epochs=(replace(epoch, ranks=ranks),))
+    return layout.detect(record_of(source, run, context))
+
+
+def record_of(source: SimulatedSource, run: RunInfo, context: RunContext) -> Record:
+    """Return the record of a run with its operations."""
+    spans, steps = source.spans(RUN), source.steps(RUN)
+    reading = read_operations(run, spans, steps)
+    return Record(run=run, spans=spans, steps=steps, context=context, reading=reading)
 
 
 def test_large_products_are_no_finding(source: SimulatedSource) -> None:
@@ -77,10 +87,7 @@ def test_too_much_tensor_parallelism_is_a_finding(source: SimulatedSource) -> No
 
 
 def test_a_model_of_unknown_width_is_not_judged(source: SimulatedSource) -> None:
-    run, spans, steps = source.run_info(RUN), source.spans(RUN), source.steps(RUN)
-    ranks = {info.rank: info for info in run.epochs[-1].ranks}
-
-    assert find_layout_costs(run, read_operations(run, spans, steps), ranks, RunContext()) == ()
+    assert layout.detect(record_of(source, source.run_info(RUN), RunContext())) == ()
 
 
 A100 = DeviceLimits(
