@@ -1,1 +1,1 @@
-"""The instrumented parallel trainer and its faults."""
+"""Parallel training of a small GPT with faults on purpose, and a simulator of whole clusters."""

@@ -30,7 +30,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the flags say; return the exit code."""
+    """Train with the settings of the command line and return the exit code."""
     args = _parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -43,19 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(config, device, rank=rank, spool=args.trace, run=args.run)
     except KeyboardInterrupt:
-        # torchrun passes on the Ctrl-C that the terminal has sent already.
+        # torchrun forwards the Ctrl-C that the terminal has already sent to this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return EXIT_INTERRUPTED
     return 0
 
 
 def _device(config: TrainerConfig) -> torch.device:
-    # Here, not above: flags are checked and --help is printed without torch.
+    # Imported here, so that checking flags and printing --help needs no torch.
     from .parallel import pick_device
 
     device = pick_device()
     if config.pace_ms is not None and device.type == "cuda":
-        raise ConfigError("TrainerConfig.pace_ms is for ranks on CPU: leave out --paced on CUDA")
+        raise ConfigError("paced mode works on CPU alone: leave out --paced on CUDA")
     return device
 
 
@@ -107,7 +107,7 @@ def _announce(config: TrainerConfig) -> None:
     )
     if config.pace_ms is not None:
         print(
-            f"paced: each local compute segment is padded, asleep, to {config.pace_ms:g} ms forward"
+            f"paced: each local compute segment is padded by sleep to {config.pace_ms:g} ms forward"
             f" and {2 * config.pace_ms:g} ms backward; times show this pace, not the CPU"
         )
     for fault in config.faults:
@@ -116,7 +116,10 @@ def _announce(config: TrainerConfig) -> None:
 
 
 def _print_pace(state: RankState, device: torch.device) -> None:
-    """Print the overruns of all ranks and of the worst; collectives, so after the last step."""
+    """Print the overruns of all ranks and of the worst rank.
+
+    It uses collectives: all ranks must call it, after the last step.
+    """
     import torch
     import torch.distributed as dist
 
@@ -192,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         " crash:rank=3,step=7 (docs/trainer.md has all) | none; may be repeated",
     )
     add("--trace", metavar="DIR", help="record spans into DIR; default RANKSCOPE_TRACE, else off")
-    # torchrun takes a bare --run for an abbreviation of its own --run-path.
+    # torchrun would take --run for an abbreviation of its own --run-path.
     add("--run-name", "--run", dest="run", help="default RANKSCOPE_RUN, else the launcher's id")
     return parser
 

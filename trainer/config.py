@@ -1,4 +1,7 @@
-"""What is trained, and on which layout. Standard library only; checked as it is made."""
+"""Settings of a training run, checked when they are made, and positions of ranks and layers.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ if TYPE_CHECKING:
     from .faults.spec import Fault
 
 HEALTHY_STEP_MS = 1500.0
-"""Length of a healthy step that the default pace aims at.
+"""Target length of a healthy step for the default pace.
 
 Source: `docs/trainer.md`, "How the pace was chosen".
 """
 
 MIN_PACE_MS = 20.0
-"""Shortest default pace: below it, ranks that share a core begin to overrun. Source: likewise."""
+"""Shortest default pace: below it, ranks that share a core overrun. Source: as above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes of the Llama-like GPT. Small on purpose: the trainer shows time, not text."""
+    """Sizes of the Llama-like GPT. Small by default: the trainer is about time, not about text."""
 
     num_layers: int = 4
     hidden_size: int = 64
@@ -42,7 +45,7 @@ class ModelConfig:
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"ModelConfig.hidden_size {self.hidden_size} must be an even multiple of"
-                f" ModelConfig.num_heads {self.num_heads}: rotary embedding turns pairs of numbers"
+                f" ModelConfig.num_heads {self.num_heads}: rotary embedding rotates pairs"
             )
 
     @property
@@ -53,19 +56,19 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """One training run: model, layout, batch, optimizer, pace and planted faults."""
+    """One training run: model, layout, batch, optimizer, pace and faults."""
 
     layout: Layout = field(default_factory=Layout)
 
     world_size: int
-    """Ranks that were started; must be what the layout needs."""
+    """Number of ranks that were started; must match the layout."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
 
     num_steps: int = 30
 
     num_microbatches: int
-    """Per data position and step, at least ``layout.pp``."""
+    """Micro-batches per data-parallel position and step, at least ``layout.pp``."""
 
     microbatch_size: int = 2
     """Sequences in one micro-batch."""
@@ -74,10 +77,10 @@ class TrainerConfig:
     max_gradient_norm: float = 1.0
 
     seed: int = 0
-    """Of weights and tokens: equal seeds give equal losses on every layout."""
+    """Seed of weights and tokens: equal seeds give equal losses on every layout."""
 
     pace_ms: float | None = None
-    """Forward time of one local segment in paced mode; None: unpaced."""
+    """Forward time of one local segment; None if the run is not paced."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -88,19 +91,18 @@ class TrainerConfig:
 
     @property
     def num_tokens_per_position(self) -> int:
-        """Tokens of one step that one data position trains on."""
+        """Tokens of one step on one data-parallel position."""
         return self.num_microbatches * self.microbatch_size * self.model.seq_length
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one step over all data positions."""
+        """Tokens of one step on all data-parallel positions."""
         return self.num_tokens_per_position * self.layout.dp
 
     def to_dict(self) -> dict[str, object]:
-        """Return the settings as plain values, the form that the manifest holds.
+        """Return the settings as plain values, as in the manifest.
 
-        Without the planted faults: what a run records must not give them away
-        to the diagnosis that is to find them.
+        The faults are left out: the diagnosis, which should find them, reads the manifest.
         """
         plain = {
             item.name: getattr(self, item.name) for item in fields(self) if item.name != "faults"
@@ -112,7 +114,7 @@ class TrainerConfig:
         for axis in ("cp", "ep", "dsp", "vpp"):
             if layout.to_dict()[axis] != 1:
                 raise ConfigError(
-                    f"TrainerConfig.layout.{axis} must be 1: this trainer has pp, dp, tp"
+                    f"TrainerConfig.layout.{axis} must be 1: this trainer has only pp, dp and tp"
                 )
         if layout.world_size != self.world_size:
             raise ConfigError(
@@ -141,7 +143,7 @@ class TrainerConfig:
         if self.num_microbatches < self.layout.pp:
             raise ConfigError(
                 f"TrainerConfig.num_microbatches {self.num_microbatches} is less than the"
-                f" {self.layout.pp} pipeline stages: 1F1B needs one a stage, pass"
+                f" {self.layout.pp} pipeline stages: 1F1B needs one per stage, pass"
                 f" --microbatches {self.layout.pp} or more"
             )
         for name in ("learning_rate", "max_gradient_norm"):
@@ -166,10 +168,10 @@ class TrainerConfig:
 
 
 def default_pace_ms(model: ModelConfig, layout: Layout, *, num_microbatches: int) -> float:
-    """Return the pace at which a healthy step takes about `HEALTHY_STEP_MS`, in whole ms.
+    """Return the pace at which a healthy step takes about `HEALTHY_STEP_MS`, rounded to ms.
 
-    The longest chain of a 1F1B step holds ``num_microbatches + pp - 1`` forwards
-    and backwards of one stage, and the optimizer::
+    The critical path of a 1F1B step has ``num_microbatches + pp - 1`` forwards and backwards of
+    one stage, and the optimizer::
 
         paces = (num_microbatches + pp - 1) * segments of a stage * 3 + 1
     """
@@ -180,14 +182,14 @@ def default_pace_ms(model: ModelConfig, layout: Layout, *, num_microbatches: int
 
 
 def layers_of_stage(stage: int, *, num_layers: int, num_stages: int) -> range:
-    """Return the layers of one pipeline stage; the first stages take what does not divide."""
+    """Return the layers of one pipeline stage; the first stages get the remainder, one each."""
     size, rest = divmod(num_layers, num_stages)
     begin = stage * size + min(stage, rest)
     return range(begin, begin + size + (stage < rest))
 
 
 def coords_of(rank: int, layout: Layout) -> Coords:
-    """Return the position of global rank ``rank`` on each axis of `MESH_AXES`.
+    """Return the position of a global rank: ``rank = (pp * dp_size + dp) * tp_size + tp``.
 
     Raises:
         ValueError: The rank is not in ``[0, layout.world_size)``.

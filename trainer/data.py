@@ -1,4 +1,9 @@
-"""Synthetic tokens with a structure that a small model can learn within a few steps."""
+"""Synthetic training data: tokens, and the lengths of the documents in each sequence.
+
+A small model learns the structure of the tokens within a few steps. A sequence may be packed of
+several documents that do not attend to each other, so the cost of attention is the sum of their
+squared lengths.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +20,28 @@ if TYPE_CHECKING:
     from .config import TrainerConfig
 
 NUM_SUCCESSORS = 4
-"""Each token is followed by one of so many others, so that the best loss is near ln 4 = 1.39."""
+"""Number of tokens that may follow a token; the best loss is therefore near ln 4 = 1.39."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one step and one data position, all micro-batches one after the other."""
+    """The sequences of one step and one data-parallel position, micro-batch after micro-batch."""
 
     tokens: torch.Tensor
     """int64, shape ``(sequences, seq_length)``."""
 
     targets: torch.Tensor
-    """The token that follows each, same shape."""
+    """The next token of each token, same shape."""
 
 
 def iter_batches(
     config: TrainerConfig, *, dp_position: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Yield the batches of one data position, from step 0 on, without end.
+    """Yield the batches of one data-parallel position, from step 0 on, without end.
 
-    The step's sequences depend on the seed and the step alone and are dealt to
-    the data positions in order, so that dp 2 with one micro-batch trains on
-    what dp 1 with two trains on.
+    The sequences of a step depend only on the seed and the step, and are assigned to the
+    data-parallel positions in order: dp 2 with one micro-batch trains on the same sequences as
+    dp 1 with two.
     """
     num_sequences = config.num_microbatches * config.microbatch_size
     mine = slice(dp_position * num_sequences, (dp_position + 1) * num_sequences)
@@ -72,23 +77,23 @@ SQUARED_SHARE = 0.5
 
 
 TYPICAL_DOCUMENTS = 2
-"""Equal documents of which a typical sequence is packed."""
+"""Number of equal documents in a typical sequence."""
 
 
 def draw_documents(
     config: TrainerConfig, *, step: int, dp: int, microbatch: int, spread: float
 ) -> tuple[int, ...]:
-    """Return the lengths of the documents of which each sequence of a micro-batch is packed.
+    """Return the lengths of the documents in each sequence of a micro-batch.
 
-    Equal on all ranks that work on this micro-batch. The paced compute's logarithm has standard
-    deviation ``spread``, as far as the lengths of one sequence allow; 0: all are typical.
+    All ranks of this micro-batch get the same lengths. The logarithm of the paced compute has
+    the standard deviation ``spread``, as far as the length of a sequence allows.
 
     Args:
         config: Sizes and seed.
         step: The step.
-        dp: Data position.
+        dp: Data-parallel position.
         microbatch: Index in the step.
-        spread: Of the micro-batches' compute.
+        spread: Standard deviation; 0 makes every micro-batch typical.
     """
     rng = random.Random(f"{config.seed}/{step}/{dp}/{microbatch}")  # noqa: S311  # no secret
     length = config.model.seq_length
@@ -100,12 +105,12 @@ def draw_documents(
 
 
 def sum_squared_lengths(config: TrainerConfig, documents: tuple[int, ...]) -> int:
-    """Return it for a micro-batch whose sequences are all packed alike, in tokens squared."""
+    """Return the sum of squared lengths of a micro-batch of equal sequences, in tokens squared."""
     return config.microbatch_size * _squares(documents)
 
 
 def compute_factor(config: TrainerConfig, documents: tuple[int, ...]) -> float:
-    """Return how many times as long as a typical one a micro-batch's paced compute takes.
+    """Return the paced compute of a micro-batch over that of a typical one.
 
     ::
 
@@ -117,7 +122,7 @@ def compute_factor(config: TrainerConfig, documents: tuple[int, ...]) -> float:
 
 
 def _cut(length: int, size: int) -> tuple[int, ...]:
-    """Cut a sequence into documents of ``size``; the last has what is left."""
+    """Cut a sequence into documents of ``size``; the last one may be shorter."""
     count, rest = divmod(length, size)
     return (size,) * count + ((rest,) if rest else ())
 

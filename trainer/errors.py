@@ -1,18 +1,18 @@
-"""What the trainer raises on purpose."""
+"""Errors of the trainer and the simulator."""
 
 from __future__ import annotations
 
 
 class TrainerError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of the errors of this package."""
 
 
 class ConfigError(TrainerError, ValueError):
-    """A setting cannot be trained with; the text names the field and says what to change."""
+    """A setting is invalid; the message names the field and says what to change."""
 
 
 class FaultSpecError(ConfigError):
-    """A fault's text is not of the form ``cause:key=value,...``, or a value is out of range."""
+    """The text of a fault is not ``cause:key=value,...``, or a value is out of range."""
 
     def __init__(self, spec: str, problem: str) -> None:
         super().__init__(f"fault {spec!r}: {problem}")
@@ -21,21 +21,21 @@ class FaultSpecError(ConfigError):
 
 
 class SegmentOrderError(TrainerError):
-    """A local segment ended that had not begun: the markers do not alternate in the model."""
+    """A local segment ended that had not begun: begin and end marks do not alternate."""
 
 
 class LinkError(TrainerError):
-    """This system cannot make a link slow."""
+    """The kernel does not allow setting the speed of a link."""
 
 
 class PlantedCrashError(TrainerError):
-    """A rank was to die by an exception, and does."""
+    """The exception of a crash fault."""
 
     def __init__(self, *, rank: int, step: int) -> None:
-        super().__init__(f"rank {rank} was to fail in step {step}, and does")
+        super().__init__(f"crash fault: rank {rank} fails in step {step}")
         self.rank = rank
         self.step = step
 
 
 class ScenarioError(ConfigError):
-    """A scenario cannot be simulated; the text names the field and says what to change."""
+    """A scenario is invalid; the message names the field and says what to change."""

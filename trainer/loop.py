@@ -1,4 +1,4 @@
-"""The training loop: one step reads from top to bottom."""
+"""The training loop of one rank: setup, steps, gradient clipping."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one step came to; loss and norm are the whole job's, the time is this rank's."""
+    """Result of one step: loss and norm of the whole job, duration on this rank."""
 
     step: int
     loss: float
@@ -48,7 +48,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """Everything of one rank that a step works on."""
+    """State of one rank."""
 
     config: TrainerConfig
     rank: int
@@ -63,13 +63,13 @@ class RankState:
 
 
 def warm_up(state: RankState, batch: Batch) -> None:
-    """Run a step that leaves weights, optimizer and the timer's counts as they were.
+    """Run a step that changes neither weights nor optimizer nor the counts of the timer.
 
-    The first step fills DTensor's caches, opens connections and makes the
-    optimizer's state: were it counted, it would look slow.
+    The first step fills caches of DTensor, opens connections and creates the optimizer's state:
+    as a normal step it would look slow. All ranks must call this.
 
     Args:
-        state: This rank; all ranks must call.
+        state: This rank.
         batch: Any batch of the right shape.
     """
     rates = [group["lr"] for group in state.optimizer.param_groups]
@@ -83,7 +83,7 @@ def warm_up(state: RankState, batch: Batch) -> None:
 
 
 def train(state: RankState) -> Iterator[StepReport]:
-    """Train ``config.num_steps`` steps, yielding after each; weights change in place."""
+    """Train ``config.num_steps`` steps and yield the report of each."""
     begin_s = time.monotonic()
     for step in range(state.config.num_steps):
         report = train_step(state, step, begin_s=begin_s)
@@ -131,11 +131,11 @@ def _forward_backward_update(state: RankState, batch: Batch) -> StepTotals:
 
 
 def forward_backward(state: RankState, batch: Batch) -> torch.Tensor:
-    """Run the step's micro-batches and leave the averaged gradients in the parameters.
+    """Run the micro-batches of a step; afterwards the parameters hold the averaged gradients.
 
     Returns:
-        This rank's share of the loss: a scalar; the shares of all ranks sum to
-        the mean over the step's tokens.
+        This rank's share of the loss, a scalar; the shares of all ranks sum to the mean over the
+        tokens of the step.
     """
     losses: list[torch.Tensor] = []
     state.schedule.step(
@@ -153,7 +153,7 @@ def forward_backward(state: RankState, batch: Batch) -> torch.Tensor:
 def build_rank(
     config: TrainerConfig, *, rank: int, mesh: DeviceMesh, device: torch.device
 ) -> RankState:
-    """Return the sharded stage of ``rank`` with its schedule, optimizer, data and timer."""
+    """Return the state of a rank: sharded stage, schedule, optimizer, data and timer."""
     stage_number = mesh["pp"].get_local_rank()
     stage = Stage(config.model, stage=stage_number, num_stages=config.layout.pp)
     initialize(stage, seed=config.seed)
@@ -179,7 +179,10 @@ def build_rank(
 def _attach_timer(
     stage: Stage, optimizer: torch.optim.Optimizer, config: TrainerConfig, *, rank: int
 ) -> SegmentTimer:
-    """Return the timer of this rank's segments; a rank that nothing slows is left untouched."""
+    """Return the timer of this rank's segments.
+
+    The model gets no hooks if the run is not paced and no fault slows this rank.
+    """
     clock = MonotonicPaceClock()
     timer: SegmentTimer
     if config.pace_ms is not None:
@@ -197,13 +200,13 @@ def _attach_timer(
 
 
 class StepTotals(NamedTuple):
-    """What all ranks know after the step's last collective."""
+    """Result of the last collective of a step, equal on all ranks."""
 
     gradient_norm: float
-    """Of the whole model's gradient, before clipping."""
+    """Norm of the whole model's gradient before clipping."""
 
     loss: float
-    """Mean over all tokens of the step, nats."""
+    """Mean over all tokens of the step, in nats."""
 
 
 def clip_gradients(
@@ -213,14 +216,14 @@ def clip_gradients(
     layout: Layout,
     loss_share: torch.Tensor,
 ) -> StepTotals:
-    """Scale all gradients so that the whole model's norm is at most ``max_norm``.
+    """Scale all gradients so that the norm over the whole model is at most ``max_norm``.
 
-    One all-reduce over the world. Each rank adds up the squares of its shards,
-    each divided by the number of ranks that hold a copy of it.
+    One all-reduce over all ranks. Each rank sums the squares of its shards, each divided by the
+    number of ranks that hold a copy of it.
 
     Args:
-        parameters: This rank's parameters; those without a gradient are passed over.
-        max_norm: Largest norm that is left alone.
+        parameters: This rank's parameters; those without a gradient are skipped.
+        max_norm: Largest norm that is not scaled.
         layout: The job's layout.
         loss_share: Scalar; the shares of all ranks sum to the step's loss.
     """

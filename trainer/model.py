@@ -1,9 +1,8 @@
-"""A small Llama: rotary attention, SwiGLU, RMSNorm, cut into pipeline stages.
+"""A small Llama: rotary attention, SwiGLU, RMSNorm, split into pipeline stages.
 
-Plain modules that know nothing of ranks, pace or tracer: `parallel` shards
-them, `segments` paces them. Between embedding and loss a micro-batch is a
-matrix, one row a token: DTensor pays for each reshape around a matmul, and a
-matrix needs none (a quarter of a toy segment's CPU time).
+Plain modules without ranks, pace or tracer: `parallel` shards them, `segments` times them. Between
+embedding and loss a micro-batch is a matrix with one row per token, because DTensor pays for every
+reshape around a matmul (a quarter of a small segment's CPU time) and a matrix needs none.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How each sequence is packed of documents that do not see each other."""
+    """Documents in each sequence, which do not attend to each other."""
 
     positions: torch.Tensor
-    """int64, shape ``(seq,)``: the place of each token in its document."""
+    """int64, shape ``(seq,)``: position of each token in its document."""
 
     mask: torch.Tensor
-    """bool, shape ``(seq, seq)``: which tokens (second axis) each token sees."""
+    """bool, shape ``(seq, seq)``: whether a token (row) attends to another (column)."""
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions; under tp each rank has some of the heads."""
+    """Causal self-attention with rotary positions; with tp each rank has a share of the heads."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -122,8 +121,8 @@ class Stage(nn.Module):
         self.head: nn.Sequential | None = None
         if stage == 0:
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        # Keyed by the layer's number in the whole model, so that a weight has
-        # one name, and therefore one initial value, on every layout.
+        # Keyed by the layer's number in the whole model, so that a weight has the same name, and
+        # thus the same initial value, on every layout.
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
         if stage == num_stages - 1:
             self.head = nn.Sequential(
@@ -139,8 +138,7 @@ class Stage(nn.Module):
                 previous stage's output, shape ``(tokens, hidden)``.
 
         Returns:
-            Logits, shape ``(tokens, vocab)``, on the last stage; else what
-            the next stage takes.
+            Logits, shape ``(tokens, vocab)``, on the last stage; else the input of the next stage.
         """
         if self.embedding is not None:
             x = self.embedding(x).flatten(0, 1)
@@ -152,7 +150,7 @@ class Stage(nn.Module):
 
 
 def pack(stage: Stage, documents: tuple[int, ...]) -> None:
-    """Let the next micro-batches' sequences each be packed of documents of these lengths."""
+    """Pack each sequence of the next micro-batches with documents of these lengths."""
     blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
     device = blocks[0].attention.cos.device
     number = torch.repeat_interleave(torch.tensor(documents)).to(device)
@@ -174,13 +172,13 @@ def rotary_table(seq_length: int, head_size: int) -> tuple[torch.Tensor, torch.T
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs ``(x[i], x[i + head_size / 2])`` by their position's angles."""
+    """Rotate the pairs ``(x[i], x[i + head_size / 2])`` by the angles of their position."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 def initialize(stage: nn.Module, *, seed: int) -> None:
-    """Fill the weights, each from the seed and its own name alone, so on every layout alike."""
+    """Initialize the weights, each from the seed and its name only: equal on every layout."""
     for name, parameter in stage.named_parameters():
         if parameter.dim() == 1:
             nn.init.ones_(parameter)

@@ -1,7 +1,7 @@
-"""How long a local compute segment takes: as long as it takes, a set device time, or stretched.
+"""Timers of local compute segments: padded to a set time (paced), or stretched by a factor.
 
-A local segment is the compute of one rank between two communications. Where
-segments begin and end in the model is `trainer.segments`' business.
+A local segment is the compute of one rank between two communications; `segments` marks its begin
+and end in the model.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 from .errors import SegmentOrderError
 
 OVERRUN_RATIO = 1.1
-"""A paced segment longer than this many targets is an overrun.
+"""A paced segment longer than its target times this is an overrun.
 
 Source: design.md, "Paced mode": more than 5 % overruns make a run insufficient evidence.
 """
 
 
 SEGMENTS_PER_LAYER = 2
-"""Local segments of one block and direction: attention, MLP."""
+"""Local segments of one block in one direction: attention and MLP."""
 
 FORWARD_PACES = 1
 """Length of a forward segment, in paces."""
@@ -28,18 +28,18 @@ BACKWARD_PACES = 2
 """Length of a backward segment: it computes two gradients where forward computes one product."""
 
 OPTIMIZER_PACES = 1
-"""Length of the optimizer's update, which is one local segment a step."""
+"""Length of the optimizer's update, one local segment per step."""
 
 
 class PaceClock(Protocol):
-    """A monotonic clock that can also let time pass."""
+    """A monotonic clock with a sleep."""
 
     def now_ns(self) -> int:
-        """Return the present reading."""
+        """Return the current time."""
         ...
 
     def sleep_ns(self, duration_ns: int) -> None:
-        """Return no earlier than ``duration_ns`` from now, leaving the core to others."""
+        """Sleep for at least ``duration_ns``."""
         ...
 
 
@@ -47,7 +47,7 @@ class MonotonicPaceClock:
     """The kernel's monotonic clock."""
 
     def now_ns(self) -> int:
-        """Return the present reading."""
+        """Return the current time."""
         return time.monotonic_ns()
 
     def sleep_ns(self, duration_ns: int) -> None:
@@ -56,26 +56,26 @@ class MonotonicPaceClock:
 
 
 class SegmentTimer(Protocol):
-    """Is told when each local segment begins and ends, and may hold its end back."""
+    """Times local segments and may delay their end."""
 
     slowdown: float
-    """How many times as long segments take from now on: the planted faults' product."""
+    """Factor on the duration of the next segments: the product of the active faults."""
 
     num_segments: int
-    """Segments ended since the last `reset_counts`."""
+    """Segments since the last `reset_counts`."""
 
     num_overruns: int
-    """Of those, the ones that missed their target."""
+    """Those of them that missed their target."""
 
     def begin(self) -> None:
-        """Note the begin; one that was noted before and not ended is forgotten."""
+        """Begin a segment. One that began before and has not ended is discarded."""
         ...
 
     def end(self, paces: int) -> None:
-        """Return when the segment has taken its time.
+        """End the segment, and return after its full time.
 
         Args:
-            paces: Its length in paces, where paced.
+            paces: Length in paces; ignored if not paced.
 
         Raises:
             SegmentOrderError: No segment has begun.
@@ -83,12 +83,12 @@ class SegmentTimer(Protocol):
         ...
 
     def reset_counts(self) -> None:
-        """Forget what was counted so far (the warm-up)."""
+        """Reset the counts, after the warm-up."""
         ...
 
 
 class _CountedSegments:
-    """What both timers share: the begin, the counts, the slowdown."""
+    """Begin, counts and slowdown, which both timers share."""
 
     def __init__(self, clock: PaceClock) -> None:
         self.slowdown = 1.0
@@ -113,10 +113,10 @@ class _CountedSegments:
 
 
 class PacedSegments(_CountedSegments):
-    """Holds each segment until ``begin + paces * pace_ns * slowdown``, asleep.
+    """Pads each segment by sleeping until ``begin + paces * pace_ns * slowdown``.
 
-    A segment whose own work outlasts that (its rank did not get a core in time)
-    ends late; beyond `OVERRUN_RATIO` it counts as an overrun.
+    A segment whose work takes longer, because its rank got no core in time, ends late; beyond
+    `OVERRUN_RATIO` it counts as an overrun.
     """
 
     def __init__(self, *, pace_ns: int, clock: PaceClock) -> None:
@@ -124,7 +124,7 @@ class PacedSegments(_CountedSegments):
         self._pace_ns = pace_ns
 
     def end(self, paces: int) -> None:
-        """Sleep until the segment's deadline, then judge whether it was met."""
+        """Sleep until the segment's deadline and count an overrun if it was missed."""
         begin_ns = self._take_begin_ns()
         target_ns = round(self._pace_ns * paces * self.slowdown)
         remaining_ns = begin_ns + target_ns - self._clock.now_ns()
@@ -135,16 +135,16 @@ class PacedSegments(_CountedSegments):
 
 
 class StretchedSegments(_CountedSegments):
-    """Makes each segment ``slowdown`` times as long as it was, by busy waiting at its end.
+    """Stretches each segment to ``slowdown`` times its duration by busy waiting.
 
-    Unpaced: there is no target, so there are no overruns.
+    There is no target, so there are no overruns.
     """
 
     def __init__(self, *, clock: PaceClock) -> None:
         super().__init__(clock)
 
     def end(self, paces: int) -> None:
-        """Keep the core busy for ``(slowdown - 1)`` times the segment's length."""
+        """Keep the core busy for ``(slowdown - 1)`` times the duration of the segment."""
         begin_ns = self._take_begin_ns()
         now_ns = self._clock.now_ns()
         until_ns = now_ns + round((now_ns - begin_ns) * (self.slowdown - 1))

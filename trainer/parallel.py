@@ -1,4 +1,4 @@
-"""Device, mesh and sharding: PyTorch's own parallelism, put together once."""
+"""Device, process group, mesh, sharding and pipeline schedule, all by PyTorch's own means."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def pick_device() -> torch.device:
-    """Return this rank's CUDA device where there is one, else the CPU with one thread.
+    """Return this rank's CUDA device, or the CPU with one thread if there is none.
 
-    One thread: the ranks of a machine without CUDA share its cores.
+    One thread, because the ranks of a machine without CUDA share its cores.
     """
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -43,7 +43,7 @@ def pick_device() -> torch.device:
 
 
 def join_job(device: torch.device) -> None:
-    """Join the job's process group: NCCL on CUDA, gloo else; alone where torchrun is absent."""
+    """Join the process group: NCCL on CUDA, else gloo. Without torchrun it has one rank."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
     if "WORLD_SIZE" in os.environ:
@@ -59,7 +59,7 @@ def join_job(device: torch.device) -> None:
 
 
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """Return the mesh with the axes `MESH_AXES`; the process group must stand."""
+    """Return the device mesh with the axes `MESH_AXES`; the process group must exist."""
     return init_device_mesh(
         device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=MESH_AXES
     )
@@ -68,8 +68,8 @@ def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
 def shard_stage(stage: Stage, mesh: DeviceMesh) -> None:
     """Shard the stage's weights in place: blocks over tp by DTensor, all over dp by FSDP2.
 
-    Embedding and head are replicated over tp. Weights stay gathered from their
-    first use in a step to its end, since a pipeline needs them once a micro-batch.
+    Embedding and head are replicated over tp. Weights stay gathered from their first use in a
+    step to its end, because a pipeline needs them in every micro-batch.
     """
     if mesh["tp"].size() > 1:
         for block in stage.blocks.values():
@@ -81,9 +81,9 @@ def shard_stage(stage: Stage, mesh: DeviceMesh) -> None:
 
 
 def parameter_groups(stage: Stage) -> list[dict[str, list[torch.nn.Parameter]]]:
-    """Return the weights in groups that one fused update can take: DTensors apart from tensors.
+    """Return the weights in groups for a fused update: DTensors, and plain tensors.
 
-    With tp and without dp the stage has both.
+    A stage has both kinds if it is sharded by tp and not by dp.
     """
     groups: dict[bool, list[torch.nn.Parameter]] = {}
     for parameter in stage.parameters():
@@ -92,10 +92,10 @@ def parameter_groups(stage: Stage) -> list[dict[str, list[torch.nn.Parameter]]]:
 
 
 def _tp_plan() -> dict[str, ParallelStyle]:
-    """Return how one block is split: one all-reduce a half and direction.
+    """Return the tensor-parallel plan of one block: an all-reduce per half and direction.
 
-    The inputs of attention and MLP become DTensors once, not once for each of
-    the matmuls that read them, so that their gradients are summed once.
+    The inputs of attention and MLP become DTensors once, not for each matmul that reads them, so
+    that their gradients are summed once.
     """
     replicated = PrepareModuleInput(
         input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
@@ -118,7 +118,7 @@ MESH_AXES = ("pp", "dp", "tp")
 
 
 class FaultyStage(PipelineStage):
-    """A pipeline stage whose host does what is planted before it launches the work."""
+    """A pipeline stage that applies the faults of its rank before it launches work."""
 
     planted: PlantedFaults
 
@@ -148,7 +148,7 @@ def build_schedule(
 ) -> Schedule1F1B:
     """Return the 1F1B schedule of this rank's stage.
 
-    Shapes are given here, so that no rank runs an extra forward to learn them.
+    Shapes are given, so that no rank runs an extra forward to infer them.
     """
     stage_number = mesh["pp"].get_local_rank()
     is_last = stage_number == config.layout.pp - 1

@@ -1,10 +1,9 @@
-"""Where the local compute segments of a rank begin and end.
+"""Begin and end of the local compute segments of a rank.
 
-Under tp each block communicates four times: after attention and after the MLP
-in forward (their outputs are partial sums), and before each of the two in
-backward (the gradients of their inputs are). Between two of these lies one
-local segment; a deadline around any of them would swallow the wait for the tp
-partner. In forward order, ``|`` marking the communication::
+With tp each block communicates four times: after attention and after the MLP in forward, whose
+outputs are partial sums, and before each of the two in backward, for the gradients of their inputs.
+A local segment is the compute between two of these. A deadline around a communication would hide
+the wait for the tp partner. In forward order, with ``|`` for the communication::
 
     place                        forward    backward
     block input                  begin
@@ -18,12 +17,11 @@ partner. In forward order, ``|`` marking the communication::
     |
     stage output                            begin
 
-Where tp is 1 there is no communication and the same places hold, so that pace
-means the same on every layout. FSDP gathers weights at a block's entry before
-its forward begins, and reduces gradients after the last backward: outside too.
-The optimizer's update is a segment too. What is left out is small: residual add
-and head at the stage's forward end, the first norm and the embedding at its
-backward end, the shards' norms.
+With tp 1 there is no communication, and the marks are at the same places, so that pace means the
+same on every layout. Communication of FSDP is outside of segments: it gathers weights before the
+forward of a block and reduces gradients after the last backward. The optimizer's update is also a
+segment. Not covered, and small: residual add and head at the end of a stage's forward, the first
+norm and the embedding at the end of its backward, the norms of the shards.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ if TYPE_CHECKING:
 
 
 def time_segments(stage: Stage, timer: SegmentTimer) -> None:
-    """Make ``timer`` see each local segment of ``stage``, in forward and backward.
+    """Time each local segment of a stage, in forward and backward.
 
-    Call it when the stage is already sharded: the ends must come before the tp
-    communication that the sharding put behind `wo` and `w2`.
+    The stage must already be sharded: the end of a segment must come before the tp communication
+    that sharding adds after `wo` and `w2`.
     """
     blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
     for number, block in enumerate(blocks):
@@ -63,7 +61,7 @@ def time_segments(stage: Stage, timer: SegmentTimer) -> None:
 
 
 def time_optimizer(optimizer: torch.optim.Optimizer, timer: SegmentTimer) -> None:
-    """Make ``timer`` see each update, which touches this rank's shards alone."""
+    """Time each update, which is local to this rank."""
 
     def begin(*_: object) -> None:
         timer.begin()
@@ -85,8 +83,8 @@ def _begin_forward_at_input(module: nn.Module, timer: SegmentTimer) -> None:
 def _begin_forward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
     def hook(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
         if isinstance(output, AsyncCollectiveTensor):
-            # DTensor leaves the wait for the all-reduce to whoever reads the
-            # result: begin only when it is there, else the wait is inside.
+            # DTensor waits for the all-reduce when the result is first read. Wait here, so that
+            # the segment does not include it.
             output.trigger_wait()  # type: ignore[no-untyped-call]
         timer.begin()
 
@@ -97,7 +95,7 @@ def _end_forward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
     def hook(_module: nn.Module, _inputs: object, _output: torch.Tensor) -> None:
         timer.end(FORWARD_PACES)
 
-    # Prepended: tp's own hook on this module, which comes next, all-reduces.
+    # Prepended, so that it runs before the hook of tp, which all-reduces.
     module.register_forward_hook(hook, prepend=True)
 
 
@@ -122,12 +120,12 @@ def _end_backward_at_input(module: nn.Module, timer: SegmentTimer) -> None:
         (x,) = inputs
         if not x.requires_grad:
             return None
-        # A node of its own: where tp is 1, x is the norm's very output, whose
-        # hook begins the next segment and would run before this end.
+        # A new node of the graph: with tp 1, x is the output of the norm, whose hook begins the
+        # next segment and would run before this end.
         x = x.view_as(x)
         x.register_hook(end)  # type: ignore[no-untyped-call]
         return (x,)
 
-    # Appended: tp's own hook, which came first, made x a DTensor whose
-    # gradient is still partial when it arrives here.
+    # Appended, so that it runs after the hook of tp, which makes x a DTensor whose gradient is
+    # still partial here.
     module.register_forward_pre_hook(hook)

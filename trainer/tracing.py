@@ -1,4 +1,4 @@
-"""What this job tells the tracer of itself; everything else the tracer sees on its own."""
+"""Facts that the job declares to the tracer: model FLOPs, pace, micro-batches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from .pace import SegmentTimer
 
 PACED_DEVICE_NAME = "paced-cpu"
-"""The device that a paced run pretends to have."""
+"""Device name of a paced run."""
 
 
 def start_tracing(state: RankState, *, spool: str | None, run: str | None) -> None:
-    """Install the tracer on this rank; nothing happens where no folder is named.
+    """Install the tracer on this rank; without a folder it does nothing.
 
     Args:
-        state: The rank, its model already sharded and the process group joined.
-        spool: Folder for the records; None: what ``RANKSCOPE_TRACE`` says.
-        run: Name of the run; None: what the tracer finds or makes up.
+        state: The rank, with its model sharded and the process group joined.
+        spool: Folder for the records; None for that of ``RANKSCOPE_TRACE``.
+        run: Name of the run; None for the tracer's default.
     """
     config = state.config
     paced = config.pace_ms is not None
@@ -48,7 +48,7 @@ def start_tracing(state: RankState, *, spool: str | None, run: str | None) -> No
 
 
 def describe_pace(pace_ms: float) -> dict[str, object]:
-    """Return how a paced run paces, as the manifest holds it."""
+    """Return the pace settings, as in the manifest."""
     pace_ns = round(pace_ms * 1e6)
     return {
         "pace_ns": pace_ns,
@@ -60,11 +60,11 @@ def describe_pace(pace_ms: float) -> dict[str, object]:
 
 
 def note_microbatches(config: TrainerConfig, documents: tuple[tuple[int, ...], ...] | None) -> None:
-    """Tell the tracer what the micro-batches of this step hold.
+    """Record tokens and squared lengths of the micro-batches of this step.
 
     Args:
         config: Sizes.
-        documents: Of each micro-batch, the lengths of its sequences' documents; None: each
+        documents: Lengths of the documents in each sequence, by micro-batch; None if each
             sequence is one document.
     """
     length = config.model.seq_length
@@ -78,7 +78,7 @@ def note_microbatches(config: TrainerConfig, documents: tuple[tuple[int, ...], .
 
 
 def report_pace(timer: SegmentTimer, pace_ms: float) -> None:
-    """Tell the tracer how many segments were paced so far, and how many overran."""
+    """Record how many segments were paced so far, and how many overran."""
     tracer.event(
         "pace",
         f"{timer.num_overruns} of {timer.num_segments} paced segments took more than"
@@ -93,11 +93,11 @@ FLOPS_CONVENTION = (
     "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"
     " recomputation not counted"
 )
-"""How `flops_per_token` counts, in words."""
+"""Description of how `flops_per_token` counts."""
 
 
 def matmul_parameters(model: ModelConfig) -> int:
-    """Return N_matmul: the weights that multiply a token, the head but not the embedding."""
+    """Return N_matmul: weights that multiply a token, with the head and without the embedding."""
     attention = 4 * model.hidden_size * model.hidden_size
     mlp = 3 * model.hidden_size * model.ffn_size
     return model.num_layers * (attention + mlp) + model.hidden_size * model.vocab_size
@@ -119,13 +119,13 @@ def flops_per_token(model: ModelConfig) -> float:
 def paced_compute_s(config: TrainerConfig, *, stage: int) -> float:
     """Return the seconds of paced compute in one healthy step of a rank of ``stage``.
 
-    Forward and backward; the optimizer does no model FLOPs.
+    Forward and backward only: the optimizer does no model FLOPs.
 
     Raises:
         ValueError: The run is not paced.
     """
     if config.pace_ms is None:
-        raise ValueError("TrainerConfig.pace_ms is None: an unpaced run has no paced compute")
+        raise ValueError("TrainerConfig.pace_ms is None: the run is not paced")
     num_layers = len(
         layers_of_stage(stage, num_layers=config.model.num_layers, num_stages=config.layout.pp)
     )
@@ -134,11 +134,10 @@ def paced_compute_s(config: TrainerConfig, *, stage: int) -> float:
 
 
 def paced_peak_flops_per_s(config: TrainerConfig) -> float:
-    """Return the peak of the paced device: the rate at which it would never wait.
+    """Return the peak FLOPs/s that a paced run declares.
 
-    With the MFU of a step, ``model FLOPs of all tokens / (world * peak * step
-    time)``, this peak makes MFU the share of the step that healthy ranks spend
-    in paced compute, averaged over the ranks::
+    With it, the MFU of a step, ``model FLOPs of all tokens / (world * peak * step time)``, is the
+    share of the step that healthy ranks spend in paced compute, averaged over the ranks::
 
         peak = flops_per_token * num_tokens / sum over ranks of paced compute
 

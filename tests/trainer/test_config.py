@@ -72,9 +72,7 @@ def test_a_step_has_the_tokens_of_all_data_positions() -> None:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_its_field(
-    changes: dict[str, Any], problem: str
-) -> None:
+def test_invalid_settings_are_refused_by_field(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_config(**changes)
 
@@ -88,14 +86,14 @@ def test_what_cannot_be_trained_is_refused_by_its_field(
         ({"hidden_size": 72}, "ModelConfig.hidden_size 72 must be an even multiple of"),
     ],
 )
-def test_an_impossible_model_is_refused(sizes: dict[str, int], problem: str) -> None:
+def test_an_invalid_model_is_refused(sizes: dict[str, int], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ModelConfig(**sizes)
 
     assert problem in str(caught.value)
 
 
-def test_the_first_stages_take_the_layers_that_do_not_divide() -> None:
+def test_the_first_stages_get_the_remaining_layers() -> None:
     stages = [layers_of_stage(stage, num_layers=7, num_stages=3) for stage in range(3)]
 
     assert stages == [range(3), range(3, 5), range(5, 7)]
@@ -133,7 +131,7 @@ def test_the_manifest_gets_plain_values_and_no_hint_of_a_fault() -> None:
         (["--paced", "--pace-ms", "0"], "trainer: TrainerConfig.pace_ms must be above 0"),
     ],
 )
-def test_wrong_flags_end_with_one_plain_line_and_status_2(
+def test_invalid_flags_print_one_line_and_exit_with_2(
     argv: list[str],
     problem: str,
     capsys: pytest.CaptureFixture[str],
@@ -161,7 +159,7 @@ def test_tp_changes_fastest_and_pp_slowest() -> None:
     assert coords_of(11, layout) == Coords(pp=1, dp=2, tp=1)
 
 
-def test_a_stage_is_a_run_of_ranks() -> None:
+def test_a_stage_is_a_range_of_ranks() -> None:
     assert ranks_of_stage(1, Layout(pp=3, dp=2, tp=2)) == (4, 5, 6, 7)
 
 

@@ -47,7 +47,7 @@ def test_a_token_is_followed_by_at_most_four_others_in_any_step() -> None:
     assert max(map(len, successors.values())) <= 4
 
 
-def test_data_positions_share_out_what_one_would_read_alone() -> None:
+def test_data_parallel_positions_split_the_sequences_of_one() -> None:
     alone = first_batches(dp=1, num_microbatches=4)
     first = first_batches(dp=2, num_microbatches=2, dp_position=0)
     second = first_batches(dp=2, num_microbatches=2, dp_position=1)
@@ -81,13 +81,13 @@ def test_documents_fill_the_sequence() -> None:
     assert {sum(draw(number, 0.5)) for number in range(200)} == {LENGTH}
 
 
-def test_the_same_microbatch_is_packed_alike_on_all_ranks() -> None:
+def test_a_microbatch_has_equal_documents_on_all_ranks() -> None:
     assert [draw(number, 0.4) for number in range(9)] == [draw(number, 0.4) for number in range(9)]
     assert draw(0, 0.4, step=1) != draw(0, 0.4, step=2)
     assert draw(0, 0.4, dp=0) != draw(0, 0.4, dp=1)
 
 
-def test_squares_are_those_of_all_sequences_of_the_microbatch() -> None:
+def test_squares_are_summed_over_the_sequences_of_a_microbatch() -> None:
     # Three sequences, each of documents of 20 and 12 tokens.
     assert sum_squared_lengths(CONFIG, (20, 12)) == 3 * (400 + 144)
 
@@ -101,7 +101,7 @@ def test_compute_grows_with_the_squares(documents: tuple[int, ...], factor: floa
     assert compute_factor(CONFIG, documents) == factor
 
 
-def test_the_spread_is_that_of_the_compute() -> None:
+def test_the_compute_has_the_given_spread() -> None:
     factors = [compute_factor(CONFIG, draw(number, 0.2)) for number in range(2000)]
 
     # A sequence can't cost more than 1.5: the spread's upper tail is cut there.

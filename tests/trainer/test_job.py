@@ -1,4 +1,4 @@
-"""Whole jobs of a few processes, each started once and read by several tests."""
+"""Jobs of a few processes, each started once for several tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALL_JOBS = ("--steps", str(NUM_STEPS), "--layers", "2", "--seed", "3")
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """What a job printed."""
+    """Output of a job."""
 
     stdout: str
     stderr: str
@@ -78,7 +78,7 @@ def run_job(flags: Sequence[str], *, num_ranks: int) -> FinishedJob:
 
 @pytest.fixture(scope="module")
 def alone() -> FinishedJob:
-    """One process, on the tokens that the others share out, and for longer than they."""
+    """A job of one process on the tokens of all ranks of the others, with more steps."""
     return run_job(["--microbatches", "4", "--steps", str(MANY_STEPS)], num_ranks=1)
 
 
@@ -135,7 +135,7 @@ def test_a_paced_pipeline_trains_like_one_process(
     assert losses == pytest.approx(alone.losses[:NUM_STEPS], abs=2e-3)
 
 
-def test_a_job_says_nothing_but_its_steps(sharded: FinishedJob) -> None:
+def test_a_job_prints_only_its_steps(sharded: FinishedJob) -> None:
     first, *steps = sharded.stdout.splitlines()
 
     assert first == "training pp 1 dp 2 tp 2, 2 micro-batches a step, 256 tokens a step"
@@ -144,7 +144,7 @@ def test_a_job_says_nothing_but_its_steps(sharded: FinishedJob) -> None:
     assert sharded.stderr == ""
 
 
-def test_a_paced_job_says_what_its_times_mean(paced_pipeline: TracedJob) -> None:
+def test_a_paced_job_explains_its_times(paced_pipeline: TracedJob) -> None:
     lines = paced_pipeline.job.stdout.splitlines()
 
     assert lines[1] == (
@@ -156,16 +156,16 @@ def test_a_paced_job_says_what_its_times_mean(paced_pipeline: TracedJob) -> None
     assert lines[-1].startswith("pace num_segments 204 num_overruns ")
 
 
-def test_a_paced_step_is_no_shorter_than_its_longest_chain(paced_pipeline: TracedJob) -> None:
+def test_a_paced_step_is_no_shorter_than_its_critical_path(paced_pipeline: TracedJob) -> None:
     times = [float(time) for _, _, time in STEP_LINE.findall(paced_pipeline.job.stdout)]
 
     # Healthy: (4 + 1) x 2 segments x 30 ms + 10 ms. Slow: 4 of the 5 are rank 1's own, at 90 ms.
-    # Ranks begin a step some milliseconds apart: what rank 0 measures may begin late.
+    # Ranks begin a step within some milliseconds: the measurement of rank 0 may begin late.
     assert min(times[:3]) >= 0.31 - 0.005
     assert min(times[3:]) >= 4 * 2 * 0.09 + 2 * 0.03 + 0.03 - 0.005
 
 
-def test_the_tracer_is_told_of_layout_pace_and_peak(paced_pipeline: TracedJob) -> None:
+def test_layout_pace_and_peak_are_declared_to_the_tracer(paced_pipeline: TracedJob) -> None:
     first, second = paced_pipeline.manifests()
 
     assert (first["rank"], second["rank"]) == (0, 1)
@@ -179,7 +179,7 @@ def test_the_tracer_is_told_of_layout_pace_and_peak(paced_pipeline: TracedJob) -
     )
 
 
-def test_the_tracer_is_told_of_overruns_as_they_add_up(paced_pipeline: TracedJob) -> None:
+def test_the_tracer_records_the_number_of_overruns_so_far(paced_pipeline: TracedJob) -> None:
     for events in paced_pipeline.pace_events():
         # After step 4 and at the end: 17 segments a step.
         assert [event["data"]["num_segments"] for event in events] == [85, 102]
@@ -187,7 +187,7 @@ def test_the_tracer_is_told_of_overruns_as_they_add_up(paced_pipeline: TracedJob
         assert events[-1]["data"]["pace_ms"] == 10.0
 
 
-def test_each_microbatch_is_told_with_its_tokens(paced_pipeline: TracedJob) -> None:
+def test_each_microbatch_is_recorded_with_its_tokens(paced_pipeline: TracedJob) -> None:
     microbatches = [
         (record_type, microbatch, *MICROBATCH.unpack_from(record, COMM_OFFSET)[:2])
         for path in sorted(paced_pipeline.spool.rglob(SEGMENT_GLOB))

@@ -31,7 +31,7 @@ def test_each_token_becomes_one_row_of_logits() -> None:
     assert make_stage()(make_tokens()).shape == (2 * 32, 20)
 
 
-def test_a_position_sees_nothing_of_its_future() -> None:
+def test_a_position_does_not_attend_to_later_ones() -> None:
     tokens = make_tokens()
     changed = tokens.clone()
     changed[:, 20] = (changed[:, 20] + 1) % 20
@@ -43,20 +43,20 @@ def test_a_position_sees_nothing_of_its_future() -> None:
     assert not torch.allclose(before[:, 31], after[:, 31])
 
 
-def test_sequences_of_a_microbatch_do_not_see_each_other() -> None:
+def test_sequences_of_a_microbatch_do_not_attend_to_each_other() -> None:
     tokens = make_tokens()
 
     assert torch.allclose(logits_of(tokens)[1], logits_of(tokens[1:])[0], atol=1e-6)
 
 
-def test_an_untrained_model_guesses() -> None:
+def test_the_loss_of_an_untrained_model_is_that_of_a_guess() -> None:
     loss = token_loss(make_stage()(make_tokens()), make_tokens())
 
     assert loss.item() == pytest.approx(math.log(20), rel=0.05)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
-def test_the_stages_of_a_pipeline_are_the_whole_model_cut(num_stages: int) -> None:
+def test_the_stages_of_a_pipeline_together_are_the_whole_model(num_stages: int) -> None:
     x = make_tokens()
 
     for stage in range(num_stages):
@@ -73,14 +73,14 @@ def test_only_the_ends_embed_and_only_the_last_has_a_head() -> None:
     assert [list(stage.blocks) for stage in stages] == [["0", "1"], ["2"], ["3"]]
 
 
-def test_rotation_by_position_leaves_scores_to_the_distance() -> None:
+def test_rotated_scores_depend_only_on_the_distance() -> None:
     cos, sin = rotary_table(16, 8)
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(8, generator=generator), torch.randn(8, generator=generator)
 
     rotated_query = rotate(query.expand(16, 8), cos, sin)
     rotated_key = rotate(key.expand(16, 8), cos, sin)
-    three_apart = [rotated_query[at + 3] @ rotated_key[at] for at in range(13)]
+    three_positions = [rotated_query[at + 3] @ rotated_key[at] for at in range(13)]
 
-    assert all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairwise(map(float, three_apart)))
+    assert all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairwise(map(float, three_positions)))
     assert rotated_query[0].tolist() == query.tolist()

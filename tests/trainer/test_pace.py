@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 class FakeClock:
-    """Stands still but for `work`, sleeps (each ``late_ns`` too long) and ``tick_ns`` a reading."""
+    """A clock that moves by `work`, by late sleeps and by ``tick_ns`` per reading."""
 
     def __init__(self, *, late_ns: int = 0, tick_ns: int = 0) -> None:
         self.time_ns = 1_000 * MS
@@ -36,7 +36,7 @@ class FakeClock:
 
 
 def run_segment(timer: SegmentTimer, clock: FakeClock, *, work_ms: int, paces: int) -> int:
-    """Return how long the segment took, ns."""
+    """Return the duration of the segment, ns."""
     begin_ns = clock.time_ns
     timer.begin()
     clock.work(work_ms * MS)
@@ -44,7 +44,7 @@ def run_segment(timer: SegmentTimer, clock: FakeClock, *, work_ms: int, paces: i
     return clock.time_ns - begin_ns
 
 
-def test_a_segment_sleeps_for_what_its_work_leaves_of_the_pace() -> None:
+def test_a_segment_sleeps_for_the_rest_of_its_pace() -> None:
     clock = FakeClock()
     timer = PacedSegments(pace_ns=20 * MS, clock=clock)
 
@@ -56,7 +56,7 @@ def test_a_segment_sleeps_for_what_its_work_leaves_of_the_pace() -> None:
     assert (timer.num_segments, timer.num_overruns) == (2, 0)
 
 
-def test_a_planted_fault_moves_the_deadline() -> None:
+def test_a_fault_moves_the_deadline() -> None:
     clock = FakeClock()
     timer = PacedSegments(pace_ns=20 * MS, clock=clock)
     timer.slowdown = 1.8
@@ -78,7 +78,7 @@ def test_more_than_a_tenth_over_the_target_is_an_overrun(work_ms: int, num_overr
     assert timer.num_overruns == num_overruns
 
 
-def test_waking_up_late_is_an_overrun_too() -> None:
+def test_a_late_wakeup_is_an_overrun() -> None:
     clock = FakeClock(late_ns=3 * MS)
     timer = PacedSegments(pace_ns=20 * MS, clock=clock)
 
@@ -108,7 +108,7 @@ def test_an_end_without_a_begin_is_an_error() -> None:
         timer.end(FORWARD_PACES)
 
 
-def test_unpaced_a_fault_keeps_the_core_busy_for_its_share_of_the_work() -> None:
+def test_without_pace_a_fault_stretches_a_segment_by_busy_waiting() -> None:
     clock = FakeClock(tick_ns=1)
     timer = StretchedSegments(clock=clock)
     timer.slowdown = 1.5
@@ -121,7 +121,7 @@ def test_unpaced_a_fault_keeps_the_core_busy_for_its_share_of_the_work() -> None
     assert (timer.num_segments, timer.num_overruns) == (1, 0)
 
 
-def test_unpaced_and_healthy_a_segment_takes_as_long_as_it_takes() -> None:
+def test_without_pace_and_fault_a_segment_is_not_delayed() -> None:
     clock = FakeClock()
     timer = StretchedSegments(clock=clock)
 

@@ -13,7 +13,7 @@ MODEL = ModelConfig(
 
 
 class TimerLog:
-    """Writes down what it is told."""
+    """A timer that records its calls."""
 
     slowdown = 1.0
     num_segments = 0

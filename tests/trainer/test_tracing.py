@@ -16,7 +16,7 @@ MODEL = ModelConfig(
 )
 
 
-def test_flops_of_a_token_by_hand() -> None:
+def test_flops_of_a_token_are_those_of_the_formula() -> None:
     # A layer: 4 x 8 x 8 = 256 for q, k, v, o; 3 x 8 x 16 = 384 for the MLP. Head: 8 x 10.
     assert matmul_parameters(MODEL) == 3 * (256 + 384) + 80
     # 6 x 2000, and 6 x 3 layers x 2 heads x (4 + 4) x 5.
@@ -45,5 +45,5 @@ def test_the_paced_peak_makes_mfu_the_share_of_paced_compute() -> None:
 def test_an_unpaced_run_has_no_paced_peak() -> None:
     config = TrainerConfig(world_size=1, num_microbatches=1)
 
-    with pytest.raises(ValueError, match="an unpaced run has no paced compute"):
+    with pytest.raises(ValueError, match="the run is not paced"):
         paced_peak_flops_per_s(config)

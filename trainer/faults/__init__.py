@@ -1,1 +1,1 @@
-"""Faults of the real trainer: their specification, and what they do to a rank."""
+"""Faults: their text form, and their effects on a rank of the trainer."""

@@ -1,11 +1,10 @@
-"""The speed of single links between ranks, set on the kernel's sockets; Linux only.
+"""The speed of single links between ranks, set on the sockets of gloo. Linux only.
 
-gloo keeps one TCP connection between each two ranks of a group. The kernel
-sends on a socket no faster than its ``SO_MAX_PACING_RATE``, which any process
-may set on its own sockets: a slow link is then slow for every operation that
-sends over it, and both ends see the transfer itself take longer. The first two
-segments of a message (up to 128 KiB on the loopback) leave at once, and what
-follows waits for them; so messages should be larger than that.
+gloo keeps one TCP connection between each two ranks of a group. The kernel sends on a socket no
+faster than its ``SO_MAX_PACING_RATE``, which a process may set on its own sockets. A slow link is
+then slow for every operation that sends over it, and the transfer takes longer on both ends. The
+first two segments of a message (up to 128 KiB on the loopback) are sent at once, so messages should
+be larger than that.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ SO_MAX_PACING_RATE = 47
 """Source: Linux, ``include/uapi/asm-generic/socket.h``."""
 
 NOMINAL_BYTES_PER_S = 100_000_000
-"""Speed of every link of a job in which one is to be slow, so that ``factor`` means something."""
+"""Speed of the healthy links of a job with a slow link, to which ``factor`` relates."""
 
 FDS = Path("/proc/self/fd")
 
 Ends = tuple[tuple[str, int], tuple[str, int]]
-"""Address and port of a connection here and there."""
+"""Address and port of both ends of a connection, the local one first."""
 
 
 class Links:
-    """This rank's connections to other ranks; all ranks must make one at the same time."""
+    """This rank's connections to other ranks. All ranks must create one together."""
 
     def __init__(self) -> None:
         mine = _connections()
-        told: list[list[Ends]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(told, list(mine))
-        by_ends = {ends: rank for rank, known in enumerate(told) for ends in known}
+        gathered: list[list[Ends]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, list(mine))
+        by_ends = {ends: rank for rank, own in enumerate(gathered) for ends in own}
         self._fds: dict[int, list[int]] = {}
         for (here, there), fd in mine.items():
             peer = by_ends.get((there, here))
@@ -50,14 +49,14 @@ class Links:
 
     @property
     def num_connections(self) -> int:
-        """Connections to other ranks, over all groups."""
+        """Number of connections to other ranks, over all groups."""
         return sum(map(len, self._fds.values()))
 
     def set_slowness(self, factors: Mapping[int, float]) -> None:
-        """Let every link send at the nominal speed, that to a peer at ``1 / factor`` of it.
+        """Set every link to the nominal speed, divided by the factor of its peer.
 
         Raises:
-            LinkError: The kernel refuses.
+            LinkError: The kernel refuses to set it.
         """
         for peer, fds in self._fds.items():
             for fd in fds:
@@ -65,7 +64,7 @@ class Links:
 
 
 def _connections() -> dict[Ends, int]:
-    """Return the descriptor of each TCP connection of this process."""
+    """Return the file descriptor of each TCP connection of this process."""
     found: dict[Ends, int] = {}
     for path in list(FDS.iterdir()):
         fd = int(path.name)
@@ -78,7 +77,7 @@ def _connections() -> dict[Ends, int]:
                     here, there = connection.getsockname()[:2], connection.getpeername()[:2]
                     found[(here[0], here[1]), (there[0], there[1])] = fd
         except OSError:
-            continue  # no socket, closed meanwhile, or one that listens
+            continue  # Not a socket, closed since, or a listening socket.
     return found
 
 
@@ -88,5 +87,5 @@ def _set_rate(fd: int, bytes_per_s: int) -> None:
             connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
     except OSError as problem:
         raise LinkError(
-            f"a link's speed cannot be set on this system: {problem}; slow-link needs Linux"
+            f"the speed of a link cannot be set on this system ({problem}): slow-link needs Linux"
         ) from problem

@@ -1,9 +1,8 @@
-"""What the planted faults do on one rank, at each place of a step where one can act.
+"""Effects of faults on one rank of the trainer, at each point of a step.
 
-Compute faults set the timer's slowdown. All else happens where it would in a
-real job: a stalled host between two launches, a slow loader before the first
-forward, a collection of garbage before a forward, a late launch before the
-gradients' reduction, a checkpoint after the update.
+Compute faults set the slowdown of the segment timer. The others act where they would in a real job:
+a host stall between two launches, a slow data loader before the first forward, a garbage collection
+before a forward, a late launch before the gradients are reduced, a checkpoint after the update.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 SKEW_PERIOD_STEPS = 8.0
-"""Steps after which the same member of a skewed group is late again; the simulator's too."""
+"""Steps after which the same member of a skewed group is latest again, as in the simulator."""
 
 
 class PlantedFaults:
-    """The faults of one rank; it does nothing before the first `begin_step`.
+    """The faults of one rank. It does nothing before the first `begin_step`.
 
     Args:
-        config: The job, with what is planted.
+        config: Settings of the job, with its faults.
         rank: This rank.
         stage: Its part of the model.
-        timer: Of its segments.
+        timer: Timer of its segments.
     """
 
     def __init__(
@@ -67,11 +66,11 @@ class PlantedFaults:
         self._links: Links | None = None
         self._folder: TemporaryDirectory[str] | None = None
         self.documents: tuple[tuple[int, ...], ...] | None = None
-        """Of each micro-batch of this step, the lengths of its sequences' documents; None: each
+        """Lengths of the documents in each sequence, by micro-batch of this step; None if each
         sequence is one document."""
 
     def prepare(self) -> None:
-        """Make ready what takes time; all ranks must call, after the warm-up."""
+        """Prepare links and heaps. All ranks must call this, after the warm-up."""
         if self._planted(FaultCause.SLOW_LINK):
             self._links = Links()
         for fault in self._planted(FaultCause.GC_PAUSE):
@@ -79,7 +78,7 @@ class PlantedFaults:
                 self._heaps[fault.extra_ns] = GarbageHeap(fault.extra_ns)
 
     def begin_step(self, step: int) -> None:
-        """Say that ``step`` begins."""
+        """Begin a step."""
         config = self._config
         self._step = step
         self._slowdown = slowdown_of(config.faults, config.layout, rank=self._rank, step=step)
@@ -89,31 +88,31 @@ class PlantedFaults:
             self._links.set_slowness(self._slow_peers())
 
     def read_input(self, *, in_span: bool) -> None:
-        """Lose what the loader loses, inside its span or after it."""
+        """Sleep for the data stalls of this step that lie inside, or outside, the data span."""
         for fault in self._here(FaultCause.DATA_STALL):
             if fault.has_spans == in_span:
                 time.sleep(fault.extra_ns / NS_PER_S)
 
     def before_forward(self, microbatch: int) -> None:
-        """Do what is due before a forward."""
+        """Apply the faults before a forward."""
         self._end(microbatch)
         self._stall()
         self._pause(microbatch)
         self._take_up(microbatch)
 
     def before_backward(self, microbatch: int) -> None:
-        """Do what is due before a backward."""
+        """Apply the faults before a backward."""
         self._stall()
         self._take_up(microbatch)
 
     def before_reduction(self) -> None:
-        """Do what is due between the last backward and the launch of the gradients' reduction."""
+        """Apply the faults between the last backward and the reduction of the gradients."""
         self._timer.slowdown = self._slowdown
         for fault in self._here(FaultCause.LAUNCH_SKEW):
             time.sleep(self._skew_ns(fault) / NS_PER_S)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Save a checkpoint where one is due; the step ends later by what it takes."""
+        """Save a checkpoint if one is due in this step."""
         for fault in self._here(FaultCause.CHECKPOINT):
             if self._step is None or (self._step + 1) % fault.every:
                 continue
@@ -122,16 +121,14 @@ class PlantedFaults:
                 self._stage,
                 optimizer,
                 delay_ns=fault.extra_ns,
-                is_seen=fault.has_spans,
+                has_span=fault.has_spans,
             )
-
-    # -- which ---------------------------------------------------------------
 
     def _planted(self, cause: FaultCause) -> Sequence[Fault]:
         return [fault for fault in self._config.faults if fault.cause is cause]
 
     def _here(self, *causes: FaultCause) -> Iterator[Fault]:
-        """Yield the faults of these causes that hold on this rank in this step."""
+        """Yield the faults of these causes that are active on this rank in this step."""
         if self._step is None:
             return
         for fault in self._config.faults:
@@ -142,8 +139,6 @@ class PlantedFaults:
             ):
                 yield fault
 
-    # -- what they do --------------------------------------------------------
-
     def _end(self, microbatch: int) -> None:
         if microbatch != self._config.num_microbatches // 2:
             return
@@ -151,7 +146,7 @@ class PlantedFaults:
             if fault.step != self._step:
                 continue
             if fault.cause is FaultCause.HANG:
-                stand_still()
+                hang()
             die(fault.crash_kind, rank=self._rank, step=fault.step or 0)
 
     def _stall(self) -> None:
@@ -163,10 +158,10 @@ class PlantedFaults:
             place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}"
             chance = random.Random(place)  # noqa: S311  # no secret
             if chance.random() < fault.probability:
-                self._heaps[fault.extra_ns].collect(is_seen=fault.has_spans)
+                self._heaps[fault.extra_ns].collect(is_traced=fault.has_spans)
 
     def _skew_ns(self, fault: Fault) -> float:
-        """Return a lag that wanders from member to member and grows over the fault's steps."""
+        """Return a delay that moves from member to member and grows over the steps of the fault."""
         first, last = fault.steps or (0, self._config.num_steps - 1)
         step = self._step or 0
         grown = fault.extra_ns * (step - first + 1) / (last - first + 1)
@@ -174,7 +169,7 @@ class PlantedFaults:
         return grown * (1 + math.sin(2 * math.pi * turn)) / 2
 
     def _slow_peers(self) -> dict[int, float]:
-        """Return by which factor the link to each peer is slow in this step."""
+        """Return the factor of each slow link in this step, by peer."""
         slow: dict[int, float] = {}
         for fault in self._planted(FaultCause.SLOW_LINK):
             if self._step is None or not fault.is_active(self._step):
@@ -197,7 +192,7 @@ class PlantedFaults:
         )
 
     def _take_up(self, microbatch: int) -> None:
-        """Make model and pace those of a micro-batch's documents."""
+        """Set model and pace to the documents of a micro-batch."""
         if self.documents is None:
             return
         documents = self.documents[microbatch]
@@ -212,14 +207,14 @@ class PlantedFaults:
 
 
 def set_environment(faults: Iterable[Fault], *, rank: int) -> None:
-    """Set the environment variables that are wrong on this rank; before the job is joined."""
+    """Set the environment variables of a misconfiguration; call before the job is joined."""
     for fault in faults:
         if fault.cause is FaultCause.MISCONFIGURATION and rank in fault.ranks:
             os.environ[fault.variable] = fault.value
 
 
 def is_slow(fault: Fault, rank: int, peer: int) -> bool:
-    """Tell whether a slow link is that between these two ranks."""
+    """Return whether a slow-link fault acts on the link between two ranks."""
     if fault.ranks:
         return rank in fault.ranks or peer in fault.ranks
     return {rank, peer} == {fault.src, fault.dst}
@@ -229,11 +224,11 @@ EXIT_STATUS = 1
 
 
 def die(kind: CrashKind, *, rank: int, step: int) -> NoReturn:
-    """End this process as ``kind`` says.
+    """End this process by the given kind of crash.
 
     Raises:
         PlantedCrashError: The kind is an exception.
-        MemoryError: The kind is host-oom: the kernel was asked for more than there is.
+        MemoryError: The kind is host-oom: more memory is requested than exists.
     """
     if kind is CrashKind.EXIT:
         os._exit(EXIT_STATUS)
@@ -244,7 +239,7 @@ def die(kind: CrashKind, *, rank: int, step: int) -> NoReturn:
     raise PlantedCrashError(rank=rank, step=step)
 
 
-def stand_still() -> NoReturn:
+def hang() -> NoReturn:
     """Never return; a signal still ends the process."""
     while True:
         signal.pause()
@@ -254,14 +249,14 @@ FIRST_OBJECTS = 100_000
 
 
 MAX_OBJECTS = 3_000_000
-"""About 220 MB; where collecting them takes less than the pause, several collections follow."""
+"""About 220 MB. If collecting them takes less than the pause, several collections follow."""
 
 
 class GarbageHeap:
-    """Live objects that every full collection has to look at.
+    """Live objects that make every full garbage collection take a set time.
 
     Args:
-        pause_ns: How long a collection is to take.
+        pause_ns: Duration of a collection.
     """
 
     def __init__(self, pause_ns: int) -> None:
@@ -273,14 +268,14 @@ class GarbageHeap:
         self._grow(min(max(wanted, FIRST_OBJECTS), MAX_OBJECTS) - FIRST_OBJECTS)
         gc.collect()
 
-    def collect(self, *, is_seen: bool) -> None:
+    def collect(self, *, is_traced: bool) -> None:
         """Collect garbage for at least nine tenths of the pause.
 
         Args:
-            is_seen: Whether Python's callbacks are told, and so the tracer; else
-                the pause is a gap in the trace.
+            is_traced: Whether the callbacks of `gc` run, and so the tracer's; else the pause is a
+                gap in the trace.
         """
-        hidden = [] if is_seen else gc.callbacks[:]
+        hidden = [] if is_traced else gc.callbacks[:]
         if hidden:
             gc.callbacks.clear()
         try:
@@ -292,7 +287,7 @@ class GarbageHeap:
             gc.callbacks.extend(hidden)
 
     def _grow(self, num_objects: int) -> None:
-        # A collection of half a heap tells nothing, and building would set off many.
+        # Creating objects would start many collections, of a heap that is not complete.
         was_enabled = gc.isenabled()
         gc.disable()
         self._objects.extend([] for _ in range(num_objects))
@@ -301,7 +296,7 @@ class GarbageHeap:
 
 
 def _collection_ns() -> int:
-    """Return what a full collection takes of this thread's CPU: other ranks share the core."""
+    """Return the CPU time of a full collection; other ranks share the core."""
     gc.collect()
     begin_ns = time.thread_time_ns()
     gc.collect()
@@ -309,11 +304,11 @@ def _collection_ns() -> int:
 
 
 class SlowFile:
-    """A file on a file system that takes its time over the first write.
+    """A file whose first write is delayed.
 
     Args:
-        file: Where to.
-        delay_ns: How long.
+        file: The file.
+        delay_ns: Delay of the first write.
     """
 
     def __init__(self, file: IO[bytes], delay_ns: int) -> None:
@@ -321,13 +316,13 @@ class SlowFile:
         self._delay_ns = delay_ns
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - bytes, or anything that shows them
-        """Write, later."""
+        """Write the data, the first time after the delay."""
         time.sleep(self._delay_ns / NS_PER_S)
         self._delay_ns = 0
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Flush the file."""
         self._file.flush()
 
 
@@ -337,24 +332,24 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     *,
     delay_ns: int,
-    is_seen: bool,
+    has_span: bool,
 ) -> None:
     """Write this rank's shards of weights and optimizer to ``path``, durably.
 
     Args:
         path: The file.
         stage: The weights.
-        optimizer: Their optimizer.
-        delay_ns: What the file system takes besides.
-        is_seen: Whether by `torch.save`, of which the tracer makes a span; else as bare bytes, and
-            the pause is a gap in the trace.
+        optimizer: The optimizer of the weights.
+        delay_ns: Additional delay of the file system.
+        has_span: Whether to write by `torch.save`, for which the tracer records a span; else as
+            plain bytes, and the pause is a gap in the trace.
     """
     shards = [_local(value) for value in stage.state_dict().values()]
     for state in optimizer.state.values():
         shards += [_local(value) for value in state.values()]
     with path.open("wb") as file:
         slow: Any = SlowFile(file, delay_ns)
-        if is_seen:
+        if has_span:
             torch.save(shards, slow)
         else:
             for shard in shards:

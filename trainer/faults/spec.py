@@ -48,7 +48,7 @@ class FaultCause(StrEnum):
 
 
 class CrashKind(StrEnum):
-    """How the process of a rank ends."""
+    """Kinds of crashes."""
 
     EXCEPTION = "exception"
     CUDA_OOM = "cuda-oom"
@@ -62,7 +62,7 @@ class CrashKind(StrEnum):
 
 
 class NetworkReason(StrEnum):
-    """Why a network is slow; each shows in a counter of its own."""
+    """Reasons for a degraded network; each shows in a counter of its own."""
 
     CONGESTION = "congestion"
     RETRANSMIT = "retransmit"
@@ -490,7 +490,7 @@ class Key:
 
     write: Callable[[Any], str] = _format
     placeholder: str = ""
-    """What stands for the value in error messages."""
+    """Placeholder of the value in error messages."""
 
     def text(self, fault: Fault) -> str:
         """Return the text of the value in ``fault``; "" if it has none."""

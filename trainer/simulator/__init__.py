@@ -1,6 +1,5 @@
-"""A synthetic training cluster of any size, with planted faults. Loads no torch.
+"""A simulated training cluster of any size, with labelled faults. Loads no torch.
 
-It shares the span contract with the analysis and nothing else, so that what is
-found in its runs is evidence: `trainer.simulator.simulation.simulate` makes a
-run of a `trainer.simulator.scenario.Scenario`.
+`simulation.simulate` makes a run of a `scenario.Scenario`. The simulator shares no code with the
+analysis except the span contract, so that a correct diagnosis of its runs is evidence.
 """

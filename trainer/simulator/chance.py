@@ -1,7 +1,7 @@
-"""Where randomness comes from: one stream for each purpose, so that a fault changes no noise.
+"""Random numbers: one stream for each purpose.
 
-Two scenarios that differ in their faults alone have equal noise, so the second
-run is what would have happened without the fault.
+Scenarios that differ only in their faults have equal noise, so the run without the fault shows what
+the fault costs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class Purpose(IntEnum):
-    """What random numbers are drawn for."""
+    """Purposes of random numbers."""
 
     RANKS = 0
     ITEMS = 1
@@ -34,14 +34,14 @@ class Purpose(IntEnum):
 
 
 def stream(seed: int, purpose: Purpose, *more: int) -> np.random.Generator:
-    """Return the random numbers of one purpose (and fault, and step), equal for equal arguments."""
+    """Return the random generator of one purpose, fault and step; equal for equal arguments."""
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, purpose, *more))))
 
 
 class ItemNoise:
-    """The noise of one step's items and transfers.
+    """Noise of the items and transfers of one step.
 
-    A kind of noise that is off draws nothing.
+    Noise that is turned off draws no random numbers.
     """
 
     def __init__(self, noise: Noise, rng: np.random.Generator) -> None:
@@ -49,25 +49,25 @@ class ItemNoise:
         self._rng = rng
 
     def compute_ns(self, mean_ns: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return durations of compute around their means."""
+        """Return random durations of compute, by their means."""
         sigma = self._noise.compute_jitter_ratio
         if sigma:
             mean_ns = mean_ns * (1 + sigma * self._rng.standard_normal(mean_ns.shape))
         return np.rint(np.maximum(mean_ns, 0)).astype(np.int64)
 
     def transfer_ns(self, mean_ns: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return durations of transfers around their medians."""
+        """Return random durations of transfers, by their medians."""
         sigma = self._noise.transfer_jitter_ratio
         if sigma:
             mean_ns = mean_ns * np.exp(sigma * self._rng.standard_normal(mean_ns.shape))
         return np.rint(mean_ns).astype(np.int64)
 
     def launch_gap_ns(self, shape: Shape) -> NDArray[np.int64]:
-        """Return gaps before compute."""
+        """Return random gaps before compute."""
         return self._exponential(self._noise.launch_gap_ns, shape)
 
     def end_ns(self, shape: Shape) -> NDArray[np.int64]:
-        """Return how much later than the transfer's end each member leaves."""
+        """Return the random delay of each member after the end of a transfer."""
         return self._exponential(self._noise.end_jitter_ns, shape)
 
     def _exponential(self, mean_ns: int, shape: Shape) -> NDArray[np.int64]:

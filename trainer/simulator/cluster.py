@@ -1,4 +1,4 @@
-"""The simulated cluster: what stays the same from step to step."""
+"""The simulated cluster: everything that is constant over the steps."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 NS_PER_MS = 1e6
 MAX_BIAS_SIGMAS = 3.0
 BLOCKS_PER_LAYER = 2
-"""Attention and feed-forward: each ends with a reduction over its tensor-parallel partners."""
+"""Attention and feed-forward; each ends with a reduction over the tensor-parallel group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One collective inside a compute span."""
+    """A collective inside a compute span."""
 
     axis: Axis
     name: str
@@ -42,32 +42,32 @@ class Sync:
 
     num_bytes: int
     share: float
-    """Share of the span's compute that lies between the collective before and this one."""
+    """Share of the span's compute between the previous collective and this one."""
 
     is_of_experts: bool = False
-    """Whether the experts compute in that share, so that its length goes with their tokens."""
+    """Whether the experts compute in that share, so that it takes longer with more tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Places, groups, schedule and speeds of one scenario."""
+    """Placement, groups, schedule and speeds of a scenario."""
 
     scenario: Scenario
     placement: Placement
     groups: Groups
     order: tuple[Action, ...]
-    """What all stages do, in an order in which each can be done."""
+    """Actions of all stages, each after those that it depends on."""
 
     syncs: tuple[Sync, ...]
-    """Collectives inside each forward and backward, recorded unless TP is collapsed."""
+    """Collectives inside each forward and backward; not recorded if TP is collapsed."""
 
     bias: NDArray[np.float64]
-    """Shape (pp, dp, cp, tp): how many times as long each rank computes, healthy."""
+    """Shape (pp, dp, cp, tp): factor on each rank's compute without faults."""
 
     effects: Effects
 
     def compute_ms(self, slot: Slot) -> float:
-        """Return the time of one slot."""
+        """Return the compute time of a slot."""
         scenario = self.scenario
         weight = scenario.stage_weights[slot.stage] if scenario.stage_weights else 1.0
         share = weight / scenario.vpp
@@ -83,7 +83,7 @@ def make_cluster(scenario: Scenario) -> Cluster:
     """Build the cluster of a scenario.
 
     Raises:
-        ScenarioError: A fault is planted on a link that the job does not use.
+        ScenarioError: A fault acts on links that the job does not use.
     """
     placement = place(scenario)
     rng = stream(scenario.seed, Purpose.RANKS)
@@ -126,9 +126,9 @@ def _stage_slots(scenario: Scenario, stage: int) -> list[Slot]:
 def syncs_of(scenario: Scenario) -> tuple[Sync, ...]:
     """Return the collectives inside one forward or backward, in order.
 
-    Where not every layer's are recorded, one stands for all of them, with their
-    bytes: equal bandwidth takes equal time at every detail. Tokens go to their
-    experts after the attention and come back after the experts.
+    If not every layer is recorded, one collective with the bytes of all layers replaces theirs, so
+    that the detail does not change the time. Tokens are sent to their experts after the attention
+    and back after the experts.
     """
     joined = scenario.tp_detail in (TpDetail.COLLAPSED, TpDetail.COARSE)
     num_layers = 1 if joined else scenario.layers_per_chunk
@@ -159,7 +159,7 @@ def _of_context(scenario: Scenario, times: int) -> list[Sync]:
 
 
 def _of_tensors(scenario: Scenario, times: int) -> list[Sync]:
-    """Return the collectives of one block of a layer; one for both where they are joined."""
+    """Return the collectives of one block of a layer; one for both blocks if they are joined."""
     if scenario.tp == 1:
         return []
     num_bytes = scenario.tp_bytes

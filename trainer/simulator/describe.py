@@ -1,4 +1,4 @@
-"""What the simulated processes tell of themselves: manifests, and rows of the store's tables."""
+"""Manifests of the simulated processes, and the rows of tables runs, ranks and clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PEAK_FLOPS_PER_S = 989e12
 """Dense bfloat16. Source: NVIDIA H100 SXM data sheet."""
 
 COMPUTE_EFFICIENCY_RATIO = 0.6
-"""Share of the peak that a simulated device reaches while it computes."""
+"""FLOPs of a computing device over its peak."""
 
 FLOPS_CONVENTION = "simulated: 60 % of the peak while a healthy device computes"
 ENVIRONMENT = {
@@ -43,7 +43,7 @@ VERSIONS = {"python": "3.11", "torch": "2.13.0", "cuda": "13.0", "nccl": "2.28.3
 
 
 def flops_per_token(scenario: Scenario) -> float:
-    """Return the model's FLOPs a token, such that a healthy device computes at its efficiency.
+    """Return the model's FLOPs per token at which a healthy device reaches its efficiency.
 
     ::
 
@@ -56,7 +56,7 @@ def flops_per_token(scenario: Scenario) -> float:
 
 
 def model_row(scenario: Scenario) -> dict[str, Any]:
-    """Return the manifest's ``model``."""
+    """Return the entry ``model`` of the manifest."""
     return {
         "name": MODEL_NAME,
         "num_parameters": None,
@@ -66,7 +66,7 @@ def model_row(scenario: Scenario) -> dict[str, Any]:
 
 
 def manifest_of(cluster: Cluster, run_id: str, rank: int) -> dict[str, Any]:
-    """Return what one rank tells when it begins (docs/spool-format.md, manifest.json)."""
+    """Return the manifest of a rank (docs/spool-format.md, manifest.json)."""
     scenario, at = cluster.scenario, cluster.placement
     return {
         "version": 1,
@@ -107,7 +107,7 @@ def manifest_of(cluster: Cluster, run_id: str, rank: int) -> dict[str, Any]:
 
 
 def environment_of(cluster: Cluster, rank: int) -> dict[str, str]:
-    """Return the rank's environment: that of the job, but for what is misconfigured."""
+    """Return the rank's environment variables, with those of a misconfiguration."""
     differing = {
         fault.variable: fault.value
         for fault in cluster.scenario.faults
@@ -124,8 +124,8 @@ def run_row(
     Args:
         cluster: The cluster.
         run_id: Name of the run.
-        created_ns: When the store first heard of it, Unix ns.
-        ended_ns: When its last process ended; None while one stands.
+        created_ns: When the store got its first row, Unix ns.
+        ended_ns: When its last process ended, Unix ns; None if one still runs.
         state: "ended", "failed" or "running".
     """
     scenario = cluster.scenario
@@ -151,14 +151,14 @@ def run_row(
 def rank_rows(
     cluster: Cluster, run_id: str, *, process: str, ending: Ending | None, ended_ns: int | None
 ) -> Iterator[Row]:
-    """Yield the rows of table ``ranks``, but for the manifest's hash.
+    """Yield the rows of table ``ranks``, without the hash of the manifest.
 
     Args:
         cluster: The cluster.
         run_id: Name of the run.
-        process: Name under which the simulation writes.
-        ending: How the run ended early; None where it did not.
-        ended_ns: When it ended, Unix ns; None while it stands.
+        process: Name of the process that writes the rows.
+        ending: The crash or hang that ended the run; None without one.
+        ended_ns: When it ended, Unix ns; None if it still runs.
     """
     scenario, at = cluster.scenario, cluster.placement
     for rank in range(scenario.world_size):
@@ -194,11 +194,11 @@ def rank_rows(
 
 
 def clock_rows(cluster: Cluster, *, process: str) -> Iterator[Row]:
-    """Yield the rows of table ``clock``: aligned clocks, of which only the error bound is known.
+    """Yield the rows of table ``clock``: aligned clocks, with their error bound.
 
     Args:
         cluster: The cluster.
-        process: Name under which the simulation writes.
+        process: Name of the process that writes the rows.
     """
     scenario = cluster.scenario
     for host in range(scenario.num_hosts):
@@ -213,12 +213,12 @@ def clock_rows(cluster: Cluster, *, process: str) -> Iterator[Row]:
 
 
 def boot_id_of(host: int, process: str) -> str:
-    """Return the boot id of a host: another in each simulation, as their clocks are others."""
+    """Return the boot id of a host; it differs between simulations, as their clocks do."""
     return hashlib.blake2b(f"{process} {host}".encode(), digest_size=16).hexdigest()
 
 
 def run_state(ending: Ending | None) -> str:
-    """Return the state of a run: a job that hangs still runs."""
+    """Return the state of a run; a job that hangs is still running."""
     if ending is None:
         return "ended"
     return "running" if ending.is_hang else "failed"

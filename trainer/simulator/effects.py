@@ -1,4 +1,4 @@
-"""What the planted faults do in one step, as numbers on the (pp, dp, cp, tp) grid."""
+"""Effects of the faults in one step, on the (pp, dp, cp, tp) grid."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 NETWORK_CAUSES = frozenset({FaultCause.SLOW_LINK, FaultCause.NETWORK_DEGRADATION})
 SKEW_PERIOD_STEPS = 8.0
-"""Steps after which the same member of a skewed group is late again."""
+"""Steps after which the same member of a skewed group is latest again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEffects:
-    """One step's faults; arrays have the shape (pp, dp, cp, tp)."""
+    """Effects of the faults in one step; arrays have the shape (pp, dp, cp, tp)."""
 
     compute_factor: NDArray[np.float64]
-    """How many times as long compute takes."""
+    """Factor on the duration of compute."""
 
     gap_ns: NDArray[np.int64]
     """Extra gap before each compute span."""
@@ -40,13 +40,13 @@ class StepEffects:
     """Extra time before the first forward, inside and outside the data span."""
 
     skew_ns: NDArray[np.int64]
-    """How late each member enters the gradients' reduction."""
+    """Delay of each member before the reduction of the gradients."""
 
     checkpoint_ns: int
     checkpoint_has_spans: bool
     sequence_spread: float
     pauses: tuple[tuple[int, Fault], ...]
-    """(Number of the fault, fault) of garbage collection."""
+    """Faults of garbage collection, each with its number."""
 
     links: Links
     ending: Fault | None
@@ -54,7 +54,7 @@ class StepEffects:
 
 
 class Effects:
-    """Turns a scenario's faults into each step's numbers."""
+    """Computes the effects of a scenario's faults in each step."""
 
     def __init__(self, scenario: Scenario, placement: Placement) -> None:
         self._scenario = scenario
@@ -71,7 +71,7 @@ class Effects:
         self.baseline = Links(scenario, placement)
 
     def ranks_of(self, number: int) -> tuple[int, ...]:
-        """Return the global ranks at which fault ``number`` is planted, ascending."""
+        """Return the global ranks on which fault ``number`` acts, ascending."""
         fault, at = self._scenario.faults[number], self._placement
         if fault.ranks:
             return fault.ranks
@@ -92,7 +92,7 @@ class Effects:
         return tuple(np.flatnonzero(found).tolist())
 
     def of_step(self, step: int) -> StepEffects:
-        """Return what the faults do in ``step``."""
+        """Return the effects in ``step``."""
         shape = self._placement.rank.shape
         factor = np.ones(shape)
         gap, data_span, data_gap, skew = (np.zeros(shape, dtype=np.int64) for _ in range(4))
@@ -136,8 +136,9 @@ class Effects:
         )
 
     def is_degraded(self, number: int, step: int) -> bool:
-        """Tell whether network fault ``number`` shows in ``step``: a flapping link comes and goes,
-        down in every other of its steps on average, but always in its first.
+        """Return whether network fault ``number`` slows ``step``.
+
+        A flapping link is slow in half of its steps, at random, and always in the first one.
         """
         fault = self._scenario.faults[number]
         if not fault.is_active(step):
@@ -155,7 +156,7 @@ class Effects:
         return named[self._placement.rank]
 
     def _skew_ns(self, fault: Fault, step: int) -> NDArray[np.int64]:
-        """Return a lag that wanders from member to member and grows over the fault's steps."""
+        """Return a delay that moves from member to member and grows over the steps of the fault."""
         shape = self._placement.rank.shape
         first, last = fault.steps or (0, self._scenario.num_steps - 1)
         grown = fault.extra_ns * (step - first + 1) / (last - first + 1)
@@ -167,7 +168,7 @@ class Effects:
         return skew
 
     def _links_of(self, step: int, active: list[tuple[int, Fault]]) -> Links:
-        """Return the network of this step; a network is computed once for each set of faults."""
+        """Return the links of this step, computed once for each set of active faults."""
         numbers = tuple(
             number
             for number, fault in active
@@ -195,7 +196,7 @@ class Effects:
 
 
 def _slow_hosts(scenario: Scenario, number: int, fault: Fault) -> NDArray[np.bool_]:
-    """Choose the hosts whose network is degraded: a share of them, at least one."""
+    """Choose the hosts with a degraded network at random: a share of them, at least one."""
     slow = np.zeros(scenario.num_hosts, dtype=np.bool_)
     size = max(1, round(fault.share * scenario.num_hosts))
     rng = stream(scenario.seed, Purpose.NETWORK, number)
@@ -204,12 +205,12 @@ def _slow_hosts(scenario: Scenario, number: int, fault: Fault) -> NDArray[np.boo
 
 
 def used_links(scenario: Scenario, placement: Placement) -> NDArray[np.int32]:
-    """Return every pair of ranks, the lower one first, between which bytes travel.
+    """Return every pair of ranks that exchange data, the lower rank first.
 
-    The sum of the gradients' norm is left out: four bytes show no slow link.
+    The reduction of the gradient norm is left out: four bytes do not show a slow link.
 
     Returns:
-        Shape (links, 2), each once.
+        Shape (links, 2), each pair once.
     """
     grid = placement.rank
     ends = [ring_links(placement, axis) for axis in (Axis.TP, Axis.CP, Axis.DP)]
@@ -231,18 +232,18 @@ def _check_used(
     fault: Fault,
     slow_hosts: NDArray[np.bool_] | None,
 ) -> None:
-    """Refuse a fault on links that the job does not use: its label would be of no effect."""
+    """Raise `ScenarioError` for a fault on links that the job does not use."""
     links = used_links(scenario, placement)
     state = Links(scenario, placement, [fault], slow_hosts)
     if (state.slowing(links[:, 0], links[:, 1]) > 1).any():
         return
     if fault.src is None:
         raise ScenarioError(
-            f"fault {str(fault)!r}: nothing is sent over these links; spread the job over more"
-            " hosts (ranks_per_host) or racks (hosts_per_rack), or choose another place"
+            f"fault {str(fault)!r}: nothing is sent over these links; use more hosts"
+            " (ranks_per_host) or racks (hosts_per_rack), or choose other links"
         )
     partners = np.setdiff1d(links[(links == fault.src).any(axis=1)], [fault.src])
     raise ScenarioError(
         f"fault {str(fault)!r}: nothing is sent between these ranks; rank {fault.src}"
-        f" sends to and receives from {', '.join(map(str, partners.tolist())) or 'nobody'}"
+        f" sends to and receives from {', '.join(map(str, partners.tolist())) or 'no rank'}"
     )

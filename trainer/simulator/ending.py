@@ -1,4 +1,4 @@
-"""How a run ends early: one rank dies or falls silent, the others follow."""
+"""Crash and hang: the end of a run in which one rank stops first and the others follow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from .cluster import Cluster
     from .recorder import SpanColumns
 
-LEAST_CASCADE_NS = 1_000_000_000
-MOST_CASCADE_NS = 10_000_000_000
-"""How long the other ranks take to notice that one has died."""
+MIN_CASCADE_NS, MAX_CASCADE_NS = 1_000_000_000, 10_000_000_000
+"""Delay until another rank fails after the first one crashed."""
 
 SILENCE_NS = 60_000_000_000
-"""How long after the silence began the ranks were last seen."""
+"""Time from the start of a hang to the last heartbeat of the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,34 +62,34 @@ CASCADE = Failure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """When each rank was last seen, in its last step."""
+    """The crash or hang that ended a run."""
 
     fault: Fault
     last_seen: NDArray[np.int64]
-    """Shape (ranks,): true ns from the run's start."""
+    """Shape (ranks,): when each rank was last seen, true ns from the start of the run."""
 
     @property
     def is_hang(self) -> bool:
-        """Whether the job still stands, or has failed."""
+        """True for a hang, False for a crash."""
         return self.fault.cause is FaultCause.HANG
 
 
 def ending_of(cluster: Cluster, fault: Fault, *, stopped_at: int) -> Ending:
-    """Return when each rank was last seen after one stopped."""
+    """Return the ending after one rank stopped at ``stopped_at``."""
     num_ranks = cluster.scenario.world_size
     if fault.cause is FaultCause.HANG:
         last_seen = np.full(num_ranks, stopped_at + SILENCE_NS)
     else:
         rng = stream(cluster.scenario.seed, Purpose.ENDING)
-        last_seen = stopped_at + rng.integers(LEAST_CASCADE_NS, MOST_CASCADE_NS, num_ranks)
+        last_seen = stopped_at + rng.integers(MIN_CASCADE_NS, MAX_CASCADE_NS, num_ranks)
         last_seen[fault.ranks[0]] = stopped_at
     return Ending(fault=fault, last_seen=last_seen)
 
 
 def cut_off(spans: SpanColumns, ending: Ending) -> SpanColumns:
-    """Return what was recorded up to when each rank was last seen.
+    """Return the spans that were recorded before each rank was last seen.
 
-    A span that had not ended by then is open in a hang; in a crash an exception left it.
+    A span that had not ended by then is open in a hang, and ended by an exception in a crash.
     """
     spans = spans.rows(spans.start < ending.last_seen[spans.rank])
     last = ending.last_seen[spans.rank]
@@ -105,11 +104,11 @@ def cut_off(spans: SpanColumns, ending: Ending) -> SpanColumns:
 
 
 def exit_events(ending: Ending, at_ns: NDArray[np.int64]) -> tuple[Event, ...]:
-    """Return how each process ended, the first first; nothing where the job still stands.
+    """Return the exit event of each process in the order of time; none in a hang.
 
     Args:
         ending: The ending.
-        at_ns: Shape (ranks,): when each was last seen, Unix time on its clock.
+        at_ns: Shape (ranks,): when each rank was last seen, Unix time on its clock.
     """
     if ending.is_hang:
         return ()

@@ -1,4 +1,4 @@
-"""What the hosts' monitors read of devices and network adapters, once a step."""
+"""Samples of devices and network adapters of the hosts, once per step, and the hosts' clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HW_THERMAL_SLOWDOWN = 0x40
 
 GAUGES = ("gpu-clock-hz", "gpu-power-w", "gpu-throttle-reasons")
 COUNTERS = ("rdma-ecn-marked-packets", "rdma-retransmitted-packets", "link-down-events")
-"""Counters only grow; each belongs to the adapter beside the device."""
+"""Counters of the network adapter of each device."""
 
 COUNTER_OF_REASON = {
     NetworkReason.CONGESTION: 0,
@@ -33,17 +33,17 @@ COUNTER_OF_REASON = {
     NetworkReason.FLAP: 2,
 }
 HEALTHY_RATES = (40.0, 0.5, 0.0)
-"""Mean growth of each counter in a step."""
+"""Mean increase of each counter per step."""
 
 DEGRADED_RATES = (40_000.0, 4_000.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleColumns:
-    """Readings, by name, host and device."""
+    """Samples by name, host and device."""
 
     host: NDArray[np.int32]
-    """Codes into ``hosts``."""
+    """Index into ``hosts``."""
 
     device: NDArray[np.int32]
     """Local rank."""
@@ -52,7 +52,7 @@ class SampleColumns:
     """Unix time."""
 
     name: NDArray[np.int32]
-    """Codes into ``names``."""
+    """Index into ``names``."""
 
     value: NDArray[np.float64]
     hosts: tuple[str, ...]
@@ -60,7 +60,7 @@ class SampleColumns:
 
 
 class Monitors:
-    """Reads gauges and counts counters on over the steps."""
+    """Gauges and counters of all hosts over the steps."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -68,11 +68,11 @@ class Monitors:
         self._hosts = tuple(host_name(host) for host in range(cluster.scenario.num_hosts))
 
     def read(self, step: int, *, at_ns: int) -> SampleColumns:
-        """Return all readings in the middle of a step.
+        """Return all samples of one moment of a step.
 
         Args:
             step: The step.
-            at_ns: Unix time.
+            at_ns: The moment, Unix time.
         """
         place = self._cluster.placement
         values = np.concatenate((self._gauges(step), self._counted(step)))
@@ -91,8 +91,7 @@ class Monitors:
     def _gauges(self, step: int) -> NDArray[np.float64]:
         """Return clock, power and throttle reasons of each rank's device.
 
-        A device whose clock is throttled takes as much longer as its clock is
-        lower; power falls with the clock.
+        Clock and power of a throttled device are lower by the factor of its fault.
         """
         num_ranks = self._cluster.scenario.world_size
         rng = stream(self._cluster.scenario.seed, Purpose.SAMPLES, step)
@@ -125,16 +124,16 @@ SHORTEST_PERIOD_S = 300.0
 
 
 LONGEST_PERIOD_S = 1_800.0
-"""Of the wandering: temperature and the agent's corrections, minutes."""
+"""Bounds of the period of a clock error: temperature and corrections change over minutes."""
 
 
 KNOT_NS = 10_000_000_000
-"""Time between two moments at which the error is computed; between them it is a straight line."""
+"""Distance of the moments at which the error is computed; it is linear between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostClocks:
-    """The clocks' errors after alignment, which no analysis is told.
+    """Errors of the hosts' clocks after alignment, unknown to the analysis.
 
     ::
 
@@ -142,7 +141,7 @@ class HostClocks:
     """
 
     clock_error_ns: int
-    """Most by which two clocks differ."""
+    """Largest difference of two clocks."""
 
     period_s: NDArray[np.float64]
     """Shape (hosts,)."""
@@ -150,17 +149,17 @@ class HostClocks:
     phase: NDArray[np.float64]
 
     def offset_ns(self, at_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return how far each host's clock is ahead, shape (times, hosts).
+        """Return the clock error of each host, shape (times, hosts).
 
         Args:
-            at_ns: Shape (times,): true time from the run's start.
+            at_ns: Shape (times,): true time from the start of the run.
         """
         turn = at_ns[:, None] / NS_PER_S / self.period_s + self.phase
         offset: NDArray[np.float64] = self.clock_error_ns / 2 * np.sin(2 * np.pi * turn)
         return offset
 
     def read_ns(self, true_ns: NDArray[np.int64], host: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return what the clocks of ``host`` read at true times, of equal shape."""
+        """Return the time on the clock of ``host`` at true times, of equal shape."""
         if not self.clock_error_ns or not len(true_ns):
             return true_ns
         first, last = int(true_ns.min()) // KNOT_NS, int(true_ns.max()) // KNOT_NS + 1
@@ -173,7 +172,7 @@ class HostClocks:
 
 
 def make_clocks(scenario: Scenario) -> HostClocks:
-    """Draw the clocks of a scenario's hosts."""
+    """Return random clocks for the hosts of a scenario."""
     rng = stream(scenario.seed, Purpose.CLOCKS)
     return HostClocks(
         clock_error_ns=scenario.noise.clock_error_ns,

@@ -1,4 +1,4 @@
-"""What was planted, as a diagnosis should find it."""
+"""Labels of a simulated run: its faults, as the diagnosis should find them."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 LAYOUT = "layout"
 LARGE_BUBBLE_RATIO = 0.5
-"""Bubble over ideal time from which a scenario has too few micro-batches for its stages."""
+"""Smallest ratio of bubble to ideal time at which a scenario has too few micro-batches."""
 
 OF_COMPUTE = frozenset({FaultCause.SLOW_COMPUTE, FaultCause.CLOCK_THROTTLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """One planted fault, or one property of the layout that costs time."""
+    """A fault, or a property of the layout that costs time."""
 
     cause: str
-    """In the words of the findings."""
+    """The cause of the finding."""
 
     ranks: tuple[int, ...]
-    """Global ranks at which it is planted, ascending; empty: on all of them."""
+    """Global ranks at fault, ascending; empty if all are."""
 
     visible_ranks: tuple[int, ...]
-    """Ranks among which the trace cannot tell: with TP collapsed, the culprits' partners too."""
+    """Ranks that the trace cannot distinguish from them: with TP collapsed, also the partners."""
 
     steps: tuple[int, int]
-    """First and last step in which it holds."""
+    """First and last step in which the fault acts."""
 
     factor: float | None = None
-    """How many times as long; None where it adds a time instead."""
+    """Factor of the fault; None if it adds a constant time."""
 
     extra_ns: int | None = None
     detail: str = ""
-    """What else there is to tell: the reason, the kind of crash, the variable, ..."""
+    """Further details: the reason, the kind of crash, the variable, ..."""
 
     spec: str = ""
-    """The fault as it was spelled; "" for a property of the layout."""
+    """The text of the fault; "" for a property of the layout."""
 
 
 def labels_of(cluster: Cluster) -> tuple[Label, ...]:
-    """Return what is planted in a cluster: its faults in their order, then its layout's costs."""
+    """Return the labels of a cluster: its faults in their order, then costs of its layout."""
     faults = cluster.scenario.faults
     return (
         *(_fault_label(cluster, number, fault) for number, fault in enumerate(faults)),
@@ -66,9 +66,9 @@ def bubble_ratio(cluster: Cluster) -> float:
 
         (pp - 1) / (vpp * num_microbatches)
 
-    A zero-bubble schedule fills twice the time of the weights' gradients W: that
-    times ``(F + B - W) / (F + B + W)``. Laid out as a V with ``F = B = W`` only the first forwards
-    remain, as the step ends on all stages together: that times ``F / (F + B + W)``.
+    A zero-bubble schedule fills twice the time of the weights' gradients W, which leaves the share
+    ``(F + B - W) / (F + B + W)``. As a V with ``F = B = W`` only the first forwards remain, because
+    the step ends on all stages together: the share is ``F / (F + B + W)``.
 
     Source:
         Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 2.
@@ -105,7 +105,7 @@ def _fault_label(cluster: Cluster, number: int, fault: Fault) -> Label:
 
 
 def _with_partners(cluster: Cluster, fault: Fault, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ranks that look like the culprits from outside."""
+    """Return the ranks that the trace cannot distinguish from the culprits."""
     scenario, at = cluster.scenario, cluster.placement
     is_inside = fault.cause in OF_COMPUTE or (
         fault.cause is FaultCause.SLOW_LINK and _are_partners(cluster, ranks)
@@ -122,7 +122,7 @@ def _with_partners(cluster: Cluster, fault: Fault, ranks: tuple[int, ...]) -> tu
 
 
 def _are_partners(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
-    """Tell whether ranks are two or more of one worker: what they send stays in its compute."""
+    """Return whether several ranks belong to one worker, so that their messages are not traced."""
     at = cluster.placement
     places = {(int(at.stage[rank]), int(at.dp[rank])) for rank in ranks}
     return len(ranks) > 1 and len(places) == 1

@@ -1,4 +1,4 @@
-"""How long transfers take: the class of each link, rings, and what faults do to links."""
+"""Durations of transfers: classes of links, rings, and faults on links."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NS_PER_S = 1e9
 
 
 class Links:
-    """The network in one state: with these faults on its links.
+    """The network with some faults on its links.
 
     Args:
         scenario: Sizes, latencies, bandwidths.
-        placement: Where each rank stands.
-        faults: Faults on links that hold now.
-        slow_hosts: Shape (hosts,): whether the host's network is degraded.
+        placement: Position of each rank.
+        faults: Active faults on links.
+        slow_hosts: Shape (hosts,): whether the network of the host is degraded.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Links:
         self._experts: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def p2p_ns(self, src: int, dst: int) -> NDArray[np.float64]:
-        """Return how long an activation takes between two stages, shape (dp, cp, tp)."""
+        """Return the transfer time of an activation between two stages, shape (dp, cp, tp)."""
         num_bytes = self._scenario.activation_bytes
         key = (src, dst, num_bytes)
         if key not in self._pairs:
@@ -57,15 +57,15 @@ class Links:
         return self._pairs[key]
 
     def collective_ns(self, axis: Axis, *, num_bytes: int, passes: int) -> NDArray[np.float64]:
-        """Return how long a collective takes on each group, shape as the grid with size-1 axes.
+        """Return the time of a collective in each group, in the shape of the grid with size-1 axes.
 
-        A ring is as slow as its slowest link; small messages go along a tree::
+        A ring is as slow as its slowest link; small messages use a tree::
 
             passes * (ceil(log2 n) * latency + (n - 1) / n * bytes / bandwidth)
 
         Args:
-            axis: What the groups span.
-            num_bytes: Of the larger side.
+            axis: The axis of the groups.
+            num_bytes: Bytes of the larger of input and output.
             passes: 1 for reduce-scatter and all-gather, 2 for all-reduce.
 
         Source:
@@ -81,15 +81,15 @@ class Links:
         return total
 
     def all_to_all_ns(self, *, num_bytes: int) -> NDArray[np.float64]:
-        """Return how long an all-to-all of the experts' tokens takes on each of their groups.
+        """Return the time of an all-to-all of the experts' tokens in each expert-parallel group.
 
-        Each member sends every other one its part over one adapter, and the
-        slowest member ends it::
+        Each member sends the other parts over one adapter, and the slowest member determines the
+        end::
 
             latency + sum over the others of bytes / n / bandwidth
 
         Args:
-            num_bytes: What one member sends, its own part included.
+            num_bytes: Bytes that one member sends, with its own part.
 
         Returns:
             Shape (pp, dp / ep, cp, tp).
@@ -107,7 +107,7 @@ class Links:
         return total
 
     def _ring(self, axis: Axis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the worst latency and time a byte on each group's ring, in order of ranks."""
+        """Return the largest latency and time per byte on the ring of each group."""
         if axis not in self._rings:
             src, dst = ring_links(self._placement, axis)
             latency_ns, ns_per_byte = self._between(src, dst)
@@ -121,7 +121,7 @@ class Links:
     def _between(
         self, src: NDArray[np.int32], dst: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return latency and time a byte of each link."""
+        """Return latency and time per byte of each link."""
         network, at = self._scenario.network, self._placement
         crosses = at.host[src] != at.host[dst]
         link_class = crosses.astype(np.int8) + (at.rack[src] != at.rack[dst])
@@ -135,7 +135,7 @@ class Links:
         return latency_ns, self.slowing(src, dst) * NS_PER_S / bytes_per_s
 
     def slowing(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Return how many times as long a byte takes on each link because of faults."""
+        """Return the factor of the faults on the time per byte of each link."""
         slowing = np.ones(src.shape)
         hosts, slow_hosts = self._placement.host, self._slow_hosts
         crosses = hosts[src] != hosts[dst]
@@ -159,11 +159,11 @@ class Links:
 
 
 def ring_links(placement: Placement, axis: Axis) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the links of each group's ring, which runs through the ranks in ascending order.
+    """Return the links of each group's ring, which connects the ranks in ascending order.
 
     Returns:
-        Source and destination, shape (groups..., members); the groups' axes are
-        those of the grid that the group does not span.
+        Source and destination, shape (groups..., members); the axes of the groups are those of the
+        grid that the group does not span.
     """
     grid, spanned = placement.rank, GRID_AXES[axis]
     fixed = tuple(at for at in range(grid.ndim) if at not in spanned)

@@ -1,7 +1,7 @@
-"""Run the forwards and backwards of a step, each stage's ranks at once, and what they send.
+"""Forwards and backwards of a step, for all ranks of a stage at once, and their messages.
 
-A receive ends a transfer after both sides are there; sends go out in the
-background; what meets inside a compute span ends for its members together.
+A receive ends a transfer time after both sides have arrived. Sends run in the background. A
+collective inside a compute span ends for all members together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .placement import KIND_OF_AXIS, Axis
 from .recorder import NEVER, ON_DEVICE, ON_HOST, SpanTemplate
 from .scenario import Sends, TpDetail
 from .schedule import Schedule, receiver_of, sender_of
-from .state import MAIN, SHARE_SLACK, TRACKS, Stretch, time_at, wait_template
+from .state import MAIN, SHARE_SLACK, TRACKS, Piece, time_at, wait_template
 from .workload import draw_loads
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from .workload import Lengths
 
 PAUSE_JITTER = 0.2
-"""Standard deviation of the logarithm of a pause of garbage collection."""
+"""Standard deviation of the logarithm of a garbage collection's duration."""
 
 
 class Pipeline:
     """The forwards and backwards of one step.
 
     Args:
-        state: How far the ranks are.
-        lengths: What the micro-batches hold.
-        gathers: Parameters on their way.
+        state: Current times of the ranks.
+        lengths: Sequence lengths of the micro-batches.
+        gathers: Parameters that are being gathered.
     """
 
     def __init__(self, state: StepState, lengths: Lengths, gathers: Gathers) -> None:
@@ -57,28 +57,28 @@ class Pipeline:
             for number, fault in state.effects.pauses
         ]
         self._sent: dict[Slot, Times] = {}
-        """When the output of each slot was sent that has not been received."""
+        """When the output of each slot was sent, if it has not been received."""
 
         self._awaited: dict[Slot, Times] = {}
-        """When the receiver of each slot's output came to wait for it."""
+        """When the receiver of each slot's output began to wait for it."""
 
         self._arrived: dict[Slot, Times] = {}
         self._seqs: dict[Slot, int] = {}
 
         self.stopped_at = NEVER
-        """When the rank of a crash or hang stopped."""
+        """When the rank of a crash or hang stopped; `NEVER` without one."""
 
-    def run(self, slot: Slot) -> list[Stretch]:
-        """Run one slot, all it depends on having run; return its compute."""
+    def run(self, slot: Slot) -> list[Piece]:
+        """Run a slot, after all that it depends on, and return its compute."""
         if self._state.scenario.sends is Sends.BLOCKING:
             return self._compute(slot)
         self._receive(slot)
-        stretches = self._compute(slot)
+        pieces = self._compute(slot)
         self._send(slot)
-        return stretches
+        return pieces
 
     def post(self, exchange: Exchange) -> None:
-        """Come to an exchange."""
+        """Start an exchange."""
         now = self._state.now[exchange.stage]
         for sender, receiver in self._messages(exchange):
             (self._sent if sender in exchange.sends else self._awaited)[sender] = now
@@ -87,11 +87,11 @@ class Pipeline:
                 self._arrived[sender] = posted + self._transfer_ns(sender, receiver)
 
     def finish(self, exchange: Exchange) -> None:
-        """End an exchange to which all partners have come."""
+        """End an exchange that all partners have started."""
         state, stage = self._state, exchange.stage
         start = now = state.now[stage]
         messages = self._messages(exchange)
-        interval = state.seqs.of_call() if len(messages) > 1 else 0
+        interval = state.seqs.next_call() if len(messages) > 1 else 0
         flags = ON_DEVICE | SpanFlag.ASYNC
         flags |= SpanFlag.COALESCED if interval else SpanFlag.NOTHING
         for sender, receiver in messages:
@@ -138,9 +138,9 @@ class Pipeline:
             self._sent[slot] = self._state.now[slot.stage]
 
     def _message_template(self, sender: Slot, receiver: Slot) -> SpanTemplate:
-        """Return the template of a send; its number is given when it is first asked for."""
+        """Return the template of a send; the first call assigns its sequence number."""
         if sender not in self._seqs:
-            self._seqs[sender] = self._state.seqs.of_pair(sender.stage, receiver.stage)
+            self._seqs[sender] = self._state.seqs.next_of_pair(sender.stage, receiver.stage)
         return SpanTemplate(
             kind=SpanKind.PP_SEND,
             name="send",
@@ -155,8 +155,8 @@ class Pipeline:
             flags=ON_DEVICE | SpanFlag.ASYNC,
         )
 
-    def _compute(self, slot: Slot) -> list[Stretch]:
-        """Run one forward or backward; return its compute."""
+    def _compute(self, slot: Slot) -> list[Piece]:
+        """Run one forward or backward and return its compute."""
         stage = slot.stage
         ready = self._state.ready(stage)
         if slot.is_forward:
@@ -175,45 +175,47 @@ class Pipeline:
         now = begin if stall is None else begin + stall
         if slot.is_weight:
             end = now + self._loaded(slot, own)
-            stretches = [Stretch(0.0, 1.0, now, end)]
+            pieces = [Piece(0.0, 1.0, now, end)]
         else:
-            stretches, end = self._meeting(slot, now, own)
+            pieces, end = self._run_syncs(slot, now, own)
         self._state.recorder.add(stage, template, begin, end)
         self._state.now[stage] = end
-        return stretches
+        return pieces
 
     def _name(self, slot: Slot) -> str:
-        """Return the span's name, as the tracer spells it."""
+        """Return the name that the tracer gives the span."""
         if slot.is_forward:
             return "forward"
         if self._state.scenario.schedule is Schedule.ONE_F_ONE_B:
             return "backward"
         return "backward weight" if slot.is_weight else "backward input"
 
-    def _meeting(self, slot: Slot, now: Times, own: Times) -> tuple[list[Stretch], Times]:
-        """Compute ``own`` and meet the partners in between.
+    def _run_syncs(self, slot: Slot, now: Times, own: Times) -> tuple[list[Piece], Times]:
+        """Run the compute of a slot with its collectives.
 
         Returns:
-            The compute, and when each rank is through.
+            The compute, and the end on each rank.
         """
         syncs, scenario = self._state.cluster.syncs, self._state.scenario
         buckets = self._gathers.needed_by(slot)
         if not syncs or (scenario.tp_detail is TpDetail.COLLAPSED and scenario.ep == 1):
-            stretches = self._stretches(slot.stage, Stretch(0.0, 1.0, now, now + own), buckets)
-            return stretches, self._meet_unseen(slot.stage, stretches[-1].end, syncs)
+            pieces = self._pieces(slot.stage, Piece(0.0, 1.0, now, now + own), buckets)
+            return pieces, self._run_unrecorded_syncs(slot.stage, pieces[-1].end, syncs)
         load = self._load(slot)
-        stretches, done = [], 0.0
+        pieces, done = [], 0.0
         for sync in syncs:
-            piece = np.rint(own * (done + sync.share)) - np.rint(own * done)
-            end = now + np.rint(piece * load if sync.is_of_experts else piece).astype(np.int64)
-            whole = Stretch(done, done + sync.share, now, end)
-            stretches += self._stretches(slot.stage, whole, buckets)
+            piece_ns = np.rint(own * (done + sync.share)) - np.rint(own * done)
+            end = now + np.rint(piece_ns * load if sync.is_of_experts else piece_ns).astype(
+                np.int64
+            )
+            whole = Piece(done, done + sync.share, now, end)
+            pieces += self._pieces(slot.stage, whole, buckets)
             done += sync.share
-            now = self._sync(slot, sync, stretches[-1].end)
-        return stretches, now
+            now = self._sync(slot, sync, pieces[-1].end)
+        return pieces, now
 
-    def _stretches(self, stage: int, whole: Stretch, buckets: list[Bucket]) -> list[Stretch]:
-        """Cut a stretch where it waits for parameters: the k-th of n at k / n of the compute."""
+    def _pieces(self, stage: int, whole: Piece, buckets: list[Bucket]) -> list[Piece]:
+        """Split a piece at its waits for parameters: the k-th of n at k / n of the compute."""
         found = []
         for number, bucket in enumerate(buckets):
             length = whole.last_share - whole.first_share
@@ -222,13 +224,13 @@ class Pipeline:
                 continue
             at = time_at([whole], share)
             if share > whole.first_share + SHARE_SLACK:
-                found.append(Stretch(whole.first_share, share, whole.start, at))
+                found.append(Piece(whole.first_share, share, whole.start, at))
             begin = self._state.wait(stage, bucket, at)
-            whole = Stretch(share, whole.last_share, begin, begin + (whole.end - at))
+            whole = Piece(share, whole.last_share, begin, begin + (whole.end - at))
         return [*found, whole]
 
     def _loaded(self, slot: Slot, own: Times) -> Times:
-        """Return compute of which the experts' share goes with their tokens."""
+        """Return the compute, with the experts' share scaled by their tokens."""
         if self._loads is None:
             return own
         ratio = self._state.scenario.expert_ratio
@@ -236,20 +238,20 @@ class Pipeline:
         return loaded
 
     def _load(self, slot: Slot) -> NDArray[np.float64] | float:
-        """Return each rank's tokens over an equal share of them, shape (dp, 1, 1)."""
+        """Return each rank's tokens over an equal share, shape (dp, 1, 1)."""
         if self._loads is None:
             return 1.0
         load: NDArray[np.float64] = self._loads[slot.stage, slot.chunk, slot.microbatch]
         return load[:, None, None]
 
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
-        """Meet in one collective inside a compute span; return when each member leaves."""
+        """Run one collective inside a compute span and return its end on each member."""
         template = SpanTemplate(
             kind=KIND_OF_AXIS[sync.axis],
             name=sync.name,
             track=TRACKS[sync.axis],
             axis=sync.axis,
-            seq=self._state.seqs.of_group(sync.axis, slot.stage),
+            seq=self._state.seqs.next_of_group(sync.axis, slot.stage),
             microbatch=slot.microbatch,
             chunk=slot.chunk,
             num_bytes=sync.num_bytes,
@@ -258,23 +260,23 @@ class Pipeline:
         mean_ns = self._state.collective_ns(
             slot.stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
         )
-        end = self._state.meet(sync.axis, start, mean_ns)
+        end = self._state.collective_end(sync.axis, start, mean_ns)
         self._state.blocked(slot.stage, template, start, end)
         return end
 
-    def _meet_unseen(self, stage: int, start: Times, syncs: Sequence[Sync]) -> Times:
-        """Return when partners leave collectives that are not recorded."""
+    def _run_unrecorded_syncs(self, stage: int, start: Times, syncs: Sequence[Sync]) -> Times:
+        """Return the end on each rank of collectives that are not recorded."""
         end = start
         for sync in syncs:
             mean_ns = self._state.collective_ns(
                 stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
             )
-            left = self._state.last_gone(sync.axis, end, mean_ns)
+            left = self._state.transfer_end(sync.axis, end, mean_ns)
             end = np.broadcast_to(left, self._state.shape)
         return end
 
     def _pause(self, stage: int, ready: Times) -> Times:
-        """Stop random ranks for a collection of garbage."""
+        """Pause random ranks for a garbage collection."""
         for fault, rng in self._pauses:
             hit = rng.random(self._state.shape) < fault.probability
             pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(self._state.shape))
@@ -289,11 +291,11 @@ class Pipeline:
         return ready
 
     def _stop(self, slot: Slot, ready: Times) -> tuple[Times, Times | None]:
-        """Let the rank of a crash or hang go no further.
+        """Stop the rank of a crash or hang.
 
         Returns:
-            When the slot begins, and how much longer it takes: a rank that hangs
-            never begins it, one that dies never ends it.
+            When the slot begins, and its additional duration: a rank that hangs never begins it, a
+            rank that crashes never ends it.
         """
         ending = self._state.effects.ending
         if ending is None or not self._is_stopping_place(slot):

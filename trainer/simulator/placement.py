@@ -1,4 +1,4 @@
-"""Which rank stands where: in the layout, on which host, in which rack."""
+"""Placement of the ranks: positions in the layout, hosts, racks, communication groups."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Places of all ranks."""
+    """Positions, hosts and racks of all ranks."""
 
     rank: NDArray[np.int32]
     """Shape (pp, dp, cp, tp): the global rank at each position."""
 
     stage: NDArray[np.int32]
-    """Shape (ranks,), as all that follow: position of each rank on the axis."""
+    """Shape (ranks,), as the following: position of each rank on the axis."""
 
     dp: NDArray[np.int32]
     cp: NDArray[np.int32]
     tp: NDArray[np.int32]
     host: NDArray[np.int32]
-    """Number of its host."""
+    """Number of each rank's host."""
 
     local_rank: NDArray[np.int32]
     rack: NDArray[np.int32]
 
 
 def place(scenario: Scenario) -> Placement:
-    """Number the positions and fill the hosts in rank order.
+    """Return the placement of a scenario; hosts are filled in the order of ranks.
 
     With `RankOrder.TP_FIRST`, ``rank = ((pp * dp_size + dp) * cp_size + cp) * tp_size + tp``.
     """
@@ -71,24 +71,24 @@ def host_name(host: int) -> str:
 
 
 def tp_crosses_hosts(placement: Placement) -> bool:
-    """Tell whether partners of one tensor-parallel group stand on several hosts."""
+    """Return whether a tensor-parallel group has ranks on several hosts."""
     hosts = placement.host[placement.rank]
     return bool((hosts != hosts[..., :1]).any())
 
 
 class Axis(IntEnum):
-    """What a group spans; the order is that of `Groups.ids`."""
+    """Axes of groups, in the order of `Groups.ids`."""
 
     NONE = 0
     TP = 1
     CP = 2
     DP = 3
-    """Data-parallel positions and, with them, context-parallel ones: who shares gradients."""
+    """Data- and context-parallel positions: the ranks that share gradients."""
 
     PP = 4
     WORLD = 5
     EP = 6
-    """Neighbours among the data-parallel positions, so many as the layout's ep."""
+    """``ep`` neighbouring data-parallel positions."""
 
 
 KIND_OF_AXIS: dict[Axis, SpanKind] = {
@@ -99,7 +99,7 @@ KIND_OF_AXIS: dict[Axis, SpanKind] = {
     Axis.PP: SpanKind.OTHER,
     Axis.WORLD: SpanKind.OTHER,
 }
-"""Span kind of a group's collectives (of p2p: `PP_SEND` and `PP_RECV`)."""
+"""Span kind of collectives on an axis (p2p has `PP_SEND` and `PP_RECV`)."""
 
 
 GRID_AXES: dict[Axis, tuple[int, ...]] = {
@@ -109,8 +109,8 @@ GRID_AXES: dict[Axis, tuple[int, ...]] = {
     Axis.PP: (0,),
     Axis.WORLD: (0, 1, 2, 3),
 }
-"""Axes of the (pp, dp, cp, tp) grid over which a group's members lie; expert-parallel groups are
-blocks of one axis (`expert_blocks`)."""
+"""Axes of the (pp, dp, cp, tp) grid that a group spans; expert-parallel groups are blocks of one
+axis (`expert_blocks`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,11 @@ class Groups:
 
     groups: tuple[Group, ...]
     ids: NDArray[np.uint64]
-    """Shape (axes, pp, dp, cp, tp): group id, 0 where the position has no such group."""
+    """Shape (axes, pp, dp, cp, tp): group id; 0 if the position has no group on the axis."""
 
 
 def make_groups(placement: Placement, *, ep: int = 1) -> Groups:
-    """Return the groups of a layout, as the job's mesh would make them."""
+    """Return the groups of a layout."""
     grid = placement.rank
     ids = np.zeros((len(Axis), *grid.shape), dtype=np.uint64)
     groups: list[Group] = []
@@ -161,7 +161,7 @@ def expert_blocks(grid: NDArray[np.int32], ep: int) -> NDArray[np.int32]:
 
 
 def _add_groups(groups: list[Group], axis: Axis, rows: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Add a group for each row of members; return their ids, shaped as the rows are."""
+    """Add a group for each row of members, and return their ids in the shape of the rows."""
     found = np.empty(rows.shape[:-1], dtype=np.uint64)
     for at in np.ndindex(found.shape):
         members = tuple(sorted(rows[at].tolist()))

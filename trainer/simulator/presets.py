@@ -1,4 +1,4 @@
-"""Scenarios by name: a healthy cluster, and one for each cause."""
+"""Named scenarios: a healthy cluster, and one for each cause."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 HEALTHY = "healthy"
 BASE: dict[str, Any] = {"dp": 4, "pp": 2, "tp": 2, "tp_detail": TpDetail.COARSE, "num_steps": 24}
 MICROBATCHES_PER_STAGE = 4
-"""Enough to keep the pipeline's bubble below a quarter."""
+"""Keeps the pipeline bubble below a quarter of the step."""
 
 SMALL_HOST, FULL_HOST = 4, 8
-"""Ranks of a host: few, so that a small job has several hosts, unless TP partners need more."""
+"""Ranks per host: few, so that a small job has several hosts, unless TP needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Preset:
     """A named scenario."""
 
     title: str
-    """What it shows, in a few words."""
+    """What the scenario shows, in a few words."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the base."""
+    """Settings that differ from `BASE`."""
 
     faults: Callable[[Scenario], tuple[str, ...]] = lambda _: ()
-    """The faults' texts for a scenario of any size."""
+    """Returns the texts of the faults for a scenario of any size."""
 
 
 def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401  # fields of Scenario
@@ -45,10 +45,10 @@ def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401  # 
 
     Args:
         name: One of `PRESETS`.
-        **settings: Fields of `Scenario` that replace the preset's, but for ``faults``.
+        **settings: Fields of `Scenario` that replace the preset's, except ``faults``.
 
     Raises:
-        ScenarioError: No such name, or the settings don't go together.
+        ScenarioError: There is no such preset, or the settings contradict each other.
         FaultSpecError: The scenario is too small for the preset's fault.
     """
     scenario = Scenario(**preset_settings(name, **settings))
@@ -56,10 +56,10 @@ def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401  # 
 
 
 def preset_settings(name: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401  # likewise
-    """Return the fields of `Scenario` that make a named scenario of these sizes.
+    """Return the fields of `Scenario` of a named scenario with these settings.
 
     Raises:
-        ScenarioError: No such name.
+        ScenarioError: There is no such preset.
     """
     if name not in PRESETS:
         raise ScenarioError(
@@ -74,7 +74,7 @@ def preset_settings(name: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN4
 
 
 def preset_faults(name: str, scenario: Scenario) -> tuple[Fault, ...]:
-    """Return the faults of a named scenario, placed in one of any size.
+    """Return the faults of a named scenario for the sizes of ``scenario``.
 
     Raises:
         FaultSpecError: The scenario is too small for the fault.
@@ -83,7 +83,7 @@ def preset_faults(name: str, scenario: Scenario) -> tuple[Fault, ...]:
 
 
 def _culprit(scenario: Scenario) -> int:
-    """Return a rank in the midst of the job."""
+    """Return a rank in the middle of the job."""
     return min(scenario.world_size // 2 + 1, scenario.world_size - 1)
 
 
@@ -92,7 +92,7 @@ def _steps(scenario: Scenario) -> str:
 
 
 def _neighbours(scenario: Scenario) -> tuple[int, int]:
-    """Return two ranks of one data-parallel ring; neighbours in a pipeline where there is none."""
+    """Return two neighbours of a data-parallel ring, or of a pipeline if dp is 1."""
     grid = place(scenario).rank
     if scenario.dp > 1:
         ring = np.sort(grid[0, :, :, 0].ravel())
@@ -102,7 +102,7 @@ def _neighbours(scenario: Scenario) -> tuple[int, int]:
 
 
 def _at(text: str) -> Callable[[Scenario], tuple[str, ...]]:
-    """Return what makes a fault's text: capitals stand for the scenario's."""
+    """Return a function that replaces the words in capitals by values of a scenario."""
 
     def faults(scenario: Scenario) -> tuple[str, ...]:
         src, dst = _neighbours(scenario)
@@ -122,9 +122,9 @@ def _at(text: str) -> Callable[[Scenario], tuple[str, ...]]:
 
 
 PRESETS: dict[str, Preset] = {
-    HEALTHY: Preset(title="nothing wrong"),
+    HEALTHY: Preset(title="healthy"),
     "noisy": Preset(
-        title="nothing wrong: sequence lengths vary, links are noisy, the day is warm",
+        title="healthy: sequence lengths vary, links are noisy, compute drifts",
         settings={"noise": Noise(sequence_spread=0.1, transfer_jitter_ratio=0.1, drift_ratio=0.02)},
     ),
     **{
@@ -142,28 +142,28 @@ PRESETS: dict[str, Preset] = {
                 "a congested network",
                 "factor=3,reason=congestion,STEPS",
             ),
-            (FaultCause.GC_PAUSE, "collections of garbage", "ms=250,probability=0.02"),
+            (FaultCause.GC_PAUSE, "garbage collections", "ms=250,probability=0.02"),
             (FaultCause.HOST_STALL, "one rank launches late", "rank=RANK,ms=5,STEPS"),
-            (FaultCause.DATA_STALL, "data comes late to one rank", "rank=RANK,ms=200,STEPS"),
-            (FaultCause.LAUNCH_SKEW, "late in turn to a collective", "ms=200,stage=0"),
-            (FaultCause.CHECKPOINT, "a checkpoint now and then", "every=8,ms=2000"),
-            (FaultCause.STAGE_IMBALANCE, "a heavy last stage", "stage=LAST,factor=1.4"),
-            (FaultCause.SEQUENCE_IMBALANCE, "lengths that vary much", "spread=0.3"),
+            (FaultCause.DATA_STALL, "one rank waits for data", "rank=RANK,ms=200,STEPS"),
+            (FaultCause.LAUNCH_SKEW, "ranks launch a collective late, in turn", "ms=200,stage=0"),
+            (FaultCause.CHECKPOINT, "a checkpoint every few steps", "every=8,ms=2000"),
+            (FaultCause.STAGE_IMBALANCE, "a slow last stage", "stage=LAST,factor=1.4"),
+            (FaultCause.SEQUENCE_IMBALANCE, "very unequal sequence lengths", "spread=0.3"),
             (FaultCause.MISCONFIGURATION, "one variable differs", "rank=RANK"),
             (
                 FaultCause.CRASH,
                 "one rank runs out of memory",
                 "rank=RANK,step=MIDDLE,kind=cuda-oom",
             ),
-            (FaultCause.HANG, "one rank falls silent", "rank=RANK,step=MIDDLE"),
+            (FaultCause.HANG, "one rank hangs", "rank=RANK,step=MIDDLE"),
         )
     },
     "zero-bubble": Preset(
-        title="nothing wrong: a pipeline whose backward is split",
+        title="healthy: a pipeline with a split backward",
         settings={"pp": 4, "schedule": Schedule.ZERO_BUBBLE},
     ),
     "experts": Preset(
-        title="nothing wrong: experts with unequal numbers of tokens",
+        title="healthy: experts with unequal numbers of tokens",
         settings={"ep": 4, "noise": Noise(expert_spread=0.2)},
     ),
     "tp-across-hosts": Preset(
@@ -175,4 +175,4 @@ PRESETS: dict[str, Preset] = {
         settings={"pp": 4, "num_microbatches": 4},
     ),
 }
-"""Every scenario that has a name."""
+"""All named scenarios."""

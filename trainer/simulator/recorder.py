@@ -1,4 +1,4 @@
-"""Keep what the ranks of a step do, a block of alike spans at a time, and lay it out in columns.
+"""Recorder of the spans of a step, which returns them as columns.
 
 All ranks of a stage do the same things in the same order, so one template and two
 arrays of times stand for one span on each of them.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .placement import Groups, Placement
 
 NEVER = 1 << 60
-"""A time that is never reached: what depends on a rank that has stopped ends here."""
+"""End of operations that depend on a rank that has stopped."""
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 ON_HOST = SpanFlag.HOST_CLOCK
@@ -31,13 +31,13 @@ ON_HOST = SpanFlag.HOST_CLOCK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanTemplate:
-    """What a block of spans has in common."""
+    """Properties that a block of spans shares."""
 
     kind: SpanKind
     name: str
     track: str
     axis: Axis = Axis.NONE
-    """Whose group it belongs to."""
+    """Axis of its group."""
 
     seq: int = NONE
     src_stage: int = NONE
@@ -46,7 +46,7 @@ class SpanTemplate:
     chunk: int = NONE
     num_bytes: int = NONE
     interval: int = 0
-    """Shared by operations that one call issued."""
+    """Id shared by the operations of one call; 0 if the call has one operation."""
 
     flags: SpanFlag = ON_DEVICE
     depth: int = 0
@@ -76,13 +76,13 @@ class SpanColumns:
 
     rank: NDArray[np.int32]
     kind: NDArray[np.int32]
-    """Code of the kind."""
+    """Index of the kind."""
 
     name: NDArray[np.int32]
-    """Position in ``names``."""
+    """Index into ``names``."""
 
     track: NDArray[np.int32]
-    """Position in ``tracks``."""
+    """Index into ``tracks``."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -115,7 +115,7 @@ COLUMN_NAMES = tuple(
 
 
 class Recorder:
-    """Takes the blocks of one step."""
+    """Records the blocks of one step."""
 
     def __init__(self, placement: Placement, groups: Groups) -> None:
         self._placement = placement
@@ -134,7 +134,7 @@ class Recorder:
     ) -> None:
         """Record one span on each rank of a stage; arrays have the shape (dp, cp, tp).
 
-        The arrays are kept, not copied: whoever hands them over leaves them as they are.
+        The arrays are kept, not copied: do not change them afterwards.
         """
         launched = start if launch is None else launch
         self._blocks[stage].append(_Block(template, start, end, launched))
@@ -176,7 +176,7 @@ class Recorder:
         )
 
     def _stage(self, stage: int, blocks: Sequence[_Block]) -> SpanColumns:
-        """Lay a stage's blocks out, one row of them for each rank."""
+        """Return the spans of a stage, rank by rank."""
         grid = self._placement.rank
         rank = grid[stage].ravel()
         by_rank = np.argsort(rank, kind="stable")

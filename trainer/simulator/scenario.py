@@ -1,4 +1,4 @@
-"""What is simulated: layout, schedule, times, network, noise and faults. Checked as it is made."""
+"""Settings of a simulated run, checked when they are made."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ AT_LEAST_ONE = (
 
 
 class TpDetail(StrEnum):
-    """How much of the communication inside a compute span is recorded."""
+    """Recording of the communication inside compute spans."""
 
     COLLAPSED = "collapsed"
-    """None: partners wait for each other inside the span, and look alike from outside."""
+    """None: partners wait for each other inside the span, and the trace cannot distinguish them."""
 
     COARSE = "coarse"
     """One collective at the end of each forward and backward."""
@@ -37,7 +37,7 @@ class TpDetail(StrEnum):
 
 
 class RankOrder(StrEnum):
-    """Which axis changes fastest with the rank."""
+    """Axis that changes fastest with the rank."""
 
     TP_FIRST = "tp-first"
     DP_FIRST = "dp-first"
@@ -45,21 +45,21 @@ class RankOrder(StrEnum):
 
 
 class Sends(StrEnum):
-    """Whether a stage waits for what it sends."""
+    """Modes of sending."""
 
     BACKGROUND = "background"
-    """It goes on; the message waits for its receiver."""
+    """The stage continues; the message waits for its receiver."""
 
     BLOCKING = "blocking"
-    """It waits; in the steady state one call sends and receives."""
+    """The stage waits; in the steady state one call sends and receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What differs between healthy ranks, items and messages; all 0 makes an exact machine."""
+    """Random differences between healthy ranks, items and messages."""
 
     rank_bias_ratio: float = 0.005
-    """Standard deviation of a rank's own speed, lasting; cut at 3 of it."""
+    """Standard deviation of the constant speed of a rank; at most 3 of it."""
 
     compute_jitter_ratio: float = 0.01
     """Standard deviation of one forward, backward or optimizer step."""
@@ -74,18 +74,18 @@ class Noise:
     """Mean of the exponential gap before a compute span."""
 
     drift_ratio: float = 0.0
-    """Amplitude of a slow change of all compute, as by the temperature of a day."""
+    """Amplitude of a slow change of all compute, such as by temperature."""
 
     drift_period_steps: int = 1_000
     sequence_spread: float = 0.0
     """Standard deviation of the logarithm of a micro-batch's compute: sequence lengths vary."""
 
     expert_spread: float = 0.0
-    """Standard deviation of the logarithm of an expert-parallel rank's tokens of one micro-batch
-    and chunk: the router sends more to one and now to another."""
+    """Standard deviation of the logarithm of an expert-parallel rank's tokens per micro-batch and
+    chunk: the router sends unequal numbers of tokens."""
 
     clock_error_ns: int = 20_000
-    """Most by which the clocks of two hosts differ; each stays within half of it."""
+    """Largest difference of two hosts' clocks; each stays within half of it."""
 
 
 EXACT = Noise(
@@ -96,15 +96,15 @@ EXACT = Noise(
     launch_gap_ns=0,
     clock_error_ns=0,
 )
-"""No noise at all: times can be computed by hand."""
+"""No noise, so that expected times are easy to compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Latency and bandwidth of each class of link.
 
-    A transfer takes ``latency + bytes / bandwidth``. The numbers are of the
-    order of a cluster with NVLink and one 400 Gbit/s adapter a device.
+    A transfer takes ``latency + bytes / bandwidth``. The defaults are
+    typical of a cluster with NVLink and one 400 Gbit/s adapter per device.
     """
 
     host_bytes_per_s: float = 300e9
@@ -133,70 +133,70 @@ class Scenario:
     """Expert-parallel partners, neighbours on the dp axis; above 1 every layer has experts."""
 
     vpp: int = 1
-    """Model chunks a stage; above 1 the schedule is interleaved."""
+    """Model chunks per stage; above 1 the schedule is interleaved."""
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
 
     num_steps: int = 20
     num_microbatches: int = 8
     num_layers: int | None = None
-    """Over all stages; None: 4 a stage."""
+    """Layers of all stages; None for 4 per stage."""
 
     tp_detail: TpDetail = TpDetail.COLLAPSED
     sends: Sends = Sends.BACKGROUND
     overlap: bool = False
-    """Whether gradients are reduced while the last micro-batch's backward still runs."""
+    """Whether gradients are reduced while the backward of the last micro-batch runs."""
 
     prefetch: bool = False
-    """Whether parameters are gathered in pieces under the step's first forwards (FSDP, ZeRO), not
-    at the end of the step before."""
+    """Whether parameters are gathered in buckets during the first forwards of a step (FSDP, ZeRO),
+    instead of at the end of the previous step."""
 
     num_buckets: int = 4
-    """Pieces in which overlapped gradients of one chunk are reduced, or its parameters gathered."""
+    """Buckets in which overlapped gradients of a chunk are reduced, or its parameters gathered."""
 
     ranks_per_host: int = 8
     hosts_per_rack: int = 4
     rank_order: RankOrder = RankOrder.TP_FIRST
 
     forward_ms: float = 10.0
-    """One micro-batch through one stage, all chunks of it, without communication."""
+    """Forward of one micro-batch on one stage with all its chunks, without communication."""
 
     backward_ms: float = 20.0
     weight_ratio: float = 0.5
-    """Share of the backward that takes the weights' gradients, where the schedule splits it."""
+    """Share of the weights' gradients in the backward, if the schedule splits it."""
 
     expert_ratio: float = 0.5
-    """Share of forward and backward that the experts compute, with ``ep`` above 1."""
+    """Share of the experts in forward and backward, if ``ep`` is above 1."""
 
     expert_weights: tuple[float, ...] = ()
-    """Share of the tokens that each expert-parallel position gets for good, 1.0 the plain one;
-    empty: all alike."""
+    """Constant weight of each expert-parallel position in the tokens, relative to 1.0; empty if
+    equal."""
 
     optimizer_ms: float = 5.0
     data_ms: float = 0.5
-    """Reading the step's data; 0 leaves the span out."""
+    """Reading the data of a step; 0 leaves the span out."""
 
     stage_weights: tuple[float, ...] = ()
-    """Share of each stage in the compute, 1.0 the plain one; empty: all alike."""
+    """Weight of each stage in the compute, relative to 1.0; empty if equal."""
 
     activation_bytes: int = 8 << 20
-    """Of one micro-batch between two stages, on one rank."""
+    """Activation of one micro-batch between two stages, per rank."""
 
     tp_bytes: int = 16 << 20
-    """Of one tensor-parallel collective."""
+    """Size of one tensor-parallel collective."""
 
     ep_bytes: int = 16 << 20
-    """Of one all-to-all that brings tokens to experts or back, on one rank."""
+    """Size of one all-to-all that brings tokens to experts or back, per rank."""
 
     gradient_bytes: int = 1 << 30
-    """Of one rank's part of the model."""
+    """Gradients of one rank's part of the model."""
 
     tokens_per_microbatch: int = 8_192
     record_lengths: bool = True
-    """Whether the loader tells the tracer each micro-batch's tokens and squared lengths."""
+    """Whether tokens and squared lengths of each micro-batch are recorded."""
 
     record_samples: bool = True
-    """Whether clock and power of each device are sampled, once a step."""
+    """Whether clock and power of each device are sampled, once per step."""
 
     noise: Noise = field(default_factory=Noise)
     network: Network = field(default_factory=Network)
@@ -224,12 +224,12 @@ class Scenario:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts, the last of which may not be full."""
+        """Number of hosts; the last may have fewer ranks."""
         return -(-self.world_size // self.ranks_per_host)
 
     @property
     def num_racks(self) -> int:
-        """Number of racks, the last of which may not be full."""
+        """Number of racks; the last may have fewer hosts."""
         return -(-self.num_hosts // self.hosts_per_rack)
 
     @property
@@ -239,9 +239,9 @@ class Scenario:
         return max(1, layers // (self.pp * self.vpp))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values, the form that the manifest holds.
+        """Return the settings as plain values, as in the manifest.
 
-        Without the faults: what a run records must not give them away.
+        The faults are left out: the diagnosis, which should find them, reads the manifest.
         """
         plain = {
             item.name: getattr(self, item.name) for item in fields(self) if item.name != "faults"
@@ -261,8 +261,8 @@ class Scenario:
         if self.ep > 1 and self.tp * self.cp > 1 and self.tp_detail is TpDetail.COLLAPSED:
             raise ScenarioError(
                 f"Scenario.tp_detail must not be {self.tp_detail} with ep {self.ep} and tp x cp"
-                f" {self.tp * self.cp}: who sees the experts' all-to-all sees the others too;"
-                " use coarse"
+                f" {self.tp * self.cp}: a trace that has the experts' all-to-all also has the other"
+                " collectives; use coarse"
             )
         self._check_schedule()
 
@@ -311,7 +311,7 @@ class Scenario:
             are_good = all(0 < weight < math.inf for weight in weights)
             if weights and (len(weights) != size or not are_good):
                 raise ScenarioError(
-                    f"Scenario.{name} must be {size} numbers above 0, one a {place}: {weights}"
+                    f"Scenario.{name} must be {size} numbers above 0, one per {place}: {weights}"
                 )
 
     def _check_parts(self) -> None:
@@ -350,8 +350,8 @@ class Scenario:
                 " give earlier steps, or more --steps"
             )
         if fault.cause is FaultCause.LAUNCH_SKEW and self.dp * self.cp == 1:
-            raise ScenarioError(f"fault {str(fault)!r} needs dp or cp above 1: nobody to be late")
+            raise ScenarioError(f"fault {str(fault)!r} needs dp or cp above 1")
 
 
 MAX_JITTER_RATIO = 0.2
-"""Normal noise beyond it could make a duration negative."""
+"""Larger normal noise could make a duration negative."""

@@ -1,4 +1,4 @@
-"""Read a scenario from a TOML or JSON file, or from plain values."""
+"""Scenarios from TOML or JSON files, or from plain values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CHOICES: dict[str, type[StrEnum]] = {
 
 
 def read_scenario_file(path: Path) -> dict[str, Any]:
-    """Return the settings that a file holds, ready for `Scenario`.
+    """Return the settings in a file as fields of `Scenario`.
 
     Raises:
-        ScenarioError: Not readable, neither TOML nor JSON, or a setting is unknown or of a wrong
-            type.
-        FaultSpecError: A fault's text is wrong.
+        ScenarioError: The file is not readable, not TOML or JSON, or a setting is unknown or has
+            the wrong type.
+        FaultSpecError: The text of a fault is invalid.
     """
     try:
         text = read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode()
@@ -45,9 +45,7 @@ def read_scenario_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ScenarioError(f"cannot read {path} ({error.strerror}): check the path") from error
     except ValueError as error:
-        raise ScenarioError(
-            f"{path} is not the {path.suffix or '.toml'} it is named: {error}"
-        ) from error
+        raise ScenarioError(f"{path} is not valid {path.suffix or '.toml'}: {error}") from error
     if not isinstance(document, dict):
         raise ScenarioError(
             f"{path} must hold one table of settings, not a {type(document).__name__}"
@@ -56,11 +54,11 @@ def read_scenario_file(path: Path) -> dict[str, Any]:
 
 
 def scenario_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values as the fields of `Scenario`.
+    """Return plain values as fields of `Scenario`.
 
     Raises:
-        ScenarioError: A setting is unknown or of a wrong type.
-        FaultSpecError: A fault's text is wrong.
+        ScenarioError: A setting is unknown or has the wrong type.
+        FaultSpecError: The text of a fault is invalid.
     """
     settings = dict(_checked(document, Scenario, place=""))
     for name, part in PARTS.items():
@@ -78,7 +76,7 @@ def scenario_settings(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(document: object, owner: Any, *, place: str) -> Mapping[str, Any]:  # noqa: ANN401
-    """Return the settings of one dataclass, each known and of its default's type."""
+    """Return a table of settings after checking names and types."""
     if not isinstance(document, dict):
         raise ScenarioError(f"scenario: {place.rstrip('.')} must be a table of settings")
     known = {item.name: item for item in fields(owner)}
@@ -95,12 +93,12 @@ def _checked(document: object, owner: Any, *, place: str) -> Mapping[str, Any]: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """What a file may hold in a field of some type."""
+    """Values that a file may hold for a field."""
 
     text: str
     types: tuple[type, ...]
     parts: tuple[type, ...] = ()
-    """Of a list: what its elements may be."""
+    """Types of the elements of a list."""
 
     def fits(self, value: object) -> bool:
         if isinstance(value, bool) and bool not in self.types:
@@ -118,7 +116,7 @@ WANTED: dict[str, _Wanted] = {
     "tuple[float, ...]": _Wanted(text="a list of numbers", types=(list,), parts=(int, float)),
     "tuple[Fault, ...]": _Wanted(text="a list of texts", types=(list,), parts=(str,)),
 }
-"""By a field's annotation; a field of another type is checked on its own."""
+"""By the annotation of a field; fields of other types are checked separately."""
 
 ANYTHING = _Wanted(text="a name or a table of settings", types=(object,))
 
@@ -141,18 +139,19 @@ KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 
 
 LONG_KEY = re.compile(rf"(?<![\w-])(?:{KEY_PART}[ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}")
-"""The parser takes a key's parts squared: 20,000 of them, 40 kB, took it 14 s and 1.5 GB."""
+"""The time of tomllib grows with the square of a key's parts: 20,000 parts, 40 kB, took 14 s and
+1.5 GB."""
 
 
 def parse_document(text: str, *, suffix: str) -> object:
-    """Return what a document holds.
+    """Return the parsed TOML or JSON document, in time and memory proportional to its length.
 
     Args:
         text: The document.
-        suffix: Of its file; ``.json`` is JSON, all else TOML.
+        suffix: Suffix of its file; ``.json`` is JSON, any other TOML.
 
     Raises:
-        ValueError: It is neither, is nested too deep, or has a key of too many parts.
+        ValueError: The document is invalid, nested too deeply, or has a key of too many parts.
     """
     try:
         if suffix == ".json":

@@ -1,7 +1,13 @@
-"""In which order a stage runs its forwards and backwards: 1F1B, plain and interleaved.
+"""Pipeline schedules: 1F1B, interleaved 1F1B, and the zero-bubble schedules ZB-H1 and ZB-V.
 
-The order is the same for all ranks of a stage, so it is found once for a run.
-Schedules that split the backward are in `trainer.simulator.zero_bubble`.
+A schedule is the order in which a stage runs its forwards and backwards. It is the same for all
+ranks of a stage and all steps, so it is computed once per run.
+
+Zero-bubble schedules split the backward: first the gradients of the input, which the previous stage
+waits for, and later those of the weights, which fill the bubble.
+
+Source:
+    Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241: ZB-H1 and ZB-V.
 """
 
 from __future__ import annotations
@@ -11,17 +17,17 @@ from enum import StrEnum
 
 
 class Schedule(StrEnum):
-    """How a pipeline orders its work."""
+    """Kinds of schedules."""
 
     ONE_F_ONE_B = "1f1b"
-    """One forward, one backward; interleaved where a stage has several chunks."""
+    """One forward, one backward; interleaved if a stage has several chunks."""
 
     ZERO_BUBBLE = "zero-bubble"
-    """The gradients of the weights come later than those of the input, and fill the bubble;
-    interleaved likewise."""
+    """ZB-H1: gradients of the weights come later than those of the input; interleaved if a stage
+    has several chunks."""
 
     ZERO_BUBBLE_V = "zero-bubble-v"
-    """The same with two chunks a stage, laid out as a V: the last stage's two are neighbours."""
+    """ZB-V: two chunks per stage, arranged as a V: those of the last stage are neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +38,16 @@ class Slot:
     is_forward: bool
     microbatch: int
     chunk: int
-    """Of this stage, 0 the first in the model."""
+    """Number of the chunk on this stage, 0 for the first in the model."""
 
     is_weight: bool = False
-    """Whether it is the later half of a split backward, which nothing waits for."""
+    """Whether this is the second part of a split backward, which nothing waits for."""
 
 
 def stage_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Slot]:
     """Return the slots of one stage in the order in which 1F1B runs them.
 
-    Warm-up forwards, then one forward and one backward in turn, then the
-    remaining backwards.
+    First the warm-up forwards, then forwards and backwards alternate, then the remaining backwards.
 
     Source:
         Narayanan et al., arXiv 2104.04473: 1F1B warms up with ``pp - 1 - stage``
@@ -62,12 +67,12 @@ def stage_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list
 def run_order(
     waiting: list[list[Slot]], *, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
 ) -> tuple[Slot, ...]:
-    """Return the slots of all stages, each after the ones it depends on.
+    """Return the slots of all stages, each after those that it depends on.
 
     Args:
         waiting: Slots of each stage in its own order.
-        vpp: Chunks a stage.
-        schedule: How the chunks hang together.
+        vpp: Chunks per stage.
+        schedule: The order of chunks in the model.
     """
     at = [0] * len(waiting)
     done: set[Slot] = set()
@@ -91,19 +96,19 @@ def run_order(
 def sender_of(
     slot: Slot, *, pp: int, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
 ) -> Slot | None:
-    """Return the slot whose output ``slot`` receives; None where it needs none."""
+    """Return the slot whose output ``slot`` receives; None if it receives nothing."""
     return _neighbour(slot, -1 if slot.is_forward else 1, pp=pp, vpp=vpp, schedule=schedule)
 
 
 def receiver_of(
     slot: Slot, *, pp: int, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
 ) -> Slot | None:
-    """Return the slot that receives the output of ``slot``; None where it is the last."""
+    """Return the slot that receives the output of ``slot``; None if no slot does."""
     return _neighbour(slot, 1 if slot.is_forward else -1, pp=pp, vpp=vpp, schedule=schedule)
 
 
 def _neighbour(slot: Slot, step: int, *, pp: int, vpp: int, schedule: Schedule) -> Slot | None:
-    """Return the same micro-batch's slot so many parts further on in the model."""
+    """Return the slot of the same micro-batch ``step`` chunks further in the model."""
     if slot.is_weight:
         return None
     is_v = schedule is Schedule.ZERO_BUBBLE_V
@@ -117,7 +122,7 @@ def _neighbour(slot: Slot, step: int, *, pp: int, vpp: int, schedule: Schedule) 
 
 
 def slot_at(stage: int, k: int, *, pp: int, vpp: int, is_forward: bool) -> Slot:
-    """Return the ``k``-th forward or backward of a stage: chunks take ``pp`` micro-batches each."""
+    """Return the ``k``-th forward or backward of a stage; chunks alternate every ``pp`` of them."""
     if vpp == 1:
         return Slot(stage, is_forward, k, 0)
     chunk = k % (pp * vpp) // pp
@@ -127,26 +132,26 @@ def slot_at(stage: int, k: int, *, pp: int, vpp: int, is_forward: bool) -> Slot:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Messages that one stage sends and receives in one call, and waits for together."""
+    """Messages that a stage sends and receives in one call, and waits for together."""
 
     stage: int
     sends: tuple[Slot, ...] = ()
-    """Slots of this stage whose output goes out."""
+    """Slots of this stage whose output is sent."""
 
     receives: tuple[Slot, ...] = ()
-    """Slots of this stage whose input comes in."""
+    """Slots of this stage whose input is received."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A stage comes to an exchange."""
+    """A stage starts an exchange."""
 
     exchange: Exchange
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All partners of an exchange have come to theirs: it can end."""
+    """All partners of an exchange have started theirs, so that it can end."""
 
     exchange: Exchange
 
@@ -155,11 +160,10 @@ Action = Slot | Posted | Finished
 
 
 def stage_exchanges(stage: int, *, pp: int, num_microbatches: int) -> list[Slot | Exchange]:
-    """Return what a stage does when it waits for what it sends as well.
+    """Return the slots and exchanges of a stage whose sends block.
 
-    In the steady state each forward's output goes out in one call with the
-    backward's input, and the other way round: apart, two neighbours that both
-    send first would wait for each other for ever.
+    In the steady state a forward's output is sent in one call with receiving the backward's input,
+    and vice versa. As separate calls, two neighbours that both send first would deadlock.
 
     Source:
         Narayanan et al., arXiv 2104.04473: 1F1B without interleaving.
@@ -170,7 +174,7 @@ def stage_exchanges(stage: int, *, pp: int, num_microbatches: int) -> list[Slot 
         sends = (before,) if before and receiver_of(before, pp=pp, vpp=1) else ()
         receives = (slot,) if slot and sender_of(slot, pp=pp, vpp=1) else ()
         if before and slot and before.is_forward == slot.is_forward:
-            # Warming up and cooling down: out first, then in.
+            # Warm-up and cool-down: send first, then receive.
             actions += [Exchange(stage, sends=sends)] if sends else []
             actions += [Exchange(stage, receives=receives)] if receives else []
         elif sends or receives:
@@ -180,7 +184,7 @@ def stage_exchanges(stage: int, *, pp: int, num_microbatches: int) -> list[Slot 
 
 
 def exchange_order(*, pp: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Return the actions of all stages, each after the ones it depends on."""
+    """Return the actions of all stages, each after those that it depends on."""
     waiting = [
         stage_exchanges(stage, pp=pp, num_microbatches=num_microbatches) for stage in range(pp)
     ]
@@ -205,7 +209,7 @@ def exchange_order(*, pp: int, num_microbatches: int) -> tuple[Action, ...]:
 def _exchange(
     exchange: Exchange, posted: set[tuple[Slot, bool]], order: list[Action], *, pp: int
 ) -> bool:
-    """Post an exchange once; return whether it could be finished."""
+    """Post an exchange, the first time, and return whether it could be finished."""
     producers = [sender_of(slot, pp=pp, vpp=1) for slot in exchange.receives]
     mine = {(slot, True) for slot in exchange.sends}
     mine |= {(slot, False) for slot in producers if slot}
@@ -223,11 +227,10 @@ V_CHUNKS = 2
 
 
 def deferring_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Slot]:
-    """Return the slots of one stage of ZB-H1, interleaved where it has several chunks.
+    """Return the slots of one stage of ZB-H1, interleaved if it has several chunks.
 
-    The order is that of 1F1B; the weights' gradients begin ``stage`` backwards
-    late, and after the last backward the rest of them follow. No stage holds
-    more activations than under 1F1B.
+    The order is that of 1F1B. The weights' gradients are ``stage`` backwards late; the rest of them
+    follow after the last backward. No stage holds more activations than with 1F1B.
     """
     total = num_microbatches * vpp
     warm_up = min(pp - 1 - stage + (vpp - 1) * pp, total)
@@ -243,7 +246,8 @@ def deferring_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> 
 def v_slots(stage: int, *, pp: int, num_microbatches: int) -> list[Slot]:
     """Return the slots of one stage of ZB-V.
 
-    Laid out for at least ``2 pp - 1`` micro-batches; of fewer the missing ones' slots drop out.
+    Built for at least ``2 pp - 1`` micro-batches; slots of micro-batches beyond the actual number
+    are removed.
     """
     num = max(2 * pp - 1, num_microbatches)
     work = _Counter(stage)
@@ -277,7 +281,7 @@ def v_slots(stage: int, *, pp: int, num_microbatches: int) -> list[Slot]:
 
 
 class _Counter:
-    """Hands out each chunk's forwards and backwards in the order of its micro-batches."""
+    """Counts the forwards and backwards of each chunk, and numbers them by micro-batch."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage

@@ -1,4 +1,4 @@
-"""Run a scenario, step by step."""
+"""Simulation of a scenario, step by step."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 DEFAULT_RUN_ID = "simulated"
 FIRST_LOSS, LAST_LOSS, LOSS_STEPS = 10.5, 2.2, 400.0
 PARAMETER_COPIES = 9
-"""Bytes of parameters, gradients and optimizer state over bytes of bfloat16 gradients."""
+"""Bytes of parameters, gradients and optimizer state over the bytes of bfloat16 gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    """One step that ran; times are true ns from the run's start."""
+    """A finished step; times are true ns from the start of the run."""
 
     step: int
     start: NDArray[np.int64]
@@ -67,13 +67,13 @@ class _Done:
 
     @property
     def last_ns(self) -> int:
-        """When the last rank ended the step, or was last seen in it."""
+        """Time at which the last rank ended the step or was last seen."""
         seen = self.end if self.ending is None else self.ending.last_seen
         return int(seen.max())
 
 
 class Simulation:
-    """A run of a scenario. Equal scenarios and names give equal bytes."""
+    """A run of a scenario. Equal scenarios and run ids give equal bytes."""
 
     def __init__(self, scenario: Scenario, *, run_id: str) -> None:
         self.scenario = scenario
@@ -84,13 +84,13 @@ class Simulation:
         self.process = hashlib.blake2b(
             repr((run_id, scenario)).encode(), digest_size=16
         ).hexdigest()
-        """Name under which the rows are written, 32 hex digits, as of one process."""
+        """Name of the process in all rows, 32 hex digits."""
 
         self.ending: Ending | None = None
-        """How the run ended early: known once `tables` came to it."""
+        """The crash or hang; known when `tables` has reached its step."""
 
         self.ended_ns: int | None = None
-        """When the run ended, Unix ns: known once `tables` is exhausted; None in a hang."""
+        """End of the run, Unix ns; known when `tables` is exhausted; None in a hang."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -99,16 +99,16 @@ class Simulation:
 
     @property
     def process_hash(self) -> int:
-        """Upper bits of the rows' segment numbers."""
+        """Upper bits of the segment numbers of rows."""
         digest = hashlib.blake2b(self.process.encode(), digest_size=5).digest()
         return int.from_bytes(digest, "big")
 
     def manifest(self, rank: int) -> dict[str, Any]:
-        """Return what a rank tells when it begins."""
+        """Return the manifest of a rank."""
         return manifest_of(self.cluster, self.run_id, rank)
 
     def run_row(self, *, created_ns: int) -> Row:
-        """Return the row of table ``runs``; complete once `tables` is exhausted."""
+        """Return the row of table ``runs``; complete when `tables` is exhausted."""
         return run_row(
             self.cluster,
             self.run_id,
@@ -118,7 +118,7 @@ class Simulation:
         )
 
     def rank_rows(self) -> Iterator[Row]:
-        """Yield the rows of table ``ranks``; complete once `tables` is exhausted."""
+        """Yield the rows of table ``ranks``; complete when `tables` is exhausted."""
         return rank_rows(
             self.cluster,
             self.run_id,
@@ -132,7 +132,7 @@ class Simulation:
         return clock_rows(self.cluster, process=self.process)
 
     def tables(self) -> Iterator[StepTables]:
-        """Run the steps and yield what each recorded; from the first step on at every call."""
+        """Run all steps and yield the tables of each; every call begins at the first step."""
         seqs, monitors = SequenceNumbers(), Monitors(self.cluster)
         now = np.zeros(self.cluster.placement.rank.shape, dtype=np.int64)
         self.ending, self.ended_ns = None, None
@@ -169,9 +169,9 @@ class Simulation:
         spans = span_table(self._read_spans(done.spans), name)
         rows = self._step_rows(done)
         steps = step_table(rows, name, first_row=spans.num_rows)
-        told = done.lengths if self.scenario.record_lengths and done.ending is None else None
+        lengths = done.lengths if self.scenario.record_lengths and done.ending is None else None
         microbatches = microbatch_table(
-            told,
+            lengths,
             self.cluster.placement,
             name,
             num_tokens=self.scenario.tokens_per_microbatch,
@@ -191,8 +191,8 @@ class Simulation:
     def _read_spans(self, spans: SpanColumns) -> SpanColumns:
         """Return the spans as their hosts' clocks read them.
 
-        Both ends are read, so durations carry the clock's drift (below a millionth), not its
-        offset, and what touches on one host still touches.
+        Start and end are both read, so durations have the drift of the clock (below a millionth)
+        but not its offset, and spans of one host that touch still touch.
         """
         host = self.cluster.placement.host[spans.rank]
         start, end = self._unix_ns(spans.start, host), self._unix_ns(spans.end, host)
@@ -201,7 +201,7 @@ class Simulation:
         return replace(spans, start=start, end=end, launch=launch)
 
     def _step_rows(self, done: _Done) -> StepRows:
-        """Return the step's record of each rank; of none where the step did not end."""
+        """Return the step rows of all ranks; none if the step did not end."""
         place = self.cluster.placement
         by_rank = np.argsort(place.rank.ravel())
         by_rank = by_rank if done.ending is None else by_rank[:0]
@@ -232,20 +232,20 @@ class Simulation:
 
 
 def simulate(scenario: Scenario, *, run_id: str = DEFAULT_RUN_ID) -> Simulation:
-    """Return the run of a scenario; its steps run as `Simulation.tables` is read.
+    """Return the run of a scenario; its steps run when `Simulation.tables` is read.
 
     Raises:
-        ScenarioError: A fault is planted on a link that the job does not use.
+        ScenarioError: A fault acts on links that the job does not use.
     """
     return Simulation(scenario, run_id=run_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step that ran; times are true ns from the run's start."""
+    """A finished step; times are true ns from the start of the run."""
 
     end: Times
-    """Shape (pp, dp, cp, tp): when each rank ended it."""
+    """Shape (pp, dp, cp, tp): end of the step on each rank."""
 
     spans: SpanColumns
     stopped_at: int
@@ -253,11 +253,11 @@ class StepResult:
 
 
 def run_step(state: StepState, lengths: Lengths) -> StepResult:
-    """Run a step to its end.
+    """Run a step.
 
     Args:
-        state: The step, at its begin.
-        lengths: What its micro-batches hold.
+        state: State at the begin of the step.
+        lengths: Sequence lengths of its micro-batches.
     """
     gathers = Gathers(state)
     pipeline, update = Pipeline(state, lengths, gathers), Update(state)
@@ -273,9 +273,9 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
             case Finished(exchange):
                 pipeline.finish(exchange)
             case Slot() as slot:
-                stretches = pipeline.run(slot)
+                pieces = pipeline.run(slot)
                 if slot in launching:
-                    update.launch(slot, stretches)
+                    update.launch(slot, pieces)
     update.finish()
     return StepResult(
         end=np.stack(state.now),
@@ -295,7 +295,7 @@ def _read_data(state: StepState, stage: int) -> None:
 
 
 def _last_backwards(state: StepState) -> frozenset[Slot]:
-    """Return the last backward of each chunk, after which its gradients are complete."""
+    """Return the last backward of each chunk, which completes its gradients."""
     slots = (action for action in state.cluster.order if isinstance(action, Slot))
     last = {(slot.stage, slot.chunk): slot for slot in slots if not slot.is_forward}
     return frozenset(last.values())

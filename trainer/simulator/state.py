@@ -1,6 +1,6 @@
-"""How far each rank is in a step, and what all parts of a step do with it.
+"""State of a running step: current time of each rank, noise, recorder, sequence numbers.
 
-Times are ns from the run's start, on the true clock.
+Times are ns from the start of the run, on the true clock.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     Times = NDArray[np.int64]
 
 SHARE_SLACK = 1e-9
-"""What adding up shares may round away."""
+"""Tolerance for rounding in sums of shares."""
 
 MAIN = "main"
 TRACKS = {axis: f"comm {axis.name.lower()}" for axis in Axis}
 SPAN_AXES = {Axis.TP: (2,), Axis.CP: (1,), Axis.DP: (0, 1)}
-"""Axes of a stage's (dp, cp, tp) times over which a group's members lie."""
+"""Axes of a stage's (dp, cp, tp) times that a group spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +45,27 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Compute of one slot between two places where it meets its partners."""
+class Piece:
+    """Compute of a slot between two communications."""
 
     first_share: float
-    """Shares of the slot's compute that were done when it began ..."""
+    """Share of the slot's compute that was done at the start of this piece."""
 
     last_share: float
-    """... and when it ended."""
+    """Share that was done at its end."""
 
     start: Times
     end: Times
 
 
-def time_at(stretches: Sequence[Stretch], share: float) -> Times:
+def time_at(pieces: Sequence[Piece], share: float) -> Times:
     """Return when each rank had done a share of a slot's compute.
 
     Args:
-        stretches: All of the slot, in order.
+        pieces: All pieces of the slot, in order.
         share: From 0 to 1.
     """
-    here = next(each for each in stretches if share <= each.last_share + SHARE_SLACK)
+    here = next(each for each in pieces if share <= each.last_share + SHARE_SLACK)
     part = (share - here.first_share) / (here.last_share - here.first_share)
     at: Times = here.start + np.rint((here.end - here.start) * min(max(part, 0.0), 1.0)).astype(
         np.int64
@@ -74,14 +74,14 @@ def time_at(stretches: Sequence[Stretch], share: float) -> Times:
 
 
 class StepState:
-    """One step under way.
+    """State of a running step.
 
     Args:
-        cluster: What stays the same.
-        step: Its number.
-        start: Shape (pp, dp, cp, tp): when each rank begins it.
-        effects: What the faults do in it.
-        seqs: Sequence numbers, counted on over the steps.
+        cluster: The cluster.
+        step: Number of the step.
+        start: Shape (pp, dp, cp, tp): start of the step on each rank.
+        effects: Effects of the faults in this step.
+        seqs: Sequence numbers, which continue over the steps.
     """
 
     def __init__(
@@ -103,29 +103,30 @@ class StepState:
         )
         self.recorder = Recorder(cluster.placement, cluster.groups)
         self.now: list[Times] = list(start)
-        """One array of shape (dp, cp, tp) a stage; replaced, never written into."""
+        """Current time of each rank: one array of shape (dp, cp, tp) per stage. Arrays are
+        replaced, never changed."""
 
         self.shape = start.shape[1:]
         self.scale = cluster.bias * effects.compute_factor * self._drift()
-        """Shape (pp, dp, cp, tp): how many times as long compute takes."""
+        """Shape (pp, dp, cp, tp): factor on the duration of compute."""
 
     def ready(self, stage: int) -> Times:
-        """Return when each rank can begin a compute span: a launch gap after what came before."""
+        """Return when each rank can begin a compute span, after a launch gap."""
         after = self.now[stage] + self.effects.gap_ns[stage]
         begin: Times = after + self.noise.launch_gap_ns(self.shape)
         return begin
 
-    def meet(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
-        """Return when each member leaves a collective that all of its group enter."""
-        left: Times = self.last_gone(axis, start, mean_ns) + self.noise.end_ns(self.shape)
+    def collective_end(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
+        """Return the end of a collective on each member, by their starts."""
+        left: Times = self.transfer_end(axis, start, mean_ns) + self.noise.end_ns(self.shape)
         return left
 
-    def last_gone(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
-        """Return when each group's transfer ends: one after its last member entered."""
+    def transfer_end(self, axis: Axis, start: Times, mean_ns: NDArray[np.float64]) -> Times:
+        """Return the end of each group's transfer, which begins with the arrival."""
         transfer = self.noise.transfer_ns(mean_ns)
         if axis is not Axis.EP:
-            gone: Times = start.max(axis=SPAN_AXES[axis], keepdims=True) + transfer
-            return gone
+            ended: Times = start.max(axis=SPAN_AXES[axis], keepdims=True) + transfer
+            return ended
         ep, (dp, cp, tp) = self.scenario.ep, self.shape
         arrival = start.reshape(dp // ep, ep, cp, tp).max(axis=1)
         done: Times = np.repeat(arrival + transfer, ep, axis=0)
@@ -134,7 +135,7 @@ class StepState:
     def collective_ns(
         self, stage: int, axis: Axis, *, num_bytes: int, passes: int
     ) -> NDArray[np.float64]:
-        """Return how long a collective of a stage's groups takes in the mean."""
+        """Return the mean transfer time of a collective of a stage's groups."""
         if axis is Axis.EP:
             on_grid = self.effects.links.all_to_all_ns(num_bytes=num_bytes)
         else:
@@ -143,18 +144,18 @@ class StepState:
         return of_stage
 
     def blocked(self, stage: int, template: SpanTemplate, start: Times, end: Times) -> None:
-        """Record a communication that its rank waited for, and the wait."""
+        """Record a communication that blocks its rank, and the wait for it."""
         self.recorder.add(stage, template, start, end)
         self.recorder.add(stage, wait_template(template), start, end)
 
     def wait(self, stage: int, bucket: Bucket, start: Times) -> Times:
-        """Record a wait for what was launched earlier; return when it ends."""
+        """Record the wait for a bucket and return its end."""
         end: Times = np.maximum(start, bucket.end)
         self.recorder.add(stage, wait_template(bucket.template), start, end)
         return end
 
     def filled(self, value: float) -> NDArray[np.float64]:
-        """Return the same mean for all ranks of a stage."""
+        """Return an array with the same value for all ranks of a stage."""
         return np.full(self.shape, value)
 
     def _drift(self) -> float:
@@ -180,26 +181,29 @@ def wait_template(template: SpanTemplate) -> SpanTemplate:
 
 
 class SequenceNumbers:
-    """Sequence numbers of an epoch. Alike groups of a stage do alike things, so they share one."""
+    """Sequence numbers of an epoch: per group, and per ordered pair, as on each rank of a real job.
+
+    The groups of an axis on one stage communicate equally, so they share a counter.
+    """
 
     def __init__(self) -> None:
         self._groups: Counter[tuple[Axis, int]] = Counter()
         self._pairs: Counter[tuple[int, int]] = Counter()
         self._num_calls = 0
 
-    def of_group(self, axis: Axis, stage: int) -> int:
+    def next_of_group(self, axis: Axis, stage: int) -> int:
         """Return the number of the next collective of a stage's groups on an axis, from 0."""
         number = self._groups[axis, stage]
         self._groups[axis, stage] += 1
         return number
 
-    def of_pair(self, src_stage: int, dst_stage: int) -> int:
+    def next_of_pair(self, src_stage: int, dst_stage: int) -> int:
         """Return the number of the next message from one stage to another, from 0."""
         number = self._pairs[src_stage, dst_stage]
         self._pairs[src_stage, dst_stage] += 1
         return number
 
-    def of_call(self) -> int:
+    def next_call(self) -> int:
         """Return the number of the next call that issues several operations, from 1."""
         self._num_calls += 1
         return self._num_calls

@@ -1,4 +1,4 @@
-"""One step as Arrow tables, with exactly the columns of the store."""
+"""Arrow tables of a step, with the columns of the store."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SEGMENT_BITS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTables:
-    """What the cluster recorded in one step."""
+    """Tables of one step."""
 
     step: int
     segment: int
-    """Number that the step's rows share; with ``row`` it tells them apart from all others."""
+    """Segment number of all rows of the step; with ``row`` it identifies a row."""
 
     spans: pa.Table
-    """By (rank, start)."""
+    """Ordered by (rank, start)."""
 
     steps: pa.Table
     microbatches: pa.Table
@@ -45,17 +45,17 @@ class StepTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowName:
-    """What every row of a step is called."""
+    """Columns that identify the rows of a step."""
 
     run_id: str
     process_hash: int
-    """Of 40 bits."""
+    """Hash of the process, 40 bits."""
 
     step: int
 
     @property
     def segment(self) -> int:
-        """Number of the step's segment: as if one process had recorded the whole cluster."""
+        """Segment number of the step, as if one process had recorded the whole cluster."""
         return self.process_hash << SEGMENT_BITS | self.step
 
     def columns(self, num_rows: int) -> dict[str, Column]:
@@ -76,7 +76,7 @@ class RowName:
 
 
 def span_table(spans: SpanColumns, name: RowName) -> pa.Table:
-    """Return table ``spans``; start and launch are Unix ns already."""
+    """Return table ``spans``; start and launch are already Unix ns."""
     num_rows = len(spans)
     return table(
         {
@@ -106,7 +106,7 @@ def span_table(spans: SpanColumns, name: RowName) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
-    """The step's record of each rank that ended it; ranks ascending."""
+    """Step rows of the ranks that ended a step; ranks ascending."""
 
     rank: NDArray[np.int32]
     start_ns: NDArray[np.int64]
@@ -141,7 +141,7 @@ def microbatch_table(
     num_tokens: int,
     first_row: int,
 ) -> pa.Table:
-    """Return table ``microbatches``, without rows where the lengths are not told."""
+    """Return table ``microbatches``; without rows if ``lengths`` is None."""
     ranks = np.arange(len(placement.dp) if lengths else 0, dtype=np.int32)
     squares = (
         lengths.sum_squared_lengths[:, placement.dp].T
@@ -180,7 +180,7 @@ def sample_table(samples: SampleColumns, run_id: str) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a rank and is no span."""
+    """An event of a rank."""
 
     rank: int
     at_ns: int
@@ -189,11 +189,11 @@ class Event:
     kind: str
     text: str
     data: str
-    """One JSON object."""
+    """A JSON object."""
 
 
 EXIT_LINE = -1
-"""Line of an event that stands in no file of events: how the process ended."""
+"""Line number of an exit event, which is in no file of events."""
 
 
 def event_table(events: Sequence[Event], run_id: str, *, process: str) -> pa.Table:
@@ -226,7 +226,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 
 
 def number_column(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: ANN401  # a numpy dtype
-    """Return the column over ``values``, converted to ``dtype`` where it differs."""
+    """Return a column on the memory of ``values``, or on a copy if ``dtype`` differs."""
     held = np.ascontiguousarray(values, dtype=dtype)
     return pa.Array.from_buffers(
         ARROW_TYPES[held.dtype.name], len(held), [None, pa.py_buffer(held.data)]
@@ -234,14 +234,14 @@ def number_column(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: A
 
 
 def null_column(num_rows: int) -> Column:
-    """Return a column of unknown row numbers."""
+    """Return a column of null row numbers."""
     bits, values = np.zeros(-(-num_rows // 8), dtype=np.uint8), np.zeros(num_rows, dtype=np.uint32)
     buffers: list[pa.Buffer | None] = [pa.py_buffer(bits.data), pa.py_buffer(values.data)]
     return pa.Array.from_buffers(pa.uint32(), num_rows, buffers)
 
 
 def text_column(texts: Sequence[str]) -> Column:
-    """Return the column of a few texts."""
+    """Return a column of texts."""
     encoded = [text.encode() for text in texts]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
@@ -250,20 +250,20 @@ def text_column(texts: Sequence[str]) -> Column:
 
 
 def coded_column(codes: NDArray[Any], texts: Sequence[str]) -> Column:
-    """Return the dictionary column whose row ``i`` reads ``texts[codes[i]]``; texts all differ."""
+    """Return a dictionary column with ``texts[codes[i]]`` in row ``i``; texts must differ."""
     return pa.DictionaryArray.from_arrays(number_column(codes, np.int32), text_column(texts))
 
 
 def same_column(text: str, num_rows: int) -> Column:
-    """Return the dictionary column that reads ``text`` on every row."""
+    """Return a dictionary column with ``text`` in every row."""
     return coded_column(np.zeros(num_rows, dtype=np.int32), [text])
 
 
 def same_number(value: int, num_rows: int, dtype: Any) -> Column:  # noqa: ANN401  # a numpy dtype
-    """Return the column that holds ``value`` on every row."""
+    """Return a column with ``value`` in every row."""
     return number_column(np.full(num_rows, value, dtype=dtype))
 
 
 def table(columns: dict[str, Column]) -> pa.Table:
-    """Return the table of these columns."""
+    """Return a table of columns."""
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))

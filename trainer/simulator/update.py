@@ -1,4 +1,4 @@
-"""End a step: reduce the gradients, sum their norm, step the optimizer, gather the parameters."""
+"""Gathering of parameters and the end of a step: gradients, norm, optimizer, checkpoint."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .schedule import Slot
-    from .state import StepState, Stretch, Times
+    from .state import Piece, StepState, Times
 
 GRAD_NORM_BYTES = 4
 
 
 class Update:
-    """What follows the backwards of one step.
+    """The end of a step, after its backwards.
 
     Args:
-        state: How far the ranks are.
+        state: Current times of the ranks.
     """
 
     def __init__(self, state: StepState) -> None:
@@ -34,10 +34,10 @@ class Update:
         self._shares_gradients = state.scenario.dp * state.scenario.cp > 1
         self._buckets: list[list[Bucket]] = [[] for _ in state.now]
         self._stream_free: list[Times] = list(state.now)
-        """When the stream of gradients has done what was launched on it."""
+        """When the gradient stream of each rank is free."""
 
-    def launch(self, slot: Slot, stretches: Sequence[Stretch]) -> None:
-        """Launch the reductions of a chunk's gradients while its last backward computes."""
+    def launch(self, slot: Slot, pieces: Sequence[Piece]) -> None:
+        """Launch the reductions of a chunk's gradients during its last backward."""
         if not self._shares_gradients:
             return
         stage, num = slot.stage, self._state.scenario.num_buckets
@@ -49,20 +49,20 @@ class Update:
                 name="reduce_scatter_tensor",
                 track=TRACKS[Axis.DP],
                 axis=Axis.DP,
-                seq=self._state.seqs.of_group(Axis.DP, stage),
+                seq=self._state.seqs.next_of_group(Axis.DP, stage),
                 chunk=slot.chunk,
                 num_bytes=num_bytes,
                 flags=ON_DEVICE | SpanFlag.ASYNC,
             )
-            launch = time_at(stretches, (number + 1) / num) + self._state.effects.skew_ns[stage]
+            launch = time_at(pieces, (number + 1) / num) + self._state.effects.skew_ns[stage]
             start = np.maximum(launch, self._stream_free[stage])
-            done = self._state.meet(Axis.DP, start, mean_ns)
+            done = self._state.collective_end(Axis.DP, start, mean_ns)
             self._state.recorder.add(stage, template, start, done, launch=launch)
             self._stream_free[stage] = done
             self._buckets[stage].append(Bucket(template, done))
 
     def finish(self) -> None:
-        """Run everything after the last backward, on all stages."""
+        """Run the operations after the last backward, on all stages."""
         stages = range(len(self._state.now))
         for stage in stages:
             self._reduce_gradients(stage)
@@ -81,7 +81,7 @@ class Update:
             self._state.now[stage] = self._state.wait(stage, bucket, self._state.now[stage])
 
     def _data_parallel(self, stage: int, name: str) -> None:
-        """Scatter the gradients or gather the parameters of a stage, and wait for it."""
+        """Reduce the gradients or gather the parameters of a stage, and wait."""
         if not self._shares_gradients:
             return
         num_bytes = self._state.scenario.gradient_bytes
@@ -90,17 +90,17 @@ class Update:
             name=name,
             track=TRACKS[Axis.DP],
             axis=Axis.DP,
-            seq=self._state.seqs.of_group(Axis.DP, stage),
+            seq=self._state.seqs.next_of_group(Axis.DP, stage),
             num_bytes=num_bytes,
         )
         mean_ns = self._state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
         start = self._state.now[stage]
-        end = self._state.meet(Axis.DP, start, mean_ns)
+        end = self._state.collective_end(Axis.DP, start, mean_ns)
         self._state.blocked(stage, template, start, end)
         self._state.now[stage] = end
 
     def _reduce_norm(self) -> None:
-        """Sum the gradients' norm over the whole job."""
+        """Reduce the norm of the gradients over all ranks."""
         if self._state.scenario.world_size == 1:
             return
         template = SpanTemplate(
@@ -108,7 +108,7 @@ class Update:
             name="all_reduce",
             track=TRACKS[Axis.WORLD],
             axis=Axis.WORLD,
-            seq=self._state.seqs.of_group(Axis.WORLD, 0),
+            seq=self._state.seqs.next_of_group(Axis.WORLD, 0),
             num_bytes=GRAD_NORM_BYTES,
         )
         mean_ns = self._state.effects.links.collective_ns(
@@ -145,10 +145,10 @@ class Update:
 
 
 class Gathers:
-    """Parameters of each chunk on their way, in as many pieces as gradients are reduced in.
+    """Gathering of parameters ahead of the forwards that need them, as in FSDP and ZeRO.
 
     Args:
-        state: The step. Its stages launch theirs by `launch`.
+        state: Current times of the ranks.
     """
 
     def __init__(self, state: StepState) -> None:
@@ -156,7 +156,7 @@ class Gathers:
         self._buckets: dict[tuple[int, int], list[Bucket]] = {}
 
     def launch(self, stage: int) -> None:
-        """Launch all of a stage's gathers, one behind the other on their stream."""
+        """Launch all gathers of a stage, one after the other on their stream."""
         state, scenario = self._state, self._state.scenario
         num = scenario.num_buckets
         num_bytes = scenario.gradient_bytes // (num * scenario.vpp)
@@ -169,18 +169,18 @@ class Gathers:
                     name="all_gather_into_tensor",
                     track=TRACKS[Axis.DP],
                     axis=Axis.DP,
-                    seq=state.seqs.of_group(Axis.DP, stage),
+                    seq=state.seqs.next_of_group(Axis.DP, stage),
                     chunk=chunk,
                     num_bytes=num_bytes,
                     flags=ON_DEVICE | SpanFlag.ASYNC,
                 )
                 start = np.maximum(launch, free)
-                free = state.meet(Axis.DP, start, mean_ns)
+                free = state.collective_end(Axis.DP, start, mean_ns)
                 state.recorder.add(stage, template, start, free, launch=launch)
                 self._buckets.setdefault((stage, chunk), []).append(Bucket(template, free))
 
     def needed_by(self, slot: Slot) -> list[Bucket]:
-        """Return what a slot must wait for: a chunk's first forward, piece by piece."""
+        """Return the buckets that a slot waits for: those of its chunk, for the first forward."""
         if not slot.is_forward:
             return []
         return self._buckets.pop((slot.stage, slot.chunk), [])

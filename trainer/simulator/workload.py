@@ -1,4 +1,9 @@
-"""What micro-batches hold: attention costs the square of a sequence's length, so compute varies."""
+"""Workload of micro-batches: sequence lengths and the tokens of experts.
+
+Attention costs the square of a sequence's length, so compute varies with it. Expert-parallel
+partners are neighbours on the dp axis: with ``ep`` of them, positions 0 to ep - 1 are one group,
+the next ep positions another.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +23,27 @@ SQUARED_SHARE = 0.5
 """Share of a typical micro-batch's compute that grows with the sum of squared lengths."""
 
 SEQUENCES_PER_MICROBATCH = 4
-"""Equal sequences of which a typical micro-batch is packed."""
+"""Number of equal sequences in a typical micro-batch."""
 
-LEAST_FACTOR = 1 - SQUARED_SHARE + SQUARED_SHARE / 8
-MOST_FACTOR = 1 - SQUARED_SHARE + SQUARED_SHARE * SEQUENCES_PER_MICROBATCH
-"""A micro-batch of one whole sequence: its squared length is the largest there can be."""
+MIN_FACTOR = 1 - SQUARED_SHARE + SQUARED_SHARE / 8
+MAX_FACTOR = 1 - SQUARED_SHARE + SQUARED_SHARE * SEQUENCES_PER_MICROBATCH
+"""A micro-batch of one sequence, which has the largest sum of squared lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The micro-batches of a step."""
+    """Sequence lengths of the micro-batches of a step."""
 
     factor: NDArray[np.float64]
-    """Shape (micro-batches, dp): how many times as long compute takes as for a typical one, in
-    forward and backward alike, on all stages and partners."""
+    """Shape (micro-batches, dp): compute over that of a typical micro-batch, in forward and
+    backward, on all stages and partners."""
 
     sum_squared_lengths: NDArray[np.int64]
-    """Of the same shape."""
+    """Of the same shape, tokens squared."""
 
 
 def draw_lengths(scenario: Scenario, step: int, *, spread: float) -> Lengths:
-    """Draw the lengths of a step's micro-batches, equal tokens in each.
+    """Return random lengths for the micro-batches of a step, with equal tokens in each.
 
     ::
 
@@ -47,31 +52,31 @@ def draw_lengths(scenario: Scenario, step: int, *, spread: float) -> Lengths:
     Args:
         scenario: Sizes and seed.
         step: The step.
-        spread: Standard deviation of the factor's logarithm; 0: all are typical.
+        spread: Standard deviation of the factor's logarithm; 0 makes every micro-batch typical.
     """
     shape = (scenario.num_microbatches, scenario.dp)
     typical = scenario.tokens_per_microbatch**2 / SEQUENCES_PER_MICROBATCH
     rng = stream(scenario.seed, Purpose.LENGTHS, step)
     drawn = np.exp(spread * rng.standard_normal(shape))
-    factor = np.clip(drawn, LEAST_FACTOR, MOST_FACTOR)
+    factor = np.clip(drawn, MIN_FACTOR, MAX_FACTOR)
     squares = (factor - (1 - SQUARED_SHARE)) / SQUARED_SHARE * typical
     return Lengths(factor=factor, sum_squared_lengths=np.rint(squares).astype(np.int64))
 
 
 def draw_loads(scenario: Scenario, step: int) -> NDArray[np.float64] | None:
-    """Draw the tokens that each expert-parallel rank gets in a step, 1.0 an equal share.
+    """Return the random load of each expert-parallel rank in a step; 1.0 is an equal share.
 
     ::
 
         load = ep * weight * exp(spread * normal) / the group's sum of that
 
     Args:
-        scenario: Sizes, lasting weights, spread and seed.
+        scenario: Sizes, weights, spread and seed.
         step: The step.
 
     Returns:
-        Shape (pp, chunks, micro-batches, dp), alike in forward and backward and on
-        all partners of a dp position; None without expert parallelism.
+        Shape (pp, chunks, micro-batches, dp), equal in forward and backward and on all partners
+        of a dp position; None without expert parallelism.
     """
     if scenario.ep == 1:
         return None

@@ -1,4 +1,4 @@
-"""Builders of small scenarios, and what they recorded as numpy columns."""
+"""Builders of small scenarios, and their recorded tables as numpy columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 FREE = Network(host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0)
-"""A network on which nothing takes time but bytes."""
+"""A network without latency."""
 
 NO_BYTES: dict[str, Any] = {
     "activation_bytes": 0,
@@ -28,14 +28,14 @@ NO_BYTES: dict[str, Any] = {
 
 
 def exact(*faults: str, **settings: Any) -> Scenario:  # noqa: ANN401
-    """Return a scenario without noise, latency, bytes or data, so that only compute takes time."""
+    """Return a scenario in which only compute takes time: no noise, latency, bytes or data."""
     plain = {"noise": EXACT, "network": FREE, "data_ms": 0.0, **NO_BYTES}
     return Scenario(**(plain | settings), faults=parse_simulated_faults(faults))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """One table, all steps together; a condition picks rows."""
+    """One table over all steps, whose rows are selected by conditions."""
 
     values: dict[str, NDArray[Any]]
 
@@ -62,7 +62,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Everything that a simulation recorded."""
+    """All tables of a simulation."""
 
     simulation: Simulation
     spans: Columns
@@ -92,7 +92,7 @@ def _columns(tables: list[pa.Table]) -> Columns:
         {
             name: np.array(
                 [value for columns in lists for value in columns[name]],
-                dtype=np.uint64 if name == "group_id" else None,  # else numpy makes floats of them
+                dtype=np.uint64 if name == "group_id" else None,  # numpy would convert to float
             )
             for name in lists[0]
         }

@@ -1,4 +1,4 @@
-"""Jobs of a few ranks with each kind of planted fault: is it where it should be in the trace?"""
+"""Effects of faults in the traces of jobs of a few ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.multiproc
 RUN = "planted"
 MS = 1_000_000
 STALL_MS, INPUT_MS, PAUSE_MS, SAVE_MS = 60, 250, 40, 50
-"""Far above what a busy machine adds to what is healthy."""
+"""Far above the delays of a busy machine."""
 
 
 SELECT_SPANS = """
@@ -63,13 +63,13 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A finished training, as the store has it."""
+    """A finished job, read from the store."""
 
     status: int
     stdout: str
     rows: list[Row]
     microbatches: list[Row]
-    told: dict[int, Mapping[str, str]]
+    manifests: dict[int, Mapping[str, str]]
     """Settings by rank."""
 
     def spans(self, rank: int, kind: SpanKind) -> list[Recorded]:
@@ -114,13 +114,13 @@ def train(folder: Path, *flags: str) -> Job:
             done.stdout,
             rows=store.rows(SELECT_SPANS),
             microbatches=store.rows(SELECT_SQUARES),
-            told={rank: settings for _, rank, settings in read_manifests(store, RUN)},
+            manifests={rank: settings for _, rank, settings in read_manifests(store, RUN)},
         )
 
 
 @pytest.fixture(scope="module")
 def stalled(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Two stages and host faults of every kind, from step 2 on where steps can be given."""
+    """Return a job of two stages with every host fault, from step 2 on if a fault has steps."""
     job = train(
         tmp_path_factory.mktemp("job"),
         *("--pp", "2"),
@@ -135,31 +135,31 @@ def stalled(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def test_a_stalled_host_sleeps_between_launches_and_not_in_them(stalled: Job) -> None:
+def test_a_host_stall_is_between_launches(stalled: Job) -> None:
     assert min(gaps_before_forward(stalled, step=2)) >= STALL_MS * MS
     assert min(gaps_before_forward(stalled, step=1)) < STALL_MS * MS
 
 
 def gaps_before_forward(job: Job, *, step: int) -> list[int]:
-    """Return how long rank 1 did nothing between the activation's arrival and its forward."""
+    """Return the time of rank 1 between the arrival of an activation and its forward."""
     waits = [span.end_ns for span in job.spans(1, SpanKind.WAIT)]
     begins = [span.start_ns for span in job.spans(1, SpanKind.FORWARD) if span.step == step]
     assert len(begins) == 4
     return [begin - max(end for end in waits if end <= begin) for begin in begins]
 
 
-def test_a_slow_loader_is_slow_in_its_span(stalled: Job) -> None:
+def test_a_data_stall_is_inside_the_data_span(stalled: Job) -> None:
     lasted = [span.end_ns - span.start_ns for span in stalled.spans(0, SpanKind.DATA)]
 
     others = [span.end_ns - span.start_ns for span in stalled.spans(1, SpanKind.DATA)]
     assert (len(lasted), len(others)) == (4, 4)
     assert min(lasted[2:]) >= INPUT_MS * MS
-    # A machine that stands still may do so in one of the others, and not in all.
+    # A stall of the machine may hit one of the others, but not all.
     assert min(lasted[:2]) < INPUT_MS * MS
     assert min(others[2:]) < INPUT_MS * MS
 
 
-def test_garbage_is_collected_before_each_forward_of_its_step(stalled: Job) -> None:
+def test_a_gc_pause_is_before_each_forward_of_its_step(stalled: Job) -> None:
     forwards = [span for span in stalled.spans(0, SpanKind.FORWARD) if span.step == 3]
     pauses = [span for span in stalled.spans(0, SpanKind.GC) if span.step == 3]
 
@@ -177,10 +177,10 @@ def test_a_checkpoint_is_saved_every_two_steps_on_all_ranks(stalled: Job) -> Non
         assert all(save.end_ns - save.start_ns >= SAVE_MS * MS for save in saves)
 
 
-def test_lengths_vary_in_their_steps_and_are_told(stalled: Job) -> None:
+def test_lengths_vary_in_the_steps_of_the_fault_and_are_recorded(stalled: Job) -> None:
     squares = stalled.squares(0)
 
-    # 4 micro-batches a step, of 2 sequences that are 16 + 16 tokens where nothing varies.
+    # 4 micro-batches a step, of 2 sequences with 16 + 16 tokens without the fault.
     assert squares == stalled.squares(1)
     assert squares[:8] == [2 * (256 + 256)] * 8
     assert len(set(squares[8:])) > 2
@@ -195,8 +195,8 @@ def test_paced_compute_follows_the_squared_lengths(stalled: Job) -> None:
         assert forward.end_ns - forward.start_ns >= 2 * 10 * MS * (0.5 + 0.5 * squared / 1024)
 
 
-def test_one_rank_has_another_environment_and_nothing_else_gives_it_away(stalled: Job) -> None:
-    healthy, wrong = stalled.told[0], stalled.told[1]
+def test_a_misconfiguration_shows_only_in_the_environment_of_its_rank(stalled: Job) -> None:
+    healthy, wrong = stalled.manifests[0], stalled.manifests[1]
 
     differing = {
         name
@@ -207,7 +207,7 @@ def test_one_rank_has_another_environment_and_nothing_else_gives_it_away(stalled
     assert not [name for name in wrong if "fault" in name]
 
 
-def test_a_slow_link_makes_the_transfer_itself_longer(tmp_path: Path) -> None:
+def test_a_slow_link_lengthens_the_transfer(tmp_path: Path) -> None:
     """256 KiB of activations at 100 MB/s take 2.6 ms, at a fiftieth of it 131 ms."""
     job = train(
         tmp_path,
@@ -219,19 +219,19 @@ def test_a_slow_link_makes_the_transfer_itself_longer(tmp_path: Path) -> None:
     for rank in (0, 1):
         transfers = job.spans(rank, SpanKind.TP_COMM)
         slow = [lasted_ns(transfers, step=step) for step in (2, 3)]
-        # Of the healthy step the shorter ones: others may have waited for a core.
+        # The shorter ones of the healthy step, because others may have waited for a core.
         healthy = lasted_ns(transfers, step=1, at_ratio=0.25)
         assert min(slow) > 50 * MS
         assert min(slow) > 5 * healthy
 
 
 def lasted_ns(spans: list[Recorded], *, step: int, at_ratio: float = 0.5) -> int:
-    """Return the quantile of what the spans of a step lasted."""
+    """Return the quantile of the durations of the spans of a step."""
     lasted = sorted(one.end_ns - one.start_ns for one in spans if one.step == step)
     return lasted[int(at_ratio * len(lasted))]
 
 
-def test_members_of_a_skewed_group_launch_its_reduction_late_in_turn(tmp_path: Path) -> None:
+def test_members_of_a_skewed_group_launch_late_in_turn(tmp_path: Path) -> None:
     job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
 
     assert job.status == 0
@@ -241,19 +241,19 @@ def test_members_of_a_skewed_group_launch_its_reduction_late_in_turn(tmp_path: P
     assert first[0] > 150 * MS
     assert first[1] > 265 * MS
     assert first[2] > 300 * MS
-    # A machine that stands still makes one of these longer, and not all.
+    # A stall of the machine makes one of these longer, but not all.
     assert min(second) < 100 * MS
 
 
 def late_ns(job: Job, rank: int, step: int) -> int:
-    """Return how long after its last backward of a step a rank began its first reduction."""
+    """Return the time from a rank's last backward of a step to its first reduction."""
     last = max(one.end_ns for one in job.spans(rank, SpanKind.BACKWARD) if one.step == step)
     begins = [one.start_ns for one in job.spans(rank, SpanKind.DP_COMM) if one.start_ns >= last]
     return min(begins) - last
 
 
 def rank_with(fault: str, *, rank: int) -> PlantedFaults:
-    """Return the faults of one rank of two stages, without a job around it."""
+    """Return the faults of one rank of two stages, without a job."""
     config = TrainerConfig(
         layout=Layout(pp=2), world_size=2, num_microbatches=4, faults=parse_faults([fault])
     )
@@ -262,7 +262,7 @@ def rank_with(fault: str, *, rank: int) -> PlantedFaults:
     return PlantedFaults(config, rank=rank, stage=stage, timer=timer)
 
 
-def test_a_rank_dies_before_its_middle_forward_of_its_step() -> None:
+def test_a_crash_is_before_the_middle_forward_of_its_step() -> None:
     planted = rank_with("crash:rank=1,step=1", rank=1)
 
     planted.begin_step(0)
@@ -273,14 +273,14 @@ def test_a_rank_dies_before_its_middle_forward_of_its_step() -> None:
         planted.before_forward(2)
 
 
-def test_another_rank_lives_on() -> None:
+def test_a_crash_ends_no_other_rank() -> None:
     planted = rank_with("crash:rank=1,step=1", rank=0)
 
     planted.begin_step(1)
     planted.before_forward(2)
 
 
-def test_nothing_happens_in_the_warm_up() -> None:
+def test_faults_do_not_act_in_the_warm_up() -> None:
     planted = rank_with("crash:rank=1,step=0", rank=1)
 
     planted.before_forward(2)
@@ -307,11 +307,11 @@ def test_a_link_is_slow_at_both_of_its_ends(fault: str, slow: set[tuple[int, int
 
 
 def test_an_exception_names_rank_and_step() -> None:
-    with pytest.raises(PlantedCrashError, match="rank 3 was to fail in step 7"):
+    with pytest.raises(PlantedCrashError, match="rank 3 fails in step 7"):
         die(CrashKind.EXCEPTION, rank=3, step=7)
 
 
-def test_memory_runs_out_for_real() -> None:
+def test_host_oom_raises_a_memory_error() -> None:
     with pytest.raises(MemoryError):
         die(CrashKind.HOST_OOM, rank=3, step=7)
 
@@ -319,7 +319,7 @@ def test_memory_runs_out_for_real() -> None:
 @pytest.mark.parametrize(
     ("kind", "status"), [(CrashKind.EXIT, 1), (CrashKind.KILL, -signal.SIGKILL)]
 )
-def test_a_process_goes_without_a_word(kind: CrashKind, status: int) -> None:
+def test_exit_and_kill_print_nothing(kind: CrashKind, status: int) -> None:
     program = (
         "from rankscope.trainer.faults.planted import die;"
         " from rankscope.trainer.faults.spec import CrashKind;"
@@ -334,7 +334,7 @@ def test_a_process_goes_without_a_word(kind: CrashKind, status: int) -> None:
 PAUSE_NS = 20_000_000
 
 
-def seen_by_callbacks(heap: GarbageHeap, *, is_seen: bool) -> list[str]:
+def seen_by_callbacks(heap: GarbageHeap, *, is_traced: bool) -> list[str]:
     phases: list[str] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:
@@ -343,27 +343,27 @@ def seen_by_callbacks(heap: GarbageHeap, *, is_seen: bool) -> list[str]:
 
     gc.callbacks.append(note)
     try:
-        heap.collect(is_seen=is_seen)
+        heap.collect(is_traced=is_traced)
         assert gc.callbacks[-1] is note
     finally:
         gc.callbacks.remove(note)
     return phases
 
 
-def test_a_collection_is_told_to_callbacks_or_hidden_from_them() -> None:
+def test_callbacks_run_in_a_traced_collection_only() -> None:
     heap = GarbageHeap(PAUSE_NS)
 
-    assert seen_by_callbacks(heap, is_seen=True)[:2] == ["start", "stop"]
-    assert seen_by_callbacks(heap, is_seen=False) == []
+    assert seen_by_callbacks(heap, is_traced=True)[:2] == ["start", "stop"]
+    assert seen_by_callbacks(heap, is_traced=False) == []
 
 
-def test_garbage_is_really_collected() -> None:
+def test_a_collection_frees_garbage() -> None:
     heap = GarbageHeap(PAUSE_NS)
     circle: list[object] = []
     circle.append(circle)
     before = gc.get_stats()[2]["collected"]
     del circle
 
-    heap.collect(is_seen=True)
+    heap.collect(is_traced=True)
 
     assert gc.get_stats()[2]["collected"] > before

@@ -29,7 +29,7 @@ def test_a_slow_rank_is_read_with_its_factor_and_steps() -> None:
     )
 
 
-def test_several_ranks_come_out_ascending_and_steps_default_to_all() -> None:
+def test_several_ranks_are_sorted_and_steps_default_to_all() -> None:
     assert parse_fault("slow-compute:factor=2,rank=6+5") == Fault(
         cause=FaultCause.SLOW_COMPUTE, factor=2.0, ranks=(5, 6)
     )
@@ -175,7 +175,7 @@ def test_none_is_no_fault() -> None:
         ("slow-compute:rank=1,factor=2,steps=a-b", "steps must be a whole number"),
     ],
 )
-def test_a_wrong_spec_is_refused_with_what_is_wrong(spec: str, problem: str) -> None:
+def test_an_invalid_fault_is_refused_with_the_problem(spec: str, problem: str) -> None:
     with pytest.raises(FaultSpecError) as caught:
         parse_fault(spec)
 
@@ -197,7 +197,7 @@ def test_a_wrong_spec_is_refused_with_what_is_wrong(spec: str, problem: str) -> 
         ("hang:rank=1", "'step' is missing"),
     ],
 )
-def test_a_wrong_simulated_fault_is_refused_with_what_is_wrong(spec: str, problem: str) -> None:
+def test_an_invalid_simulated_fault_is_refused_with_the_problem(spec: str, problem: str) -> None:
     with pytest.raises(FaultSpecError) as caught:
         parse_fault(spec, SIMULATED_FAULTS)
 
@@ -255,7 +255,7 @@ def test_launch_skew_needs_a_group_of_several_ranks() -> None:
         fault.culprits(Layout(pp=4, tp=2))
 
 
-def test_only_faults_of_compute_make_compute_longer() -> None:
+def test_only_compute_faults_slow_compute() -> None:
     faults = parse_faults(["host-stall:rank=1,ms=5", "clock-throttle:rank=1,factor=1.5"])
 
     assert slowdown_of(faults, CUBE, rank=1, step=0) == 1.5
@@ -271,7 +271,7 @@ def test_a_fault_slows_its_rank_in_its_steps_only() -> None:
     assert slowdowns(4) == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_faults_that_meet_on_a_rank_multiply() -> None:
+def test_factors_of_several_faults_on_a_rank_multiply() -> None:
     faults = parse_faults(["slow-compute:rank=5,factor=2", "stage-imbalance:stage=1,factor=1.5"])
 
     slowdowns = [slowdown_of(faults, CUBE, rank=rank, step=0) for rank in range(8)]
@@ -285,7 +285,7 @@ def test_faults_that_meet_on_a_rank_multiply() -> None:
     first=st.none() | st.integers(0, 10**6),
     length=st.integers(0, 1000),
 )
-def test_what_a_fault_prints_is_read_back(
+def test_a_printed_fault_can_be_parsed(
     ranks: set[int], factor: float, first: int | None, length: int
 ) -> None:
     fault = Fault(
@@ -314,7 +314,7 @@ PIECES += ("factor", "steps", "0", "1.5", "7", "²", "٣", "e", " ", "rank=1,", 
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_any_text_is_a_fault_or_refused_with_its_own_words(text: str) -> None:
+def test_any_text_is_a_fault_or_is_refused_and_quoted(text: str) -> None:
     try:
         fault = parse_fault(text)
     except FaultSpecError as problem:

@@ -1,4 +1,4 @@
-"""What holds in every run, whatever its layout, noise and faults."""
+"""Properties of every run, for any layout, noise and faults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 @settings(max_examples=40, deadline=None)
 @given(scenarios())
-def test_every_communication_has_all_its_members_and_ends_after_the_last_came(
+def test_every_communication_has_all_members_and_ends_after_the_arrival(
     scenario: Scenario,
 ) -> None:
     recorded = record(scenario)
@@ -82,7 +82,7 @@ def test_every_communication_has_all_its_members_and_ends_after_the_last_came(
 
 @settings(max_examples=40, deadline=None)
 @given(scenarios())
-def test_every_wait_lies_within_the_communication_it_names(scenario: Scenario) -> None:
+def test_every_wait_is_within_its_communication(scenario: Scenario) -> None:
     spans = record(scenario).spans
     comm_end = {
         _instance(spans.values, row): int(spans.end_ns[row])
@@ -90,7 +90,7 @@ def test_every_wait_lies_within_the_communication_it_names(scenario: Scenario) -
     }
     for row in np.flatnonzero(spans["kind"] == "wait").tolist():
         end = comm_end[_instance(spans.values, row)]
-        # A wait for what has already ended takes no time.
+        # A wait for an operation that has ended takes no time.
         assert spans.end_ns[row] == end or spans["duration_ns"][row] == 0
     assert (spans["duration_ns"] >= 0).all()
     assert (spans["launch_ns"] <= spans["start_ns"]).all()
@@ -98,7 +98,7 @@ def test_every_wait_lies_within_the_communication_it_names(scenario: Scenario) -
 
 @settings(max_examples=40, deadline=None)
 @given(scenarios())
-def test_a_ranks_own_work_never_overlaps_and_fills_steps_that_follow_each_other(
+def test_work_of_a_rank_never_overlaps_and_steps_follow_each_other(
     scenario: Scenario,
 ) -> None:
     recorded = record(scenario)
@@ -120,7 +120,7 @@ def test_a_ranks_own_work_never_overlaps_and_fills_steps_that_follow_each_other(
 
 @settings(max_examples=20, deadline=None)
 @given(scenarios())
-def test_equal_scenarios_give_equal_bytes_however_often_they_are_run(scenario: Scenario) -> None:
+def test_equal_scenarios_give_equal_bytes(scenario: Scenario) -> None:
     simulation = simulate(scenario)
 
     first, again = list(simulation.tables()), list(simulation.tables())
@@ -136,8 +136,8 @@ def test_another_seed_gives_other_times() -> None:
     assert (first.spans["duration_ns"] != other.spans["duration_ns"]).any()
 
 
-def test_a_fault_leaves_the_noise_as_it_is() -> None:
-    # Rank 0 is slow in step 1: all that happens in step 0 is the same with and without.
+def test_a_fault_does_not_change_the_noise() -> None:
+    # Rank 0 is slow in step 1: step 0 is the same with and without the fault.
     without = record(Scenario(num_steps=2))
     slow = record(
         Scenario(

@@ -1,4 +1,4 @@
-"""How a crash and a hang end a run, and what they leave behind."""
+"""Crash and hang: the end of a run, its exit events and open spans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 SIZES = {"dp": 2, "pp": 2, "num_steps": 5, "num_microbatches": 4}
 
 
-def test_the_rank_that_died_first_says_so_first_and_why() -> None:
+def test_the_first_exit_is_that_of_the_crashed_rank_with_its_reason() -> None:
     recorded = record(exact("crash:rank=2,step=3,kind=cuda-oom", **SIZES))
     events = recorded.events
     order = events["rank"][np.argsort(events["at_ns"], kind="stable")].tolist()
@@ -47,7 +47,7 @@ def test_a_crash_ends_the_run_in_its_step() -> None:
     assert left["duration_ns"].tolist() == [5 * MS]
 
 
-def test_a_silent_rank_stands_in_nothing_and_the_others_in_a_communication() -> None:
+def test_a_hanging_rank_has_no_open_span_and_the_others_are_blocked_in_one() -> None:
     recorded = record(exact("hang:rank=2,step=3", **SIZES))
     spans = recorded.spans
     standing = spans.rows(spans["flags"] & int(SpanFlag.OPEN) > 0)
@@ -83,7 +83,7 @@ def test_a_healthy_job_ends_with_its_last_step() -> None:
     assert {one["exit_ns"] for one in recorded.simulation.rank_rows()} == {row["ended_ns"]}
 
 
-def test_noise_and_overlap_leave_a_stopped_step_within_its_bounds() -> None:
+def test_spans_of_a_stopped_step_end_before_ranks_were_last_seen() -> None:
     for cause in ("crash", "hang"):
         scenario = exact(f"{cause}:rank=1,step=1", **(SIZES | {"tp": 2, "overlap": True}))
         noisy = Scenario(**{name: getattr(scenario, name) for name in (

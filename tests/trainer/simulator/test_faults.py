@@ -1,4 +1,4 @@
-"""Each planted fault does what its label says, and nothing elsewhere."""
+"""Each fault acts as its label says, and on nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compute_ms(recorded: Recorded, rank: int, step: int) -> float:
     )
 
 
-def test_slow_compute_holds_on_its_ranks_and_in_its_steps() -> None:
+def test_slow_compute_acts_on_its_ranks_in_its_steps() -> None:
     recorded = record(exact("slow-compute:rank=1+2,factor=1.2,steps=1-2", dp=4, pp=1, num_steps=4))
     (label,) = recorded.simulation.labels
 
@@ -43,7 +43,7 @@ def test_slow_compute_holds_on_its_ranks_and_in_its_steps() -> None:
     )  # fmt: skip
 
 
-def test_with_tp_collapsed_the_label_names_all_that_look_alike() -> None:
+def test_with_tp_collapsed_the_label_has_all_partners() -> None:
     settings = {"dp": 2, "pp": 1, "tp": 2, "num_steps": 1}
     hidden = simulate(exact("slow-compute:rank=3,factor=2", **settings))
     seen = simulate(exact("slow-compute:rank=3,factor=2", **settings, tp_detail=TpDetail.COARSE))
@@ -52,7 +52,7 @@ def test_with_tp_collapsed_the_label_names_all_that_look_alike() -> None:
     assert (seen.labels[0].ranks, seen.labels[0].visible_ranks) == ((3,), (3,))
 
 
-def test_a_throttled_clock_is_seen_in_the_samples_of_its_host_only() -> None:
+def test_a_throttled_clock_shows_in_the_samples_of_its_host_only() -> None:
     recorded = record(
         exact("clock-throttle:host=1,factor=2,steps=1", dp=4, pp=1, num_steps=2, ranks_per_host=2)
     )
@@ -89,7 +89,7 @@ def test_a_slow_adapter_slows_every_transfer_that_leaves_its_host() -> None:
     assert sorted(receives.end_ns) == sorted(sends.end_ns)
 
 
-def test_a_slow_uplink_slows_all_that_crosses_it() -> None:
+def test_a_slow_uplink_slows_every_transfer_across_it() -> None:
     settings = {
         "dp": 1, "pp": 4, "num_microbatches": 1, "num_steps": 1, "network": LINKS,
         "activation_bytes": MS, "ranks_per_host": 1, "hosts_per_rack": 2,
@@ -105,7 +105,7 @@ def test_a_slow_uplink_slows_all_that_crosses_it() -> None:
     assert recorded.simulation.labels[0].ranks == (0, 1)
 
 
-def test_a_link_that_nothing_uses_is_refused_and_the_used_ones_are_named() -> None:
+def test_an_unused_link_is_refused_with_the_used_ones() -> None:
     with pytest.raises(ScenarioError, match=r"rank 0 sends to and receives from 1, 3$"):
         simulate(exact("slow-link:src=0,dst=2,factor=2", dp=4, pp=1))
 
@@ -182,7 +182,7 @@ def test_a_flapping_link_is_up_in_some_of_its_steps() -> None:
     assert lengths == {246.0, 254.0}
 
 
-def test_pauses_of_garbage_stand_before_forwards_as_spans_or_as_gaps() -> None:
+def test_gc_pauses_are_before_forwards_as_spans_or_gaps() -> None:
     settings = {"dp": 2, "pp": 1, "num_steps": 4}
     spans = record(exact("gc-pause:ms=100,probability=0.2", **settings)).spans
     gaps = record(exact("gc-pause:ms=100,probability=0.2,spans=no", **settings)).spans
@@ -196,7 +196,7 @@ def test_pauses_of_garbage_stand_before_forwards_as_spans_or_as_gaps() -> None:
     assert set(pauses.end_ns.tolist()) <= set(forwards[0])
 
 
-def test_a_stalled_host_leaves_a_gap_before_each_compute_span() -> None:
+def test_a_host_stall_is_a_gap_before_each_compute_span() -> None:
     recorded = record(exact("host-stall:rank=0,ms=2", dp=1, pp=1, num_microbatches=3, num_steps=1))
 
     # Three forwards, three backwards, the optimizer.
@@ -205,7 +205,7 @@ def test_a_stalled_host_leaves_a_gap_before_each_compute_span() -> None:
 
 
 @pytest.mark.parametrize(("spans", "data_ms"), [("yes", [1.0, 41.0]), ("no", [1.0, 1.0])])
-def test_data_that_comes_late_is_a_long_span_or_a_gap(spans: str, data_ms: list[float]) -> None:
+def test_a_data_stall_is_a_long_span_or_a_gap(spans: str, data_ms: list[float]) -> None:
     recorded = record(
         exact(f"data-stall:rank=1,ms=40,spans={spans}", dp=2, pp=1, num_steps=1, data_ms=1.0)
     )
@@ -215,7 +215,7 @@ def test_data_that_comes_late_is_a_long_span_or_a_gap(spans: str, data_ms: list[
     assert first[1] - first[0] == 40 * MS
 
 
-def test_a_skewed_group_enters_its_reduction_late_in_turn_and_ever_later() -> None:
+def test_members_of_a_skewed_group_are_late_in_turn_and_increasingly() -> None:
     recorded = record(exact("launch-skew:ms=80,stage=1", dp=4, pp=2, num_steps=16))
     lag = _lags_ms(recorded, stage_ranks=[4, 5, 6, 7])
     calm = _lags_ms(recorded, stage_ranks=[0, 1, 2, 3])
@@ -237,7 +237,7 @@ def test_a_checkpoint_stops_all_ranks_at_regular_steps(spans: str, num_spans: in
     assert len(recorded.spans.where(kind="checkpoint")) == num_spans
 
 
-def test_lengths_slow_a_micro_batch_alike_forward_and_backward_and_on_all_stages() -> None:
+def test_lengths_slow_a_micro_batch_equally_in_both_directions_on_all_stages() -> None:
     recorded = record(exact("sequence-imbalance:spread=0.3", dp=2, pp=2, num_steps=1))
     spans = recorded.spans
     factor = {
@@ -257,7 +257,7 @@ def test_lengths_slow_a_micro_batch_alike_forward_and_backward_and_on_all_stages
     assert not np.allclose(factor["forward", 0], factor["forward", 1])
 
 
-def test_a_misconfigured_rank_tells_another_environment() -> None:
+def test_a_misconfigured_rank_has_another_environment() -> None:
     simulation = simulate(
         exact("misconfiguration:rank=2,variable=NCCL_DEBUG,value=INFO", dp=4, pp=1)
     )
@@ -268,13 +268,13 @@ def test_a_misconfigured_rank_tells_another_environment() -> None:
     assert simulation.labels[0].detail == "NCCL_DEBUG=INFO"
 
 
-def test_a_manifest_does_not_give_the_fault_away() -> None:
+def test_a_manifest_does_not_contain_the_fault() -> None:
     slow = simulate(exact("slow-compute:rank=2,factor=2", dp=4, pp=1)).manifest(0)
 
     assert slow == simulate(exact(dp=4, pp=1)).manifest(0)
 
 
-def test_tensor_parallelism_across_hosts_and_few_micro_batches_are_told() -> None:
+def test_tensor_parallelism_across_hosts_and_few_micro_batches_have_labels() -> None:
     across = simulate(
         exact(dp=4, pp=1, tp=2, ranks_per_host=4, rank_order=RankOrder.DP_FIRST)
     ).labels
@@ -286,7 +286,7 @@ def test_tensor_parallelism_across_hosts_and_few_micro_batches_are_told() -> Non
     assert enough == ()
 
 
-def test_faults_that_meet_add_up() -> None:
+def test_effects_of_several_faults_add_up() -> None:
     recorded = record(
         exact(
             "slow-compute:rank=1,factor=1.5",
@@ -302,7 +302,7 @@ def test_faults_that_meet_add_up() -> None:
 
 
 def _sent_ns(recorded: Recorded) -> NDArray[np.int64]:
-    """Return when each receive's message was sent."""
+    """Return the time at which the message of each receive was sent."""
     sends = recorded.spans.where(kind="pp-send")
     receives = recorded.spans.where(kind="pp-recv")
     names = ("src_rank", "dst_rank", "seq")
@@ -315,7 +315,7 @@ def _sent_ns(recorded: Recorded) -> NDArray[np.int64]:
 
 
 def _lags_ms(recorded: Recorded, *, stage_ranks: list[int]) -> NDArray[np.float64]:
-    """Return how long after the first member each one entered the reduction, (steps, members)."""
+    """Return the delay of each member after the first one in the reduction, (steps, members)."""
     rows = recorded.spans.where(name="reduce_scatter_tensor", kind="dp-comm")
     start = np.stack([rows.where(rank=rank)["start_ns"] for rank in stage_ranks], axis=1)
     lag: NDArray[np.float64] = (start - start.min(axis=1, keepdims=True)) / MS

@@ -39,7 +39,7 @@ def test_a_clock_never_runs_backwards_and_its_drift_is_below_a_millionth() -> No
         assert np.ptp(read - times) > 1_000
 
 
-def test_clocks_move_what_is_recorded_and_not_what_happens() -> None:
+def test_clock_errors_change_recorded_times_only() -> None:
     true = Scenario(num_steps=2, ranks_per_host=1, noise=Noise(clock_error_ns=0))
     exact_clocks = record(true)
     wrong_clocks = record(replace(true, noise=Noise(clock_error_ns=200_000)))
@@ -50,7 +50,7 @@ def test_clocks_move_what_is_recorded_and_not_what_happens() -> None:
     assert np.abs(lasted).max() <= 1_000
 
 
-def test_each_simulation_has_clocks_of_its_own_and_tells_their_bound() -> None:
+def test_each_simulation_has_its_own_clocks_with_their_bound() -> None:
     first, other = (
         simulate(Scenario(ranks_per_host=2)),
         simulate(Scenario(ranks_per_host=2, seed=1)),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         ({"noise": Noise(end_jitter_ns=-1)}, "Scenario.noise.end_jitter_ns must not be negative"),
     ],
 )
-def test_a_scenario_that_cannot_be_is_refused(settings: dict[str, Any], problem: str) -> None:
+def test_an_invalid_scenario_is_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ScenarioError, match=problem):
         Scenario(**settings)
 
@@ -101,7 +101,7 @@ def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[st
     assert next(simulation.tables()).spans.num_rows > 0
 
 
-def test_one_rank_alone_talks_to_nobody() -> None:
+def test_a_single_rank_sends_nothing() -> None:
     simulation = simulate(Scenario(dp=1, pp=1, num_steps=1, num_microbatches=2))
     spans = next(simulation.tables()).spans.to_pydict()
 
@@ -163,10 +163,10 @@ def test_a_scenario_is_read_from_toml_and_from_json_alike(tmp_path: Path) -> Non
         ("noise = 3", "noise must be a table of settings"),
         ("[noise]\njitter = 3", "unknown setting noise.jitter"),
         ("faults = [3]", "faults must be a list of texts, got [3]"),
-        ("dp = ", "is not the .toml it is named"),
+        ("dp = ", "is not valid .toml"),
     ],
 )
-def test_a_wrong_file_is_refused_with_what_is_wrong(
+def test_an_invalid_file_is_refused_with_the_problem(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     path = tmp_path / "s.toml"
@@ -178,7 +178,7 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(
     assert problem in str(caught.value)
 
 
-def test_a_missing_file_is_told_by_its_path(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_file_has_its_path(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"cannot read .*gone\.toml \(No such file"):
         read_scenario_file(tmp_path / "gone.toml")
 

@@ -38,7 +38,7 @@ def format_stage(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> str
 
 
 def exchanged(stage: int, *, pp: int, num_microbatches: int) -> str:
-    """Spell what a stage does: ``>F0`` sends an output, ``<B1`` receives an input."""
+    """Return the actions of a stage: ``>F0`` sends an output, ``<B1`` receives an input."""
     words = []
     for action in stage_exchanges(stage, pp=pp, num_microbatches=num_microbatches):
         if isinstance(action, Slot):
@@ -88,7 +88,7 @@ def test_fewer_micro_batches_than_stages_all_run_before_the_first_backward() -> 
     assert format_stage(0, pp=4, vpp=1, num_microbatches=2) == "F0 F1 B0 B1"
 
 
-def test_interleaved_chunks_take_turns_of_as_many_micro_batches_as_stages() -> None:
+def test_interleaved_chunks_alternate_every_pp_micro_batches() -> None:
     assert format_stage(0, pp=2, vpp=2, num_microbatches=4) == (
         "F0 F1 F0b F1b F2 B0b F3 B1b F2b B0 F3b B1 B2b B3b B2 B3"
     )
@@ -120,7 +120,7 @@ def test_every_slot_runs_once_and_after_what_it_receives(
             assert receiver_of(sender, pp=pp, vpp=vpp) == slot
 
 
-def test_the_weights_gradients_begin_as_many_backwards_late_as_the_stage_s_number() -> None:
+def test_gradients_of_the_weights_are_late_by_the_number_of_the_stage() -> None:
     slots = [deferring_slots(stage, pp=3, vpp=1, num_microbatches=4) for stage in range(3)]
 
     assert [format_slots(each) for each in slots] == [
@@ -130,7 +130,7 @@ def test_the_weights_gradients_begin_as_many_backwards_late_as_the_stage_s_numbe
     ]
 
 
-def test_chunks_laid_out_as_a_v_meet_on_the_last_stage() -> None:
+def test_chunks_of_a_v_are_neighbours_on_the_last_stage() -> None:
     assert format_slots(v_slots(1, pp=2, num_microbatches=3)) == (
         "F0 F0b F1 F1b B0b W0b F2 B0 W0 F2b B1b W1b B1 B2b B2 W1 W2b W2"
     )
@@ -182,7 +182,7 @@ def test_the_weights_gradients_fill_two_thirds_of_the_bubble(vpp: int, bubble_ms
     assert recorded.step_ms(0) == pytest.approx(8 * 30 + bubble_ms + 5, abs=0.001)
 
 
-def test_two_chunks_as_a_v_leave_no_bubble_but_the_first_forwards() -> None:
+def test_a_v_leaves_only_the_bubble_of_the_first_forwards() -> None:
     recorded = record(
         exact(pp=4, dp=1, vpp=2, num_microbatches=8, num_steps=1, schedule=Schedule.ZERO_BUBBLE_V)
     )
@@ -194,7 +194,7 @@ def test_two_chunks_as_a_v_leave_no_bubble_but_the_first_forwards() -> None:
     assert optimizer["start_ns"].max() - forward["start_ns"].min() == 240 * MS
 
 
-def test_only_the_input_s_half_of_a_backward_meets_the_partners() -> None:
+def test_only_the_input_part_of_a_backward_communicates() -> None:
     recorded = record(
         exact(
             pp=2, dp=1, tp=2, num_microbatches=2, num_steps=1, tp_detail=TpDetail.COARSE,

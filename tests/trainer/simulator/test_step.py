@@ -1,4 +1,4 @@
-"""Times of small jobs without noise, computed by hand."""
+"""Times of small jobs without noise, with expected values from arithmetic."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_blocking_send_waits_for_its_receiver() -> None:
     assert (sends["flags"] & int(SpanFlag.COALESCED) > 0).tolist() == [False, True, True]
 
 
-def test_partners_leave_a_collapsed_forward_together() -> None:
+def test_partners_end_a_collapsed_forward_together() -> None:
     slow = exact("slow-compute:rank=0,factor=2", pp=1, dp=1, tp=2, num_microbatches=1, num_steps=1)
 
     forwards = record(slow).spans.where(kind="forward")
@@ -113,17 +113,17 @@ def test_partners_wait_inside_a_recorded_forward() -> None:
     assert spans.where(kind="wait", rank=0)["duration_ns"].tolist() == [0, 0, 0, 0]
 
 
-def test_overlapped_gradients_travel_while_the_last_backward_runs() -> None:
+def test_overlapped_gradients_are_reduced_during_the_last_backward() -> None:
     network = Network(
         host_bytes_per_s=1e9, host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0
     )
     sizes = {"pp": 1, "dp": 2, "num_microbatches": 2, "num_steps": 1, "network": network}
     # Half of 16 MB at 1 GB/s: 8 ms to scatter, 8 ms to gather.
-    apart = record(exact(**sizes, gradient_bytes=16 * MS))
+    launched = record(exact(**sizes, gradient_bytes=16 * MS))
     overlapped = record(exact(**sizes, gradient_bytes=16 * MS, overlap=True, num_buckets=4))
 
-    assert apart.step_ms(0) == pytest.approx(60 + 8 + 5 + 8, abs=0.001)
-    # Four buckets of 2 ms leave 5 ms apart from each other: only the last one shows.
+    assert launched.step_ms(0) == pytest.approx(60 + 8 + 5 + 8, abs=0.001)
+    # Four buckets of 2 ms are launched 5 ms after each other: only the last one shows.
     assert overlapped.step_ms(0) == pytest.approx(60 + 2 + 5 + 8, abs=0.001)
     buckets = overlapped.spans.where(rank=0, name="reduce_scatter_tensor")
     begin = overlapped.steps["start_ns"].min()
@@ -145,7 +145,7 @@ def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
 
 
 @pytest.mark.parametrize("detail", TpDetail)
-def test_equal_bandwidth_takes_equal_time_at_every_detail(detail: TpDetail) -> None:
+def test_the_detail_of_recording_does_not_change_times(detail: TpDetail) -> None:
     network = Network(
         host_bytes_per_s=1e9, host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0
     )
@@ -160,8 +160,8 @@ def test_equal_bandwidth_takes_equal_time_at_every_detail(detail: TpDetail) -> N
     assert recorded.step_ms(0) == pytest.approx(2 * (30 + 2 * 3 * 2 * 1) + 5, abs=0.001)
 
 
-def test_a_forward_waits_for_each_piece_of_its_parameters_where_it_needs_it() -> None:
-    # Two ranks, 4 pieces of 8 MB, half of each over 1 GB/s: 4 ms a piece, one behind the other.
+def test_a_forward_waits_for_each_bucket_of_its_parameters() -> None:
+    # Two ranks, 4 pieces of 8 MB, half of each over 1 GB/s: 4 ms per bucket, one after the other.
     network = Network(host_bytes_per_s=1e9, host_latency_ns=0)
     recorded = record(
         exact(
@@ -174,7 +174,7 @@ def test_a_forward_waits_for_each_piece_of_its_parameters_where_it_needs_it() ->
     begin = mine["start_ns"].min()
     waits = mine.where(name="wait all_gather_into_tensor")
     at = ((waits["start_ns"] - begin) / MS).tolist(), ((waits.end_ns - begin) / MS).tolist()
-    # A quarter of the forward is 2.5 ms, less than a piece takes to come.
+    # A quarter of the forward is 2.5 ms, less than the transfer of a bucket.
     assert at == ([0.0, 6.5, 10.5, 14.5], [4.0, 8.0, 12.0, 16.0])
     forward = mine.where(kind="forward")
     assert sorted((forward["duration_ns"] / MS).tolist()) == [10.0, 18.5]

@@ -12,12 +12,12 @@ from rankscope.trainer.simulator.workload import draw_loads
 from tests.support.trainer.recorded import MS, exact, record
 
 
-def test_a_rank_whose_experts_get_more_tokens_computes_longer_between_its_all_to_alls() -> None:
+def test_experts_with_more_tokens_compute_longer_between_their_all_to_alls() -> None:
     recorded = record(
         exact(pp=1, dp=4, ep=2, num_microbatches=1, num_steps=1, expert_weights=(3.0, 1.0))
     )
 
-    # Forward 10 ms: 5 ms to the tokens' leaving, then 5 ms x 1.5 or x 0.5 in the experts.
+    # Forward 10 ms: 5 ms until the tokens are sent, then 5 ms x 1.5 or x 0.5 in the experts.
     experts = recorded.spans.where(kind="ep-comm")
     forward = recorded.spans.where(kind="forward")
     begin = forward["start_ns"].min()
@@ -55,7 +55,7 @@ def test_an_all_to_all_takes_the_sum_of_its_slowest_member_s_parts() -> None:
     assert set((recorded.spans.where(kind="ep-comm")["duration_ns"] / MS).tolist()) == {5.0}
 
 
-def test_loads_of_a_group_have_mean_one_and_move_around() -> None:
+def test_loads_of_a_group_have_mean_one_and_vary() -> None:
     scenario = Scenario(dp=8, pp=2, ep=4, noise=Noise(expert_spread=0.3))
 
     first, second = draw_loads(scenario, 0), draw_loads(scenario, 1)
