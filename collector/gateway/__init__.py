@@ -1,1 +1,1 @@
-"""Read the embedded store from outside, as a ClickHouse server that only answers questions."""
+"""Gateway: read-only ClickHouse protocol over HTTP for the embedded store."""

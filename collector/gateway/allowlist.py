@@ -1,7 +1,7 @@
-"""Which functions a statement from outside may call: what computes, and nothing that reaches out.
+"""Functions and tables that statements may use: those that compute, and the store's own tables.
 
-The list is of what is allowed. A function that a later engine brings is refused until somebody
-has looked at it, unless it falls into a category that only computes.
+The lists name what is allowed. A function of a later engine is refused until it is added here,
+unless it is in a category whose functions only compute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CATEGORIES = frozenset(
         "String Splitting", "Time Window", "Tuple", "Type Conversion", "URL", "UUID",
     }
 )  # fmt: skip
-"""Categories of ``system.functions`` whose members compute from their arguments alone."""
+"""Categories of ``system.functions`` whose functions compute from their arguments alone."""
 
 OTHER_FUNCTIONS = frozenset(
     {
@@ -37,22 +37,22 @@ OTHER_FUNCTIONS = frozenset(
         "version", "visibleWidth",
     }
 )  # fmt: skip
-"""Members of the mixed categories "Other" and "Internal" that are allowed.
+"""Allowed functions of the mixed categories "Other" and "Internal".
 
 ``displayName`` tells the host's name; it stays, for the Go driver asks it when it connects.
 """
 
 FORBIDDEN = frozenset({"formatrow", "formatrownonewline"})
-"""Of an allowed category, but able to load a schema file."""
+"""Functions of allowed categories that can load a schema file."""
 
 PARSER_FUNCTIONS = frozenset({"lambda", "exists", "grouping", "untuple", "cast", "in", "view"})
-"""What the parser makes of syntax; ``system.functions`` knows no such names."""
+"""Names that the parser makes of syntax; they are not in ``system.functions``."""
 
 TABLE_FUNCTIONS = frozenset(
     {"numbers", "numbers_mt", "zeros", "zeros_mt", "generateseries", "generate_series", "values",
      "view", "null", "sqlstandardvalues"}
 )  # fmt: skip
-"""Table functions that make rows up. All others read something."""
+"""Table functions that generate rows. All others read something."""
 
 SELECT_FUNCTIONS = """
 SELECT name, is_aggregate, alias_to, categories FROM system.functions WHERE origin = 'System'
@@ -62,15 +62,15 @@ SELECT_COMBINATORS = "SELECT name FROM system.aggregate_function_combinators"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Functions:
-    """The functions that are allowed; all names in lower case."""
+    """Allowed functions, all names in lower case."""
 
     scalar: frozenset[str]
     aggregate: frozenset[str]
     combinators: tuple[str, ...]
-    """Endings that make another aggregate of one: ``If``, ``Array``, ``State``, ..."""
+    """Suffixes of aggregate functions: ``If``, ``Array``, ``State``, ..."""
 
     def allows(self, name: str) -> bool:
-        """Tell whether a statement may call ``name``, in whatever case."""
+        """Return whether a statement may call ``name``, in any case."""
         lower = name.lower()
         return lower in self.scalar or self._is_aggregate(lower)
 
@@ -87,15 +87,15 @@ class Functions:
 def allowed_functions(
     rows: Iterable[Mapping[str, Any]], *, combinators: Iterable[str]
 ) -> Functions:
-    """Return what is allowed of the functions that an engine has.
+    """Return the allowed functions of an engine.
 
     Args:
-        rows: Those of `SELECT_FUNCTIONS`.
+        rows: Result of `SELECT_FUNCTIONS`.
         combinators: Names of the engine's aggregate combinators.
     """
     known = {row["name"]: row for row in rows}
     allowed = {name for name, row in known.items() if _is_allowed(row, known)}
-    # Some names match in any case: what is refused in one spelling is refused in all.
+    # Some names match in any case: a name that is refused in one spelling is refused in all.
     barred = {name.lower() for name in known.keys() - allowed} | FORBIDDEN
     lower = {name.lower() for name in allowed} - barred
     aggregate = {name.lower() for name in allowed if known[name]["is_aggregate"]} & lower
@@ -116,7 +116,7 @@ def _is_allowed(row: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) 
 
 
 OWN_DATABASE = "default"
-"""Where the embedded store keeps its tables."""
+"""Database of the embedded store's tables."""
 
 SYSTEM_TABLES = frozenset(
     {
@@ -125,18 +125,18 @@ SYSTEM_TABLES = frozenset(
         "settings", "table_functions", "tables", "time_zones", "zeros", "zeros_mt",
     }
 )  # fmt: skip
-"""Tables of database ``system`` that clients ask for and that tell of the engine alone. The
-others tell of users, queries, logs, the host or its files."""
+"""Tables of database ``system`` that clients query and that describe only the engine. The others
+show users, queries, logs, the host or its files."""
 
 OTHER_DATABASES = frozenset({"system", "information_schema"})
 
 
 def may_read(name: str) -> bool:
-    """Tell whether a table may be read.
+    """Return whether a table may be read.
 
     Args:
-        name: As the parser shows it: ``spans``, ``default.spans``, ``system.tables``. A name
-            without a database is a table of the store or of the statement's own ``WITH``.
+        name: Name as the parser shows it: ``spans``, ``default.spans``, ``system.tables``. A name
+            without a database is a table of the store or of the statement's ``WITH``.
     """
     database, dot, table = name.partition(".")
     if not dot:
@@ -147,7 +147,7 @@ def may_read(name: str) -> bool:
 
 
 def may_name(name: str) -> bool:
-    """Tell whether a column may be called so where a table could stand as well (``x IN name``).
+    """Return whether an identifier is allowed in a place that accepts tables too (``x IN name``).
 
     Args:
         name: ``a``, ``alias.column``, ``database.table`` or ``database.table.column``.

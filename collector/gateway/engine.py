@@ -1,4 +1,9 @@
-"""Run statements from outside in threads of their own, few at a time, each within its limits."""
+"""Execution of clients' statements in worker threads, within the limits of the gateway.
+
+The engine checks a statement's time only between two blocks of rows, so a function that works for
+an hour on one block cannot be ended. Python waits for the threads of an executor at its end, so
+the worker threads here are daemons: a stuck one is left behind.
+"""
 
 from __future__ import annotations
 
@@ -41,31 +46,31 @@ class _Work:
             return
         try:
             found = self.call()
-        except BaseException as error:  # noqa: BLE001  # told to whoever waits
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting caller
             self.future.set_exception(error)
         else:
             self.future.set_result(found)
 
 
 class _Worker(threading.Thread):
-    """A thread of these, to be told from others."""
+    """Worker thread of a `Workers`; `stuck_threads` finds them by this class."""
 
 
 def stuck_threads() -> list[str]:
-    """Return the names of the worker threads that live: once all workers are closed, stuck ones.
+    """Return the names of living worker threads: the stuck ones, once all workers are closed.
 
-    While one of them is in the engine the process may not end in the ordinary way: the engine's
-    own end waits for it at times.
+    While one is in the engine, the process must not end in the ordinary way: the engine's shutdown
+    may wait for it.
     """
     return [thread.name for thread in threading.enumerate() if isinstance(thread, _Worker)]
 
 
 class Workers:
-    """Threads that do one thing after another; they begin when they are needed.
+    """Pool of worker threads, which start when they are needed.
 
     Args:
-        num_threads: At most.
-        name: What the threads are called.
+        num_threads: Largest number of threads.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, num_threads: int, *, name: str) -> None:
@@ -77,7 +82,7 @@ class Workers:
         self._is_closed = False
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Return what will hold the call's result.
+        """Queue a call and return the future of its result.
 
         Raises:
             RuntimeError: The workers were closed.
@@ -85,7 +90,7 @@ class Workers:
         future: Future[Result] = Future()
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("closed workers take no work")
+                raise RuntimeError("the workers are closed")
             self._waiting.put(_Work(future, call))
             if len(self._threads) < self._num_threads:
                 name = f"{self._name}-{len(self._threads)}"
@@ -95,10 +100,10 @@ class Workers:
         return future
 
     def close(self, *, timeout_s: float) -> bool:
-        """Cancel what waits and wait for what runs. Safe to repeat.
+        """Cancel queued calls and wait for running ones. May be repeated.
 
         Returns:
-            Whether every thread has ended.
+            Whether all threads have ended in time.
         """
         with self._lock:
             self._is_closed = True
@@ -120,17 +125,18 @@ class Workers:
             if work is None:
                 return
             work.do()
-            del work  # else a result would live until the next one
+            del work  # otherwise it would keep the result alive until the next call
 
 
 KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
 KILL_PAUSE_S = 0.02
 KILL_TIMEOUT_S = 10.0
-"""After that the engine's own limit has to end a statement whose asker has gone."""
+"""Time for which the gateway tries to end the statement of a client that has gone. After it, the
+engine's own time limit has to end it."""
 
 GRACE_S = 10.0
-"""Beyond its time a statement is answered for: the engine looks at the time between two blocks of
-rows only. Until it does, nobody else has its thread."""
+"""Time beyond a statement's limit after which its client gets an error. The engine checks the time
+only between two blocks of rows, and the worker thread stays occupied until it does."""
 
 CLOSE_TIMEOUT_S = 5.0
 PARSER_SETTINGS: dict[str, int | str] = {
@@ -143,11 +149,11 @@ PARSER_SETTINGS: dict[str, int | str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRequest:
-    """One statement, as it came."""
+    """One statement, as received."""
 
     text: str
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Bound parameters by name, in ClickHouse's escaped form."""
+    """Bound parameters by name, escaped as ClickHouse does."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     default_format: str = "TabSeparated"
@@ -155,7 +161,7 @@ class QueryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class QueryResult:
-    """What came of a statement. Its bytes count as held for as long as it lives."""
+    """Result of a statement. Its bytes count as held while this object lives."""
 
     answer: Answer
     output_format: str
@@ -164,7 +170,7 @@ class QueryResult:
 
 @dataclass(slots=True, kw_only=True)
 class _Deadline:
-    """How long a statement may wait, and then run."""
+    """Times for which a statement may wait, and then run."""
 
     came_s: float
     timeout_s: float
@@ -172,25 +178,25 @@ class _Deadline:
     begun_s: float | None = None
 
     def left_s(self, now_s: float) -> float:
-        """Return when to look again; what is not above 0 is over."""
+        """Return the time until the next check; 0 or less if the time is over."""
         if self.begun_s is not None:
             return self.begun_s + self.most_s - now_s
         return min(self.came_s + self.timeout_s - now_s, self.most_s)
 
 
 class QueryEngine:
-    """Answers statements on a store that this process has open.
+    """Executes statements on the embedded store, which this process has open.
 
     Args:
-        path: The store's folder.
-        limits: What statements may cost.
+        path: Folder of the store.
+        limits: Limits of statements.
     """
 
     def __init__(self, path: Path, limits: QueryLimits | None = None) -> None:
         self._path = path
         self._limits = limits or QueryLimits()
         self._workers = Workers(self._limits.max_running, name="query")
-        self._lock = threading.RLock()  # a result may die while this thread holds it
+        self._lock = threading.RLock()  # a result's finalizer may run while this thread holds it
         self._num_present = 0
         self._held_bytes = 0
         self._is_closed = False
@@ -201,10 +207,10 @@ class QueryEngine:
         self._running: set[str] = set()
 
     async def answer(self, request: QueryRequest) -> QueryResult:
-        """Return the answer to a statement; a caller that goes away ends it.
+        """Execute a statement. Cancelling this call ends it.
 
         Raises:
-            QueryError: It was refused, failed, or there are too many already.
+            QueryError: The statement was refused or failed, or too many are running.
         """
         settings = choose_settings(request.settings, self._limits)
         mark = uuid.uuid4().hex
@@ -221,7 +227,7 @@ class QueryEngine:
             raise
 
     async def _in_time(self, running: Future[QueryResult], watch: _Deadline) -> QueryResult:
-        """Return the answer, or say that there is none yet: the statement may go on alone."""
+        """Return the result, or raise if it is late; the statement may then go on alone."""
         answered = asyncio.wrap_future(running)
         answered.add_done_callback(_retrieve_exception)
         try:
@@ -230,26 +236,26 @@ class QueryEngine:
                 if left_s > 0:
                     await asyncio.wait({answered}, timeout=left_s)
                 elif watch.begun_s is not None:
-                    raise QueryError(TIMEOUT_EXCEEDED, "the statement took longer than it may")
+                    raise QueryError(TIMEOUT_EXCEEDED, "the statement took longer than its limit")
                 elif running.cancel():
-                    raise QueryError(TOO_MANY_QUERIES, "others take long: come again")
+                    raise QueryError(TOO_MANY_QUERIES, "other statements take long: try again")
                 else:
-                    await asyncio.sleep(0)  # it begins at this moment
+                    await asyncio.sleep(0)  # it is just starting
             return answered.result()
         finally:
-            answered.cancel()  # it may outlive the loop
+            answered.cancel()  # the statement may outlive the event loop
 
     async def _end(self, running: Future[QueryResult], mark: str) -> None:
-        """End a statement; one that is still being parsed is ended as soon as it has begun."""
+        """End a statement. One that is still being parsed is ended when it starts to run."""
         deadline_s = time.monotonic() + KILL_TIMEOUT_S
         while not (running.cancel() or running.done()) and time.monotonic() < deadline_s:
             await asyncio.to_thread(self._kill, mark)
             await asyncio.sleep(KILL_PAUSE_S)
 
     def close(self) -> None:
-        """End what runs, and every session. Safe to repeat.
+        """End running statements and all sessions. May be repeated.
 
-        A statement that can't be ended just now is left to its thread, which ends with the process.
+        A statement that cannot be ended now is left to its thread, which ends with the process.
         """
         with self._lock:
             self._is_closed = True
@@ -298,9 +304,9 @@ class QueryEngine:
         most = self._limits.max_running + self._limits.max_waiting
         with self._lock:
             if self._is_closed or self._num_present >= most:
-                raise QueryError(TOO_MANY_QUERIES, f"{most} statements run or wait: come again")
+                raise QueryError(TOO_MANY_QUERIES, f"{most} statements run or wait: try again")
             if self._held_bytes >= self._limits.max_held_bytes:
-                raise QueryError(TOO_MANY_QUERIES, "too much waits to be fetched: come again")
+                raise QueryError(TOO_MANY_QUERIES, "too many unfetched results: try again")
             self._num_present += 1
             running = self._workers.submit(lambda: self._answer(request, settings, mark, watch))
         running.add_done_callback(self._left)
@@ -315,7 +321,7 @@ class QueryEngine:
             self._held_bytes -= num_bytes
 
     def _parser(self) -> ReadOnlySession:
-        """Return this thread's session for parsing."""
+        """Return this thread's session for parsing statements."""
         parser: ReadOnlySession | None = getattr(self._local, "parser", None)
         if parser is None:
             parser = ReadOnlySession(self._path, PARSER_SETTINGS)
@@ -336,7 +342,7 @@ class QueryEngine:
         return self._functions
 
     def _kill(self, mark: str) -> None:
-        """Tell the engine to end a statement; one that has not begun or has ended is left alone."""
+        """Ask the engine to end a statement. Does nothing if it does not run."""
         handle = ReadOnlySession(self._path, {"max_threads": 1})
         try:
             handle.run(KILL, "TSV", {"mark": mark})
@@ -345,6 +351,6 @@ class QueryEngine:
 
 
 def _retrieve_exception(answered: asyncio.Future[QueryResult]) -> None:
-    """Take notice of a failure: where nobody waits any more asyncio would log it."""
+    """Retrieve a failure: asyncio would log it if no caller waits for it any more."""
     with suppress(asyncio.CancelledError):
         answered.exception()

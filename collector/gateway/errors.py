@@ -1,4 +1,4 @@
-"""What the reading interface answers instead of rows: ClickHouse's own codes and status."""
+"""Errors of the gateway, with ClickHouse's codes and HTTP status."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATUSES = {
     241: 507,  # MEMORY_LIMIT_EXCEEDED
     396: 413,  # TOO_MANY_ROWS_OR_BYTES
 }
-"""Status by code. A code that is missing is the asker's mistake: 400."""
+"""HTTP status by code. Other codes are errors of the client: 400."""
 
 ENGINE_FORM = re.compile(r"Code: (\d+)\. (?:DB::)?(?:Exception|NetException): (.*)", re.DOTALL)
 VERSION_SUFFIX = re.compile(r" ?\(version [^)]*\)")
@@ -50,10 +50,10 @@ MAX_TEXT = 2_000
 
 
 class QueryError(CollectorError):
-    """A query was not answered.
+    """A statement was refused or failed.
 
     Attributes:
-        code: ClickHouse's number for the failure.
+        code: Error code of ClickHouse.
     """
 
     def __init__(self, code: int, text: str) -> None:
@@ -62,23 +62,23 @@ class QueryError(CollectorError):
 
     @property
     def status(self) -> int:
-        """HTTP status of the answer."""
+        """HTTP status."""
         return STATUSES.get(self.code, 400)
 
     def body(self) -> str:
-        """Return the failure as a ClickHouse server words it, on one line."""
+        """Return the message in one line, in the form of a ClickHouse server."""
         name = NAMES.get(self.code)
-        trail = f". ({name})" if name is not None else ""
-        return f"Code: {self.code}. DB::Exception: {self}{trail}\n"
+        suffix = f". ({name})" if name is not None else ""
+        return f"Code: {self.code}. DB::Exception: {self}{suffix}\n"
 
 
 def refused(text: str) -> QueryError:
-    """Return the answer to a statement that is no plain read."""
-    return QueryError(READONLY, f"{text}: this interface only reads the store's own tables")
+    """Return the error for a statement that does more than read."""
+    return QueryError(READONLY, f"{text}: the gateway only reads the store's own tables")
 
 
 def engine_error(error: Exception) -> QueryError:
-    """Return the engine's failure, with its code and without what belongs to its host."""
+    """Return an error of the engine, with its code and without its version."""
     text = str(error).strip()
     found = ENGINE_FORM.search(text)
     if found is None:

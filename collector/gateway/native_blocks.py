@@ -1,10 +1,13 @@
-"""Native blocks as clients of the Go driver (Grafana's) read them.
+"""Native blocks of newer protocol revisions, for Grafana's data source over HTTP.
 
-The embedded engine writes the native format of revision 0. A client that names a revision
-from 54454 on expects what has come since: before each block a note on it, and behind each
-column's type a byte that says whether its serialization is a special one (never, here). To
-put that byte in, each column's length must be known: it follows from type and rows. An older
-client finds revision 0 and makes do with it.
+Grafana's ClickHouse plugin uses the Go driver, which always asks for the format Native over HTTP
+and names its revision (``client_protocol_version``). The embedded engine writes revision 0 only.
+From revision 54454 on, a block info precedes each block, and a byte after each column's type says
+whether its serialization is a special one (never, here). To insert that byte, the length of each
+column must be known: it follows from its type and the number of rows. Clients of older revisions,
+such as clickhouse-connect, read revision 0.
+
+A module of its own: it knows the format and nothing of HTTP.
 
 Source: ``NativeWriter``, ``BlockInfo`` and the ``serializeBinaryBulk`` methods of ClickHouse.
 """
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 SPECIAL_SERIALIZATION_REVISION = 54_454
 
 BLOCK_INFO = bytes([1, 0, 2, 255, 255, 255, 255, 0])
-"""Field 1: it overflows, no. Field 2: its bucket, -1, which is none. Field 0: the end."""
+"""Field 1: is_overflows, false. Field 2: bucket number, -1 for none. Field 0: the end."""
 
 NO_SPECIAL_SERIALIZATION = b"\0"
 
@@ -34,19 +37,19 @@ WIDTHS = {
     "DateTime64": 8, "Time64": 8, "Decimal64": 8, "Int128": 16, "UInt128": 16, "UUID": 16,
     "IPv6": 16, "Decimal128": 16, "Int256": 32, "UInt256": 32, "Decimal256": 32,
 }  # fmt: skip
-"""Bytes a value, of types whose values all have as many."""
+"""Bytes of a value, for types of fixed width."""
 
 DECIMAL_WIDTHS = ((9, 4), (18, 8), (38, 16), (76, 32))
-"""Most digits of a ``Decimal(P, S)`` for each width."""
+"""Largest precision of a ``Decimal(P, S)`` for each width."""
 
 PART = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`|[(), ]|[^'`(), ]+")
 
 
 def with_revision(body: memoryview, revision: int) -> memoryview:
-    """Return native blocks of revision 0 as a client of ``revision`` reads them.
+    """Return native blocks of revision 0 in the form of a client's revision.
 
     Raises:
-        QueryError: A column is of a type whose length this module can't tell.
+        QueryError: The length of a column of this type is not known.
     """
     if revision < SPECIAL_SERIALIZATION_REVISION:
         return body
@@ -74,7 +77,7 @@ def _pieces(body: memoryview) -> Iterator[bytes | memoryview]:
 
 
 class _Reader(NativeCursor):
-    """Walks over native columns without reading their values."""
+    """Cursor that skips the values of native columns."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body
@@ -85,7 +88,7 @@ class _Reader(NativeCursor):
         return self._body[self.at - num_bytes : self.at]
 
     def skip_prefix(self, column_type: str) -> None:
-        """Skip what stands once before a column: a version for each low cardinality in it."""
+        """Skip a column's prefix: a version for each LowCardinality in its type."""
         name, inner = split_type(column_type)
         if name == "LowCardinality":
             self.at += 8
@@ -96,7 +99,7 @@ class _Reader(NativeCursor):
             self.skip_prefix(inner[-1])
 
     def skip(self, column_type: str, num_rows: int) -> None:
-        """Skip the values of a column; an inner one may have none."""
+        """Skip the values of a column. An inner column may have none."""
         name, inner = split_type(column_type)
         width = _width(name, inner)
         if not num_rows:
@@ -121,7 +124,7 @@ class _Reader(NativeCursor):
         elif name == "SimpleAggregateFunction":
             inner = inner[-1:]
         elif name != "Tuple":
-            raise QueryError(NOT_IMPLEMENTED, f"type {name} has no native form here: cast it")
+            raise QueryError(NOT_IMPLEMENTED, f"type {name} has no Native form here: cast it")
         for part in inner:
             self.skip(part, num_rows)
 
@@ -135,7 +138,7 @@ class _Reader(NativeCursor):
 
 
 def split_type(text: str) -> tuple[str, list[str]]:
-    """Return a type's name and what stands in its brackets, the names of a tuple left out."""
+    """Return the name and the arguments of a type, without the names of a tuple's elements."""
     name, bracket, rest = text.partition("(")
     if not bracket:
         return name, []
@@ -148,7 +151,7 @@ def split_type(text: str) -> tuple[str, list[str]]:
         elif part != " " or depth:
             current += part
         elif name in {"Tuple", "Nested"}:
-            current = ""  # what came before the space was the element's name
+            current = ""  # the element's name ended here
     return name, [*parts, current]
 
 

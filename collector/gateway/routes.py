@@ -1,4 +1,4 @@
-"""The routes of the reading interface: ``POST /``, ``GET /?query=`` and ``/ping``."""
+"""Routes of the gateway: ``POST /``, ``GET /?query=`` and ``/ping``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PARAMETER_PREFIX = "param_"
 REQUEST_PARAMETERS = frozenset(
     {"query", "database", "default_format", "query_id", "user", "password"}
 )
-"""What the URL says besides settings and bound parameters."""
+"""Parameters of the URL that are neither settings nor bound parameters."""
 
 CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; it stands in counts of requests, as nginx has it."""
+"""Status for a client that has gone, as in nginx. It appears only in counts of requests."""
 
 CONTENT_TYPES = {
     "JSON": "application/json; charset=UTF-8",
@@ -47,21 +47,21 @@ CONTENT_TYPES = {
     "Parquet": "application/vnd.apache.parquet",
     "XML": "application/xml; charset=UTF-8",
 }
-"""Never HTML, whatever the format: the gate adds ``nosniff``, so no browser shows it as a page."""
+"""Content types by format; never HTML. The gate adds ``nosniff``, so browsers show no page."""
 
 
 class QueryRoute(Route):
-    """``GET /`` with a query; without one it is the dashboard's first page."""
+    """``GET /`` with a statement. Without one, the dashboard's first page answers."""
 
     def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, Any]:
-        """Match only a request whose URL holds ``query=``."""
+        """Match only a request whose URL contains ``query=``."""
         if b"query=" not in scope.get("query_string", b""):
             return Match.NONE, {}
         return super().matches(scope)
 
 
 def query_router(engine: QueryEngine) -> APIRouter:
-    """Return the routes that answer statements by ``engine``."""
+    """Return the routes, whose statements ``engine`` executes."""
 
     async def ask(request: Request) -> Response:
         try:
@@ -87,7 +87,7 @@ def query_router(engine: QueryEngine) -> APIRouter:
 async def _until_gone(
     engine: QueryEngine, asked: QueryRequest, request: Request
 ) -> QueryResult | None:
-    """Return the answer; when the asker goes away meanwhile, end the statement and return None."""
+    """Return the result. If the client disconnects first, end the statement and return None."""
     answering = asyncio.create_task(engine.answer(asked))
     leaving = asyncio.create_task(_gone(request))
     try:
@@ -106,16 +106,16 @@ async def _gone(request: Request) -> None:
 
 
 async def _read(request: Request) -> tuple[QueryRequest, int]:
-    """Return the statement and the version of the native format that the client reads."""
+    """Return the statement, and the client's revision of the native format."""
     if request.headers.get("content-type", "").startswith("multipart/"):
-        raise QueryError(NOT_IMPLEMENTED, "forms and external tables are not offered here")
+        raise QueryError(NOT_IMPLEMENTED, "forms and external tables are not supported here")
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise QueryError(NOT_IMPLEMENTED, "a compressed statement is not offered here")
+        raise QueryError(NOT_IMPLEMENTED, "a compressed statement is not supported here")
     url = dict(request.query_params)
     if "user" in url or "password" in url:
-        raise QueryError(BAD_ARGUMENTS, "a password in a URL stands in logs: give it in a header")
+        raise QueryError(BAD_ARGUMENTS, "a password in a URL appears in logs: send it in a header")
     if url.get("compress", "0") != "0" or url.get("decompress", "0") != "0":
-        raise QueryError(NOT_IMPLEMENTED, "compress=1 is not offered: use Accept-Encoding")
+        raise QueryError(NOT_IMPLEMENTED, "compress=1 is not supported: use Accept-Encoding")
     database = request.headers.get("x-clickhouse-database", url.get("database", OWN_DATABASE))
     if database not in {"", OWN_DATABASE}:
         raise QueryError(UNKNOWN_DATABASE, f"database {database[:80]} does not exist here")
@@ -170,7 +170,7 @@ def _response(result: QueryResult, request: Request, revision: int) -> Response:
 
 
 def _pieces(view: memoryview, result: QueryResult) -> Iterator[memoryview]:
-    """Yield the result bit by bit; ``result`` keeps the engine's memory until the last one."""
+    """Yield the result in pieces. ``result`` keeps the engine's memory alive until the end."""
     for first in range(0, len(view), PIECE_BYTES):
         yield view[first : first + PIECE_BYTES]
     del result
@@ -179,18 +179,18 @@ def _pieces(view: memoryview, result: QueryResult) -> Iterator[memoryview]:
 Codec = Literal["lz4", "zstd", "gzip"]
 
 CODECS: tuple[Codec, ...] = ("lz4", "zstd", "gzip")
-"""The cheapest first: the cores serve ingest too. HTTP and Arrow call them alike; lz4 is the
-frame format in both."""
+"""The cheapest first, because the same cores serve ingest. The names are those of both HTTP and
+Arrow; lz4 is the frame format in both."""
 
 
 def choose_codec(accepted: str) -> Codec | None:
-    """Return the cheapest codec of an ``Accept-Encoding`` header; None where none is ours."""
+    """Return the cheapest known codec of an ``Accept-Encoding`` header; None if there is none."""
     offered = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
     return next((codec for codec in CODECS if codec in offered), None)
 
 
 def compress(data: memoryview, codec: Codec) -> memoryview:
-    """Return the data as one compress stream."""
+    """Return the data as one compressed stream."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(data)

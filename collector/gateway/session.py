@@ -1,4 +1,4 @@
-"""One session of the embedded engine that can't write: made, used by one thread, and closed."""
+"""Read-only sessions of the embedded engine, each for one thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The bytes of a result, which lie in the engine's memory."""
+    """Bytes of a result, in the engine's memory."""
 
     view: memoryview
     owner: object
-    """What the bytes belong to: the view does not keep them alive."""
+    """Owner of the bytes. The view alone does not keep them alive."""
 
 
 @contextmanager
 def _its_errors() -> Iterator[None]:
-    """Raise the engine's errors as `QueryError`; its own class has no public name."""
+    """Raise the engine's errors as `QueryError`. Their own class has no public name."""
     try:
         yield
     except Exception as error:
@@ -34,23 +34,23 @@ def _its_errors() -> Iterator[None]:
 
 
 class ReadOnlySession:
-    """A read-only session on a store that this process has open.
+    """Read-only session on the embedded store, which this process has open.
 
-    Each session has settings of its own, and once ``readonly`` is set none of them can be
-    changed: what one statement does leaves nothing behind for the next.
+    Each session has its own settings. They cannot be changed once ``readonly`` is set, so a
+    statement cannot affect the next one.
 
     Args:
-        path: The store's folder.
-        settings: Name and value; both come from our own tables, never from a request's text.
+        path: Folder of the store.
+        settings: Values by name. Both come from our own tables, never from a request.
 
     Raises:
-        QueryError: The engine opened no session, or not with these settings.
+        QueryError: The engine could not open a session with these settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, int | str]) -> None:
         import chdb
 
-        # The engine compares paths literally, and this is the spelling that opened it.
+        # The engine compares paths literally, and the store was opened with the real path.
         where = os.path.realpath(path)
         with _its_errors():
             self._connection: Any = chdb.connect(where)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class ReadOnlySession:
             QueryError: The engine refused the statement.
         """
         answer = self.answer(sql, output_format, parameters)
-        return bytes(answer.view)  # the name keeps the engine's memory until this copy is made
+        return bytes(answer.view)  # `answer` keeps the engine's memory alive until here
 
     def answer(
         self, sql: str, output_format: str, parameters: Mapping[str, str] | None = None
@@ -86,21 +86,21 @@ class ReadOnlySession:
         return Answer(view=held.view() if result.size() else memoryview(b""), owner=(result, held))
 
     def lines(self, explain: str, statement: str, parameters: Mapping[str, str]) -> list[str]:
-        """Return what the engine's parser says of a statement, which it does not run.
+        """Return the lines of an EXPLAIN, which parses a statement and does not run it.
 
         Args:
             explain: One of the EXPLAIN forms that only parse.
-            statement: In canonical form: one statement, by the engine's own word.
-            parameters: Its bound parameters.
+            statement: Statement in canonical form, so that it is a single one.
+            parameters: Bound parameters.
 
         Raises:
-            QueryError: The statement can't be parsed.
+            QueryError: The statement cannot be parsed.
         """
-        told = self.run(explain + statement, "JSONCompactEachRow", parameters)
-        return [json.loads(line)[0] for line in told.splitlines()]
+        answer = self.run(explain + statement, "JSONCompactEachRow", parameters)
+        return [json.loads(line)[0] for line in answer.splitlines()]
 
     def close(self) -> None:
-        """End the session. Safe to repeat."""
+        """End the session. May be repeated."""
         self._connection.close()
 
     def _configure(self, settings: Mapping[str, int | str]) -> None:

@@ -1,4 +1,4 @@
-"""Limits of the reading interface, and the settings that a request may carry."""
+"""Limits of the gateway, and the settings that a request may choose."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLimits:
-    """What one statement, and all of them together, may cost."""
+    """Limits of one statement, and of all together."""
 
     max_seconds: int = 120
     max_rows: int = 50_000_000
     max_result_bytes: int = GIB
     max_memory_bytes: int = 5 * GIB // 2
-    """Of one statement, its result included. `max_running` of them leave the engine
-    (`collector.store.store.ENGINE_OPTIONS`) room for ingest."""
+    """Memory of one statement, including its result. `max_running` of them leave the engine
+    (`collector.store.store.ENGINE_OPTIONS`) enough memory for ingest."""
 
     max_running: int = 2
     max_waiting: int = 32
-    """Beyond these a statement is sent away at once, to come again later."""
+    """Queued statements. Beyond these, a statement is refused at once, to be tried again."""
 
     max_held_bytes: int = 2 * GIB
-    """Of results that their askers have not fetched yet; beyond it too."""
+    """Size of results that clients have not fetched yet. Beyond it, statements are refused."""
 
     def settings(self) -> dict[str, int | str]:
-        """Return the engine's settings that hold for each statement."""
+        """Return the engine's settings of each statement."""
         return {
             **OUTPUT,
             "max_threads": 2,
@@ -49,7 +49,7 @@ class QueryLimits:
             "aggregate_function_input_format": VALUES,
             "max_bytes_before_external_group_by": 0,
             "max_bytes_before_external_sort": 0,
-            # A cut whose confirmation was lost may be there twice: nobody shall count it twice.
+            # A cut whose acknowledgement was lost may be stored twice, and must not count twice.
             "final": 1,
         }
 
@@ -57,8 +57,8 @@ class QueryLimits:
 MAX_STATEMENT_BYTES = 1 << 18
 
 VALUES = "value"
-"""What a text that is cast to an aggregate's state stands for. The engine's default, the bytes of
-the state itself, would let a statement hand it memory of its own making."""
+"""Meaning of a text that is cast to an aggregate's state: a value. The engine's default is the
+bytes of the state itself, with which a statement could give the engine arbitrary memory."""
 
 OUTPUT: dict[str, int | str] = {
     "output_format_arrow_low_cardinality_as_dictionary": 1,
@@ -66,7 +66,7 @@ OUTPUT: dict[str, int | str] = {
     "output_format_arrow_compression_method": "none",
     "output_format_json_quote_64bit_integers": 0,
 }
-"""As `collector.store.store.SETTINGS`: the gateway reads what the store reads, to the byte."""
+"""Equal to `collector.store.store.SETTINGS`: the gateway's bytes are those that the store reads."""
 
 REQUEST_LIMITS = {
     "max_execution_time": "max_seconds",
@@ -74,7 +74,7 @@ REQUEST_LIMITS = {
     "max_result_bytes": "max_result_bytes",
     "max_memory_usage": "max_memory_bytes",
 }
-"""Limits that a request may lower, and whose limit is whose."""
+"""Settings that a request may lower, with the field of `QueryLimits` that bounds each."""
 
 NUMBERS = {
     "limit": 1 << 62,
@@ -92,10 +92,10 @@ NUMBERS = {
     "join_use_nulls": 1,
     "cast_string_to_dynamic_use_inference": 1,
 }
-"""Settings that a request may choose, from 0, or `MIN_VALUES`, to this."""
+"""Settings that a request may choose, from 0 (or `MIN_VALUES`) to this value."""
 
 MIN_VALUES = {"max_threads": 1}
-"""0 threads would be one for each core."""
+"""Smallest values. 0 threads would mean one for each core."""
 
 CHOICES = {
     "result_overflow_mode": frozenset({"throw", "break"}),
@@ -113,19 +113,19 @@ IGNORED = frozenset(
         "stacktrace", "wait_end_of_query",
     }
 )  # fmt: skip
-"""What belongs to the transport, or changes nothing here: every statement is read-only, is waited
-for to its end, and leaves no session behind."""
+"""Settings that concern the transport, or have no effect here: statements are read-only, are
+answered when complete, and have no session."""
 
 
 def choose_settings(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, int | str]:
     """Return the engine's settings for a request.
 
     Args:
-        asked: Settings by name, as the URL has them.
-        limits: What no request exceeds.
+        asked: Settings of the URL by name.
+        limits: Limits that no request exceeds.
 
     Raises:
-        QueryError: A setting can't be chosen here, or has a value that it can't have.
+        QueryError: A setting cannot be changed, or its value is invalid.
     """
     chosen = limits.settings()
     for name, text in asked.items():
@@ -138,14 +138,14 @@ def choose_settings(asked: Mapping[str, str], limits: QueryLimits) -> dict[str, 
             value = _number(name, text)
             least, most = MIN_VALUES.get(name, 0), NUMBERS[name]
             if not least <= value <= most:
-                raise QueryError(BAD_ARGUMENTS, f"setting {name} is {least} to {most} here")
+                raise QueryError(BAD_ARGUMENTS, f"setting {name} must be {least} to {most} here")
             chosen[name] = value
         elif name in CHOICES:
             if text not in CHOICES[name]:
-                raise QueryError(BAD_ARGUMENTS, f"setting {name} can't be {text[:40]!r} here")
+                raise QueryError(BAD_ARGUMENTS, f"setting {name} cannot be {text[:40]!r} here")
             chosen[name] = text
         else:
-            raise refused(f"setting {name[:80]} can't be changed")
+            raise refused(f"setting {name[:80]} cannot be changed")
     return chosen
 
 
@@ -154,5 +154,5 @@ def _number(name: str, text: str) -> int:
     if text in {"true", "false"}:
         return int(text == "true")
     if not (value.isascii() and value.isdigit() and len(value) < 19):  # noqa: PLR2004  # 2^62
-        raise QueryError(BAD_ARGUMENTS, f"setting {name} is a number, not {text[:40]!r}")
+        raise QueryError(BAD_ARGUMENTS, f"setting {name} must be a number, not {text[:40]!r}")
     return int(value)

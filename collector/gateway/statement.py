@@ -1,10 +1,10 @@
-"""Let through a statement that only reads the store's own tables, and refuse every other.
+"""Check of statements: only those that read the store's own tables are allowed.
 
-The engine's own parser says what a statement is, so nothing can hide from us what the engine
-would see. First it puts the statement into canonical form: one statement, no comments, no data
-behind it; only that form is ever run. Then it shows the form as two trees, the syntax tree and
-the query tree before anything is resolved, which between them show every table, function,
-format and clause. Both are checked against lists of what is allowed.
+The engine's own parser analyses the statement, so that the check sees what the engine would run.
+First the parser writes it in canonical form: a single statement without comments or trailing
+data. Only that form is run. Then the parser shows the form as syntax tree and as unresolved query
+tree, which together contain every table, function, format and clause. Both are checked against
+lists of what is allowed.
 
 Source: ``formatQuery``, ``EXPLAIN AST`` and ``EXPLAIN QUERY TREE run_passes = 0`` of ClickHouse.
 """
@@ -31,7 +31,7 @@ FORMAT_CLAUSE = re.compile(r"\nFORMAT (\w+)\Z")
 NAME = r"(?:[A-Za-z_][A-Za-z0-9_]*|`[A-Za-z_][A-Za-z0-9_]*`)"
 SHOW = re.compile(rf"SHOW (?:DATABASES|TABLES(?: FROM {NAME})?)(?: (?:NOT )?I?LIKE '[^'\\]*')?")
 DESCRIBE = re.compile(rf"DESCRIBE TABLE ((?:{NAME}\.)?{NAME})")
-"""The two forms besides SELECT. The syntax tree hides conditions of SHOW, so it must have none."""
+"""The two other allowed forms. Syntax trees do not show conditions of SHOW: it must have none."""
 
 SELECTS = ("SELECT", "WITH", "(")
 
@@ -49,7 +49,7 @@ FORMATS = frozenset(
         "TabSeparatedWithNamesAndTypes", "Values", "Vertical", "XML",
     }
 )  # fmt: skip
-"""Formats of answers. Those that need a schema file or a template are not among them."""
+"""Allowed formats. Formats that need a schema file or a template are not allowed."""
 
 NODES = frozenset(
     {
@@ -63,7 +63,7 @@ NODES = frozenset(
         "TablesInSelectQueryElement", "WindowDefinition", "WindowListElement", "WithElement",
     }
 )  # fmt: skip
-"""Nodes of the syntax tree of a plain SELECT. ``Set`` (a SETTINGS clause) is none of them."""
+"""Allowed nodes of the syntax tree: those of a plain SELECT, without ``Set`` (SETTINGS)."""
 
 FUNCTION_NAME = re.compile(r"function_name: ([^,\s]+)")
 IDENTIFIER_NAME = re.compile(r"identifier: ([^,\s]+)")
@@ -74,10 +74,10 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_.]{1,256}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A statement that may run, in canonical form."""
+    """Allowed statement in canonical form."""
 
     sql: str
-    """Without its FORMAT clause."""
+    """Statement without its FORMAT clause."""
 
     output_format: str
 
@@ -90,26 +90,26 @@ def check_statement(
     functions: Functions,
     handle: ReadOnlySession,
 ) -> Statement:
-    """Return the statement in the form that may run.
+    """Return the statement in canonical form, if it is allowed.
 
     Args:
-        text: What was sent.
-        parameters: Bound parameters, in ClickHouse's escaped form.
-        default_format: Format where the statement names none.
-        functions: Those that it may call.
-        handle: An engine session that can't write, for parsing.
+        text: Statement as received.
+        parameters: Bound parameters, escaped as ClickHouse does.
+        default_format: Format if the statement names none.
+        functions: Allowed functions.
+        handle: Read-only session for parsing.
 
     Raises:
-        QueryError: It is no statement, or does more than read the store's own tables.
+        QueryError: The statement is invalid, or does more than read the store's own tables.
     """
     if "\0" in text:
-        raise QueryError(BAD_ARGUMENTS, "the statement holds a NUL")
+        raise QueryError(BAD_ARGUMENTS, "the statement contains a NUL character")
     canonical = _canonical(text, handle)
     clause = FORMAT_CLAUSE.search(canonical)
     sql = canonical if clause is None else canonical[: clause.start()]
     output_format = default_format if clause is None else clause[1]
     if output_format not in FORMATS:
-        raise QueryError(UNKNOWN_FORMAT, f"format {output_format} is not offered here")
+        raise QueryError(UNKNOWN_FORMAT, f"format {output_format} is not supported here")
     _check_names(canonical, parameters)
     described = DESCRIBE.fullmatch(sql)
     if described is not None:
@@ -127,37 +127,37 @@ def _canonical(text: str, handle: ReadOnlySession) -> str:
     try:
         answer = handle.run(CANONICAL, "JSONEachRow", {"statement": escaped(text)})
     except QueryError as error:
-        told = str(error).partition(": In scope SELECT formatQuery")[0].rstrip(" :")
-        raise QueryError(error.code, told) from error
+        reason = str(error).partition(": In scope SELECT formatQuery")[0].rstrip(" :")
+        raise QueryError(error.code, reason) from error
     document: dict[str, str] = json.loads(answer)
     return document["canonical"]
 
 
 def _check_names(canonical: str, parameters: Mapping[str, str]) -> None:
-    """Refuse names with what must be escaped: the trees show names as they are, line by line."""
+    """Refuse names with characters that need escaping: the trees show names unescaped, in lines."""
     for quoted in QUOTED.findall(canonical):
         if quoted.startswith("`") and "\\" in quoted:
             raise refused("a name with a control character, a quote or a backslash is refused")
     if STATE_PARAMETER.search(canonical):
-        # No setting keeps the engine from taking such a value for the bytes of a state.
+        # The engine reads such a value as the bytes of a state, and no setting changes that.
         raise refused("a bound aggregate state is refused")
     if ":Identifier}" in canonical:
         for value in parameters.values():
             if not PLAIN_NAME.fullmatch(value):
                 raise refused(
-                    "a bound value that is no plain word, beside a bound name, is refused"
+                    "bound values beside a bound name must be plain words; this one is refused"
                 )
 
 
 def escaped(text: str) -> str:
-    r"""Return a string as the value of a bound parameter: tabs, newlines and ``\`` escaped."""
+    r"""Return a string as the value of a bound parameter, with tab, newline and ``\`` escaped."""
     return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _check_syntax_tree(lines: list[str], functions: Functions) -> None:
-    """Check every line by itself: a name with a line break in it can add lines, and hide none."""
+    """Check each line alone. A name with a line break could add lines, but not hide any."""
     if not lines:
-        raise refused("a statement that can't be read as a tree is refused")
+        raise refused("a statement without a syntax tree is refused")
     for depth, node, name in _nodes(lines):
         if node not in NODES:
             raise refused(f"{node} is refused")
@@ -176,16 +176,16 @@ def _check_syntax_tree(lines: list[str], functions: Functions) -> None:
 
 
 def _nodes(lines: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield (depth, kind, first word behind it) of each line."""
+    """Yield (depth, kind, next word) of each line."""
     for line in lines:
         words = line.lstrip(" ").split(" ", 2)
         yield len(line) - len(line.lstrip(" ")), words[0], words[1] if len(words) > 1 else ""
 
 
 def _check_query_tree(lines: list[str], functions: Functions) -> None:
-    """Check the names on the lines that can hold one; what an alias pretends is checked too."""
+    """Check all names on lines that can contain one, even if they are only part of an alias."""
     if not lines:
-        raise refused("a statement that can't be read as a tree is refused")
+        raise refused("a statement without a query tree is refused")
     for line in lines:
         kind = line.strip().partition(" ")[0]
         if kind == "TABLE_FUNCTION":
@@ -205,13 +205,13 @@ def _check_functions(line: str, is_allowed: Callable[[str], bool]) -> None:
 
 def _check_table(name: str) -> None:
     if not may_read(name):
-        raise QueryError(ACCESS_DENIED, f"table {name} can't be read here")
+        raise QueryError(ACCESS_DENIED, f"table {name} cannot be read here")
 
 
 def _check_identifier(name: str) -> None:
     if not may_name(name):
-        raise QueryError(ACCESS_DENIED, f"{name} can't be read here")
+        raise QueryError(ACCESS_DENIED, f"{name} cannot be read here")
 
 
 def _unknown_function(name: str) -> QueryError:
-    return QueryError(ACCESS_DENIED, f"function {name} can't be called here")
+    return QueryError(ACCESS_DENIED, f"function {name} cannot be called here")

@@ -1,1 +1,1 @@
-"""The edge of the server: TLS, deadlines, caps, throttles, and what it tells of them."""
+"""HTTP server: access control, TLS, limits, and the routes that other packages add."""

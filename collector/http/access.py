@@ -1,4 +1,4 @@
-"""Sessions of browsers: random names that the server alone gives out and takes back."""
+"""Login: the server's own token, browser sessions, and a limit on failed attempts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MAX_SESSIONS = 256
 SESSION_BYTES = 32
 SESSION_NS = 7 * 86_400 * 10**9
-"""A cookie that was stolen is worth a week at most."""
+"""Limits the use of a stolen cookie to a week."""
 
 
 class Sessions:
-    """Those that are open.
+    """Open sessions of browsers. Their names are random and given out by the server alone.
 
     Args:
         monotonic_ns: Clock of their age.
@@ -36,7 +36,7 @@ class Sessions:
         self._opened_ns: OrderedDict[str, int] = OrderedDict()
 
     def open(self) -> str:
-        """Return a new session; beyond `MAX_SESSIONS` the oldest one ends."""
+        """Return the name of a new session. Beyond `MAX_SESSIONS` the oldest one ends."""
         session = secrets.token_urlsafe(SESSION_BYTES)
         self._opened_ns[session] = self._monotonic_ns()
         while len(self._opened_ns) > MAX_SESSIONS:
@@ -45,35 +45,35 @@ class Sessions:
 
     def is_open(self, session: str) -> bool:
         """Return whether ``session`` is open."""
-        # The names are random: looking one up tells an asker nothing about another.
+        # Names are random, so the time of a lookup reveals nothing about other names.
         opened_ns = self._opened_ns.get(session)
         return opened_ns is not None and self._monotonic_ns() - opened_ns < SESSION_NS
 
     def end(self, session: str) -> None:
-        """End it; one that is not open is no error."""
+        """End a session. Does nothing if it is not open."""
         self._opened_ns.pop(session, None)
 
 
 NS_PER_S = 1_000_000_000
 WINDOW_S = 60
 TRIES = 10
-"""Of one client in a window."""
+"""Failures of one client in a window."""
 
 TRIES_OF_UNKNOWN = 100
-"""Of all who never succeeded, together: whoever has many addresses gains nothing by them."""
+"""Failures of all clients that never succeeded. Bounds an attacker with many addresses."""
 
 MAX_VISITORS = 4096
 
 
 class Throttle:
-    """Counts failed tries; a success clears a client and makes him no stranger.
+    """Rate limit on failed logins, for each client and for all unknown clients together.
 
-    It spares the server work and the log. Guessing 256 random bits is hopeless without it.
+    A client is known once it succeeded; a success also clears its failures. The limit saves work
+    and log lines. It is not needed against guessing: a token has 256 random bits.
 
     Args:
         tries: Failures of one client in `WINDOW_S`.
-        tries_of_unknown: Failures of all strangers; one who once succeeded is not held up
-            by them.
+        tries_of_unknown: Failures of all unknown clients. Known clients are not limited by them.
         monotonic_ns: Clock of the window.
     """
 
@@ -91,7 +91,7 @@ class Throttle:
         self._unknown_failures: deque[int] = deque(maxlen=tries_of_unknown)
 
     def wait_s(self, client: str) -> int:
-        """Return how many whole seconds a client has to wait; 0: he may try."""
+        """Return the whole seconds that a client has to wait; 0 if it may try now."""
         wait_ns = self._left_ns(self._failures.get(client))
         if client not in self._known:
             wait_ns = max(wait_ns, self._left_ns(self._unknown_failures))
@@ -116,7 +116,7 @@ class Throttle:
             self._known.popitem(last=False)
 
     def _left_ns(self, failures: deque[int] | None) -> int:
-        """Return when the oldest of a full row of failures leaves the window."""
+        """Return the time until the oldest failure leaves the window; 0 below the limit."""
         if failures is None or len(failures) < (failures.maxlen or 0):
             return 0
         return max(0, failures[0] + WINDOW_S * NS_PER_S - self._monotonic_ns())
@@ -124,51 +124,52 @@ class Throttle:
 
 @dataclass(kw_only=True)
 class Access:
-    """Who may come in: one token, made anew at each start, and the sessions opened with it."""
+    """Credentials that the server accepts: its own token, sessions and created tokens."""
 
     port: int
-    """Names the cookie: browsers keep cookies by host alone, and two servers share a host."""
+    """Part of the cookie's name: browsers do not separate the cookies of two ports of a host."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
     tokens: TokenFile | None = field(default=None, repr=False)
-    """Those that `rankscope token` made; None: only the server's own token counts."""
+    """Tokens that `rankscope token` created. None: only the server's own token is accepted."""
 
     sessions: Sessions = field(default_factory=Sessions, repr=False)
-    """Those of browsers; all are of the server's own token."""
+    """Browser sessions, all opened with the server's own token."""
 
     logins: Throttle = field(default_factory=Throttle, repr=False)
-    """Of the login form and of ``?token=``."""
+    """Limit for the login form and ``?token=``."""
 
     bearers: Throttle = field(
         default_factory=lambda: Throttle(tries=BEARER_TRIES, tries_of_unknown=10 * BEARER_TRIES),
         repr=False,
     )
-    """Of tokens in a header; a right one is always let in."""
+    """Limit for tokens in a header. A valid token is always accepted."""
 
     @property
     def cookie_name(self) -> str:
-        """Name of the session cookie of this server."""
+        """Name of this server's session cookie."""
         return f"rankscope_session_{self.port}"
 
     def is_token(self, text: str) -> bool:
-        """Return whether ``text`` is the token; takes the same time wherever it differs."""
+        """Return whether ``text`` is the server's own token, compared in constant time."""
         return hmac.compare_digest(text.encode(), self.token.encode())
 
     def grant(self, text: str) -> Grant | None:
-        """Return what a bearer of ``text`` may do; None where it is no live token."""
+        """Return the grant of a token; None if it is not valid."""
         if self.is_token(text):
             return FULL_GRANT
         return None if self.tokens is None else self.tokens.grant(text)
 
     def log_in(self, text: str, *, client: str) -> int | None:
-        """Take a try to log in; return None where it is the token, else how long to wait.
+        """Check a token given at login.
 
         Args:
-            text: What was given.
-            client: Who tries, as `client_key` says.
+            text: The token given.
+            client: Key of the client (`client_key`).
 
         Returns:
-            0: wrong; above 0: whole seconds to wait, and nothing was compared.
+            None if it is the token; 0 if it is not; else the whole seconds to wait: the token
+            was not compared.
         """
         wait_s = self.logins.wait_s(client)
         if wait_s:
@@ -180,11 +181,11 @@ class Access:
         return 0
 
     def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
-        """Open a session and return the ``Set-Cookie`` value that hands it to the browser.
+        """Open a session and return its ``Set-Cookie`` value.
 
         Args:
-            is_secure: Whether the browser came by TLS; it then never sends the cookie without.
-            instead_of: The session that the browser shows now; it ends.
+            is_secure: Whether the request came over TLS. The cookie is then marked ``Secure``.
+            instead_of: Current session of the browser, which ends.
         """
         self.sessions.end(instead_of)
         flags = "; Secure" if is_secure else ""
@@ -193,11 +194,11 @@ class Access:
         )
 
     def clear_cookie_header(self) -> str:
-        """Return the ``Set-Cookie`` value that makes a browser forget its session."""
+        """Return the ``Set-Cookie`` value that deletes the session cookie."""
         return f"{self.cookie_name}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
 
     def session_in(self, headers: Mapping[str, str]) -> str:
-        """Return what the cookie of this server says; "" where there is none."""
+        """Return the session named in a request's cookie; "" if there is none."""
         return cookie_in(headers, self.cookie_name)
 
 

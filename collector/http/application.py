@@ -1,4 +1,4 @@
-"""The HTTP application of `rankscope serve`: probes, login and the mounted pages, all gated."""
+"""HTTP application of `rankscope serve`: probes, login, deletion of runs and the pages."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ input, button {{ font: inherit; padding: .4rem .6rem; width: 100%; box-sizing: b
 </form>
 {leave}</html>
 """
-ASK = "Open the address that <code>rankscope serve</code> printed, or paste its token here."
+ASK = "Open the URL that <code>rankscope serve</code> printed, or paste its token here."
 LEAVE = '<form method="post" action="/logout"><button>Sign out</button></form>\n'
-WAIT = "Too many wrong tokens from your address. Wait {wait_s} s, then try again."
-WRONG = "That is not this server's token: it changes at each start. Copy it from the terminal."
+WAIT = "Too many invalid tokens from your address. Wait {wait_s} s, then try again."
+WRONG = "Invalid token. The token changes at each start: copy it from the server's terminal."
 
 
 def create_server(  # noqa: PLR0913  # all that is wired together here
@@ -85,17 +85,17 @@ def create_server(  # noqa: PLR0913  # all that is wired together here
     refusals: Refusals | None = None,
     metrics: Metrics | None = None,
 ) -> AsgiApp:
-    """Return the ASGI application, with the gate in front of all of it.
+    """Return the ASGI application behind the gate.
 
     Args:
-        access: The token and the sessions.
+        access: Accepted tokens and sessions.
         pages: WSGI application of the dashboard, mounted at ``/``.
-        not_ready: Why the server cannot do its work just now, in words; None when it can.
+        not_ready: Returns why the server is not ready; None if it is.
         policy: ``Content-Security-Policy`` of ``pages``.
         routers: Further routes, matched before ``pages``.
-        names: Host names by which the server may be asked.
-        refusals: Counts and tells who was turned away; None: nobody sees them.
-        metrics: What ``/metrics`` tells; None: there is no such route.
+        names: Host names of this server, compared with the ``Host`` header.
+        refusals: Counts and logs refused requests. None: they are not reported.
+        metrics: Content of ``/metrics``. None: the route does not exist.
     """
     if metrics is not None:
         routers = [*routers, metrics_router(metrics)]
@@ -114,7 +114,7 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     refusals: Refusals | None = None,
 ) -> FastAPI:
-    """Return the application that stands behind the gate; never serve it bare."""
+    """Return the application without the gate. It must not be served without one."""
     app = FastAPI(openapi_url=OPENAPI_PATH, docs_url=None, redoc_url=None, title="rankscope")
 
     @app.get("/healthz")
@@ -126,17 +126,17 @@ def create_app(
         reason = not_ready()
         if reason is None:
             return PlainTextResponse("ok\n")
-        # The path is open, and the reason may name a folder: it is for those who may read.
-        told = f": {reason}" if _may_read(request) else ""
-        return PlainTextResponse(f"not ready{told}\n", 503)
+        # The path needs no token and the reason may name a folder: show it to readers only.
+        details = f": {reason}" if _may_read(request) else ""
+        return PlainTextResponse(f"not ready{details}\n", 503)
 
     _add_login(app, access, refusals or Refusals())
     for router in (clock_router(), *routers):
-        # Flat, so that a walk over the application's map meets each of them.
+        # Flat, so that a test that lists the application's routes sees each of them.
         app.router.routes.extend(router.routes)
-    # a2wsgi types scopes and messages as its own dictionaries, Starlette as plain mappings.
+    # a2wsgi and Starlette declare different types for scopes and messages.
     bridge: Any = WSGIMiddleware(pages, workers=PAGE_THREADS)
-    # Strangers may ask for these files, and take them as slowly as they like.
+    # These files need no token, and an unknown client may read them slowly.
     files = StaticFiles(bridge, prefixes=OPEN_PREFIXES)
     app.mount("/", AllowedMethods(app.router.routes, files))
     described = app.openapi
@@ -145,7 +145,7 @@ def create_app(
 
 
 def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
-    """Add the routes by which a browser's session begins and ends."""
+    """Add the routes that open and end a browser's session."""
 
     @app.get("/login")
     def login_form(request: Request) -> HTMLResponse:
@@ -180,10 +180,10 @@ def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
         return answer
 
 
-def _with_exact_bounds(document: Any) -> Any:  # noqa: ANN401  # whatever JSON holds
-    """Return the description with whole numbers written as such.
+def _with_exact_bounds(document: Any) -> Any:  # noqa: ANN401  # any JSON value
+    """Return the description with whole numbers as integers.
 
-    FastAPI makes floats of them, and the shortest text of 2.0 ** 63 is that of a larger number.
+    FastAPI makes floats of them, and the shortest text of 2.0 ** 63 is a larger integer.
     """
     if isinstance(document, dict):
         return {name: _with_exact_bounds(inner) for name, inner in document.items()}
@@ -209,7 +209,7 @@ def _login_page(
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a url-encoded body; empty when it is longer than `MAX_LOGIN_BYTES`."""
+    """Return the fields of a url-encoded body; {} if it is longer than `MAX_LOGIN_BYTES`."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -220,18 +220,18 @@ async def _read_form(request: Request) -> dict[str, str]:
 
 
 SHARED_PATH = "/"
-"""Statements are posted to it, and the pages begin there."""
+"""Path of both the first page and the gateway's statements (POST)."""
 
 
 class AllowedMethods:
-    """The pages, behind routes whose paths are theirs alone.
+    """Mounted pages that answer 405 for a route's path with a wrong method.
 
-    A mounted application takes whatever no route takes whole: a route's path with another
-    method would be answered by a page. It is 405 here, with the methods that there are.
+    A mounted application gets every request that no route matches completely. Without this, a
+    page would answer the path of a route with another method.
 
     Args:
-        routes: Those of the application, also later ones.
-        pages: What is mounted behind them.
+        routes: The application's routes, including those that are added later.
+        pages: The mounted application.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], pages: AsgiApp) -> None:
@@ -239,13 +239,13 @@ class AllowedMethods:
         self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that no route took."""
+        """Answer a request that no route matched."""
         taken = self._methods_at(scope)
         answer: AsgiApp = self._pages
         if taken:
             allow = ", ".join(sorted(taken))
             answer = PlainTextResponse(
-                f"{scope['method']} is not taken here: {allow}\n", 405, {"allow": allow}
+                f"{scope['method']} is not allowed. Allowed: {allow}\n", 405, {"allow": allow}
             )
         await answer(scope, receive, send)
 
@@ -262,22 +262,24 @@ class AllowedMethods:
 
 MIB = 2**20
 DEFAULT_MAX_BYTES = MIB
-"""Of what a page, a statement or a command sends."""
+"""Limit for bodies of pages, statements and commands."""
 
 MAX_BYTES = {"/v1/spans": 64 * MIB, "/v1/rows/": 16 * MIB}
-"""By how a path begins; the routes themselves take less, and say by how much it was too long."""
+"""Limits by prefix of the path. The routes have lower limits with more exact messages."""
 
 TOO_LARGE = b"413: the body is too long\n"
-BAD_LENGTH = b"400: Content-Length is no number\n"
+BAD_LENGTH = b"400: Content-Length is not a number\n"
 
 
 class BodyLimit:
-    """Passes requests on to ``app`` with no more body than the path may have.
+    """ASGI middleware that answers 413 to bodies that are too long.
+
+    A body with a declared length is refused before it is read.
 
     Args:
-        app: Behind the gate: nobody without a token gets this far.
-        refusals: Counts who sent too much.
-        max_bytes: By how a path begins; `DEFAULT_MAX_BYTES` elsewhere.
+        app: Application behind it. The gate is in front of it, so requests have a token.
+        refusals: Counts refused requests.
+        max_bytes: Limits by prefix of the path; `DEFAULT_MAX_BYTES` for all others.
     """
 
     def __init__(
@@ -306,9 +308,9 @@ class BodyLimit:
         try:
             await self._app(scope, body.receive, body.send)
         except ClientDisconnect:
-            return  # Who hangs up in the middle of a body is no error of ours, and fills no log.
+            return  # A client that disconnects within a body is not an error: nothing to log.
         except Exception:
-            # Of an application whose request ended under it; its answer is given already.
+            # The request ended while the application read it. 413 was already sent.
             if not body.is_too_long:
                 raise
         if body.is_too_long:
@@ -329,7 +331,7 @@ class BodyLimit:
 
 
 class _Body:
-    """What one request may still send, and whether an answer has begun."""
+    """Body of one request, with its limit and the state of the answer."""
 
     def __init__(self, receive: Receive, send: Send, *, max_bytes: int) -> None:
         self._receive = receive
@@ -341,7 +343,7 @@ class _Body:
         self._has_begun = False
 
     async def receive(self) -> Message:
-        """Return the next piece; past the cap, answer 413 and say that the asker has gone."""
+        """Return the next piece. Beyond the limit, answer 413 and report a disconnect."""
         if self.is_too_long:
             return {"type": "http.disconnect"}
         message = await self._receive()
@@ -355,13 +357,13 @@ class _Body:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass an answer on, unless 413 was given."""
+        """Pass an answer on, unless 413 was sent."""
         if self.is_too_long:
             return
         self._has_begun = True
         if message["type"] == "http.response.start" and not self._is_read:
-            # Closed with unread bytes, a connection is reset, and the answer may be lost with it.
-            # Left open, the edge throws the rest away for a while.
+            # Closing a connection with unread bytes resets it, and the answer may be lost.
+            # If it stays open, the server discards the rest for a while.
             kept = [pair for pair in message.get("headers", []) if pair[0].lower() != b"connection"]
             message = {**message, "headers": kept}
         await self._send(message)
@@ -380,13 +382,15 @@ SCHEMA = 1
 
 
 def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
-    """Return the route. It answers 200 with what was removed (for a run that was deleted
-    before: with what came in since), 400 for a name that no run can have, 403 where the token
-    is for other runs, 404 for a run that the store does not hold.
+    """Return the route ``DELETE /v1/runs?run_id=``, which deletes a run of this server's store.
+
+    It answers 200 with the number of rows removed (for a run deleted before, those received
+    since), 400 for an invalid name, 403 if the token is for other runs, and 404 if the store has
+    no such run.
     """
     router = APIRouter()
 
-    # Not async: the engine blocks, so it works in a thread of the pool.
+    # Not async: the engine blocks, so FastAPI runs it in a thread.
     def delete_run(run_id: str, request: Request) -> dict[str, Any]:
         grant: Grant = request.scope[GRANT_KEY]
         try:

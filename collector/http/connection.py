@@ -1,4 +1,4 @@
-"""One connection with deadlines: a client who is slow on purpose is cut off, nobody waits."""
+"""HTTP connection with deadlines and limits against slow clients."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class StrictConnection(h11.Connection):
-    """A server's side of a connection that takes no request with two lengths or a long header.
+    """Server side of an h11 connection that refuses ambiguous requests and long headers.
 
-    h11 lets the pieces win where a request declares a length too. A proxy before us may do it
-    the other way round, and take the end of one client's request for the next one's.
+    If a request has both ``Content-Length`` and ``Transfer-Encoding``, h11 uses the latter. A
+    proxy in front may use the former and read the end of one request as the next (request
+    smuggling).
 
     Args:
-        max_header_bytes: Of a request's line and headers; h11 counts only what comes in parts.
+        max_header_bytes: Limit for the request line and headers. h11 checks its own limit only if
+            they arrive in several pieces.
 
     Source: RFC 9112, 6.1 and 11.2.
     """
@@ -41,11 +43,11 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, max_header_bytes)
         self._max_header_bytes = max_header_bytes
 
-    def next_event(self) -> Any:  # noqa: ANN401  # h11's events and its two marks
-        """Return what came next.
+    def next_event(self) -> Any:  # noqa: ANN401  # h11's events and two sentinels
+        """Return the next event.
 
         Raises:
-            h11.RemoteProtocolError: It is no request that all programs read alike.
+            h11.RemoteProtocolError: The request is invalid, ambiguous or too long.
         """
         event = super().next_event()
         if isinstance(event, h11.Request):
@@ -55,20 +57,21 @@ class StrictConnection(h11.Connection):
     def _check(self, request: h11.Request) -> None:
         headers = list(request.headers)
         if {name for name, _ in headers} >= LENGTHS:
-            raise h11.RemoteProtocolError("a length and pieces")
+            raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
         num_bytes = len(request.method) + len(request.target)
         num_bytes += sum(len(name) + len(value) for name, value in headers)
         if num_bytes > self._max_header_bytes:
-            raise h11.RemoteProtocolError("too long a header", error_status_hint=431)
+            raise h11.RemoteProtocolError("the header is too long", error_status_hint=431)
 
 
 class Window:
-    """Says whether a total grew too little in a stretch of time.
+    """Minimum-throughput check over fixed windows of time.
 
-    Stretches, not the mean since the begin: who sent much at first could trickle for hours.
+    The mean since the begin would not do: a client that sends much at first could then send a
+    byte a minute for hours.
 
     Args:
-        length_s: Of a stretch.
+        length_s: Length of a window.
     """
 
     def __init__(self, length_s: float) -> None:
@@ -76,13 +79,13 @@ class Window:
         self._begin: tuple[float, int] | None = None
 
     def is_below(self, least_per_s: int, now_s: float, *, total: int, is_due: bool) -> bool:
-        """Return whether a stretch ends now in which the total grew by less than it had to.
+        """Return whether a window ends now in which the total grew too little.
 
         Args:
-            least_per_s: What is asked for.
-            now_s: Any clock that goes forward.
-            total: So far.
-            is_due: Whether it has to grow at all just now; a stretch begins when it does.
+            least_per_s: Minimum rate.
+            now_s: Any monotonic clock.
+            total: Value so far.
+            is_due: Whether the total has to grow now. A window begins when this becomes true.
         """
         if not is_due:
             self._begin = None
@@ -97,26 +100,26 @@ class Window:
 
 
 RESET = struct.pack("ii", 1, 0)
-"""``SO_LINGER`` on, for no time."""
+"""``SO_LINGER`` on with a timeout of 0: closing sends a reset."""
 
 
 class LimitedConnection(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, looked at by `sweep` once in a while.
+    """uvicorn's HTTP/1.1 connection with deadlines, which `sweep` checks.
 
-    A sweep instead of a timer for each deadline: a flood then sets no timers.
+    One sweep checks all connections, so that a flood of connections sets no timers.
 
     Args:
-        config: Of the server, loaded.
-        server_state: Shared by all connections.
-        app_state: Of the application.
-        loop: That it runs in.
-        limits: The deadlines.
-        refusals: Counts who is cut off.
-        client: Whose it is, as `client_key` says.
-        on_end: Called once when it is over.
+        config: Loaded configuration of uvicorn.
+        server_state: State shared by all connections.
+        app_state: State of the application.
+        loop: Event loop.
+        limits: Deadlines and minimum rates.
+        refusals: Counts connections that are cut off.
+        client: Key of the client (`client_key`).
+        on_end: Called once when the connection has ended.
     """
 
-    def __init__(  # noqa: PLR0913  # uvicorn's four and ours
+    def __init__(  # noqa: PLR0913  # uvicorn's four parameters and ours
         self,
         config: Config,
         server_state: ServerState,
@@ -142,17 +145,17 @@ class LimitedConnection(H11Protocol):
         self._unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a header."""
+        """Start the deadline of the first header."""
         super().connection_made(transport)
         self._header_since_s = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place away."""
+        """Report the end of the connection."""
         super().connection_lost(exc)
         self._on_end()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Read bytes of a request."""
         self._num_received += len(data)
         if self._header_since_s is None and self.conn.their_state is h11.IDLE:
             self._header_since_s = self.loop.time()
@@ -161,29 +164,29 @@ class LimitedConnection(H11Protocol):
             self._header_since_s = None
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; its time begins with its first byte."""
+        """Wait for the next request. Its deadline starts with its first byte."""
         self._header_since_s = None
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse bytes that are not valid HTTP."""
         self._refusals.note(Refusal.BAD_HTTP, client=self._visitor, status=400)
         super().send_400_response(msg)
 
     def shutdown(self) -> None:
-        """Let the request under way finish, and then close; what closes already goes on so."""
+        """Close after the current request. Does nothing if the connection is already closing."""
         if not self.transport.is_closing():
             super().shutdown()
 
     def sweep(self, now_s: float) -> None:
-        """Cut the connection off where it is too slow.
+        """Cut the connection off if it is too slow.
 
         Args:
-            now_s: The loop's clock.
+            now_s: Time of the event loop.
         """
         unsent_bytes = self._unsent_bytes()
         if unsent_bytes is None:
-            return  # The deadline of TLS's own goodbye ends it.
+            return  # The timeout of the TLS shutdown ends it.
         if self._is_lingering(now_s):
             self._cut_off()
             return
@@ -199,7 +202,7 @@ class LimitedConnection(H11Protocol):
     def _cut_off(self) -> None:
         socket = self.transport.get_extra_info("socket")
         if socket is not None:
-            # Reset: the kernel would offer megabytes to a client who takes none, for minutes.
+            # Reset: otherwise the kernel keeps unsent megabytes for minutes.
             socket.setsockopt(SOL_SOCKET, SO_LINGER, RESET)
         self.transport.abort()
 
@@ -210,7 +213,7 @@ class LimitedConnection(H11Protocol):
 
     def _slow_body(self, now_s: float) -> Refusal | None:
         is_due = self.conn.their_state is h11.SEND_BODY and not (
-            # It is we who keep it waiting.
+            # Then the server keeps the client waiting.
             self.flow.read_paused or self.cycle.waiting_for_100_continue
         )
         least = self._limits.min_body_bytes_per_s
@@ -221,13 +224,13 @@ class LimitedConnection(H11Protocol):
         try:
             return self.transport.get_write_buffer_size()
         except AttributeError:
-            # asyncio's transport of TLS that was closed twice while the client has not said
-            # goodbye: it has let go of what knows the answer.
+            # A TLS transport of asyncio that was closed twice before the client's close_notify:
+            # it has dropped the object that knows the answer.
             return None
 
     def _slow_reader(self, now_s: float, unsent: int) -> Refusal | None:
-        # It grows only below the mark at which the application is stopped, so a client who
-        # takes nothing can't make it grow for ever.
+        # It grows only up to the limit at which the application is paused, so a client that reads
+        # nothing cannot make it grow forever.
         is_due = 0 < unsent <= self._unsent
         self._unsent = unsent
         least = self._limits.min_reader_bytes_per_s
@@ -235,7 +238,7 @@ class LimitedConnection(H11Protocol):
         return Refusal.SLOW_READER if is_slow else None
 
     def _is_lingering(self, now_s: float) -> bool:
-        """Return whether the rest of a body that was answered comes for too long."""
+        """Return whether the rest of an answered request's body arrives for too long."""
         is_rest = self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete
         if not is_rest:
             self._linger = None

@@ -1,6 +1,6 @@
-"""The gate before everything that the server answers: closed unless a request proves itself.
+"""Access control in front of the whole application: authentication, roles, origin, headers.
 
-Pure ASGI, so that mounted applications and unknown paths stand behind it too.
+It is ASGI middleware, so mounted applications and unknown paths are behind it too.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ API_PREFIX = "/v1/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteRule:
-    """What a route asks of a token."""
+    """Requirements of a route on a token."""
 
     role: Role
     any_scope: bool
-    """Whether a token for some runs only may come: the route touches no run, or checks the
-    run itself by the grant that the gate leaves in the scope."""
+    """Whether tokens for some runs only are accepted: the route concerns no run, or checks the
+    run itself by the grant in the ASGI scope (`GRANT_KEY`)."""
 
 
 ROUTE_RULES = {
@@ -50,7 +50,7 @@ ROUTE_RULES = {
     ("HEAD", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
     ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
     ("GET", "/metrics"): RouteRule(role=Role.READ, any_scope=False),
-    # Statements can't be limited to some runs, and read all of them.
+    # Statements cannot be limited to some runs.
     ("POST", "/"): RouteRule(role=Role.READ, any_scope=False),
     ("GET", "/ping"): RouteRule(role=Role.READ, any_scope=False),
     ("POST", "/logout"): RouteRule(role=Role.READ, any_scope=True),
@@ -59,7 +59,9 @@ ROUTE_RULES = {
     ("POST", "/v1/rows/{table}"): RouteRule(role=Role.INGEST, any_scope=True),
     ("GET", "/v1/resume"): RouteRule(role=Role.INGEST, any_scope=True),
 }
-"""By method and path, as the application has them. A last part in braces stands for any one."""
+"""Requirements by method and path. A last part in braces matches any value.
+
+A path below `API_PREFIX` that is not listed requires the role ``admin``."""
 
 _OF_FOLDERS = {
     (method, path.rpartition("/")[0]): rule
@@ -68,13 +70,13 @@ _OF_FOLDERS = {
 }
 
 PAGES = RouteRule(role=Role.READ, any_scope=False)
-"""Everything outside `API_PREFIX` is the dashboard, which shows all runs and changes none."""
+"""Requirements of all paths outside `API_PREFIX`: the dashboard shows all runs, changes none."""
 
 UNKNOWN = RouteRule(role=Role.ADMIN, any_scope=False)
 
 
 def find_rule(method: str, path: str) -> RouteRule:
-    """Return what a request needs."""
+    """Return the requirements of a request."""
     known = ROUTE_RULES.get((method, path)) or _OF_FOLDERS.get((method, path.rpartition("/")[0]))
     if known is not None:
         return known
@@ -82,23 +84,23 @@ def find_rule(method: str, path: str) -> RouteRule:
 
 
 def is_allowed(grant: Grant, method: str, path: str) -> bool:
-    """Return whether a grant covers a request, as far as that shows without its body."""
+    """Return whether a grant covers a request, judged without its body."""
     rule = find_rule(method, path)
     return grant.allows(rule.role) and (rule.any_scope or not grant.run_prefix)
 
 
 LOGIN_PATH = "/login"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, "/_favicon.ico"})
-"""What answers without proof, besides `OPEN_PREFIXES`."""
+"""Paths that need no token, besides `OPEN_PREFIXES`."""
 
 OPEN_PREFIXES = ("/assets/", "/_dash-component-suites/")
-"""Static files: our own assets and the component bundles of Dash. They hold no run's data."""
+"""Static files: our own assets and the bundles of Dash. They contain no data of runs."""
 
 STRICT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'"
 )
-"""What a page without scripts needs."""
+"""``Content-Security-Policy`` of a page without scripts."""
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -113,13 +115,13 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 GRANT_KEY = "rankscope.grant"
-"""Where the gate leaves, in the ASGI scope, what a request may do: a `Grant`."""
+"""Key of the request's `Grant` in the ASGI scope."""
 
-UNAUTHORIZED = b"401: open the address with the token that `rankscope serve` printed\n"
-WRONG_ROLE = b"403: this token is not for that\n"
-FOREIGN_ORIGIN = b"403: this request came from another site's page\n"
-FOREIGN_HOST = b"400: ask for this server by a name of its own (its operator: --server-name)\n"
-THROTTLED = b"429: too many wrong tokens: wait, and mend the token\n"
+UNAUTHORIZED = b"401: no valid token. Open the URL that `rankscope serve` printed\n"
+WRONG_ROLE = b"403: this token does not allow this request\n"
+FOREIGN_ORIGIN = b"403: this request came from a page of another site\n"
+FOREIGN_HOST = b"400: unknown host name. Allow it with --server-name when the server starts\n"
+THROTTLED = b"429: too many invalid tokens. Wait, then fix the token.\n"
 
 ANSWERS = {
     Refusal.FOREIGN_HOST: (400, FOREIGN_HOST),
@@ -128,11 +130,11 @@ ANSWERS = {
     Refusal.FOREIGN_ORIGIN: (403, FOREIGN_ORIGIN),
     Refusal.THROTTLED: (429, THROTTLED),
 }
-"""By why somebody is turned away here, the status and the body, which are always the same."""
+"""Status and body by reason. They are constant: a refusal reveals nothing about the request."""
 
 
 class Proof(Enum):
-    """By what a request comes in."""
+    """Kind of credential of a request."""
 
     NONE = "none"
     OPEN = "open path"
@@ -141,16 +143,16 @@ class Proof(Enum):
 
 
 class AccessGate:
-    """Lets a request through to ``app`` only with a session, a bearer token or an open path.
+    """Passes requests with a session, a valid token or an open path on to ``app``.
 
     Args:
-        app: The whole application, mounts included.
-        access: The token and the sessions.
-        policy: ``Content-Security-Policy`` of everything but the login page, which has
+        app: The whole application, including mounts.
+        access: Accepted tokens and sessions.
+        policy: ``Content-Security-Policy`` of all answers except the login page, which has
             `STRICT_POLICY`.
-        names: Host names by which the server may be asked. Any port is let pass, because
-            an ssh tunnel changes it; the name alone is what a rebound DNS entry can't forge.
-        refusals: Counts and tells who was turned away.
+        names: Accepted host names. Any port is accepted, because an ssh tunnel changes it. The
+            name protects against DNS rebinding.
+        refusals: Counts and logs refused requests.
     """
 
     def __init__(
@@ -169,13 +171,13 @@ class AccessGate:
         self._refusals = refusals or Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer or pass on one connection."""
+        """Answer one request, or pass it on."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._answer_http(scope, receive, self._with_headers(scope, send))
         else:
-            # No page of ours opens a web socket; closing before the accept answers 403.
+            # No page opens a web socket. Closing before the accept answers 403.
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer_http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,7 +200,7 @@ class AccessGate:
             await self._app(scope, receive, send)
 
     def _proof(self, scope: Scope, headers: dict[str, str]) -> Proof:
-        """Return by what a request comes in, and leave what it may do in the scope."""
+        """Return the kind of credential, and store the grant in the scope."""
         token = request_token(headers)
         grant = self._access.grant(token) if token else None
         proof = Proof.BEARER if grant is not None else Proof.NONE
@@ -209,7 +211,7 @@ class AccessGate:
         return Proof.OPEN if _is_open(scope) else proof
 
     async def _trade_token(self, scope: Scope, send: Send, proof: Proof) -> None:
-        """Trade ``?token=`` for a session and a URL without it, to be safe in any history."""
+        """Exchange ``?token=`` for a session, and redirect to a URL that is safe in histories."""
         headers = headers_of(scope)
         wait_s = self._access.log_in(query_tokens(scope)[-1], client=request_client(scope))
         if wait_s is None:
@@ -225,7 +227,7 @@ class AccessGate:
             await self._refuse(scope, send, headers)
 
     async def _refuse(self, scope: Scope, send: Send, headers: dict[str, str]) -> None:
-        """Send a browser that opens a page to the login, and everything else away."""
+        """Redirect a browser that opens a page to the login, and refuse all other requests."""
         if scope["method"] in SAFE_METHODS and is_navigation(headers):
             await _redirect(send, f"{LOGIN_PATH}?{urlencode({'next': clean_url(scope)})}")
             return
@@ -247,7 +249,7 @@ class AccessGate:
             refusal,
             client=request_client(scope),
             method=scope["method"],
-            path=scope["path"],  # never the query, which may hold a token
+            path=scope["path"],  # not the query, which may contain a token
             status=status,
             token_id=None if grant is None else grant.token_id,
         )
@@ -257,7 +259,7 @@ class AccessGate:
         await _reply(send, status, body, more)
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
-        """Add the security headers to whatever answers; only static files may be cached."""
+        """Add the security headers to all answers. Only static files may be cached."""
         policy = STRICT_POLICY if scope["path"] == LOGIN_PATH else self._policy
         extra = [(b"content-security-policy", policy.encode()), *SECURITY_HEADERS]
         is_static = scope["path"].startswith(OPEN_PREFIXES)
@@ -276,10 +278,10 @@ class AccessGate:
 
 
 def safe_next(url: str) -> str:
-    """Return ``url`` where it is a path of this server, else ``/``.
+    """Return ``url`` if it is a path of this server, else ``/``.
 
-    A page of another host must not be reachable through our login, so a scheme,
-    a host, a backslash and a control character are all refused.
+    The login must not redirect to another host, so a scheme, a host, a backslash and control
+    characters are refused.
     """
     parts = urlsplit(url)
     is_local = url.startswith("/") and not url.startswith("//") and not parts.scheme

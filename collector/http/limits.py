@@ -1,4 +1,4 @@
-"""How long and how many: what one client may take of the server."""
+"""Limits and deadlines of connections."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import resource
 from dataclasses import dataclass, fields
 
 MOST_CONNECTIONS = 4096
-"""Of all visitors; 1,536 hosts of eight devices are 12,288 ranks, and one agent a host."""
+"""Connections of all clients. A job of 12,288 ranks has 1,536 hosts, with one agent each."""
 
 MOST_FROM_ONE_ADDRESS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Deadlines and caps of connections; all are above 0."""
+    """Deadlines and limits of connections. All are above 0."""
 
     max_connections: int = MOST_CONNECTIONS
     max_connections_per_address: int = MOST_FROM_ONE_ADDRESS
     handshake_s: float = 10.0
-    """For TLS to be agreed on."""
+    """Timeout of the TLS handshake."""
 
     header_s: float = 10.0
-    """From a connection's or a request's first byte to the end of its header."""
+    """Timeout from the first byte of a connection or request to the end of its header."""
 
     max_header_bytes: int = 32 * 2**10
     body_window_s: float = 10.0
     min_body_bytes_per_s: int = 1024
-    """In each window, while the server is willing to read."""
+    """Minimum rate of a body in each window, while the server reads."""
 
     reader_window_s: float = 30.0
     min_reader_bytes_per_s: int = 1024
-    """In each window, while an answer waits to be taken."""
+    """Minimum rate at which a client reads an answer, in each window."""
 
     linger_s: float = 5.0
-    """How long the rest of a body is thrown away after its answer, so that the answer is read:
-    closing at once would reset the connection under it."""
+    """Time for which the rest of a body is discarded after the answer. Closing at once would
+    reset the connection, and the client could lose the answer."""
 
     max_linger_bytes: int = 64 * 2**20
     keep_alive_s: float = 15.0
-    """Between two requests of one connection."""
+    """Timeout between two requests of a connection."""
 
     sweep_s: float = 1.0
-    """Between two looks at every connection."""
+    """Pause between two checks of all connections."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -51,9 +51,9 @@ class ConnectionLimits:
 
 
 def fit_connections(wanted: int = MOST_CONNECTIONS) -> int:
-    """Allow this process its hard limit of open files; return how many connections fit.
+    """Raise the limit of open files towards its hard limit; return how many connections fit.
 
-    Half of them: the store's files and the spool's segments need the others.
+    Half of the files are for connections: the store and the spool need the others.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or soft < hard:

@@ -1,7 +1,7 @@
-"""`/metrics` for Prometheus: what the server counts, with labels of which there are few.
+"""Metrics of the server for Prometheus, at `/metrics`.
 
-No label is a run, a rank, a host or a client: their number has no bound, and a series is
-kept for each value of a label.
+No label is a run, rank, host or client: their number is unbounded, and Prometheus keeps a series
+for each value of a label.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ NAMED_PATHS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One figure as it is now, by at most one label."""
+    """Current value of one metric, with at most one label."""
 
     name: str
-    """Without the prefix; a counter's ends in ``_total``."""
+    """Name without the prefix. The name of a counter ends in ``_total``."""
 
     text: str
-    """What it counts, for a person."""
+    """Help text."""
 
     values: dict[str, float]
-    """By the label's value; "" where there is no label."""
+    """Values by label value; the key is "" without a label."""
 
     label: str = ""
 
     @property
     def is_counter(self) -> bool:
-        """Return whether it only ever grows."""
+        """Return whether the metric is a counter."""
         return self.name.endswith("_total")
 
 
 class Metrics:
-    """All that the server counts.
+    """Metrics of the server.
 
     Args:
-        readers: Asked at each scrape for figures that others keep.
+        readers: Functions that return further metrics; called at each scrape.
     """
 
     def __init__(self, readers: Iterable[Callable[[], Iterable[Reading]]] = ()) -> None:
@@ -81,28 +81,28 @@ class Metrics:
         )
         self.seconds = Histogram(
             "rankscope_http_request_seconds",
-            "From a request's header to the end of its answer.",
+            "Time from a request's header to the end of its answer.",
             ["route"],
             buckets=BUCKETS_S,
             registry=self._registry,
         )
-        Info("rankscope_build", "What runs here.", registry=self._registry).info(
+        Info("rankscope_build", "Version of the server.", registry=self._registry).info(
             {"version": _own_version(), "python": platform.python_version()}
         )
         ProcessCollector(registry=self._registry)
         self._registry.register(_Readings(self._readers))
 
     def add(self, reader: Callable[[], Iterable[Reading]]) -> None:
-        """Ask ``reader`` too at each scrape."""
+        """Call ``reader`` too at each scrape."""
         self._readers.append(reader)
 
     def text(self) -> bytes:
-        """Return all of it as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _Readings:
-    """Hands what the readers say to the registry."""
+    """Collector that passes the readers' metrics to the registry."""
 
     def __init__(self, readers: list[Callable[[], Iterable[Reading]]]) -> None:
         self._readers = readers
@@ -119,11 +119,12 @@ class _Readings:
 
 
 class MeasuredApp:
-    """Counts and times what ``app`` answers; stands before the gate, so refusals count too.
+    """ASGI middleware that counts and times requests. It is in front of the gate, so refused
+    requests count too.
 
     Args:
         app: The whole application.
-        metrics: Where to.
+        metrics: Receives the counts.
         perf_s: Clock.
     """
 
@@ -135,12 +136,12 @@ class MeasuredApp:
         self._perf_s = perf_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
+        """Pass one request on, and count it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         begin_s = self._perf_s()
-        status = "500"  # what uvicorn makes of an error that leaves the application
+        status = "500"  # uvicorn's answer if the application raises
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -161,7 +162,7 @@ def metrics_router(metrics: Metrics) -> APIRouter:
     """Return the route that Prometheus scrapes."""
     router = APIRouter(tags=["metrics"])
 
-    @router.get(METRICS_PATH, summary="Figures for Prometheus", response_class=Response)
+    @router.get(METRICS_PATH, summary="Metrics for Prometheus", response_class=Response)
     def scrape() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
@@ -169,7 +170,7 @@ def metrics_router(metrics: Metrics) -> APIRouter:
 
 
 def route_of(path: str) -> str:
-    """Return the label of a path: one of few, whatever was asked for."""
+    """Return the label of a path: one of a small fixed set."""
     if path in NAMED_PATHS:
         return path
     if path.startswith(f"{API_PREFIX}rows/"):

@@ -1,4 +1,4 @@
-"""Who was refused, why and how often: counted always, told sparsely."""
+"""Counts of refused requests and connections, with a rate-limited log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     LogEvent = Callable[[str, Mapping[str, object]], None]
-    """Takes the name of an event, and its fields."""
+    """Logs an event, given its name and fields."""
 
 QUIET_NS = 60 * 10**9
 MAX_LOGGED = 1024
@@ -19,9 +19,9 @@ MAX_PATH_LETTERS = 200
 
 
 class Refusal(StrEnum):
-    """Why something was turned away."""
+    """Reason for a refusal."""
 
-    NO_TOKEN = "no-token"  # noqa: S105  # a reason
+    NO_TOKEN = "no-token"  # noqa: S105  # not a password
     WRONG_ROLE = "wrong-role"
     THROTTLED = "throttled"
     WRONG_LOGIN = "wrong-login"
@@ -39,50 +39,51 @@ class Refusal(StrEnum):
     TLS_HANDSHAKE = "tls-handshake"
 
 
-def discard_event(event: str, fields: Mapping[str, object]) -> None:  # the form of `LogEvent`
-    """Tell nobody."""
+def discard_event(event: str, fields: Mapping[str, object]) -> None:  # signature of `LogEvent`
+    """Log nothing."""
 
 
 class Refusals:
-    """Counts refusals by reason, and tells the first of each reason and client a minute.
+    """Counts refusals by reason, and logs one per minute for each reason and client.
 
-    Whoever floods the server with bad requests shall not flood the log too.
+    A flood of bad requests must not flood the log too.
 
     Args:
-        tell: Where to.
+        log: Logs an event.
         monotonic_ns: Clock of the minute.
     """
 
     def __init__(
-        self, tell: LogEvent = discard_event, *, monotonic_ns: Callable[[], int] = time.monotonic_ns
+        self, log: LogEvent = discard_event, *, monotonic_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._tell = tell
+        self._log = log
         self._monotonic_ns = monotonic_ns
-        self._told: OrderedDict[tuple[Refusal, str], tuple[int, int]] = OrderedDict()
+        self._logged: OrderedDict[tuple[Refusal, str], tuple[int, int]] = OrderedDict()
         self.counts: Counter[Refusal] = Counter()
-        """By reason, since the start."""
+        """Refusals by reason, since the start."""
 
     def note(self, reason: Refusal, *, client: str, **fields: object) -> None:
-        """Count one.
+        """Count one refusal, and log it unless it was logged within the last minute.
 
         Args:
-            reason: Why.
-            client: Whose; an address.
-            fields: What else to tell: method, path, status, a token's id. Never a secret.
+            reason: Reason.
+            client: Key of the client (`client_key`).
+            fields: Further fields of the log line, such as method, path, status and the id of a
+                token. Never a secret.
         """
         self.counts[reason] += 1
         key = (reason, client)
         now_ns = self._monotonic_ns()
-        told_ns, num_quiet = self._told.get(key, (None, 0))
-        if told_ns is not None and now_ns - told_ns < QUIET_NS:
-            self._told[key] = (told_ns, num_quiet + 1)
+        logged_ns, num_quiet = self._logged.get(key, (None, 0))
+        if logged_ns is not None and now_ns - logged_ns < QUIET_NS:
+            self._logged[key] = (logged_ns, num_quiet + 1)
             return
-        self._told[key] = (now_ns, 0)
-        self._told.move_to_end(key)
-        while len(self._told) > MAX_LOGGED:
-            self._told.popitem(last=False)
+        self._logged[key] = (now_ns, 0)
+        self._logged.move_to_end(key)
+        while len(self._logged) > MAX_LOGGED:
+            self._logged.popitem(last=False)
         more = {"more_since_last": num_quiet} if num_quiet else {}
-        self._tell("refused", {"reason": str(reason), "visitor": client, **_short(fields), **more})
+        self._log("refused", {"reason": str(reason), "visitor": client, **_short(fields), **more})
 
 
 def _short(fields: Mapping[str, object]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a request says of itself: who asks, from where, with which token."""
+"""Client, origin, token and cookies of a request, and the types of ASGI."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ HOST_FORM = re.compile(
 
 
 def request_client(scope: Scope) -> str:
-    """Return whose request it is; "" where that is not known."""
+    """Return the key of a request's client; "" if unknown."""
     client = scope.get("client")
     return "" if client is None else client_key(str(client[0]))
 
 
 def is_secure(scope: Scope) -> bool:
-    """Return whether a request came by TLS."""
+    """Return whether a request came over TLS."""
     return str(scope.get("scheme", "http")) == "https"
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return the headers by name, in small letters."""
+    """Return the headers by lower-case name."""
     return {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
 
 
 def request_token(headers: dict[str, str]) -> str:
-    """Return the token that a request shows; "" where it shows none.
+    """Return the token in a request's headers; "" if there is none.
 
-    ClickHouse's clients have a name and a password: the token is the password, in basic
-    authentication or in ``X-ClickHouse-Key``, and any name will do.
+    Clients of ClickHouse send a user and a password. The token is the password, in basic
+    authentication or ``X-ClickHouse-Key``; the user is ignored.
     """
     scheme, _, shown = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -62,27 +62,29 @@ def request_token(headers: dict[str, str]) -> str:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a ``Host`` header, without port and brackets; "" where it is no host.
+    """Return the name in a ``Host`` header, without port and brackets; "" if it is invalid.
 
-    A user before it, a path behind it or a port that is no number make it none: what they hide
-    from us another program on the way may see.
+    A user, a path or a port that is not a number make it invalid: a proxy may read such a header
+    in another way than this function.
     """
     found = HOST_FORM.fullmatch(host)
     return "" if found is None else (found["address"] or found["name"]).lower()
 
 
 def is_foreign(scope: Scope, headers: dict[str, str], *, requires_origin: bool) -> bool:
-    """Return whether another site's page sent the request (OWASP's fetch-metadata rule).
+    """Return whether a page of another site sent the request.
 
     Args:
-        scope: The request's.
-        headers: The request's.
-        requires_origin: Count a request that says nothing of its origin as foreign.
+        scope: ASGI scope of the request.
+        headers: Headers of the request.
+        requires_origin: Whether a request without an origin counts as foreign.
+
+    Source: OWASP, cross-site request forgery prevention, fetch metadata.
     """
     origin = headers.get("origin")
     if origin is not None:
         scheme, _, place = origin.partition("://")
-        # The plain page of the same name is anybody's who sits on the way.
+        # A plain HTTP page of the same name could come from anyone in the network between.
         is_weaker = is_secure(scope) and scheme != "https"
         return is_weaker or place != headers.get("host", "")
     site = headers.get("sec-fetch-site")
@@ -92,14 +94,14 @@ def is_foreign(scope: Scope, headers: dict[str, str], *, requires_origin: bool) 
 
 
 def is_navigation(headers: dict[str, str]) -> bool:
-    """Return whether a browser opens a page, which a login can follow."""
+    """Return whether a browser opens a page, so that it can be redirected to the login."""
     mode = headers.get("sec-fetch-mode")
     wants_html = "text/html" in headers.get("accept", "")
     return wants_html and mode in {None, "navigate"}
 
 
 def cookie_in(headers: Mapping[str, str], name: str) -> str:
-    """Return a cookie's value; "" where there is none of that name."""
+    """Return the value of a cookie; "" if there is none."""
     try:
         cookies = SimpleCookie(headers.get("cookie", ""))
     except CookieError:
@@ -112,23 +114,23 @@ def _query(scope: Scope) -> list[tuple[str, str]]:
 
 
 def query_tokens(scope: Scope) -> list[str]:
-    """Return what stands in the address as ``token=``."""
+    """Return the values of ``token=`` in the URL."""
     return [value for key, value in _query(scope) if key == "token"]
 
 
 def clean_url(scope: Scope) -> str:
-    """Return the path and query asked for, without the token; always a path of this server."""
+    """Return the path and query without the token. It is always a path of this server."""
     path = "/" + quote(scope["path"].lstrip("/\\"))
     query = urlencode([(key, value) for key, value in _query(scope) if key != "token"])
     return f"{path}?{query}" if query else path
 
 
 NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one has all that begin so."""
+"""Length of an IPv6 network. A host usually owns all addresses of its /64."""
 
 
 def client_key(address: str) -> str:
-    """Return who is counted for an address: an IPv4 address, or the network of an IPv6 one."""
+    """Return the key by which a client is counted: its IPv4 address, or its IPv6 network."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs an application on a socket, with the edge around it: TLS, caps and deadlines."""
+"""HTTP server: accepts connections, with TLS, limits and deadlines, and runs the application."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
     from .tls import CertificateRenewal
 
     MakeProtocol = Callable[[str, Callable[[], None]], asyncio.Protocol]
-    """Takes whose connection it is, and what to call when it is over."""
+    """Takes the client's key and a function to call when the connection has ended."""
 
 
 NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NONE_LEFT_PAUSE_S = 0.2
-"""The connection stays in the kernel's queue, so asking again at once would spin."""
+"""Pause if no file descriptor is left. The connection stays in the kernel's queue, so retrying
+without a pause would spin."""
 
 HERE = "this-server"
 
 
 class Acceptor:
-    """Accepts on one bound socket until closed.
+    """Accepts the connections of one socket, and counts them before it reads a byte.
 
     Args:
-        bound: Listens; the caller closes it.
-        make_protocol: Makes one connection's protocol.
-        tls: None: plain.
-        limits: The caps.
-        refusals: Counts who is turned away.
+        bound: Listening socket; the caller closes it.
+        make_protocol: Creates the protocol of one connection.
+        tls: TLS context. None: plain HTTP.
+        limits: Limits on the number of connections.
+        refusals: Counts refused connections.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class Acceptor:
 
     @property
     def num_connections(self) -> int:
-        """Return how many there are, those that still agree on TLS too."""
+        """Number of open connections, including those in a TLS handshake."""
         return self._seats.total()
 
     def renew(self, tls: ssl.SSLContext) -> None:
-        """Serve another certificate to those who come from now on."""
+        """Use another certificate for new connections."""
         self._tls = tls
 
     async def run(self) -> None:
-        """Accept until cancelled; handshakes under way are given up then."""
+        """Accept until cancelled, then cancel unfinished handshakes."""
         self._bound.settimeout(0)
         loop = asyncio.get_running_loop()
         try:
@@ -89,10 +90,10 @@ class Acceptor:
                 handshake.cancel()
 
     async def _wait_out(self, error: OSError) -> None:
-        """Wait where the system is out of files; a connection that broke off is no error.
+        """Pause if no file descriptor is left. A connection that broke is not an error.
 
         Raises:
-            OSError: The socket itself is broken.
+            OSError: The listening socket is broken.
         """
         if error.errno in NONE_LEFT:
             self._refusals.note(Refusal.NO_FILES_LEFT, client=HERE)
@@ -114,7 +115,7 @@ class Acceptor:
     def _full(self, client: str) -> Refusal | None:
         if self._seats[client] >= self._limits.max_connections_per_address:
             return Refusal.TOO_MANY_FROM_ADDRESS
-        # A missing name reads as 0 and is not kept, so the count of names stays bounded.
+        # Reading a missing key of a Counter adds none, so the number of keys stays bounded.
         if self.num_connections >= self._limits.max_connections:
             return Refusal.TOO_MANY_CONNECTIONS
         return None
@@ -124,8 +125,8 @@ class Acceptor:
         handshake_s = None if self._tls is None else self._limits.handshake_s
         shutdown_s = None if self._tls is None else self._limits.linger_s
         try:
-            # asyncio does so where it listens itself. An answer is written in two pieces, and the
-            # second would wait 40 ms until a client who waits for it confirms the first.
+            # As asyncio does for its own listeners. An answer is written in two pieces, and
+            # without it the second would wait 40 ms for the delayed ACK of the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._make_protocol(client, seat.leave),
@@ -149,20 +150,20 @@ class Acceptor:
 
 
 class _Seat:
-    """One connection's place in the count; left once, however often it is said."""
+    """One counted connection. It is subtracted once, even if `leave` is called again."""
 
     def __init__(self, seats: Counter[str], client: str) -> None:
         self._seats = seats
-        self._visitor = client
+        self._client = client
         self.is_left = False
 
     def leave(self) -> None:
         if self.is_left:
             return
         self.is_left = True
-        self._seats[self._visitor] -= 1
-        if not self._seats[self._visitor]:
-            del self._seats[self._visitor]
+        self._seats[self._client] -= 1
+        if not self._seats[self._client]:
+            del self._seats[self._client]
 
 
 SHUTDOWN_S = 2
@@ -171,26 +172,26 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Where visitors come in."""
+    """A listening socket, with its TLS configuration."""
 
     bound: socket.socket
-    """Listens; whoever made it closes it."""
+    """Listening socket; its creator closes it."""
 
     tls: ssl.SSLContext | None = None
-    """None: plain HTTP."""
+    """TLS context. None: plain HTTP."""
 
     renewal: CertificateRenewal | None = None
-    """Brings renewed certificates; None: ``tls`` stays as it is."""
+    """Loads renewed certificates. None: ``tls`` never changes."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with our own listener: it listens on nothing itself.
+    """uvicorn server whose connections come from our own listeners.
 
     Args:
-        app: The application, gate included.
-        listeners: Where visitors come in.
-        limits: Caps and deadlines; the caps are each listener's.
-        refusals: Counts who is turned away; None: nobody sees them.
+        app: Application, including the gate.
+        listeners: Sockets to accept connections from.
+        limits: Limits and deadlines. The limits on connections apply to each listener.
+        refusals: Counts refused requests and connections. None: they are not reported.
     """
 
     def __init__(
@@ -209,9 +210,9 @@ class HttpServer(uvicorn.Server):
                 loop="asyncio",
                 log_config=None,
                 log_level="error",
-                access_log=False,  # it would write the token of a first visit
+                access_log=False,  # it would contain the token of a first visit's URL
                 server_header=False,
-                # Else anybody on this host could say which address he comes from.
+                # Otherwise any process on this host could forge its client address.
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_S,
                 timeout_keep_alive=round(limits.keep_alive_s),
@@ -240,18 +241,18 @@ class HttpServer(uvicorn.Server):
 
     @property
     def num_connections(self) -> int:
-        """Return how many connections there are."""
+        """Number of open connections of all listeners."""
         return sum(acceptor.num_connections for acceptor in self._acceptors)
 
     def serve_until_stopped(self, *, on_start: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGINT or SIGTERM.
 
         Args:
-            on_start: Called when visitors can come in and signals are waited for: one that came
-                earlier would find half an event loop.
+            on_start: Called when connections are accepted and signals are handled. A signal
+                before that would meet an event loop that is not ready.
 
         Raises:
-            OSError: The socket broke.
+            OSError: A listening socket broke.
         """
         self._on_start = on_start
         self.run(sockets=[])
@@ -270,16 +271,15 @@ class HttpServer(uvicorn.Server):
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listeners first, then let what is under way finish."""
+        """Stop accepting, then let current requests finish."""
         *accepting, sweeping = self._tasks
         for task in accepting:
             task.cancel()
         await super().shutdown(sockets=sockets)
         sweeping.cancel()
         for connection in list(self.server_state.connections):
-            # Whoever has not said goodbye by now.
-            connection.transport.abort()
-        await asyncio.sleep(0)  # in which the loop closes their sockets
+            connection.transport.abort()  # those that did not end in time
+        await asyncio.sleep(0)  # lets the event loop close their sockets
 
     def _connection(self, client: str, on_end: Callable[[], None]) -> LimitedConnection:
         return LimitedConnection(
@@ -305,6 +305,6 @@ class HttpServer(uvicorn.Server):
                     connection.sweep(now_s)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        # A listener that is broken ends the server: silence would look like a network's fault.
+        # A broken listener ends the server: otherwise it would look like a network failure.
         if not task.cancelled():
             self.should_exit = True

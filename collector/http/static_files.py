@@ -1,4 +1,7 @@
-"""Static files from memory: whoever takes one slowly holds none of the pages' threads."""
+"""Cache of static files in memory. A slow reader then occupies no thread of the pages.
+
+A module of its own: it is independent of the application and wraps any ASGI application.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ if TYPE_CHECKING:
 OK = 200
 NOT_MODIFIED = 304
 PIECE_BYTES = 2**16
-"""As much as a connection takes before it makes its sender wait: more would lie there twice."""
+"""Size of a transport's write buffer. Larger pieces would be in memory twice."""
 
 MOST_BYTES = 64 * 2**20
-"""Three times what Dash, its components and plotly have."""
+"""Largest size of the cache: three times the files of Dash, its components and plotly."""
 
 MOST_PATHS = 1024
-"""Dash answers any version in a file's name, so the paths have no bound of their own."""
+"""Largest number of cached paths. Dash accepts any version in a file's name, so the number of
+valid paths is unbounded."""
 
 KEPT_HEADERS = frozenset({b"cache-control", b"content-type", b"etag", b"last-modified"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """An answer of the application."""
+    """A complete answer of the application."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -36,17 +40,17 @@ class _File:
 
 
 class StaticFiles:
-    """Answers for files of ``app`` and passes everything else on to it.
+    """ASGI middleware that answers for static files of ``app``, and passes all else on.
 
-    A file is asked of ``app`` once and whole, and what does not change while the server runs is
-    then sent from memory, however slowly it is taken.
+    A file is requested from ``app`` once and then sent from memory. Static files do not change
+    while the server runs.
 
     Args:
-        app: What has the files; it is asked without the client's headers and body.
-        prefixes: How the files' paths begin.
-        max_bytes: Of contents; each counts once, by whatever paths it is known. What is more
-            is asked for anew each time.
-        max_paths: Likewise of paths.
+        app: Application with the files. It gets neither headers nor body of the client.
+        prefixes: Prefixes of the files' paths.
+        max_bytes: Largest sum of contents. Equal contents count once. Files beyond it are
+            requested from ``app`` each time.
+        max_paths: Largest number of cached paths.
     """
 
     def __init__(
@@ -83,10 +87,10 @@ class StaticFiles:
         await _answer(file, send, with_body=scope["method"] == "GET")
 
     async def _ask(self, scope: Scope) -> _File:
-        """Return a file as the application has it, one at a time, and keep it where it fits."""
+        """Return a file of the application, and cache it if it fits. One request at a time."""
         path = scope["path"]
         async with self._asking:
-            if path in self._files:  # somebody else asked for it meanwhile
+            if path in self._files:  # another request cached it meanwhile
                 return self._files[path]
             file = await _asked(self._app, scope)
             if file.status != OK:
@@ -104,7 +108,7 @@ class StaticFiles:
 
 
 async def _asked(app: AsgiApp, scope: Scope) -> _File:
-    """Return the whole answer to a plain request for a path."""
+    """Return the application's complete answer to a plain GET."""
     status, headers, pieces = OK, [], []
 
     async def receive() -> Message:
@@ -125,7 +129,7 @@ async def _asked(app: AsgiApp, scope: Scope) -> _File:
 
 
 def _is_held(scope: Scope, file: _File) -> bool:
-    """Return whether the client has the file already, by its ``ETag``."""
+    """Return whether the client has the file already, compared by ``ETag``."""
     etag = dict(file.headers).get(b"etag", b"").decode("latin-1")
     held = headers_of(scope).get("if-none-match", "")
     return bool(etag) and etag in [one.strip().removeprefix("W/") for one in held.split(",")]

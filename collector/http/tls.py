@@ -1,4 +1,7 @@
-"""TLS of the server: one context, checked by shaking hands with itself before anybody comes."""
+"""TLS of the server: loading and checking of certificates, and their renewal.
+
+A certificate is checked at the start by a handshake in memory between a client and a server.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +25,47 @@ if TYPE_CHECKING:
 
 
 MAX_FLIGHTS = 8
-"""Looks at either side until a handshake in memory is over; TLS 1.3 takes three, 1.2 four."""
+"""Rounds of a handshake in memory. TLS 1.3 takes three, TLS 1.2 four."""
 
 WORDS = {
-    "KEY_VALUES_MISMATCH": "the key is not this certificate's",
-    "NO_START_LINE": "it is no PEM file",
+    "KEY_VALUES_MISMATCH": "the key does not match the certificate",
+    "NO_START_LINE": "it is not a PEM file",
 }
-"""By OpenSSL's reason, what a person can do something about."""
+"""Plain messages for reasons of OpenSSL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """The flags ``--tls-cert``, ``--tls-key`` and ``--tls-client-ca``."""
+    """Files of the flags ``--tls-cert``, ``--tls-key`` and ``--tls-client-ca``."""
 
     cert: Path
-    """PEM: the server's certificate, then those between it and the CA's."""
+    """PEM file: the server's certificate, then the intermediate certificates."""
 
     key: Path
-    """PEM, without a password, readable by its owner alone."""
+    """PEM file without a password, readable by its owner alone."""
 
     client_ca: Path | None = None
-    """PEM of the CA whose certificates clients must show; None: they show none."""
+    """PEM file of the CA that must have signed client certificates. None: not required."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """A context that is ready to serve, and what its certificate says of itself."""
+    """TLS context of the server, with names and expiry of its certificate."""
 
     context: ssl.SSLContext
     names: frozenset[str]
-    """Host names and addresses of the certificate, in small letters, patterns (``*.``) left out."""
+    """Host names and addresses of the certificate, in lower case, without wildcards."""
 
     expires_s: int
-    """Unix time."""
+    """Unix time at which the certificate expires."""
 
 
 def load_tls(files: TlsFiles) -> ServerTls:
-    """Return the context of a server, TLS 1.2 and newer.
+    """Return a TLS context of the server, for TLS 1.2 and newer.
 
     Raises:
-        TlsError: A file can't be read, the key is open to others or another certificate's, or
-            the certificate is expired, not yet valid, or not for servers.
+        TlsError: A file cannot be read, others can read the key, the key does not match, or the
+            certificate is expired, not yet valid or not for servers.
     """
     _check_key_file(files.key)
     for path in filter(None, (files.cert, files.client_ca)):
@@ -85,15 +88,15 @@ def load_tls(files: TlsFiles) -> ServerTls:
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
     def has_password() -> str:
-        raise TlsError(files.key, "the key wants a password; give one without")
+        raise TlsError(files.key, "the key has a password: give a key without one")
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A client that asks for a new handshake again and again costs it little and us much.
+    # Renegotiation costs the server much more than the client.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # Left to itself, OpenSSL would ask for a password at the terminal and wait for ever.
+        # Without a callback, OpenSSL would ask for a password at the terminal and wait forever.
         context.load_cert_chain(files.cert, files.key, password=has_password)
     except OSError as error:
         raise TlsError(files.cert, _reason(error)) from None
@@ -106,13 +109,13 @@ def _check_key_file(path: Path) -> None:
     except OSError as error:
         raise TlsError(path, str(error.strerror).lower()) from None
     if not stat.S_ISREG(found.st_mode):
-        raise TlsError(path, "it is no plain file")
-    # A group may own it (certificate managers do so); everybody may not read it.
+        raise TlsError(path, "it is not a regular file")
+    # Certificate managers let a group read it.
     if found.st_mode & 0o027:
         mode = stat.S_IMODE(found.st_mode)
-        raise TlsError(path, f"the key is open to others (mode {mode:04o}): chmod 600 it")
+        raise TlsError(path, f"others can read or write the key (mode {mode:04o}): chmod 600 it")
     if not os.access(path, os.R_OK):
-        raise TlsError(path, "it can't be read by this user")
+        raise TlsError(path, "this user cannot read it")
 
 
 def _check_plain(path: Path) -> None:
@@ -123,11 +126,11 @@ def _check_plain(path: Path) -> None:
 
 
 def _own_certificate(files: TlsFiles) -> dict[str, Any]:
-    """Return the certificate's fields, as a client that trusts it alone sees them."""
+    """Return the fields of the certificate, as a client that trusts only it sees them."""
     server = _context(files)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    # The certificate itself is the anchor, whoever signed it: only its own dates and uses count.
+    # The certificate is its own trust anchor: this checks its dates and uses, not its issuer.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         client.load_verify_locations(files.cert)
@@ -153,36 +156,35 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        reason: str | None = getattr(
-            error, "reason", None
-        )  # some have none, whatever their stub says
+        # Some errors have no reason, although their stub declares it.
+        reason: str | None = getattr(error, "reason", None)
         if reason is None:
-            return "it is no PEM file with a certificate and its key"
+            return "it is not a PEM file with a certificate and its key"
         return WORDS.get(reason, reason.lower().replace("_", " "))
     return str(error.strerror).lower()
 
 
 class CertificateRenewal:
-    """Watches the files of a certificate.
+    """Reload of a certificate when its files change.
 
-    A renewed pair is loaded and checked as at the start, into a context of its own, and served
-    to those who come from then on. One that can't be served is told once, and the old one
-    stays: certificate managers write two files one after the other.
+    A renewed certificate is checked as at the start and used for new connections. If it is
+    invalid, this is logged once and the old one stays in use: certificate managers write the
+    certificate and its key one after the other.
 
     Args:
-        files: The flags of the server.
-        served: What was loaded from them.
-        tell: Takes one line for the person at the log.
+        files: Files of the certificate.
+        served: TLS context that was loaded from them.
+        log: Logs one line.
     """
 
-    def __init__(self, files: TlsFiles, served: ServerTls, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, files: TlsFiles, served: ServerTls, *, log: Callable[[str], None]) -> None:
         self._files = files
-        self._tell = tell
+        self._log = log
         self._marks = self._look()
         self.served = served
 
     def take(self) -> bool:
-        """Load the files if they have changed; return whether others are served from now on."""
+        """Load the files if they have changed; return whether a new certificate is in use."""
         marks = self._look()
         if marks == self._marks:
             return False
@@ -190,11 +192,11 @@ class CertificateRenewal:
         try:
             fresh = load_tls(self._files)
         except TlsError as error:
-            self._tell(f"the certificate was changed and is not served, the old one is: {error}")
+            self._log(f"the changed certificate is invalid, the old one stays in use: {error}")
             return False
         self.served = fresh
         ends = datetime.fromtimestamp(fresh.expires_s, UTC)
-        self._tell(f"the renewed certificate is served; it ends {ends:%Y-%m-%d %H:%M} UTC")
+        self._log(f"the renewed certificate is in use; it expires {ends:%Y-%m-%d %H:%M} UTC")
         return True
 
     def _look(self) -> FileStamps:

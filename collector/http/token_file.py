@@ -1,4 +1,4 @@
-"""Where tokens live: a file that only its owner can read, replaced as a whole."""
+"""Files of tokens: the server's file of hashes, and a client's own token."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 TOKENS_VARIABLE = "RANKSCOPE_TOKENS"
-"""Names the server's file of hashes."""
+"""Variable with the path of the server's file of hashes."""
 
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"  # noqa: S105  # the name of a variable
-"""Holds a client's own token."""
+"""Variable with a client's token."""
 
 TOKEN_FILE_VARIABLE = "RANKSCOPE_TOKEN_FILE"  # noqa: S105  # as above
-"""Names the file with a client's own token; it is read anew at each use, for rotation."""
+"""Variable with the path of a client's token. The file is read at each use, for rotation."""
 
 FORM_VERSION = 1
 MAX_FILE_BYTES = 4 * 2**20
@@ -47,20 +47,20 @@ def default_tokens_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_private(path: Path, *, max_bytes: int) -> bytes:
-    """Return a file's bytes, if nobody but its owner could have written or read it.
+    """Return the bytes of a file that only its owner can read and write.
 
     Raises:
-        FileNotFoundError: There is none.
-        TokenFileError: It is a link or no plain file, another user's, open to others, too
-            long, or unreadable.
+        FileNotFoundError: The file does not exist.
+        TokenFileError: The file is a link, not a regular file, owned by another user, accessible
+            to others, too long, or unreadable.
     """
     try:
-        # Opened first and looked at by descriptor, so nobody can swap it in between.
+        # Opened first and checked by descriptor, so it cannot be replaced in between.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise TokenFileError(path, f"can't be opened ({error.strerror})") from None
+        raise TokenFileError(path, f"cannot be opened ({error.strerror})") from None
     try:
         _check_private(path, os.fstat(descriptor))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -74,16 +74,16 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
 
 def _check_private(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise TokenFileError(path, "is no plain file")
+        raise TokenFileError(path, "is not a regular file")
     if found.st_uid != os.geteuid():
         raise TokenFileError(path, "belongs to another user")
     if found.st_mode & 0o077:
         mode = stat.S_IMODE(found.st_mode)
-        raise TokenFileError(path, f"is open to others (mode {mode:04o}): chmod 600 it")
+        raise TokenFileError(path, f"is accessible to other users (mode {mode:04o}): chmod 600 it")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace a file by ``content``, whole and durable, readable by its owner alone."""
+    """Replace a file atomically and durably. Only its owner can read it."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(scratch, flags, OWNER_ONLY)
@@ -104,10 +104,10 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_tokens(path: Path) -> list[TokenRecord]:
-    """Return the records in the file; none where there is no file.
+    """Return the records of the file; [] if there is no file.
 
     Raises:
-        TokenFileError: It can't be trusted, or is not of its form.
+        TokenFileError: The file is not private (`read_private`), or its content is invalid.
     """
     try:
         content = read_private(path, max_bytes=MAX_FILE_BYTES)
@@ -116,26 +116,27 @@ def read_tokens(path: Path) -> list[TokenRecord]:
     try:
         document = json.loads(content)
         if document["version"] != FORM_VERSION:
-            raise TokenFileError(path, f"has form {document['version']!r}, known is {FORM_VERSION}")
+            found = document["version"]
+            raise TokenFileError(path, f"has version {found!r}, expected {FORM_VERSION}")
         return [_record(fields) for fields in document["tokens"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise TokenFileError(path, "is not of the form that `rankscope token` writes") from None
+        raise TokenFileError(path, "has invalid content, not from `rankscope token`") from None
 
 
 def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
-    """Replace the file by these records."""
+    """Replace the records of the file."""
     document = {"version": FORM_VERSION, "tokens": [record.document() for record in records]}
     write_private(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 @contextmanager
 def edit_tokens(path: Path) -> Iterator[list[TokenRecord]]:
-    """Lend the file's records to be changed in place; written back where nothing was raised.
+    """Yield the file's records for changes in place, and write them if nothing was raised.
 
-    Two commands at once wait for each other, so neither loses the other's change.
+    The file is locked meanwhile, so that two commands do not lose each other's changes.
 
     Raises:
-        TokenFileError: The file can't be trusted, or is not of its form.
+        TokenFileError: The file is not private (`read_private`), or its content is invalid.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
@@ -150,9 +151,9 @@ def edit_tokens(path: Path) -> Iterator[list[TokenRecord]]:
 
 
 class TokenFile:
-    """The server's view of the file: a change, such as a revocation, holds from the next request.
+    """The server's file of tokens. A change, such as a revocation, applies to the next request.
 
-    A file that can't be trusted opens to nobody.
+    If the file cannot be trusted, no token of it is accepted.
     """
 
     def __init__(self, path: Path, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
@@ -161,11 +162,11 @@ class TokenFile:
         self._seen: tuple[int, ...] | None = None
         self._tokens = TokenSet(())
         self.problem: str | None = None
-        """Why nobody comes in by the file; None where it is in order."""
+        """Reason why no token of the file is accepted; None if the file is valid."""
         self._refresh()
 
     def grant(self, text: str) -> Grant | None:
-        """Return what ``text`` may do; None where it is no live token of the file."""
+        """Return the grant of a token; None if the file has no such valid token."""
         if TOKEN_FORM.fullmatch(text) is None:
             return None
         self._refresh()
@@ -184,7 +185,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class ClientToken:
-    """A client's token; its text never shows in a message, a log or a traceback."""
+    """A client's token. Its text never appears in a message, a log or a traceback."""
 
     text: str
 
@@ -192,18 +193,19 @@ class ClientToken:
         return "ClientToken(***)"
 
     def header(self) -> str:
-        """Return the value of ``Authorization``."""
+        """Return the value of the header ``Authorization``."""
         return f"Bearer {self.text}"
 
 
 def read_client_token(environment: Mapping[str, str] = os.environ) -> ClientToken | None:
-    """Return the token that this process was given; None where it was given none.
+    """Return this process's token; None if it was given none.
 
-    ``RANKSCOPE_TOKEN_FILE`` goes before ``RANKSCOPE_TOKEN``. It is never taken from the
-    command line: every user of a machine reads that.
+    ``RANKSCOPE_TOKEN_FILE`` takes precedence over ``RANKSCOPE_TOKEN``. There is no flag for it:
+    all users of a machine can read command lines.
 
     Raises:
-        TokenFileError: The file is missing, can't be trusted, or holds no single line.
+        TokenFileError: The file is missing, is not private (`read_private`), or contains no
+            token.
     """
     named = environment.get(TOKEN_FILE_VARIABLE)
     if not named:
@@ -213,11 +215,11 @@ def read_client_token(environment: Mapping[str, str] = os.environ) -> ClientToke
     try:
         text = read_private(path, max_bytes=MAX_TOKEN_FILE_BYTES).decode().strip()
     except FileNotFoundError:
-        raise TokenFileError(path, f"is not there ({TOKEN_FILE_VARIABLE} names it)") from None
+        raise TokenFileError(path, f"does not exist, but {TOKEN_FILE_VARIABLE} names it") from None
     except UnicodeDecodeError:
-        raise TokenFileError(path, "holds no token") from None
+        raise TokenFileError(path, "contains no token") from None
     if not text or not text.isprintable() or " " in text:
-        raise TokenFileError(path, "holds no token")
+        raise TokenFileError(path, "contains no token")
     return ClientToken(text)
 
 
@@ -236,5 +238,5 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
         found = path.lstat()
     except OSError:
         return None
-    # The mode and its time too: a file that is opened to others is trusted no longer.
+    # The change time too: a file whose mode now allows others is not trusted any more.
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,9 +1,8 @@
-"""Who may do what: tokens with a role, a scope and an end, of which only hashes are kept.
+"""Tokens with a role, a scope and an expiry date. Only their hashes are stored.
 
-A token's secret is 256 random bits that this module made; nobody can choose one. Its
-SHA-256 is therefore as hard to invert as a slow hash's: a slow hash (and a salt) defends
-words that can be guessed or tabled in advance, which 2^256 values can't. A fast hash also
-keeps wrong tokens cheap to refuse, so that they are no way to keep the server busy.
+The secret of a token is 256 random bits that this module generates; users cannot choose one. Slow
+hashes and salts protect passwords that can be guessed or listed in advance, which 2^256 values
+cannot. So SHA-256 is enough, and it keeps the check of invalid tokens cheap.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ PREFIX = "rst"
 ID_BYTES = 6
 SECRET_BYTES = 32
 TOKEN_FORM = re.compile(r"rst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-"""So that secret scanners and people know one when they see it."""
+"""Form of a token. Secret scanners and people can recognize it by its prefix."""
 
 HASH_CONTEXT = b"rankscope token v1\0"
 NO_HASH = "0" * 64
-"""Compared with where no token has the id; no SHA-256 anybody knows is this."""
+"""Compared with if no token has the id. No input with this SHA-256 is known."""
 
 MAX_LIVE = 2
-"""Live tokens for one holder: the one in use and, while it is rotated, the next one."""
+"""Valid tokens of one holder: the current one and, during a rotation, the next one."""
 
 SCOPE_FORM = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 HOLDER_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
@@ -41,20 +40,20 @@ NS_PER_DAY = 86_400 * 10**9
 
 
 class Role(StrEnum):
-    """What a token is good for; the spelling is what the file and the command use."""
+    """Role of a token, spelled as in the file and on the command line."""
 
     INGEST = "ingest"
-    """Ship batches and probe the clock; read nothing."""
+    """May send batches and probe the clock. May not read."""
 
     READ = "read"
-    """Look at runs; change nothing."""
+    """May read runs. May not change anything."""
 
     ADMIN = "admin"
-    """Both, and delete runs."""
+    """May do both, and delete runs."""
 
 
 class TokenState(StrEnum):
-    """Whether a token still opens anything, and why not."""
+    """State of a token: valid (``live``), or why it is not."""
 
     LIVE = "live"
     EXPIRED = "expired"
@@ -63,15 +62,15 @@ class TokenState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """What is kept of a token: everything but the token."""
+    """Stored data of a token: everything except its secret."""
 
     token_id: str
     role: Role
     run_prefix: str
-    """Runs whose names begin so; "" is every run."""
+    """Prefix of the names of the runs in scope; "" for all runs."""
 
     holder: str
-    """Who or what carries it, in a word."""
+    """User or program that has the token, in a word."""
 
     hash_hex: str
     created_ns: int
@@ -79,39 +78,39 @@ class TokenRecord:
     revoked_ns: int | None = None
 
     def state(self, now_ns: int) -> TokenState:
-        """Return whether the token is live at a Unix time."""
+        """Return the state of the token at a Unix time."""
         if self.revoked_ns is not None:
             return TokenState.REVOKED
         return TokenState.LIVE if now_ns < self.expires_ns else TokenState.EXPIRED
 
     def document(self) -> dict[str, Any]:
-        """Return the record as JSON has it."""
+        """Return the record as a JSON object."""
         return {**asdict(self), "role": str(self.role)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a request may do that proved itself."""
+    """Rights of an authenticated request."""
 
     role: Role
     run_prefix: str
     token_id: str | None
-    """None: the server's own token or a session opened with it."""
+    """Id of the token. None: the server's own token, or a session opened with it."""
 
     holder: str = ""
-    """Who carries the token; "" for the server's own."""
+    """Holder of the token; "" for the server's own."""
 
     def allows(self, needed: Role) -> bool:
-        """Return whether this role covers what needs another."""
+        """Return whether the grant's role includes a role."""
         return self.role in {needed, Role.ADMIN}
 
     def covers(self, run_id: str) -> bool:
-        """Return whether a run is in scope."""
+        """Return whether a run is in the grant's scope."""
         return run_id.startswith(self.run_prefix)
 
 
 FULL_GRANT = Grant(role=Role.ADMIN, run_prefix="", token_id=None)
-"""Of the token that `rankscope serve` prints, and of its sessions."""
+"""Grant of the token that `rankscope serve` prints, and of its sessions."""
 
 
 def make_token(
@@ -123,29 +122,29 @@ def make_token(
     days: int,
     now_ns: int,
 ) -> tuple[str, TokenRecord]:
-    """Return a new token, which nothing keeps, and the record of it.
+    """Return a new token, which is not stored, and its record.
 
     Args:
-        records: Those that there are.
-        role: What it is good for.
-        run_prefix: Which runs; "" for all.
-        holder: Who will carry it.
-        days: How long it lives.
+        records: Existing records.
+        role: Role of the token.
+        run_prefix: Prefix of the names of the runs in scope; "" for all runs.
+        holder: User or program that gets the token.
+        days: Validity in days.
         now_ns: Unix time.
 
     Raises:
-        TokenRequestError: A field is not of its form, or the holder already has
-            `MAX_LIVE` live tokens of the same role and scope.
+        TokenRequestError: A field is invalid, or the holder already has `MAX_LIVE` valid tokens
+            of the same role and scope.
     """
     if not SCOPE_FORM.fullmatch(run_prefix):
         raise TokenRequestError(
             f"run prefix {run_prefix!r}: use letters, digits, '.', '_', '-' or ':',"
-            " beginning with a letter or digit"
+            " and begin with a letter or digit"
         )
     if not HOLDER_FORM.fullmatch(holder):
         raise TokenRequestError(f"holder {holder!r}: use 1 to 64 letters, digits, or '.:@_-'")
     if not 1 <= days <= MAX_DAYS:
-        raise TokenRequestError(f"a token lives 1 to {MAX_DAYS} days, not {days}")
+        raise TokenRequestError(f"a token is valid for 1 to {MAX_DAYS} days, not {days}")
     purpose = (role, run_prefix, holder)
     live = [
         record.token_id
@@ -155,7 +154,7 @@ def make_token(
     ]
     if len(live) >= MAX_LIVE:
         raise TokenRequestError(
-            f"{holder} already has {len(live)} live {role} tokens for runs {run_prefix!r}"
+            f"{holder} already has {len(live)} valid {role} tokens for runs {run_prefix!r}"
             f" ({', '.join(live)}): revoke one first"
         )
     token_id = secrets.token_hex(ID_BYTES)
@@ -173,14 +172,14 @@ def make_token(
 
 
 def hash_token(token: str) -> str:
-    """Return the hash under which a token is kept."""
+    """Return the hash of a token, as it is stored."""
     return hashlib.sha256(HASH_CONTEXT + token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def mark_revoked(
     records: Iterable[TokenRecord], token_id: str, *, now_ns: int
 ) -> list[TokenRecord]:
-    """Return the records with one of them revoked; revoking it again changes nothing.
+    """Return the records with one of them revoked. Revoking it again changes nothing.
 
     Raises:
         TokenRequestError: No token has this id.
@@ -199,20 +198,20 @@ def mark_revoked(
 
 
 class TokenSet:
-    """Looks up what a request shows, in time that tells nothing of the secrets.
+    """Check of tokens whose duration reveals nothing about the secrets.
 
-    The id in a token is no secret, so a dictionary may find it; hashes are compared in
-    constant time, an unknown id's with `NO_HASH`.
+    The id in a token is not secret, so a dictionary lookup is safe. Hashes are compared in
+    constant time; for an unknown id with `NO_HASH`.
     """
 
     def __init__(self, records: Iterable[TokenRecord]) -> None:
         self._by_id = {record.token_id: record for record in records}
 
     def grant(self, text: str, *, now_ns: int) -> Grant | None:
-        """Return what ``text`` may do; None where it is no live token.
+        """Return the grant of a token; None if it is not valid.
 
         Args:
-            text: What the request shows, of any form and length.
+            text: Text given as a token, of any form and length.
             now_ns: Unix time.
         """
         form = TOKEN_FORM.fullmatch(text)

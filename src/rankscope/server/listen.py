@@ -86,7 +86,7 @@ def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
     names = _names(options, address, tls)
     with ExitStack() as stack:
         bound = stack.enter_context(listen(str(address), options.port))
-        renewal = None if files is None or tls is None else CertificateRenewal(files, tls, tell=say)
+        renewal = None if files is None or tls is None else CertificateRenewal(files, tls, log=say)
         context = None if tls is None else tls.context
         listeners = [Listener(bound=bound, tls=context, renewal=renewal)]
         if tls is not None or not address.is_loopback:

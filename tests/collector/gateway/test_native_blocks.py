@@ -101,7 +101,7 @@ def test_several_blocks_get_a_note_each(handle: ReadOnlySession) -> None:
 def test_a_type_without_a_known_length_is_refused_in_words(handle: ReadOnlySession) -> None:
     told = handle.run("SELECT uniqState(number) AS s FROM numbers(3)", "Native")
 
-    with pytest.raises(QueryError, match="AggregateFunction has no native form here: cast it"):
+    with pytest.raises(QueryError, match="AggregateFunction has no Native form here: cast it"):
         with_revision(memoryview(told), GO_REVISION)
 
 

@@ -119,7 +119,7 @@ def test_the_python_client_binds_parameters(client: Client) -> None:
 
 
 def test_the_python_client_is_told_in_clickhouses_words_what_is_refused(client: Client) -> None:
-    with pytest.raises(DatabaseError, match="function url can't be called here") as caught:
+    with pytest.raises(DatabaseError, match="function url cannot be called here") as caught:
         client.query("SELECT * FROM url('http://127.0.0.1:9/')")
     assert caught.value.code == 497
     with pytest.raises(DatabaseError):

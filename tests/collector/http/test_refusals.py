@@ -61,4 +61,4 @@ def test_it_remembers_so_many_visitors_and_no_more(refusals: Refusals) -> None:
     for number in range(MAX_LOGGED + 500):
         refusals.note(Refusal.NO_TOKEN, client=str(number))
 
-    assert len(refusals._told) == MAX_LOGGED
+    assert len(refusals._logged) == MAX_LOGGED

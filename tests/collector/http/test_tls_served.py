@@ -175,7 +175,7 @@ def test_the_socket_of_a_visitor_is_a_plain_one_until_tls_is_agreed_on(server: R
 
 
 def watched(files: TlsFiles, said: list[str]) -> CertificateRenewal:
-    return CertificateRenewal(files, load_tls(files), tell=said.append)
+    return CertificateRenewal(files, load_tls(files), log=said.append)
 
 
 def serial_of(server: Running, authority: Authority) -> str:
@@ -209,7 +209,7 @@ def test_who_comes_after_a_renewal_sees_the_new_certificate(authority: Authority
             standing.sendall(REQUEST)
             assert read_to_end(standing).startswith(b"HTTP/1.1 200")
     assert len(said) == 1
-    assert said[0].startswith("the renewed certificate is served; it ends ")
+    assert said[0].startswith("the renewed certificate is in use; it expires ")
 
 
 def test_a_broken_pair_is_told_once_and_the_old_one_is_served(authority: Authority) -> None:
@@ -224,13 +224,13 @@ def test_a_broken_pair_is_told_once_and_the_old_one_is_served(authority: Authori
         other.key.replace(files.key)
         wait_until(lambda: bool(said))
 
-        assert "is not served, the old one is" in said[0]
-        assert "the key is not this certificate's" in said[0]
+        assert "is invalid, the old one stays in use" in said[0]
+        assert "the key does not match the certificate" in said[0]
         assert serial_of(server, authority) == before
         # AND when the certificate follows, the pair is served
         other.cert.replace(files.cert)
         wait_until(lambda: len(said) > 1)
-        assert said[1].startswith("the renewed certificate is served")
+        assert said[1].startswith("the renewed certificate is in use")
         assert serial_of(server, authority) != before
     assert len(said) == 2
 
