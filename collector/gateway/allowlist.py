@@ -39,7 +39,7 @@ OTHER_FUNCTIONS = frozenset(
 )  # fmt: skip
 """Allowed functions of the mixed categories "Other" and "Internal".
 
-``displayName`` tells the host's name; it stays, for the Go driver asks it when it connects.
+``displayName`` returns the host name. It is allowed because the Go driver calls it on connecting.
 """
 
 FORBIDDEN = frozenset({"formatrow", "formatrownonewline"})

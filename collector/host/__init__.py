@@ -1,1 +1,1 @@
-"""What a host and its devices read about themselves, once a second."""
+"""Samples of a host and its devices, once a second, and heartbeats of its ranks."""

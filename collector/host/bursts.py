@@ -1,4 +1,4 @@
-"""Readings of one source every few milliseconds, for a few seconds, and what they cost."""
+"""Bursts: readings of one source every few milliseconds, for a few seconds, with their cost."""
 
 from __future__ import annotations
 
@@ -28,15 +28,11 @@ MIN_PERIOD_NS = 1 * MS
 MAX_PERIOD_NS = 10 * MS
 MAX_DURATION_NS = 10_000 * MS
 MAX_SAMPLES = 1_000_000
-"""Of one burst: about 150 MB."""
-
+"""Samples of one burst: about 150 MB."""
 
 MAX_REQUEST_BYTES = 4_096
-
 COST_NAME = "burst-cpu-ratio"
-
 MISSED_NAME = "burst-num-missed"
-
 DROPPED_NAME = "burst-num-dropped"
 
 SOURCES: dict[str, Callable[[], Source]] = {
@@ -48,49 +44,49 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 
 class BurstError(CollectorError):
-    """A burst was asked for that is quicker, slower or longer than one may be."""
+    """The period or the duration of a burst is out of range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """What one burst brought, and what it cost the host."""
+    """Samples of one burst, and its cost."""
 
     samples: list[Sample]
     num_rounds: int
     """Readings taken."""
 
     num_missed: int
-    """Readings left out, because the one before took longer than the period."""
+    """Readings skipped because the one before took longer than the period."""
 
     num_dropped: int
     """Samples beyond `MAX_SAMPLES`."""
 
     cpu_ns: int
-    """Processor time of the burst's thread."""
+    """CPU time of the burst's thread."""
 
     duration_ns: int
 
     @property
     def cpu_ratio(self) -> float:
-        """Share of one processor that the burst took while it lasted."""
+        """Share of one CPU that the burst used."""
         return self.cpu_ns / self.duration_ns if self.duration_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstClocks:
-    """What a burst is timed by."""
+    """Clocks of a burst."""
 
     monotonic_ns: Callable[[], int] = field(default=time.monotonic_ns)
-    """Readings are due by this."""
+    """Clock of the schedule."""
 
     unix_ns: Callable[[], int] = field(default=time.time_ns)
-    """Samples bear this; it is read once, so a step of it moves no reading."""
+    """Clock of the samples. It is read once, so that a step of it moves no sample."""
 
     cpu_ns: Callable[[], int] = field(default=time.thread_time_ns)
-    """Processor time of this thread."""
+    """CPU time of this thread."""
 
     sleep: Callable[[float], None] = field(default=time.sleep)
-    """Waits so many seconds."""
+    """Waits for some seconds."""
 
 
 REAL_CLOCKS = BurstClocks()
@@ -99,23 +95,23 @@ REAL_CLOCKS = BurstClocks()
 def take_burst(
     source: Source, *, period_ns: int, duration_ns: int, clocks: BurstClocks = REAL_CLOCKS
 ) -> Burst:
-    """Read ``source`` every ``period_ns`` in this thread, and return all of it at the end.
+    """Read a source every ``period_ns`` in this thread, and return all samples at the end.
 
-    Readings keep to the grid of the period: one that comes late does not push
-    those after it, and those that it overran are counted and not made up for.
+    Readings keep to the grid of the period: a late one does not delay the next. Those that it
+    overran are counted and skipped.
 
     Args:
-        source: What to read; it must be this thread's own.
+        source: Source to read; no other thread may use it.
         period_ns: 1 to 10 ms.
         duration_ns: At most 10 s.
-        clocks: What it is timed by.
+        clocks: Clocks of the burst.
 
     Raises:
         BurstError: The period or the duration is out of range.
-        SourceAbsentError: The source is not there.
+        SourceAbsentError: The host does not have the source.
     """
     if not MIN_PERIOD_NS <= period_ns <= MAX_PERIOD_NS:
-        raise BurstError(f"a burst reads every 1 to 10 ms, not every {period_ns} ns")
+        raise BurstError(f"the period of a burst must be 1 to 10 ms, not {period_ns} ns")
     if not 0 < duration_ns <= MAX_DURATION_NS:
         raise BurstError(f"a burst lasts at most {MAX_DURATION_NS // MS} ms, not {duration_ns} ns")
     monotonic_ns = clocks.monotonic_ns
@@ -150,17 +146,17 @@ def take_burst(
 
 
 class BurstRequestError(CollectorError):
-    """A file asks for a burst in another form than there is."""
+    """The request of a burst is invalid."""
 
 
 class BurstRequests:
-    """Looks for ``burst.json`` and takes what it asks for in a thread, one burst at a time.
+    """Requests of bursts by a file ``burst.json``. Each burst runs in a thread, one at a time.
 
     Args:
-        path: ``{"source": "rdma", "period_ms": 2, "duration_ms": 1000}``; it is removed when it
-            is taken.
-        sink: Takes the samples, and three more that say what the burst cost and left out.
-        say: Tells a line.
+        path: The file: ``{"source": "rdma", "period_ms": 2, "duration_ms": 1000}``. It is removed
+            when its burst starts.
+        sink: Takes the samples, and three more with the burst's cost and losses.
+        say: Logs a line.
     """
 
     def __init__(
@@ -175,8 +171,8 @@ class BurstRequests:
         self._say = say
         self._thread: threading.Thread | None = None
 
-    def look(self) -> None:
-        """Begin the burst that is asked for, unless one is under way. Never raises."""
+    def poll(self) -> None:
+        """Start the requested burst, unless one is running. Never raises."""
         if self._thread is not None and self._thread.is_alive():
             return
         try:
@@ -186,13 +182,13 @@ class BurstRequests:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._say(f"{self._path} can't be read and removed ({error.strerror}): no burst")
+            self._say(f"{self._path} cannot be read and removed ({error.strerror}): no burst")
             return
         self._thread = threading.Thread(target=self._take, args=(text,), name="burst", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the burst under way is over."""
+        """Wait for the end of a running burst."""
         if self._thread is not None:
             self._thread.join()
 
@@ -206,7 +202,7 @@ class BurstRequests:
         self._sink([*burst.samples, *_account(burst, time.time_ns())])
         self._say(
             f"{self._path.name}: {burst.num_rounds} readings of {name}, {burst.num_missed} missed,"
-            f" {100 * burst.cpu_ratio:.1f} % of a processor"
+            f" {100 * burst.cpu_ratio:.1f} % of a CPU"
         )
 
 
@@ -217,10 +213,12 @@ def _request(text: bytes) -> tuple[str, int, int]:
         times_ns = [round(document[key] * MS) for key in ("period_ms", "duration_ms")]
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         raise BurstRequestError(
-            'asks for no burst: write {"source": ..., "period_ms": ..., "duration_ms": ...}'
+            'invalid request: write {"source": ..., "period_ms": ..., "duration_ms": ...}'
         ) from None
     if name not in SOURCES:
-        raise BurstRequestError(f"asks for {str(name)[:40]!r}: there are {', '.join(SOURCES)}")
+        raise BurstRequestError(
+            f"unknown source {str(name)[:40]!r}: give one of {', '.join(SOURCES)}"
+        )
     return name, times_ns[0], times_ns[1]
 
 

@@ -1,4 +1,4 @@
-"""What a DCGM exporter says of NVIDIA devices: its Prometheus page, read with limits."""
+"""Samples of NVIDIA GPUs from the Prometheus page of a DCGM exporter, read with limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = {
     "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": ("gpu-nvlink-replay-errors", 1.0),
     "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": ("gpu-nvlink-recovery-errors", 1.0),
 }
-"""Metric -> (our name, its units in one of the metric's).
+"""Metric -> (our name, factor from the metric's unit to ours).
 Source: ``default-counters.csv`` of NVIDIA's dcgm-exporter: MHz, W, C, %, MiB."""
 
 BLANKS = (
@@ -54,29 +54,29 @@ BLANKS = (
     range(1 << 47, (1 << 47) + 16),
     range(0x7FFF_FFFF_FFFF_FFF0, (1 << 63) + 1),
 )
-"""What DCGM writes where it has no value. Source: ``dcgm_structs.h``, ``DCGM_*_BLANK``."""
+"""Values of DCGM that mean unknown. Source: ``dcgm_structs.h``, ``DCGM_*_BLANK``."""
 
 PART_OF_A_GPU = "GPU_I_ID"
 MAX_DIGITS = 4
 MAX_REASONS = 1 << 53
-"""A mask that is none (negative, broken, beyond what a page can say) would set bits at random."""
+"""Bound of a valid mask of reasons. Numbers beyond 2^53 are not exact, so bits would be random."""
 
 
 class DcgmError(CollectorError):
-    """The exporter's address can't be read, or its page is none or beyond the limits."""
+    """The exporter's URL is invalid, it answered with an error, or its page exceeds the limits."""
 
 
 class DcgmSource:
-    """The devices of this host as a DCGM exporter sees them, by the names of `GpuSource`.
+    """GPUs of this host as a DCGM exporter reports them, with the names of `GpuSource`.
 
     Args:
-        url: Of the exporter's page (``http://127.0.0.1:9400/metrics``); redirects are not
+        url: URL of the exporter's page (``http://127.0.0.1:9400/metrics``). Redirects are not
             followed.
-        local_rank_of: As of `GpuSource`.
-        timeout_s: Of connecting and of each read.
+        local_rank_of: Returns the local rank of each device by `plain_uuid`, as for `GpuSource`.
+        timeout_s: Timeout of the connection and of each read.
 
     Raises:
-        DcgmError: The address is not http or https.
+        DcgmError: The URL is not http or https.
     """
 
     name = "dcgm"
@@ -91,24 +91,24 @@ class DcgmSource:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise DcgmError(
-                f"DCGM exporter at {url!r}: give an address as http://host:9400/metrics"
+                f"invalid URL of a DCGM exporter {url!r}: give one as http://host:9400/metrics"
             )
         self._parts = parts
         self._local_rank_of = local_rank_of
         self._timeout_s = timeout_s
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return what the exporter says of each whole device.
+        """Return the samples of whole devices (no MIG parts).
 
         Raises:
-            DcgmError: The page can't be read or is beyond the limits.
-            SourceAbsentError: Nobody answers at the address.
+            DcgmError: The exporter answered with an error, or its page exceeds the limits.
+            SourceAbsentError: No exporter answers at the URL.
         """
         try:
             body = self._fetch()
         except (OSError, http.client.HTTPException) as error:
             raise SourceAbsentError(
-                f"no DCGM exporter at {self._parts.netloc} ({error}): no samples of it"
+                f"no DCGM exporter at {self._parts.netloc} ({error}): no GPU samples"
             ) from error
         local_ranks = self._local_rank_of()
         return [
@@ -125,13 +125,13 @@ class DcgmSource:
             connection.request("GET", parts.path or "/metrics", headers={"user-agent": "rankscope"})
             response = connection.getresponse()
             if response.status != HTTP_OK:
-                raise DcgmError(f"{parts.netloc} answered {response.status}: no samples of it")
+                raise DcgmError(f"{parts.netloc} answered {response.status}: no GPU samples")
             body = response.read(MAX_BODY_BYTES + 1)
         finally:
             connection.close()
         if len(body) > MAX_BODY_BYTES:
             raise DcgmError(
-                f"the page of {parts.netloc} is over {MAX_BODY_BYTES} bytes: no samples of it"
+                f"the page of {parts.netloc} is over {MAX_BODY_BYTES} bytes: no GPU samples"
             )
         return body
 
@@ -147,7 +147,7 @@ def _known_samples(body: bytes) -> Iterator[PageSample]:
     """
     lines = body.split(b"\n", MAX_LINES)
     if len(lines) > MAX_LINES:
-        raise DcgmError(f"the page has over {MAX_LINES} lines: no DCGM samples")
+        raise DcgmError(f"the page has over {MAX_LINES} lines: no GPU samples")
     for line in lines:
         if not line.startswith(METRIC_PREFIX) or len(line) > MAX_LINE_BYTES:
             continue
@@ -161,7 +161,7 @@ def _known_samples(body: bytes) -> Iterator[PageSample]:
 
 
 def _readings(body: bytes, local_ranks: Mapping[str, int]) -> Iterator[tuple[str, float, int]]:
-    """Yield (name, value, device) of what is known of whole devices."""
+    """Yield (name, value, device) of whole devices, without unknown values."""
     for found in _known_samples(body):
         if found.labels.get(PART_OF_A_GPU) or not _is_known(found.value):
             continue

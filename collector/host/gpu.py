@@ -1,4 +1,4 @@
-"""What NVIDIA devices say about themselves, by the driver's library."""
+"""Samples of NVIDIA GPUs, from the driver's library (NVML)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 IDLE_REASON = 0x1
-"""A device that has no work runs slowly for that reason: it explains nothing and is masked.
+"""Throttle reason of a device without work. It explains nothing and is masked.
 Source: NVML, ``nvmlClocksEventReasonGpuIdle``."""
 
 CLOCK_SM, CLOCK_MEMORY, TEMPERATURE_GPU = 1, 2, 0
@@ -34,16 +34,16 @@ UNSIGNED_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
 
 
 class GpuSource:
-    """Each device's clocks, power, temperature, memory, errors and throttle reasons.
+    """Clocks, power, temperature, memory, errors and throttle reasons of each GPU.
 
-    A device is called by the local rank of the process that computes on it, so
-    that its readings lie beside that rank's spans. While any device is known to
-    belong to a rank, those that belong to none are left out: their number might
-    be another's local rank. Where none is known, the driver's number stands for it.
+    The device of a sample is the local rank of the process that computes on the GPU, so that
+    samples can be joined with that rank's spans. If the rank of at least one GPU is known, GPUs
+    without a rank are left out: their index could be the local rank of another. If no rank is
+    known, the driver's index is used.
 
     Args:
-        local_rank_of: Returns the local rank of each device, by `plain_uuid`.
-        load: Returns the driver's library, initialised or not.
+        local_rank_of: Returns the local rank of each device by `plain_uuid`.
+        load: Returns the library, initialised or not.
     """
 
     name = "gpu"
@@ -60,7 +60,7 @@ class GpuSource:
         self._devices: list[tuple[str, Any]] = []
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return what every device says; what it does not support is left out.
+        """Return the samples of all devices, without values that a device does not support.
 
         Raises:
             SourceAbsentError: No driver, or no device.
@@ -76,12 +76,12 @@ class GpuSource:
                     Sample(at_ns, name, value, device) for name, value in self._values(handle)
                 ]
         if not found and self._devices and not local_ranks:
-            self.close()  # a driver that was loaded anew answers only a new beginning
-            raise SourceAbsentError("the NVIDIA driver answers nothing: no GPU samples")
+            self.close()  # a driver that was loaded again needs a new initialisation
+            raise SourceAbsentError("the NVIDIA driver returns no values: no GPU samples")
         return found
 
     def close(self) -> None:
-        """Let go of the driver; a later reading begins anew."""
+        """Release the driver. A later reading initialises it again."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             _query(nvml, nvml.nvmlShutdown)
@@ -106,7 +106,7 @@ class GpuSource:
         ]
         if not self._devices:
             _query(nvml, nvml.nvmlShutdown)
-            raise SourceAbsentError("the NVIDIA driver sees no device: no GPU samples")
+            raise SourceAbsentError("the NVIDIA driver finds no device: no GPU samples")
         self._nvml = nvml
 
     def _values(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
@@ -148,7 +148,7 @@ class GpuSource:
             yield "gpu-memory-used-bytes", float(memory.used)
             yield "gpu-memory-total-bytes", float(memory.total)
         reasons = _query(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        if reasons is None:  # the older name, of drivers before 535
+        if reasons is None:  # drivers before 535 have an older name
             reasons = _query(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         if reasons is not None:
             yield "gpu-throttle-reasons", float(reasons & ~IDLE_REASON)
@@ -164,13 +164,13 @@ class GpuSource:
 
 
 def plain_uuid(text: str | bytes) -> str:
-    """Return a device's uuid as every library means it: lower case, without ``GPU-``."""
+    """Return a device's UUID in the common form: lower case, without ``GPU-``."""
     plain = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     return plain.strip().lower().removeprefix("gpu-")
 
 
 def _query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
-    """Return what the driver answers; None where it can't say (``Not Supported``)."""
+    """Return the driver's answer; None if it has none (``Not Supported``)."""
     try:
         return function(*arguments)
     except nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""Once a second: which ranks run on this host, on what, and how far they are."""
+"""Heartbeats of this host's ranks, once a second: state, newest step and device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 
 from ..names import storable_name
 from ..spool.descriptions import RUNNING
-from .local_ranks import LocalRank, local_ranks
+from .local_ranks import LocalRank, find_local_ranks
 from .sample import Sample
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SILENT_NS = 5_000_000_000
-"""A tracer writes its account every second; one this old means that the process stands."""
+"""Age of the tracer's counts from which a living rank is silent. They are written every second."""
 
 STARTING, TRAINING, SILENT = "starting", "training", "silent"
 
@@ -34,18 +34,18 @@ ALIVE_NAME = "training-is-alive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """One rank of this host at one time."""
+    """State of one rank at one time."""
 
     at_ns: int
     """Unix time."""
 
     host: str
     address: str
-    """Of the host's first interface that has one; "" where none has."""
+    """Address of the host's first interface that has one; "" if none has."""
 
     pod: str
     hardware: str
-    """The device's name, else the processor's architecture and number."""
+    """Name of the device. If unknown, number and architecture of the CPUs."""
 
     run_id: str
     epoch: int
@@ -53,34 +53,33 @@ class Heartbeat:
     local_rank: int
     pid: int
     state: str
-    """`STARTING` (no step yet), `TRAINING`, `SILENT` (it lives and its tracer does not write), or
-    how it ended: ``ended``, ``failed``, ``lost``."""
+    """`STARTING` (no step yet), `TRAINING`, `SILENT` (the process lives and its tracer does not
+    write), or the end of the process: ``ended``, ``failed``, ``lost``."""
 
     step: int
-    """The newest that it recorded anything of; -1 before the first."""
+    """Newest step of which anything was recorded; -1 before the first."""
 
     rdma_sent_bytes: int | None
-    """Of the host since the sampler began; None where no port counts."""
+    """RDMA traffic of the host since the sampler started; None if no port counts it."""
 
     rdma_received_bytes: int | None
 
     def to_json(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the heartbeat as one line of JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 class HeartbeatSource:
-    """Looks at the spool's process folders, and tells of each rank.
+    """Source of heartbeats, from the process folders of the spool.
 
-    What it learns of local ranks serves the sources that call a device or a
-    process by its rank.
+    It also knows the local ranks of devices and processes, which other sources need.
 
     Args:
-        spool: Folder that holds one folder a run.
-        sink: Takes the heartbeats of each look.
-        traffic_bytes: Returns the host's RDMA traffic (sent, received); None where unknown.
-        monotonic_ns: The clock that the tracer's accounts bear.
-        address: The host's.
+        spool: Spool with one folder per run.
+        sink: Takes the heartbeats of each reading.
+        traffic_bytes: Returns the host's RDMA traffic (sent, received); None if unknown.
+        monotonic_ns: Clock of the tracers' counts.
+        address: Address of the host. None: `host_address`.
     """
 
     name = "heartbeat"
@@ -106,12 +105,12 @@ class HeartbeatSource:
         self._pids: dict[int, int] = {}
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Tell of each rank of this host, and return each local rank's step and whether it lives.
+        """Send a heartbeat of each rank, and return samples of step and liveness by local rank.
 
-        A rank that ended is told of once more and then forgotten.
+        A rank that ended is reported once more and then forgotten.
         """
         now_ns = self._monotonic_ns()
-        found, foreign = local_ranks(self._spool, self._host, self._known.keys() | self._done)
+        found, foreign = find_local_ranks(self._spool, self._host, self._known.keys() | self._done)
         self._known |= found
         self._done |= foreign
         beats: list[Heartbeat] = []
@@ -121,7 +120,7 @@ class HeartbeatSource:
             if not folder.exists():
                 self._forget(folder)
                 continue
-            state, step = rank.look()
+            state, step = rank.read_state()
             beats.append(self._beat(rank, self._state(rank, state, step, now_ns), step, at_ns))
             samples[rank.local_rank] = _samples(beats[-1])
             if state == RUNNING:
@@ -135,11 +134,11 @@ class HeartbeatSource:
         return [sample for found in samples.values() for sample in found]
 
     def local_rank_of_device(self) -> dict[str, int]:
-        """Return the local rank of each device that a rank computes on, by `plain_uuid`."""
+        """Return the local ranks of devices, by `plain_uuid`."""
         return self._uuids
 
     def local_rank_of_process(self) -> dict[int, int]:
-        """Return the local rank of each rank's process, by its id."""
+        """Return the local ranks of processes, by process id."""
         return self._pids
 
     def _forget(self, folder: Path) -> None:
@@ -175,7 +174,7 @@ class HeartbeatSource:
 
 
 def host_address() -> str:
-    """Return the host's first address that is neither loopback nor of one link only."""
+    """Return the host's first address that is neither loopback nor link-local; "" if none is."""
     for family in (socket.AF_INET, socket.AF_INET6):
         for addresses in psutil.net_if_addrs().values():
             for found in addresses:
@@ -201,13 +200,13 @@ TEXTS = ("host", "address", "pod", "hardware", "state")
 
 
 def heartbeat_row(beat: Heartbeat) -> Row:
-    """Return a heartbeat as a row; its texts are safe to store."""
+    """Return a heartbeat as a row of table ``heartbeats``, with texts that can be stored."""
     row = asdict(beat)
     return row | {name: storable_name(row[name]) for name in TEXTS}
 
 
 def heartbeat_sink(add: Callable[[Sequence[Row]], None]) -> Callable[[Sequence[Heartbeat]], None]:
-    """Return what hands heartbeats on to ``add`` as rows; it must not wait for anybody."""
+    """Return a function that passes heartbeats on to ``add`` as rows. ``add`` must not block."""
 
     def write(beats: Sequence[Heartbeat]) -> None:
         add([heartbeat_row(beat) for beat in beats])

@@ -1,4 +1,7 @@
-"""What a rank's own files in the spool tell of it, read without reading its spans."""
+"""Ranks of this host, as their files in the spool show them without reading spans.
+
+`heartbeat` reports them; the reading of the files is separate from the reports.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_RANKS = 256
-"""Processes that are followed at once: more than any host has devices."""
+"""Largest number of processes followed at once: more than any host has devices."""
 
 MAX_SEGMENTS = 8
-"""The newest of one process that are looked at, by their number."""
+"""Newest segments of a process that are read for its step, by number."""
 
 STEP_FIELD, COMMIT_FIELD = 4, 11
-"""Places in `CORE`."""
+"""Positions of fields in `CORE`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +54,7 @@ class LocalRank:
     rank: int = field(init=False)
     pid: int = field(init=False)
     local_rank: int = field(init=False)
-    """The rank itself where the job did not say."""
+    """Local rank from the manifest; the rank if unknown."""
 
     pod: str = field(init=False)
     device_name: str = field(init=False, default="")
@@ -69,9 +72,9 @@ class LocalRank:
         self.pod = storable_name(str(manifest.get("pod") or ""))
         self.started_ns = identity.anchor_unix_ns
 
-    def look(self) -> tuple[str, int]:
-        """Return how the process stands (`RUNNING`, or how it ended) and its newest step."""
-        self._look_at_device()
+    def read_state(self) -> tuple[str, int]:
+        """Return the state of the process (`RUNNING`, or its end) and its newest step."""
+        self._refresh_device()
         self.newest_step = max(self.newest_step, newest_step(self.files.folder))
         try:
             record = self.files.exit_record()
@@ -83,16 +86,16 @@ class LocalRank:
         return LOST if is_gone else RUNNING, self.newest_step
 
     def counts_written_ns(self) -> int | None:
-        """Return when the tracer last wrote its account; None where it has not."""
+        """Return the time at which the tracer last wrote its counts; None if it has not."""
         header = _read(self.files.folder / PROCESS_FILE, 0, HEADER_BYTES)
         if len(header) <= COUNTS_OFFSET:
             return None
         return read_counts(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
 
-    def _look_at_device(self) -> None:
+    def _refresh_device(self) -> None:
         self.files.refresh_derived()
-        told = self.files.manifest.get("device")
-        device = told if isinstance(told, dict) else {}
+        declared = self.files.manifest.get("device")
+        device = declared if isinstance(declared, dict) else {}
         derived = self.files.derived
         name = device.get("name") or derived.get("device_name") or ""
         uuid = device.get("uuid") or derived.get("device_uuid") or ""
@@ -100,12 +103,12 @@ class LocalRank:
         self.device_uuid = plain_uuid(str(uuid))
 
 
-def local_ranks(
+def find_local_ranks(
     spool: Path, host: str, known: Collection[Path]
 ) -> tuple[dict[Path, LocalRank], set[Path]]:
-    """Return the processes of this host that are not known yet, and the folders of other hosts.
+    """Return the unknown processes of this host, and the process folders of other hosts.
 
-    What can't be read, or is not written yet, is in neither.
+    Folders that cannot be read or are incomplete are in neither.
     """
     found: dict[Path, LocalRank] = {}
     foreign = set()
@@ -125,9 +128,9 @@ def local_ranks(
 
 
 def newest_step(folder: Path) -> int:
-    """Return the newest step that a process recorded or is in; -1 where it has none.
+    """Return the newest step that a process recorded or is in; -1 if there is none.
 
-    The newest row of a segment is found by bisection: rows are written in order.
+    Rows are written in order, so the newest row of a segment is found by bisection.
     """
     steps = [-1]
     for path in sorted(folder.glob(SEGMENT_GLOB))[-MAX_SEGMENTS:]:

@@ -1,4 +1,7 @@
-"""What the network interfaces of a host move and lose, and whether their links stand."""
+"""Traffic, losses and links of a host's network interfaces, and their drivers' statistics.
+
+Pause frames and ECN marks come from the driver (``ethtool -S``), all else from sysfs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .sample import PART_MARK, GrowingTotals, Sample, SourceAbsentError, read_number, read_text
+from .sample import PART_MARK, CounterTotals, Sample, SourceAbsentError, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,12 +40,12 @@ PATTERNS = (
     (re.compile(r"rx_discards_phy"), "nic-discarded-packets"),
     (re.compile(r"rx_symbol_err_phy"), "nic-symbol-errors"),
 )
-"""mlx5's statistics and our names; those of one name are summed.
+"""Statistics of mlx5 and our names. Those of the same name are summed.
 Source: Linux, ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst``."""
 
 
 def congestion_counters(statistics: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
-    """Yield (our name, the driver's, value) of what its statistics say of pause, marks, losses."""
+    """Yield (our name, the driver's name, value) of pause frames, ECN marks and losses."""
     for text, value in statistics.items():
         for pattern, name in PATTERNS:
             if pattern.fullmatch(text):
@@ -50,7 +53,7 @@ def congestion_counters(statistics: Mapping[str, int]) -> Iterator[tuple[str, st
 
 
 def device_statistics(interface: str) -> dict[str, int]:
-    """Return a driver's statistics of an interface, {} where it has none or won't tell."""
+    """Return a driver's statistics of an interface; {} if it has none or refuses them."""
     name = interface.encode()
     if len(name) > MAX_NAME_BYTES:
         return {}
@@ -62,7 +65,7 @@ def device_statistics(interface: str) -> dict[str, int]:
 
 
 def parse_statistics(strings: bytes, values: bytes) -> dict[str, int]:
-    """Return name -> value of two parallel arrays; names without a value are left out."""
+    """Return values by name from two parallel arrays. Names without a value are left out."""
     num = min(len(strings) // STRING_BYTES, len(values) // 8)
     numbers = struct.unpack_from(f"={num}Q", values)
     names = (strings[each * STRING_BYTES : (each + 1) * STRING_BYTES] for each in range(num))
@@ -77,7 +80,7 @@ def _ask(sock: socket.socket, name: bytes) -> dict[str, int]:
         return {}
     head = struct.pack("=III", GET_STRINGS, STATISTICS_SET, num)
     strings = _request(sock, name, head + bytes(num * STRING_BYTES))[len(head) :]
-    # A driver that gained statistics since writes past this number: leave it room.
+    # A driver that gained statistics meanwhile writes more than `num`: leave space for them.
     head = struct.pack("=II", GET_STATISTICS, num)
     values = _request(sock, name, head + bytes(2 * num * 8))[len(head) :]
     return parse_statistics(strings, values[: num * 8])
@@ -107,11 +110,11 @@ LOOPBACK_TYPE = 772
 
 
 class NicSource:
-    """The physical interfaces of a host; where it has none (a container), those that are up.
+    """Physical interfaces of a host. If there are none (in a container), those that are up.
 
     Args:
         root: Folder of the kernel's interfaces.
-        statistics_of: Returns a driver's own statistics of an interface.
+        statistics_of: Returns the driver's statistics of an interface.
     """
 
     name = "nic"
@@ -124,13 +127,13 @@ class NicSource:
     ) -> None:
         self._root = root
         self._statistics_of = statistics_of
-        self._totals = GrowingTotals()
+        self._totals = CounterTotals()
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return the growth of each counter since the first reading, each link's state and speed.
+        """Return each counter's growth since the first reading, and each link's state and speed.
 
         Raises:
-            SourceAbsentError: The host has no interface but the loopback.
+            SourceAbsentError: The host has no interface except the loopback.
         """
         found = _interfaces(self._root)
         if not found:
@@ -140,9 +143,9 @@ class NicSource:
             for file, name in COUNTERS.items():
                 raw = read_number(path / file)
                 if raw is not None and raw >= 0:
-                    self._totals.count(name, path.name, raw)
+                    self._totals.add_reading(name, path.name, raw)
             for name, text, raw in congestion_counters(self._statistics_of(path.name)):
-                self._totals.count(name, path.name, raw, counter=text)
+                self._totals.add_reading(name, path.name, raw, counter=text)
             gauges += _gauges(path, at_ns)
         return self._totals.samples(at_ns) + gauges
 
@@ -158,7 +161,7 @@ def _interfaces(root: Path) -> list[Path]:
 
 
 def _gauges(path: Path, at_ns: int) -> list[Sample]:
-    """Return state and speed; the kernel says ``unknown`` and -1 where it knows neither."""
+    """Return state and speed, unless the kernel reports ``unknown`` or -1."""
     found = []
     state = read_text(path / "operstate")
     if state is not None and state != "unknown":

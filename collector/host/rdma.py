@@ -1,11 +1,11 @@
-"""What RDMA ports (InfiniBand, RoCE, EFA) count, from sysfs."""
+"""Counters of RDMA ports (InfiniBand, RoCE, EFA), from sysfs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .sample import PART_MARK, GrowingTotals, Sample, SourceAbsentError, read_number, read_text
+from .sample import PART_MARK, CounterTotals, Sample, SourceAbsentError, read_number, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -28,7 +28,7 @@ PORT_COUNTERS = {
     "link_error_recovery": ("rdma-link-recovery-events", 1),
     "link_downed": ("link-down-events", 1),
 }
-"""File below ``counters`` -> (name, its units in one of the file's).
+"""File below ``counters`` -> (name, factor from the file's unit to the name's).
 Source: InfiniBand architecture, PortCounters; Linux, ``drivers/infiniband/core/sysfs.c``: data is
 in words of 4 bytes."""
 
@@ -50,7 +50,7 @@ DRIVER_COUNTERS = {
     "tx_bytes": SENT_BYTES,
     "rx_bytes": RECEIVED_BYTES,
 }
-"""File below ``hw_counters`` -> name: mlx5's (ConnectX), then EFA's.
+"""File below ``hw_counters`` -> name: of mlx5 (ConnectX), then of EFA.
 Source: the drivers' counter lists, ``mlx5/counters.c`` and ``efa_verbs.c`` of Linux."""
 
 NARROW = {
@@ -65,8 +65,8 @@ NARROW = {
     "port_xmit_packets": 0xFFFF_FFFF,
     "port_rcv_packets": 0xFFFF_FFFF,
 }
-"""Counters that may be of so few bits, and then stand still at their greatest value: from then on
-the count is unknown. Source: as `PORT_COUNTERS`."""
+"""Largest values of counters that saturate on some devices. From then on the count is unknown.
+Source: as `PORT_COUNTERS`."""
 
 BURST_NAMES = frozenset(
     {
@@ -77,18 +77,18 @@ BURST_NAMES = frozenset(
         "rdma-out-of-sequence-packets",
     }
 )
-"""What a burst reads: each file costs a system call or three, and some a question to firmware."""
+"""Names that a burst reads. A file costs one to three system calls, and some ask the firmware."""
 
 ACTIVE_STATE = 4
 STATE_NAME = "rdma-port-is-active"
 
 
 class RdmaSource:
-    """The counters of all ports of all RDMA devices.
+    """Counters of all ports of all RDMA devices.
 
     Args:
         root: Folder of the kernel's devices.
-        names: Only these; None: all.
+        names: Names to read. None: all.
     """
 
     name = "rdma"
@@ -96,7 +96,7 @@ class RdmaSource:
     def __init__(self, root: Path = ROOT, *, names: Collection[str] | None = None) -> None:
         self._root = root
         self._names = names
-        self._totals = GrowingTotals()
+        self._totals = CounterTotals()
 
     def read(self, at_ns: int) -> list[Sample]:
         """Return the growth of each counter since the first reading, and each port's state.
@@ -111,7 +111,7 @@ class RdmaSource:
         for port in ports:
             label = f"{port.parents[1].name}/{port.name}"
             for name, raw, scale in self._counters(port):
-                self._totals.count(name, label, raw, scale=scale)
+                self._totals.add_reading(name, label, raw, scale=scale)
             state = None if self._names is not None else _state(port)
             if state is not None:
                 is_active = float(state == ACTIVE_STATE)
@@ -119,12 +119,12 @@ class RdmaSource:
         return self._totals.samples(at_ns) + states
 
     def traffic_bytes(self) -> tuple[int, int] | None:
-        """Return (sent, received) since the first reading, as last read; None where unknown."""
+        """Return (sent, received) bytes since the first reading; None if unknown."""
         sent, received = self._totals.total(SENT_BYTES), self._totals.total(RECEIVED_BYTES)
         return None if sent is None or received is None else (sent, received)
 
     def _counters(self, port: Path) -> Iterator[tuple[str, int, int]]:
-        """Yield (name, reading, its scale) of what this port tells; of two alike the first."""
+        """Yield (name, reading, scale) of this port's counters, each name once."""
         seen = set()
         for file, (name, scale) in PORT_COUNTERS.items():
             if self._names is not None and name not in self._names:
@@ -142,9 +142,9 @@ class RdmaSource:
 
 
 def lifespan_ms(root: Path = ROOT) -> dict[str, int]:
-    """Return for how long each device's driver answers from its last look, by port.
+    """Return the time in ms for which each port's driver caches its counters.
 
-    A burst quicker than this reads the same values again and again.
+    A burst with a shorter period reads the same values repeatedly.
     """
     found = {}
     for path in sorted(root.glob("*/ports/*/hw_counters/lifespan")):

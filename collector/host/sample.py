@@ -1,4 +1,4 @@
-"""One reading of a host or a device, and what gives such readings."""
+"""Samples of a host or a device, the interface of their sources, and sums of counters."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ if TYPE_CHECKING:
 
 
 WHOLE_HOST = -1
-"""Device of a reading that belongs to no device."""
+"""Device of a sample that belongs to no device."""
 
 PART_MARK = ":"
-"""Stands between a name and the part of the host that it is of: ``nic-sent-bytes:eth0``."""
+"""Separator between a name and a part of the host: ``nic-sent-bytes:eth0``."""
 
 MAX_FILE_BYTES = 4096
 
 
 class Sample(NamedTuple):
-    """One number that was read at one time."""
+    """One value that was read at one time."""
 
     at_ns: int
     """Unix time."""
 
     name: str
-    """What was read; ends in its unit, before the mark of a part. See docs/samples.md."""
+    """Name of the quantity with its unit, and a part after `PART_MARK`. See docs/samples.md."""
 
     value: float
     device: int = WHOLE_HOST
-    """Local rank; `WHOLE_HOST` for the host."""
+    """Local rank of the device; `WHOLE_HOST` for the host."""
 
 
 class Source(Protocol):
-    """Something that can be read once a second. One thread reads it."""
+    """Source of samples that is read once a second, by one thread."""
 
     @property
     def name(self) -> str:
-        """What it is called in what is told of it."""
+        """Name of the source in messages."""
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return what it says now; what is unknown is left out, never zero.
+        """Return the current samples. Unknown values are left out, never zero.
 
         Args:
-            at_ns: Unix time that the readings bear.
+            at_ns: Unix time of the samples.
 
         Raises:
-            SourceAbsentError: The host has no such thing.
+            SourceAbsentError: The host has no such device or counter.
         """
 
 
 class SourceAbsentError(CollectorError):
-    """The host does not have what a source reads. The message is one plain line."""
+    """The host does not have what a source reads. The message is one line."""
 
 
 def read_text(path: Path) -> str | None:
-    """Return the stripped text of a small file; None where it is missing or can't be read."""
+    """Return the stripped text of a small file; None if it is missing or cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(MAX_FILE_BYTES).decode("ascii", "replace").strip()
     return None
 
 
 def read_number(path: Path) -> int | None:
-    """Return the whole number in a file; None where there is none (``N/A (no PMA)``).
+    """Return the integer in a file; None if there is none (``N/A (no PMA)``).
 
-    Nor is one of more than 64 bits, or of 64 that are all set: so reads a device that is gone.
+    None too for more than 64 bits, and for 64 set bits, which a device that is gone returns.
     """
     text = read_text(path)
     if text is None or not text.isascii() or not text.removeprefix("-").isdigit():
@@ -77,48 +77,51 @@ def read_number(path: Path) -> int | None:
 
 
 MAX_PARTS = 4096
-"""Counters that are followed at once: 64 ports of 64 counters."""
+"""Largest number of counters: 64 ports of 64 counters."""
 
 WRAP_BITS = 32
 MAX_WRAPPED_GROWTH = 1 << 28
-"""A counter that fell is taken for one of 32 bits that ran over where that means no more growth
-than this: more packets than a port of 400 Gb/s moves in a second."""
+"""A counter that fell is assumed to have 32 bits and to have overflowed, if that means no more
+growth than this: more packets than a port of 400 Gb/s moves in a second."""
 
 MOST_BACK_RATIO = 0.5
-"""A counter that fell by less than this has not begun anew at zero: it stepped back, as sums over
-the queues of a driver do, and how far it went meanwhile is not known."""
+"""A counter that fell to more than this share of its value was not reset to zero. It stepped back,
+as sums over a driver's queues do, and its growth is unknown."""
 
 
 @dataclass(slots=True)
 class _Part:
     raws: dict[str, int] = field(default_factory=dict)
-    grown: int = 0
-    told: int | None = None
+    growth: int = 0
+    reported: int | None = None
 
 
 @dataclass(slots=True)
-class GrowingTotals:
+class CounterTotals:
     """Growth of counters since the first reading, summed by name.
 
-    A port that goes away and comes back, a counter that runs over and a driver
-    that is loaded anew make no sum fall or jump.
+    No sum falls or jumps if a port disappears and returns, a counter overflows or a driver is
+    loaded again.
     """
 
     num_refused: int = 0
-    """Counters not followed, because `MAX_PARTS` are."""
+    """Counters ignored beyond `MAX_PARTS`."""
 
     _parts: dict[tuple[str, str], _Part] = field(default_factory=dict)
     _sums: dict[str, int] = field(default_factory=dict)
 
-    def count(self, name: str, part: str, raw: int, *, scale: int = 1, counter: str = "") -> None:
-        """Take a reading.
+    def add_reading(
+        self, name: str, part: str, raw: int, *, scale: int = 1, counter: str = ""
+    ) -> None:
+        """Add a reading of a counter.
 
         Args:
-            name: What is counted.
-            part: The port that counts it.
-            raw: The counter as it stands.
-            scale: The name's units in one of the counter's.
-            counter: Which of several that one port has for this name: each may begin anew alone.
+            name: Name of the sum.
+            part: Port of the counter.
+            raw: Value of the counter.
+            scale: Factor from the counter's unit to the unit of the name.
+            counter: Name of the counter, if the port has several for this sum. Each may be reset
+                alone.
         """
         known = self._parts.get((name, part))
         if known is None:
@@ -129,27 +132,27 @@ class GrowingTotals:
             self._sums.setdefault(name, 0)
         growth = growth_between(known.raws.get(counter, raw), raw) * scale
         known.raws[counter] = raw
-        known.grown += growth
+        known.growth += growth
         self._sums[name] += growth
 
     def total(self, name: str) -> int | None:
-        """Return the growth of a name over all ports; None where nothing counts it."""
+        """Return the growth over all ports; None if no counter has this name."""
         return self._sums.get(name)
 
     def samples(self, at_ns: int) -> list[Sample]:
-        """Return each sum, and each port's own growth where it changed since it was told."""
+        """Return each sum, and the growth of each port if it changed since the last call."""
         found = [Sample(at_ns, name, float(total)) for name, total in self._sums.items()]
         for (name, port), part in self._parts.items():
-            if part.told != part.grown:
-                part.told = part.grown
-                found.append(Sample(at_ns, f"{name}{PART_MARK}{port}", float(part.grown)))
+            if part.reported != part.growth:
+                part.reported = part.growth
+                found.append(Sample(at_ns, f"{name}{PART_MARK}{port}", float(part.growth)))
         return found
 
 
 def growth_between(before: int, now: int) -> int:
-    """Return how far a counter went between two readings, over the end of 32 bits or from zero.
+    """Return the growth of a counter between two readings, after an overflow or a reset too.
 
-    0 where it stepped back.
+    0 if it stepped back.
     """
     if now >= before:
         return now - before

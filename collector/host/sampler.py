@@ -1,4 +1,7 @@
-"""Read every source once a second, whatever one of them does."""
+"""Sampler: reads all sources of a host once a second, and passes the samples on.
+
+A source that fails, hangs or returns too much affects no other source.
+"""
 
 from __future__ import annotations
 
@@ -31,54 +34,51 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = 0.5
-"""How long one round waits for its slowest source."""
+"""Time for which a round waits for its sources."""
 
 MAX_SAMPLES = 4096
-"""Of one source in one round: 64 ports of 64 counters."""
+"""Samples of one source in one round: 64 ports of 64 counters."""
 
 ABSENT_ROUNDS = 60
-"""Rounds until a source that was absent is asked again."""
+"""Rounds until an absent source is tried again."""
 
 COST_NAME = "sampler-cpu-ns"
 
 
 @dataclass(slots=True)
-class SourceAccount:
-    """What became of one source's readings so far."""
+class SourceStats:
+    """Results of one source's readings so far."""
 
     num_rounds: int = 0
-    """Readings that came in time."""
+    """Readings that were complete in time."""
 
     num_failed: int = 0
     """Readings that raised."""
 
     num_late: int = 0
-    """Rounds in which the source did not answer in time, or was still at an earlier one."""
+    """Rounds in which the source was late, or still busy with an earlier reading."""
 
     num_dropped: int = 0
-    """Samples that were beyond `MAX_SAMPLES` or no finite number."""
+    """Samples beyond `MAX_SAMPLES`, or that are not finite."""
 
     is_absent: bool = False
-    """Whether the host does not have it."""
+    """Whether the host does not have the source."""
 
     cpu_ns: int = 0
-    """Processor time of its readings."""
+    """CPU time of its readings."""
 
 
 class Sampler:
-    """Reads sources in a thread each, and hands on what came in time.
+    """Reads each source in its own thread, and passes on the samples that are complete in time.
 
-    A source that raises, hangs or floods costs its own samples and no other's.
-    There is never more than one thread and one unfinished reading a source, so
-    the memory is bounded.
+    A source has at most one thread and one unfinished reading, so the memory is bounded.
 
     Args:
-        sources: What to read; each is this sampler's alone.
-        sink: Takes the samples of each round. What it raises is counted and told, and the
-            round's samples are lost.
-        unix_ns: Clock that the samples bear: one time a round.
-        say: Told one plain line when a source, or the sink, first fails in a new way.
-        timeout_s: How long a round waits for its sources, all together.
+        sources: Sources, used by this sampler alone.
+        sink: Takes the samples of each round. If it raises, the samples are lost and counted.
+        unix_ns: Clock of the samples, read once a round.
+        say: Logs one line when a source or the sink fails in a new way.
+        timeout_s: Time for which a round waits for all sources together.
     """
 
     def __init__(
@@ -95,39 +95,39 @@ class Sampler:
         self._unix_ns = unix_ns
         self._say = say
         self._timeout_s = timeout_s
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self.num_lost = 0
-        """Samples that the sink did not take."""
+        """Samples for which the sink raised."""
 
     @property
-    def accounts(self) -> dict[str, SourceAccount]:
-        """What became of each source's readings, by its name."""
-        return {worker.source.name: worker.account for worker in self._workers}
+    def stats(self) -> dict[str, SourceStats]:
+        """Results of the readings by name of the source."""
+        return {worker.source.name: worker.stats for worker in self._workers}
 
     @property
     def cpu_ns(self) -> int:
-        """Processor time of all finished readings so far."""
-        return sum(worker.account.cpu_ns for worker in self._workers)
+        """CPU time of all finished readings so far."""
+        return sum(worker.stats.cpu_ns for worker in self._workers)
 
     def turn(self) -> None:
-        """Read every source once, and hand on what came in time. Never raises."""
+        """Read each source once, and pass the samples on. Never raises."""
         at_ns = self._unix_ns()
         deadline_s = time.monotonic() + self._timeout_s
         asked = [worker for worker in self._workers if worker.ask(at_ns)]
         found: list[Sample] = []
         for worker in self._workers:
-            account = worker.account
+            stats = worker.stats
             if worker in asked:
                 worker.wait(deadline_s - time.monotonic())
-            elif account.is_absent:
+            elif stats.is_absent:
                 continue
             found += worker.take()
-            self._tell(worker.source.name, worker.trouble)
+            self._report(worker.source.name, worker.problem)
         found.append(Sample(at_ns, COST_NAME, float(self.cpu_ns)))
         self._hand_on(found)
 
     def close(self) -> None:
-        """End the threads of the sources that are not in a reading; the others die with us."""
+        """End the threads of idle sources. Threads in a reading end with the process."""
         for worker in self._workers:
             worker.close()
 
@@ -136,24 +136,24 @@ class Sampler:
             self._sink(found)
         except Exception as error:  # noqa: BLE001  # the next round may succeed
             self.num_lost += len(found)
-            self._tell("samples", f"samples can't be stored: {error}")
+            self._report("samples", f"samples cannot be stored: {error}")
         else:
-            self._told.pop("samples", None)
+            self._reported.pop("samples", None)
 
-    def _tell(self, name: str, trouble: str | None) -> None:
-        if trouble is not None and self._told.get(name) != trouble:
-            self._told[name] = trouble
-            self._say(trouble)
+    def _report(self, name: str, problem: str | None) -> None:
+        if problem is not None and self._reported.get(name) != problem:
+            self._reported[name] = problem
+            self._say(problem)
 
 
 class _Worker:
-    """One source and the thread that reads it, which starts with the first reading."""
+    """One source and its thread, which starts with the first reading."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.account = SourceAccount()
-        self.trouble: str | None = None
-        """Why the last reading brought nothing; None when it did."""
+        self.stats = SourceStats()
+        self.problem: str | None = None
+        """Reason why the last reading returned no samples; None if it did."""
 
         self._changed = threading.Condition()
         self._asked_ns: int | None = None
@@ -165,14 +165,14 @@ class _Worker:
         self._thread: threading.Thread | None = None
 
     def ask(self, at_ns: int) -> bool:
-        """Begin a reading; return whether one was begun."""
+        """Start a reading; return whether one was started."""
         if self._rounds_to_skip:
             self._rounds_to_skip -= 1
             return False
         with self._changed:
             if self._is_busy:
                 return False
-            self._outcome = None  # one that came too late
+            self._outcome = None  # a late one
             self._is_busy = True
             self._asked_ns = at_ns
             self._changed.notify_all()
@@ -183,33 +183,33 @@ class _Worker:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the reading is done, or the time is up."""
+        """Wait until the reading has ended, or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_busy, timeout=max(timeout_s, 0.0))
 
     def take(self) -> list[Sample]:
-        """Return what the reading brought, and note in the account what became of it."""
+        """Return the samples of the reading, and count its result."""
         with self._changed:
             is_busy, outcome, self._outcome = self._is_busy, self._outcome, None
-            self.account.cpu_ns = self._cpu_ns
-        account, name = self.account, self.source.name
-        account.is_absent = isinstance(outcome, SourceAbsentError)
+            self.stats.cpu_ns = self._cpu_ns
+        stats, name = self.stats, self.source.name
+        stats.is_absent = isinstance(outcome, SourceAbsentError)
         if is_busy or outcome is None:
-            account.num_late += 1
-            self.trouble = f"{name}: did not answer in time: no samples of it until it does"
+            stats.num_late += 1
+            self.problem = f"{name}: timeout: no samples of it until it answers"
             return []
         if isinstance(outcome, SourceAbsentError):
             self._rounds_to_skip = ABSENT_ROUNDS - 1
-            self.trouble = str(outcome)
+            self.problem = str(outcome)
             return []
         if isinstance(outcome, Exception):
-            account.num_failed += 1
-            self.trouble = f"{name}: {type(outcome).__name__}: {outcome}: no samples of it"
+            stats.num_failed += 1
+            self.problem = f"{name}: {type(outcome).__name__}: {outcome}: no samples of it"
             return []
-        account.num_rounds += 1
-        self.trouble = None
+        stats.num_rounds += 1
+        self.problem = None
         kept = [sample for sample in outcome[:MAX_SAMPLES] if math.isfinite(sample.value)]
-        account.num_dropped += len(outcome) - len(kept)
+        stats.num_dropped += len(outcome) - len(kept)
         return kept
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class _Worker:
             outcome: list[Sample] | Exception
             try:
                 outcome = self.source.read(at_ns)
-            except Exception as error:  # noqa: BLE001  # another's reading must go on
+            except Exception as error:  # noqa: BLE001  # other sources must go on
                 outcome = error
             with self._changed:
                 self._outcome = outcome
@@ -237,15 +237,15 @@ class _Worker:
 
 
 NO_RUN = ""
-"""Whatever runs on the host reads them: see `collector.read.samples.read_samples`."""
+"""Run of the samples of a host: all runs on the host use them (`read.samples.read_samples`)."""
 
 
 def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]:
-    """Return what writes samples into ``store``; it raises `StoreError` where it can't.
+    """Return a function that writes samples into a store. It raises `StoreError` if it cannot.
 
     Args:
-        store: The open store.
-        host: As the spool's headers call it.
+        store: Open store.
+        host: Host name, as in the headers of the spool.
     """
     stored_host = storable_name(host)
 
@@ -266,20 +266,20 @@ def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]
 def buffer_sink(
     add: Callable[[Sequence[Row]], None], *, host: str
 ) -> Callable[[Sequence[Sample]], None]:
-    """Return what hands samples on to ``add`` as rows of table ``samples``.
+    """Return a function that passes samples on as rows of table ``samples``.
 
     Args:
-        add: Takes rows; it must not wait for anybody.
-        host: As the spool's headers call it.
+        add: Takes rows. It must not block.
+        host: Host name, as in the headers of the spool.
     """
-    told_host = storable_name(host)
+    stored_host = storable_name(host)
 
     def write(samples: Sequence[Sample]) -> None:
         add(
             [
                 {
                     "run_id": NO_RUN,
-                    "host": told_host,
+                    "host": stored_host,
                     "device": sample.device,
                     "at_ns": sample.at_ns,
                     "name": storable_name(sample.name),
@@ -298,15 +298,15 @@ def host_sources(
     dcgm_url: str | None = None,
     on_heartbeats: Callable[[Sequence[Heartbeat]], None] = lambda _beats: None,
 ) -> list[Source]:
-    """Return everything that this host can be asked once a second.
+    """Return all sources of this host.
 
     Args:
-        spool: Where its ranks write: heartbeats and local ranks come from there.
-        dcgm_url: Ask this exporter of the devices, and not the driver.
+        spool: Folder into which the ranks write: the source of heartbeats and local ranks.
+        dcgm_url: Page of a DCGM exporter, read for the GPUs. None: the driver is read.
         on_heartbeats: Takes the heartbeats of each second.
 
     Raises:
-        DcgmError: The exporter's address is none.
+        DcgmError: The URL of the exporter is invalid.
     """
     rdma = RdmaSource()
     heartbeat = HeartbeatSource(spool, sink=on_heartbeats, traffic_bytes=rdma.traffic_bytes)

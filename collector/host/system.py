@@ -1,4 +1,4 @@
-"""How busy the processors of a host are, how fast they run, and which processes keep them so."""
+"""CPU, memory, disks and the busiest processes of a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemorySource:
     name = "memory"
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return sizes, and what has been swapped in and out since the host started."""
+        """Return sizes, and the bytes swapped in and out since the host started."""
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()
         values = {
             "memory-total-bytes": memory.total,
@@ -43,14 +43,14 @@ HZ_PER_MHZ = 1e6
 
 STAT_BYTES = 1024
 USER_TICKS, SYSTEM_TICKS, START_TICKS = 11, 12, 19
-"""Fields of ``/proc/PID/stat`` after the command's closing bracket. Source: proc_pid_stat(5)."""
+"""Fields of ``/proc/PID/stat`` after the command. Source: proc_pid_stat(5)."""
 
 PROCESS_NAME = "process-cpu-cores"
 KERNEL_WORKER = re.compile(r"^(k\w+|irq|migration|ksoftirqd)/.*")
 
 
 class CpuSource:
-    """The share of the processors' time in which they work, and their mean frequency."""
+    """Busy share and mean frequency of the CPUs."""
 
     name = "cpu"
 
@@ -58,7 +58,7 @@ class CpuSource:
         self._last: tuple[float, float] | None = None
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return the busy share since the last reading (the first has none), and the frequency."""
+        """Return the busy share since the last reading (none in the first) and the frequency."""
         found = []
         busy_s, all_s = _busy_and_all_s()
         last = self._last
@@ -66,7 +66,7 @@ class CpuSource:
         if last is not None and all_s > last[1]:
             busy = min(max((busy_s - last[0]) / (all_s - last[1]), 0.0), 1.0)
             found.append(Sample(at_ns, "cpu-busy-ratio", busy))
-        # None where the kernel does not say, whatever its stub does.
+        # None if the kernel does not know it, although the stub of psutil does not allow it.
         frequency_mhz = getattr(psutil.cpu_freq(), "current", 0.0)
         if frequency_mhz > 0:
             found.append(Sample(at_ns, "cpu-frequency-hz", frequency_mhz * HZ_PER_MHZ))
@@ -81,15 +81,15 @@ class _Process:
 
 
 class ProcessSource:
-    """The ten commands that used the processors most since the last reading.
+    """The ten commands that used most CPU time since the last reading.
 
-    Processes of one command are summed, except those that are ranks: each of
-    these bears its local rank.
+    Processes of one command are summed, except ranks: each rank has its own sample, with its
+    local rank as device.
 
     Args:
         root: Folder of the kernel's processes.
-        local_rank_of: Returns the local rank of each process that is one, by its id.
-        ticks_per_s: Of the kernel's clock of processor time.
+        local_rank_of: Returns the local ranks by process id.
+        ticks_per_s: Frequency of the kernel's clock of CPU time.
     """
 
     name = "processes"
@@ -108,14 +108,14 @@ class ProcessSource:
         self._last_ns = 0
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return processors used since the last reading; the first has none.
+        """Return the CPUs used since the last reading; the first reading returns none.
 
         Raises:
-            SourceAbsentError: No process can be seen.
+            SourceAbsentError: No process is visible.
         """
         now = _processes(self._root)
         if not now:
-            raise SourceAbsentError(f"no process to be seen under {self._root}: no process samples")
+            raise SourceAbsentError(f"no visible process under {self._root}: no process samples")
         last, self._last = self._last, now
         elapsed_s, self._last_ns = (at_ns - self._last_ns) / 1e9, at_ns
         if not last or elapsed_s <= 0:
@@ -135,10 +135,10 @@ class ProcessSource:
 
 
 def parse_stat(line: bytes) -> tuple[str, int, int] | None:
-    """Return (command, processor time, start), both in ticks, of a ``/proc/PID/stat``.
+    """Return (command, CPU time, start time) of a ``/proc/PID/stat``, times in ticks.
 
-    None where the line is not of its form. A command may hold spaces and
-    brackets; worker threads of the kernel lose the number in their name.
+    None if the line is invalid. A command may contain spaces and parentheses. The numbers of the
+    kernel's worker threads are cut from their names.
     """
     head, closing, tail = line.rpartition(b")")
     fields = tail.split()
@@ -156,13 +156,13 @@ def parse_stat(line: bytes) -> tuple[str, int, int] | None:
 def _busy_and_all_s() -> tuple[float, float]:
     times = psutil.cpu_times()
     idle_s = times.idle + times.iowait
-    # Time of guests is counted in user and nice already.
+    # Guest time is already included in user and nice.
     all_s = sum(times) - times.guest - times.guest_nice
     return all_s - idle_s, all_s
 
 
 def _processes(root: Path) -> dict[int, _Process]:
-    """Return the processes to be seen. One read each: psutil's own walk costs several."""
+    """Return the visible processes, with one read each: psutil would need several."""
     found = {}
     for pid in _pids(root):
         try:
@@ -190,7 +190,7 @@ def _pids(root: Path) -> Iterable[int]:
 def _used_ticks(
     last: Mapping[int, _Process], now: Mapping[int, _Process], local_rank_of: Mapping[int, int]
 ) -> dict[tuple[str, int], int]:
-    """Return the ticks that each (command, device) used; a process that is new used all of its."""
+    """Return the ticks used by each (command, device). All ticks of a new process count."""
     used: dict[tuple[str, int], int] = {}
     for pid, process in now.items():
         before = last.get(pid)
@@ -207,7 +207,7 @@ NS_PER_MS = 1_000_000
 
 
 class DiskCounts(NamedTuple):
-    """What the kernel has counted of a disk; times in ms."""
+    """The kernel's counters of a disk; times in ms."""
 
     read_count: int
     write_count: int
@@ -218,18 +218,18 @@ class DiskCounts(NamedTuple):
 
 
 def disk_counts() -> Mapping[str, DiskCounts]:
-    """Return the counts of each disk and partition."""
+    """Return the counters of each disk and partition."""
     found = psutil.disk_io_counters(perdisk=True, nowrap=False)
     return {disk: DiskCounts(*counts[: len(DiskCounts._fields)]) for disk, counts in found.items()}
 
 
 class DiskSource:
-    """Room in some folders, and traffic and latency of each disk.
+    """Free space of some folders, and traffic and latency of each disk.
 
     Args:
-        folders: Whose file systems are looked at.
+        folders: Folders whose file systems are read.
         block_root: The kernel's list of whole disks.
-        counts: Returns what was counted.
+        counts: Returns the counters.
     """
 
     name = "disk"
@@ -247,19 +247,19 @@ class DiskSource:
         self._last: dict[str, tuple[int, int, int, int]] = {}
 
     def read(self, at_ns: int) -> list[Sample]:
-        """Return room, bytes moved, and the mean latency since the last reading.
+        """Return free space, bytes moved, and the mean latency since the last reading.
 
-        A disk that answered nothing since then has no latency.
+        A disk without requests since then has no latency.
 
         Raises:
-            SourceAbsentError: No folder and no disk can be looked at.
+            SourceAbsentError: No folder and no disk can be read.
         """
         found = [sample for folder in self._folders for sample in _room(folder, at_ns)]
         for disk, counts in self._counts().items():
             if (self._block_root / disk).exists() and not disk.startswith(NOT_DISKS):
                 found += self._disk(disk, counts, at_ns)
         if not found:
-            raise SourceAbsentError("no disk to be seen: no disk samples")
+            raise SourceAbsentError("no visible disk: no disk samples")
         return found
 
     def _disk(self, disk: str, counts: DiskCounts, at_ns: int) -> list[Sample]:

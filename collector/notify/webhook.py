@@ -1,4 +1,4 @@
-"""Posts alerts to one address, from a thread of its own: nothing else ever waits for it."""
+"""Webhook: posts alerts to one URL from its own thread, also in the form of Alertmanager."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (1.0, 5.0, 15.0)
 CAPACITY = 100
-"""Alerts that wait at most; the newest is given up beyond that."""
+"""Largest number of waiting alerts. Beyond it, the newest is dropped."""
 
 TOO_MANY_REQUESTS = 429
 RETRIED_FROM = 500
 SUCCESS = range(200, 300)
 REFUSED = 403
-"""What stands for an answer where the host leads to an address that is not posted to."""
+"""Status returned instead of an answer if the host resolves to a refused address."""
 
 
 class WebhookUrlError(CollectorError):
-    """The webhook's address is not one that can be posted to."""
+    """The URL of the webhook is invalid or not allowed."""
 
     def __init__(self, url: str, reason: str) -> None:
-        # Not the whole address: chat services put their secret into its path.
+        # Not the whole URL: chat services put a secret into its path.
         super().__init__(
             f"alert webhook at {urlsplit(url).netloc or url!r}: {reason};"
-            " give an address as https://host/path"
+            " give a URL as https://host/path"
         )
 
 
@@ -59,19 +59,19 @@ class _Post:
 
 
 class Webhook:
-    """One receiver of alerts.
+    """Receiver of alerts.
 
     Args:
-        url: ``https``, or ``http`` inside; redirects are not followed. One that ends in
-            ``/api/v2/alerts`` is an Alertmanager's, and gets alerts in its form.
-        is_internal: Whether the host may be inside although its name does not say so.
-        timeout_s: Of connecting and of each read.
-        retry_delays_s: Pauses before each further try after an unanswered post, status 429,
-            or 500 and above; any other status that is no success is final.
-        resolve: Tells a host's addresses; asked anew for each post, which then goes there.
+        url: ``https`` URL, or ``http`` for internal addresses. Redirects are not followed. A URL
+            that ends in ``/api/v2/alerts`` is an Alertmanager's and gets alerts in its form.
+        is_internal: Whether the host may have an internal address although its name is public.
+        timeout_s: Timeout of the connection and of each read.
+        retry_delays_s: Pauses before each retry after no answer, status 429, or 500 and above.
+            Any other status that is not a success is final.
+        resolve: Returns the addresses of a host. Called for each post, which uses the result.
 
     Raises:
-        WebhookUrlError: Another scheme, no host, or an address that nothing is posted to.
+        WebhookUrlError: The URL has another scheme, no host, or an address that is not allowed.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Webhook:
         try:
             port = parts.port
         except ValueError:
-            raise WebhookUrlError(url, "the port is no number") from None
+            raise WebhookUrlError(url, "the port is not a number") from None
         if not parts.hostname:
-            raise WebhookUrlError(url, "it names no host")
+            raise WebhookUrlError(url, "it has no host")
         if is_obscured_address(parts.hostname):
-            raise WebhookUrlError(url, "the address is in no plain writing")
+            raise WebhookUrlError(url, "write the address in its usual form")
         self._is_alertmanager = is_alertmanager(url)
         self._is_https = parts.scheme == "https"
         self._is_inside = is_internal
@@ -105,7 +105,7 @@ class Webhook:
         except AddressRefusedError as error:
             raise WebhookUrlError(url, str(error)) from None
         except OSError:
-            pass  # a name server that is not there yet: each post asks again
+            pass  # the name server may not be up yet: each post resolves again
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._timeout_s = timeout_s
         self._retry_delays_s = tuple(retry_delays_s)
@@ -115,12 +115,12 @@ class Webhook:
         self._thread.start()
 
     def post(self, document: dict[str, Any], *, on_done: Callable[[Delivery], None]) -> None:
-        """Send ``document`` as JSON some time soon; never waits.
+        """Queue a document to be sent as JSON. Never blocks.
 
         Args:
-            document: The body, as `rankscope.server.alerting.alert_document` writes it.
-            on_done: Called once with what became of it, from the webhook's thread, or from this
-                one when too many wait already.
+            document: Alert from `rankscope.server.alerting.alert_document`.
+            on_done: Called once with the result, from the webhook's thread, or from this one if
+                the queue is full.
         """
         body = alertmanager_alerts(document) if self._is_alertmanager else document
         post = _Post(body=json.dumps(body).encode(), on_done=on_done)
@@ -130,9 +130,9 @@ class Webhook:
             on_done(Delivery.UNDELIVERED)
 
     def close(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Let a post that is under way finish, start no more, and end the thread."""
+        """Let the current post finish, start no more, and end the thread."""
         self._closing.set()
-        with contextlib.suppress(queue.Full):  # then the thread sees `_closing` after its post
+        with contextlib.suppress(queue.Full):  # then the thread sees `_closing` after the post
             self._posts.put_nowait(None)
         self._thread.join(timeout_s)
 
@@ -146,7 +146,7 @@ class Webhook:
                 post.on_done(delivery)
 
     def _deliver(self, body: bytes) -> Delivery:
-        """Try until it is taken, refused for good, or the last try is used up."""
+        """Try until the post succeeds, is refused for good, or the retries are used up."""
         for delay_s in (*self._retry_delays_s, None):
             status = self._send(body)
             if status in SUCCESS:
@@ -159,7 +159,7 @@ class Webhook:
         return Delivery.UNDELIVERED
 
     def _send(self, body: bytes) -> int | None:
-        """Return the answer's status; None where none came. The answer's body is not read."""
+        """Return the status of the answer; None if there is none. Its body is not read."""
         try:
             address = self._address()
         except AddressRefusedError:
@@ -178,11 +178,11 @@ class Webhook:
             connection.close()
 
     def _address(self) -> str:
-        """Return the address that is posted to.
+        """Return the address to post to.
 
         Raises:
-            AddressRefusedError: The host stands for one that is not.
-            OSError: It stands for none.
+            AddressRefusedError: The host has an address that is not allowed.
+            OSError: The host has no address.
         """
         return check_addresses(
             self._host,
@@ -197,22 +197,22 @@ def _is_passing(status: int) -> bool:
 
 
 ALERTS_PATH = "/api/v2/alerts"
-"""A webhook whose path ends so is an Alertmanager's."""
+"""End of the URL of an Alertmanager. Source: Alertmanager's API, version 2."""
 
 
 def is_alertmanager(url: str) -> bool:
-    """Return whether what listens at ``url`` takes alerts in Alertmanager's form."""
+    """Return whether a URL is that of an Alertmanager."""
     return urlsplit(url).path.rstrip("/").endswith(ALERTS_PATH)
 
 
 def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an alert document as the body of ``POST /api/v2/alerts``.
+    """Return an alert as the body of ``POST /api/v2/alerts`` (``postableAlerts``).
 
-    Its labels tell one alert from another: rule, run and first step, as in the store. It
-    carries no end, so it stands for Alertmanager's ``resolve_timeout``.
+    The labels identify an alert by rule, run and first step, as in the store. It has no end, so it
+    stays active for Alertmanager's ``resolve_timeout``.
 
     Args:
-        document: As `rankscope.server.alerting.alert_document` writes it.
+        document: Alert from `rankscope.server.alerting.alert_document`.
     """
     finding = document["finding"]
     first_step, last_step = document["steps"]
@@ -238,7 +238,7 @@ def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _ranges(ranks: Sequence[int]) -> str:
     """Return ascending ranks as ``0, 4-7, 9``: a stage of a large job has thousands of them."""
-    apart = groupby(enumerate(ranks), key=lambda each: each[1] - each[0])
-    runs = [[str(rank) for _, rank in own] for _, own in apart]
+    groups = groupby(enumerate(ranks), key=lambda each: each[1] - each[0])
+    runs = [[str(rank) for _, rank in own] for _, own in groups]
     parts = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else run for run in runs]  # noqa: PLR2004
     return ", ".join(chain.from_iterable(parts))

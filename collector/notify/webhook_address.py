@@ -1,7 +1,9 @@
-"""Where alerts may be posted to: what a name stands for is looked at, and that alone is asked.
+"""Addresses to which alerts may be posted (protection against server-side request forgery).
 
-The server stands inside a network that its receiver may not reach by right: a name that somebody
-else controls must lead to no machine inside, and nothing to the cloud's metadata.
+The server runs in a private network. A name that an outsider controls must not lead to a machine
+in it, and nothing may lead to the metadata service of a cloud. So the addresses of a name are
+checked, and the post goes to the checked address. The rule is separate from the webhook so that it
+can be read and tested alone.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ if TYPE_CHECKING:
     Resolve = Callable[[str, int], Sequence[str]]
 
 INSIDE_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
-"""Of names that no public name server answers for."""
+"""Suffixes of names that no public name server resolves."""
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class AddressRefusedError(Exception):
-    """The webhook's host stands for an address that is not posted to."""
+    """The webhook's host has an address that is not allowed."""
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, in the order in which they are to be tried.
+    """Return the addresses of a host, in the order in which to try them.
 
     Raises:
-        OSError: It has none.
+        OSError: The host has no address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]).partition("%")[0] for *_, address in found]
@@ -41,39 +43,39 @@ def resolve_host(host: str, port: int) -> list[str]:
 def check_addresses(host: str, addresses: Sequence[str], *, is_tls: bool, is_internal: bool) -> str:
     """Return the address to connect to.
 
-    Inside are loopback and private addresses. They may be told plainly, or by a name of the
-    inside; a name of the outside that leads inside may be somebody else's. Plain HTTP stays
-    inside. Link-local addresses, among them the clouds' metadata, and those of no single machine
-    are never posted to.
+    Loopback and private addresses are internal. They may be given as addresses or by internal
+    names; a public name with an internal address may belong to an attacker. Plain HTTP is allowed
+    to internal addresses only. Link-local addresses (among them the metadata services of clouds)
+    and those of no single machine are never allowed.
 
     Args:
-        host: As the webhook's address names it.
-        addresses: All that it stands for; each must be fit.
+        host: Host of the webhook's URL.
+        addresses: All addresses of the host. Each must be allowed.
         is_tls: Whether the post is encrypted.
-        is_internal: Whether the operator says that the host is inside, whatever its name.
+        is_internal: Whether the operator declared the host internal.
 
     Raises:
-        AddressRefusedError: One of them is not fit.
+        AddressRefusedError: An address is not allowed.
     """
     may_be_inside = is_internal or is_internal_name(host)
     for text in addresses:
         address = _embedded_ipv4(ipaddress.ip_address(text))
         if _is_unusable(address):
-            raise AddressRefusedError(f"{address} is of no receiver")
+            raise AddressRefusedError(f"{address} cannot be a receiver")
         if not address.is_global and not may_be_inside:
             raise AddressRefusedError(
-                f"the name leads to {address}, inside: write that address, or set"
+                f"the public name has the internal address {address}: give that address, or set"
                 " RANKSCOPE_ALERT_WEBHOOK_INSIDE=1"
             )
         if address.is_global and not is_tls:
-            raise AddressRefusedError("what goes outside goes by https")
+            raise AddressRefusedError("a public address needs https")
     if not addresses:
-        raise AddressRefusedError("it has no address")
+        raise AddressRefusedError("the host has no address")
     return addresses[0]
 
 
 def is_internal_name(host: str) -> bool:
-    """Tell whether a host is an address in plain writing, or a name of the inside."""
+    """Return whether a host is an address, or a name that is only valid internally."""
     if _plain(host) is not None:
         return True
     name = host.lower().rstrip(".")
@@ -81,14 +83,14 @@ def is_internal_name(host: str) -> bool:
 
 
 def is_obscured_address(host: str) -> bool:
-    """Tell whether a host is an address in other than plain writing: 127.1, 2130706433, 0x7f.1."""
+    """Return whether a host is an address in an unusual form: 127.1, 2130706433, 0x7f.1."""
     last = host.rstrip(".").rpartition(".")[2].lower()
     is_number = last.isdigit() or last.startswith("0x")
     return is_number and _plain(host) is None
 
 
 class PinnedConnection(HTTPConnection):
-    """Speaks to one address, whatever its host's name stands for by then."""
+    """HTTP connection to a given address, even if the host resolves to another by now."""
 
     def __init__(self, host: str, port: int, *, address: str, timeout_s: float) -> None:
         super().__init__(host, port, timeout=timeout_s)
@@ -100,7 +102,7 @@ class PinnedConnection(HTTPConnection):
 
 
 class PinnedTlsConnection(HTTPSConnection):
-    """The same over TLS; the certificate must be the name's."""
+    """HTTPS connection to a given address. The certificate must be valid for the host's name."""
 
     def __init__(self, host: str, port: int, *, address: str, timeout_s: float) -> None:
         self._tls = ssl.create_default_context()
@@ -108,7 +110,7 @@ class PinnedTlsConnection(HTTPSConnection):
         self._address = address
 
     def connect(self) -> None:
-        """Connect to the address, and shake hands with the name."""
+        """Connect to the address, with a TLS handshake for the name."""
         plain = socket.create_connection((self._address, self.port), self.timeout)
         self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
 
@@ -121,7 +123,7 @@ def _plain(host: str) -> Address | None:
 
 
 def _embedded_ipv4(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 one stands for, where it does."""
+    """Return the IPv4 address that an IPv6 address contains; else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in NAT64:

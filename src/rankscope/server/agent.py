@@ -198,7 +198,7 @@ def _sample_loops(
     agent.send_rows("samples", buffer)
     agent.send_rows("samples", burst_buffer)
     agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
-    return [sampler_loop(sampler), Loop("bursts", desk.look, pause_s=BURST_PAUSE_S)]
+    return [sampler_loop(sampler), Loop("bursts", desk.poll, pause_s=BURST_PAUSE_S)]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:

@@ -149,7 +149,7 @@ def test_a_result_that_nobody_fetches_keeps_others_out_until_it_is_let_go(
     text = "SELECT repeat('x', 10) FROM numbers(100)"
     held = asyncio.run(small.answer(QueryRequest(text=text)))
 
-    with pytest.raises(QueryError, match="waits to be fetched"):
+    with pytest.raises(QueryError, match="unfetched results"):
         ask(small, "SELECT 1")
     assert len(held.answer.view) == 1_100
     del held

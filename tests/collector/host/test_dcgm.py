@@ -153,5 +153,5 @@ def test_nobody_at_the_address_is_absent() -> None:
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://a/b", "metrics", "http://"])
 def test_an_address_that_is_no_web_page_is_refused(url: str) -> None:
-    with pytest.raises(DcgmError, match="give an address"):
+    with pytest.raises(DcgmError, match="give one as"):
         DcgmSource(url)

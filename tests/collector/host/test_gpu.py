@@ -161,7 +161,7 @@ def test_without_a_driver_there_is_one_reason_and_no_sample() -> None:
 
 def test_without_devices_the_driver_is_let_go() -> None:
     nvml = FakeNvml(num_devices=0)
-    with pytest.raises(SourceAbsentError, match="sees no device"):
+    with pytest.raises(SourceAbsentError, match="finds no device"):
         GpuSource(load=lambda: nvml).read(0)
     assert not nvml.is_open
 
@@ -179,7 +179,7 @@ def test_a_driver_that_stopped_answering_is_begun_anew() -> None:
     source = GpuSource(load=lambda: nvml)
     source.read(0)
     nvml.is_open = False  # as after a reload of the driver
-    with pytest.raises(SourceAbsentError, match="answers nothing"):
+    with pytest.raises(SourceAbsentError, match="returns no values"):
         source.read(1)
 
     assert source.read(2)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rankscope.collector.host.sample import MAX_PARTS, GrowingTotals, Sample, growth_between
+from rankscope.collector.host.sample import MAX_PARTS, CounterTotals, Sample, growth_between
 
 
 def test_a_counter_of_32_bits_that_runs_over_goes_on() -> None:
@@ -14,75 +14,75 @@ def test_a_counter_that_was_set_to_zero_grew_by_what_it_shows() -> None:
 
 def test_a_counter_that_steps_back_a_little_did_not_begin_anew() -> None:
     # GIVEN 5 TB sent, of which a driver's next sum over its queues has seen 1,500 bytes less
-    totals = GrowingTotals()
+    totals = CounterTotals()
     for raw in (5 * 10**12, 5 * 10**12 - 1500, 5 * 10**12 - 1400):
-        totals.count("sent-bytes", "eth0", raw)
+        totals.add_reading("sent-bytes", "eth0", raw)
 
     assert totals.total("sent-bytes") == 100
 
 
 def test_of_the_counters_of_one_port_each_begins_anew_alone() -> None:
-    totals = GrowingTotals()
+    totals = CounterTotals()
     for first, second in ((10**9, 5), (10**9 + 3, 2), (10**9 + 4, 4)):
-        totals.count("pause-frames", "eth0", first, counter="rx_prio0_pause")
-        totals.count("pause-frames", "eth0", second, counter="rx_prio1_pause")
-    totals.count("pause-frames", "eth0", 10**9 + 4, counter="rx_prio0_pause")  # and no other
+        totals.add_reading("pause-frames", "eth0", first, counter="rx_prio0_pause")
+        totals.add_reading("pause-frames", "eth0", second, counter="rx_prio1_pause")
+    totals.add_reading("pause-frames", "eth0", 10**9 + 4, counter="rx_prio0_pause")  # and no other
 
     assert totals.total("pause-frames") == 4 + 2 + 2
     assert [s.value for s in totals.samples(1)] == [8.0, 8.0]
 
 
 def test_ports_are_summed_from_the_first_reading_on() -> None:
-    totals = GrowingTotals()
+    totals = CounterTotals()
 
-    totals.count("lost-packets", "a/1", 1000)
-    totals.count("lost-packets", "b/1", 50)
-    totals.count("lost-packets", "a/1", 1003)
-    totals.count("lost-packets", "b/1", 54)
+    totals.add_reading("lost-packets", "a/1", 1000)
+    totals.add_reading("lost-packets", "b/1", 50)
+    totals.add_reading("lost-packets", "a/1", 1003)
+    totals.add_reading("lost-packets", "b/1", 54)
 
     assert totals.total("lost-packets") == 7
 
 
 def test_a_port_that_comes_back_makes_the_sum_neither_fall_nor_jump() -> None:
-    totals = GrowingTotals()
-    totals.count("sent-bytes", "a", 10**9)
-    totals.count("sent-bytes", "b", 10**12)
-    totals.count("sent-bytes", "a", 10**9 + 5)  # b can't be read in this round
+    totals = CounterTotals()
+    totals.add_reading("sent-bytes", "a", 10**9)
+    totals.add_reading("sent-bytes", "b", 10**12)
+    totals.add_reading("sent-bytes", "a", 10**9 + 5)  # b can't be read in this round
     assert totals.total("sent-bytes") == 5
 
-    totals.count("sent-bytes", "b", 10**12 + 2)
+    totals.add_reading("sent-bytes", "b", 10**12 + 2)
 
     assert totals.total("sent-bytes") == 7
 
 
 def test_growth_is_scaled_after_the_counter_ran_over() -> None:
-    totals = GrowingTotals()
-    totals.count("sent-bytes", "a", 2**32 - 10, scale=4)
+    totals = CounterTotals()
+    totals.add_reading("sent-bytes", "a", 2**32 - 10, scale=4)
 
-    totals.count("sent-bytes", "a", 10, scale=4)
+    totals.add_reading("sent-bytes", "a", 10, scale=4)
 
     assert totals.total("sent-bytes") == 80
 
 
 def test_a_port_is_told_of_only_where_it_changed() -> None:
-    totals = GrowingTotals()
-    totals.count("x-packets", "a", 3)
-    totals.count("x-packets", "b", 3)
+    totals = CounterTotals()
+    totals.add_reading("x-packets", "a", 3)
+    totals.add_reading("x-packets", "b", 3)
     assert [s.name for s in totals.samples(1)] == ["x-packets", "x-packets:a", "x-packets:b"]
 
-    totals.count("x-packets", "b", 4)
+    totals.add_reading("x-packets", "b", 4)
 
     assert totals.samples(2) == [Sample(2, "x-packets", 1.0), Sample(2, "x-packets:b", 1.0)]
 
 
 def test_counters_beyond_the_limit_are_refused_and_counted() -> None:
-    totals = GrowingTotals()
+    totals = CounterTotals()
 
     for port in range(MAX_PARTS + 3):
-        totals.count("x-packets", str(port), 1)
+        totals.add_reading("x-packets", str(port), 1)
 
     assert totals.num_refused == 3
 
 
 def test_what_nothing_counts_is_unknown() -> None:
-    assert GrowingTotals().total("rdma-sent-bytes") is None
+    assert CounterTotals().total("rdma-sent-bytes") is None

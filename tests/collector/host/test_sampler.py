@@ -84,8 +84,8 @@ def test_a_source_that_raises_costs_only_its_own_samples_and_is_told_once() -> N
 
     assert [[sample.name for sample in each] for each in rounds.rounds] == [["steady-bytes"]] * 3
     assert told == ["failing: ValueError: broken: no samples of it"]
-    assert sampler.accounts["failing"].num_failed == 3
-    assert sampler.accounts["steady"].num_rounds == 3
+    assert sampler.stats["failing"].num_failed == 3
+    assert sampler.stats["steady"].num_rounds == 3
     sampler.close()
 
 
@@ -117,16 +117,16 @@ def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
     assert all("late-bytes" not in {s.name for s in each} for each in rounds.rounds)
     assert hanging.num_asked == 1
     assert threading.active_count() <= num_threads + 2
-    assert sampler.accounts["hanging"].num_late == 3
+    assert sampler.stats["hanging"].num_late == 3
     told_of_it = [line for line in told if line.startswith("hanging")]  # any may be late so soon
-    assert told_of_it == ["hanging: did not answer in time: no samples of it until it does"]
+    assert told_of_it == ["hanging: timeout: no samples of it until it answers"]
 
     # WHEN: it answers, its late answer is dropped and the next is taken
     gate.set()
     assert answered.wait(GENEROUS_S)
     for _ in range(90):
         sampler.turn()
-        if sampler.accounts["hanging"].num_rounds:
+        if sampler.stats["hanging"].num_rounds:
             break
     late = [s for each in rounds.rounds for s in each if s.name == "late-bytes"]
     assert late
@@ -146,7 +146,7 @@ def test_an_absent_source_is_told_once_and_asked_again_a_minute_later() -> None:
 
     assert absent.num_asked == 2
     assert told == ["no driver: no GPU samples"]
-    account = sampler.accounts["failing"]
+    account = sampler.stats["failing"]
     assert (account.is_absent, account.num_failed, account.num_late) == (True, 0, 0)
     sampler.close()
 
@@ -160,7 +160,7 @@ def test_a_source_that_floods_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch
     sampler.turn()
 
     assert len(rounds.rounds[0]) == 5
-    assert sampler.accounts["flooding"].num_dropped == 4
+    assert sampler.stats["flooding"].num_dropped == 4
     sampler.close()
 
 
@@ -173,7 +173,7 @@ def test_what_is_no_number_is_dropped_and_counted(value: float) -> None:
     sampler.turn()
 
     assert rounds.rounds == [[]]
-    assert sampler.accounts["odd"].num_dropped == 1
+    assert sampler.stats["odd"].num_dropped == 1
     sampler.close()
 
 
@@ -190,7 +190,7 @@ def test_a_sink_that_fails_loses_its_round_and_no_other() -> None:
     sampler = Sampler([steady()], sink, say=told.append, timeout_s=GENEROUS_S)
     sampler.turn()
     sampler.turn()
-    assert told == ["samples can't be stored: disk full"]
+    assert told == ["samples cannot be stored: disk full"]
     assert sampler.num_lost == 4  # one of the source and one of the sampler's own cost a round
 
     is_full = False
@@ -258,7 +258,7 @@ def test_two_seconds_of_this_host(tmp_path: Path) -> None:
     names = {sample.name.partition(":")[0] for sample in found}
     assert {"memory-total-bytes", "disk-free-bytes", "training-step", "sampler-cpu-ns"} <= names
     assert [beat.step for beat in beats] == [4, 4]
-    accounts = sampler.accounts
+    accounts = sampler.stats
     assert {name for name, account in accounts.items() if account.num_failed} == set()
     for name, prefix in (("gpu", "gpu-"), ("rdma", "rdma-")):
         assert accounts[name].is_absent is not any(each.startswith(prefix) for each in names)

@@ -98,7 +98,7 @@ def test_another_process_under_a_known_number_is_a_new_one(tmp_path: Path) -> No
 
 
 def test_a_tree_without_processes_has_no_samples(tmp_path: Path) -> None:
-    with pytest.raises(SourceAbsentError, match="no process to be seen"):
+    with pytest.raises(SourceAbsentError, match="no visible process"):
         source(tmp_path / "nothing").read(0)
 
 

@@ -157,7 +157,7 @@ def told_to(addresses: list[list[str]]) -> Resolve:
     ],
 )
 def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None:
-    with pytest.raises(WebhookUrlError, match="of no receiver"):
+    with pytest.raises(WebhookUrlError, match="cannot be a receiver"):
         Webhook(f"http://{host}/", is_internal=True)
 
 
@@ -165,7 +165,7 @@ def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None
     "host", ["127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "0x7f000001", "127.0.0.1.", "1."]
 )
 def test_an_address_in_disguise_is_refused(host: str) -> None:
-    with pytest.raises(WebhookUrlError, match="no plain writing"):
+    with pytest.raises(WebhookUrlError, match="usual form"):
         Webhook(f"https://{host}/", resolve=told_to([["127.0.0.1"]]))
 
 
@@ -182,7 +182,7 @@ def test_another_scheme_is_refused(scheme: str) -> None:
 )  # fmt: skip
 def test_a_name_of_the_outside_that_leads_inside_is_refused(address: str) -> None:
     both = [["93.184.215.14", address]]
-    with pytest.raises(WebhookUrlError, match=r"inside|of no receiver"):
+    with pytest.raises(WebhookUrlError, match=r"internal address|cannot be a receiver"):
         Webhook("https://hooks.example.com/", resolve=told_to(both))
 
 
@@ -216,7 +216,7 @@ def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
 
 
 def test_plain_http_stays_inside() -> None:
-    with pytest.raises(WebhookUrlError, match="by https"):
+    with pytest.raises(WebhookUrlError, match="needs https"):
         Webhook("http://hooks.example.com/", resolve=told_to([["93.184.215.14"]]))
 
 
