@@ -109,7 +109,7 @@ def _docstring_start(
 
 
 def uses_in_text(path: str, text: str, words: Words) -> Iterator[Use]:
-    """Yield the uses in a document; code between backticks is checked as prose too."""
+    """Yield the uses in a document. A word in backticks alone is a name, and is not checked."""
     for offset, word, plain in words.in_prose(text):
         yield Use(path, 1 + offset, word, plain)
 

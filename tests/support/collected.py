@@ -1,4 +1,4 @@
-"""What pytest collected, noted before any option deselects a part of it."""
+"""Collected test functions, noted before any option deselects a part of them."""
 
 from __future__ import annotations
 

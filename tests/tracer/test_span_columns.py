@@ -34,7 +34,7 @@ def test_the_analysis_has_a_field_for_each_column() -> None:
     assert {each.name for each in fields(SpanTable)} - {"names", "tracks"} == expected
 
 
-def test_columns_that_a_source_lacks_hold_the_missing_value() -> None:
+def test_columns_that_a_source_does_not_have_hold_the_missing_value() -> None:
     two = np.zeros(2, dtype=np.int64)
     coded = {name: two.astype(np.int32) for name in ("kind", "name", "track")}
     required = dict.fromkeys(("epoch", "rank", "step", "start_ns", "duration_ns"), two)
