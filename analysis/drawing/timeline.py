@@ -87,50 +87,28 @@ def records_groups(info: RunInfo | RunSummary) -> bool:
     return info.source_format != _BYTEDANCE
 
 
-def make_timeline(info: RunInfo, spans: SpanTable, *, epoch: int, step: int) -> StepTimeline:
+def make_timeline(
+    info: RunInfo,
+    spans: SpanTable,
+    *,
+    epoch: int,
+    step: int,
+    arrivals: Arrivals | None = None,
+    bounds_ns: tuple[int, int] | None = None,
+) -> StepTimeline:
     """Split the communication of a step.
 
     Args:
         info: The run.
-        spans: All spans of the step, at least one.
+        spans: Spans of the step, at least one.
         epoch: Their epoch.
         step: Their step.
+        arrivals: The last arrivals of the communication instances over all spans of the step, if
+            ``spans`` are only some of them; the run's format must record groups.
+        bounds_ns: Begin and end of the whole step, Unix time; None: those of ``spans``.
     """
-    bounds_ns = int(spans.start_ns.min()), int((spans.start_ns + spans.duration_ns).max())
-    return _make(info, spans, None, epoch=epoch, step=step, bounds_ns=bounds_ns)
-
-
-def make_partial_timeline(
-    info: RunInfo,
-    spans: SpanTable,
-    arrivals: Arrivals,
-    *,
-    epoch: int,
-    step: int,
-    bounds_ns: tuple[int, int],
-) -> StepTimeline:
-    """Split the communication of some spans of a step, as `make_timeline` splits all of them.
-
-    Args:
-        info: The run, of a format that records groups.
-        spans: Some spans of the step.
-        arrivals: The last arrivals of their communication instances, over all spans of the step.
-        epoch: Their epoch.
-        step: Their step.
-        bounds_ns: Begin and end of the whole step, Unix time.
-    """
-    return _make(info, spans, arrivals, epoch=epoch, step=step, bounds_ns=bounds_ns)
-
-
-def _make(
-    info: RunInfo,
-    spans: SpanTable,
-    arrivals: Arrivals | None,
-    *,
-    epoch: int,
-    step: int,
-    bounds_ns: tuple[int, int],
-) -> StepTimeline:
+    if bounds_ns is None:
+        bounds_ns = int(spans.start_ns.min()), int((spans.start_ns + spans.duration_ns).max())
     of_epoch = replace(info, epochs=tuple(one for one in info.epochs if one.epoch == epoch))
     if records_groups(info):
         split = split_traced_waits(of_epoch, spans, arrivals=arrivals)

@@ -27,7 +27,7 @@ from rankscope.analysis.drawing.tiles import (
     levels_for_viewport,
     tiles_of_viewport,
 )
-from rankscope.analysis.drawing.timeline import empty_step_error, make_partial_timeline
+from rankscope.analysis.drawing.timeline import empty_step_error, make_timeline
 from rankscope.collector.read.pictures import (
     FINER,
     WHOLE_STEP,
@@ -191,12 +191,12 @@ def read_part(
         bounds_ns: Begin and end of the whole step.
     """
     rows = read_selected_spans(store, portion)
-    return make_partial_timeline(
+    return make_timeline(
         info,
         span_table(rows),
-        arrivals_table(read_arrivals(store, portion, rows)),
         epoch=portion.epoch,
         step=portion.step,
+        arrivals=arrivals_table(read_arrivals(store, portion, rows)),
         bounds_ns=bounds_ns,
     )
 
