@@ -1,1 +1,1 @@
-"""The node agent: ships what the ranks of one host write to a collector over HTTP."""
+"""The agent: sends the spool of a host to a collector over HTTP."""

@@ -46,7 +46,7 @@ SELECT
     (SELECT count() FROM ledger
      WHERE run_id = {run_id:String} AND sha256 = {sha256:String}) AS num_same,
     (SELECT count() FROM ledger
-     WHERE run_id = {run_id:String} AND process != {shipped:String}) AS num_others
+     WHERE run_id = {run_id:String} AND process != {sent:String}) AS num_others
 """
 
 DELETE_LEFTOVERS = (
@@ -95,7 +95,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     from .bytedance_trace import read_trace  # imports pyarrow
 
     sha256 = _content_hash(file, sizes)
-    presence = {"run_id": run_id, "sha256": sha256, "shipped": _shipped_process(sha256)}
+    presence = {"run_id": run_id, "sha256": sha256, "sent": _sent_process(sha256)}
     found = store.rows(SELECT_PRESENCE, presence)[0]
     if found["num_runs"] and not (found["source_format"] == SOURCE_FORMAT and found["num_same"]):
         raise RunExistsError(run_id, source_format=found["source_format"])
@@ -106,7 +106,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
         from ..client.served_writer import run_writer
 
         with closing(run_writer(store)) as writer:
-            _ship(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
+            _send(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
     elif not found["num_runs"]:
         if found["num_cuts"]:
             for statement in DELETE_LEFTOVERS:
@@ -150,7 +150,7 @@ def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha2
     store.insert_rows("runs", [_run_row(run_id, meta=meta, now_ns=now_ns)])
 
 
-def _ship(
+def _send(
     writer: RunWriter, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha256: str
 ) -> None:
     """Store a trace through the server that holds the store; the run itself last."""
@@ -159,7 +159,7 @@ def _ship(
     from ..arrow_columns import numbers
     from ..spool.records import CutRows
 
-    process = _shipped_process(sha256)
+    process = _sent_process(sha256)
     segment = segment_id(process, 0)
     num_spans = len(trace.start_ns)
     steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
@@ -191,7 +191,7 @@ def _ship(
     writer.upsert("runs", [_run_row(run_id, meta=meta, now_ns=time.time_ns())])
 
 
-def _shipped_process(sha256: str) -> str:
+def _sent_process(sha256: str) -> str:
     """Return the ``process`` of rows that a server stores.
 
     Another than that of rows stored by this process, which have other row numbers.
