@@ -1,4 +1,4 @@
-"""The table of a span's columns agrees with the spool's layout and the analysis' arrays."""
+"""The table of a span's columns agrees with the arrays of the analysis."""
 
 from __future__ import annotations
 
@@ -9,24 +9,7 @@ import pytest
 
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import SpanTable
-from rankscope.collector.spool.records import RECORD
 from rankscope.tracer.span import NONE, SPAN_COLUMNS
-from rankscope.tracer.spool import COMM, COMM_OFFSET, CORE
-
-
-def test_offsets_are_those_of_the_records_of_the_spool() -> None:
-    values = iter(range(1, 1_000))
-    core = CORE.pack(*(next(values) for _ in range(13)))
-    comm = COMM.pack(*(next(values) for _ in range(6)))
-    (record,) = np.frombuffer(core + comm, dtype=RECORD)
-
-    core_fields = ("type", "kind", "flags", "name", "step", "microbatch", "chunk", "track",
-                   "start_ns", "end_ns", "depth", "commit", "launch_ns")  # fmt: skip
-    comm_fields = ("group_id", "seq", "src_rank", "dst_rank", "num_bytes", "interval_id")
-    found = [int(record[name]) for name in (*core_fields, *comm_fields)]
-    assert found == list(range(1, 20))
-    in_comm = {each.name for each in SPAN_COLUMNS if (each.offset or 0) >= COMM_OFFSET}
-    assert in_comm >= set(comm_fields)
 
 
 def test_the_analysis_has_a_field_for_each_column() -> None:
