@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..identity import Row
 
 
-SILENT_NS = 5_000_000_000
-"""Age of the tracer's counts from which a living rank is silent. They are written every second."""
+MAX_COUNTS_AGE_NS = 5_000_000_000
+"""A living rank whose tracer's counts are older is `SILENT`. They are written every second."""
 
 STARTING, TRAINING, SILENT = "starting", "training", "silent"
 
@@ -149,7 +149,7 @@ class HeartbeatSource:
         if state != RUNNING:
             return state
         written_ns = rank.counts_written_ns()
-        if written_ns is not None and now_ns - written_ns > SILENT_NS:
+        if written_ns is not None and now_ns - written_ns > MAX_COUNTS_AGE_NS:
             return SILENT
         return STARTING if step < 0 else TRAINING
 
