@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .grouping import factorize
 from .sorting import KEY_BITS, KeyColumn, argsort_rows, pack_keys, stable_argsort
 
 if TYPE_CHECKING:
@@ -57,6 +58,22 @@ def group_medians(
     high = np.where(num > 0, first + num // 2, -1)
     medians: NDArray[np.float64] = (ordered[low] + ordered[high]) / 2
     return medians, num
+
+
+def medians_by_key(values: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return for each row the median of the rows with its key, in the unit of ``values``."""
+    group, num_groups = factorize(*key)
+    return group_medians(values, group, num_groups)[0][group]
+
+
+def means_by_key(
+    values: NDArray[np.float64], *key: NDArray[np.integer[Any]]
+) -> NDArray[np.float64]:
+    """Return for each row the mean of the rows with its key, in the unit of ``values``."""
+    group, num_groups = factorize(*key)
+    total = np.bincount(group, weights=values, minlength=num_groups)
+    means: NDArray[np.float64] = (total / np.bincount(group, minlength=num_groups))[group]
+    return means
 
 
 def mean_absolute_deviations(

@@ -8,14 +8,14 @@ micro-batch, and what is long on one of them is that rank.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians
+from ..arrays.group_stats import group_medians, means_by_key, medians_by_key
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions, stable_argsort
-from ..statistics.baseline import common_step_ratio, medians_by_key
+from ..statistics.baseline import common_step_ratio
 from ..statistics.peers import MIN_PEERS
 from .thresholds import MIN_CORRELATION, MIN_ITEMS
 
@@ -236,7 +236,7 @@ def equalize_durations(
     ratio = np.divide(whole, median, out=np.ones(num), where=median > 0)
     common = common_step_ratio(ratio, step)
     without_step = whole / common
-    mean = _group_means(without_step, label)
+    mean = means_by_key(without_step, label)
     own = (
         speed[first]
         if speed is not None
@@ -310,19 +310,11 @@ def speeds_at_equal_lengths(
     took = equalized.self_ns[rows].astype(np.float64)
     # Without the lengths, what all items of a step have in common is the step's own factor.
     took /= medians_by_key(took / medians_by_key(took, rank, kind, equalized.chunk[rows]), step)
-    mean = _group_means(took, model.stage[first][at], kind, equalized.chunk[rows])
+    mean = means_by_key(took, model.stage[first][at], kind, equalized.chunk[rows])
     of_rank = np.ones(len(ranks))
     of_rank[at] = _estimate_speed(took, mean, rank=rank, step=step)
     speed: NDArray[np.float64] = of_rank[find_positions(model.rank, ranks)]
     return speed
-
-
-def _group_means(value: NDArray[np.float64], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return for each row the mean over the rows with its key."""
-    group, num = factorize(*key)
-    total = np.bincount(group, weights=value, minlength=num)
-    means: NDArray[np.float64] = (total / np.bincount(group, minlength=num))[group]
-    return means
 
 
 def _estimate_speed(

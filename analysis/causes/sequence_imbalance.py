@@ -9,11 +9,12 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
+from ..arrays.group_stats import medians_by_key
 from ..arrays.grouping import factorize
 from ..arrays.sorting import argsort_rows
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, has_kind
 from ..report.text import format_percent
-from ..statistics.baseline import common_step_ratio, medians_by_key
+from ..statistics.baseline import common_step_ratio
 from ..statistics.peers import compare_with_peers
 from ..statistics.phases import MIN_EXCESS_RATIO
 from . import stage_imbalance

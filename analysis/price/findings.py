@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians
+from ..arrays.group_stats import group_medians, medians_by_key
 from ..arrays.grouping import factorize, sorted_unique
 from ..causes.candidate import in_shown_steps
 from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
-from ..statistics.baseline import common_step_ratio, medians_by_key
+from ..statistics.baseline import common_step_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -77,9 +77,3 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
     common = np.where(np.maximum(above, below) >= COMMON_SHARE, median, 1.0)
     found: NDArray[np.float64] = common[number]
     return found
-
-
-def medians_by_key(values: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return for each row the median of the rows with its key, in the unit of ``values``."""
-    group, num_groups = factorize(*key)
-    return group_medians(values, group, num_groups)[0][group]

@@ -14,7 +14,7 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
-from ...arrays.group_stats import group_medians
+from ...arrays.group_stats import group_medians, means_by_key, medians_by_key
 from ...arrays.grouping import NO_GROUP, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted
@@ -336,7 +336,7 @@ def ideal_durations(
     Source:
         design.md section 5; the means and medians are arXiv 2505.05713's.
     """
-    ideal = _median_by_label(label, duration_ns)
+    ideal = medians_by_key(duration_ns, label)
     ideal[is_one_of(kind, PAUSE_KINDS)] = 0.0
     own = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
     if not len(own):
@@ -345,7 +345,7 @@ def ideal_durations(
     chunk = matched.spans.chunk[span].astype(np.int64)
     work = kind[own].astype(np.int64) * MAX_PARTS**2 + part[span]
     work = work * (int(chunk.max()) + 2) + chunk + 1
-    mean = _mean_by_label(label[own], duration_ns[own])
+    mean = means_by_key(duration_ns[own], label[own])
     span_mean = np.bincount(span, weights=mean)
     share = np.divide(mean, span_mean[span], out=np.zeros(len(own)), where=mean > 0)
     ideal[own] = share * _mean_of_spans(work, span, duration_ns[own])
@@ -376,16 +376,3 @@ def _mean_of_spans(
     num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
     mean: NDArray[np.float64] = (np.bincount(index, weights=duration) / num_spans)[index]
     return mean
-
-
-def _mean_by_label(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of each row's label."""
-    index, _ = factorize(label)
-    mean: NDArray[np.float64] = (np.bincount(index, weights=value) / np.bincount(index))[index]
-    return mean
-
-
-def _median_by_label(label: NDArray[np.int64], value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each row's label."""
-    index, num = factorize(label)
-    return group_medians(value, index, num)[0][index]
