@@ -158,9 +158,9 @@ def format_account(account: RecordAccount) -> str:
 
 
 def format_most_dropped(accounts: Mapping[tuple[int, int], RecordAccount]) -> str:
-    """Return the rank that dropped most, with its reasons; "" if none dropped any."""
+    """Return the rank that dropped most; "" if none of several dropped any."""
     worst = max(accounts.items(), key=lambda item: item[1].num_dropped, default=None)
-    if worst is None or not worst[1].num_dropped:
+    if len(accounts) == 1 or worst is None or not worst[1].num_dropped:
         return ""
     (_, rank), account = worst
     return f"rank {rank} dropped most: {account.num_dropped:,}"

@@ -214,7 +214,9 @@ def _account_rows(quality: Quality) -> list[tuple[str, str, bool]]:
     dropped = f"{account.num_dropped:,}"
     if account.dropped:
         reasons = ", ".join(f"{num:,} {escape(reason)}" for reason, num in account.dropped.items())
-        dropped += f" ({reasons}); {format_most_dropped(quality.account_by_rank)}"
+        dropped += f" ({reasons})"
+    if most := format_most_dropped(quality.account_by_rank):
+        dropped += f"; {most}"
     return [
         ("records produced", _format_number(account.produced), account.produced is None),
         ("= stored", _format_number(account.stored), False),

@@ -9,6 +9,7 @@ from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
     format_account,
+    format_count,
     format_most_dropped,
     format_percent,
     format_range,
@@ -71,11 +72,12 @@ def _format_run(report: RunReport) -> str:
     layout = f" ({' x '.join(axes)})" if axes else ""
     if not axes and not report.has_layout:
         layout = " (parallel layout unknown)"
-    steps = f"{len(report.steps)} steps"
+    steps = format_count(len(report.steps), "step")
     if report.steps:
         steps += f" ({report.steps[0]} to {report.steps[-1]})"
-    spans = f"{report.num_spans:,} spans"
-    parts = [f"run {report.run}: {report.world_size:,} ranks{layout}, {steps}, {spans}"]
+    ranks = format_count(report.world_size, "rank")
+    spans = format_count(report.num_spans, "span")
+    parts = [f"run {report.run}: {ranks}{layout}, {steps}, {spans}"]
     if len(report.epochs) > 1:
         parts.append(f"{len(report.epochs)} epochs")
     if report.paced:
@@ -234,7 +236,7 @@ def _format_quality(report: RunReport, width: int) -> list[str]:
     )
     if most := format_most_dropped(quality.account_by_rank):
         summary += f" ({most})"
-    lines = wrap(summary, width)
+    lines = wrap(summary, width, break_on_hyphens=False)
     for warning in quality.warnings:
         lines.extend(_paragraph(warning, width, mark="! "))
     return lines

@@ -28,7 +28,7 @@ def test_the_verdict_comes_first_and_the_numbers_follow() -> None:
     assert blocks[3].startswith("finding ")
     assert blocks[4].startswith("waiting rank  share of step  waits for")
     assert blocks[5].startswith(
-        "data quality: coverage 100.0 %, 0 spans dropped, clock error 1.8 us"
+        "data quality: coverage 100.0 %, clock error 1.8 us; 3,840 records ="
     )
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_quantity_is_shown_as_na() -> None:
 
     assert "slowdown     n/a: n/a of the step time is lost" in text
     assert "MFU          n/a" in text
-    assert "coverage n/a, 0 spans dropped, clock error n/a" in text
+    assert "coverage n/a, clock error n/a; 3,840 records =" in text
     assert "waiting rank" not in text
 
 
