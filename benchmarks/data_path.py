@@ -1,22 +1,21 @@
-"""From a span's end to a query that shows it: how long it takes, and what an outage does.
+"""Latency, outage and memory of the data path from the ranks to a query.
 
     python -m benchmarks.data_path [--rate 64000] [--seconds 60] [--outage 20] [--ranks 8]
                                    [--json FILE] [--folder DIR]
 
 Four processes, as on a small cluster: a generator that writes into the spool of ``--ranks`` ranks
-at a steady rate, `rankscope agent`, `rankscope serve --only collector` on an embedded store, and
-this one, which asks the server's ClickHouse interface every half second for each rank's newest row.
+at a constant rate, `rankscope agent`, `rankscope serve --only collector` on an embedded store, and
+this one, which queries the newest row of each rank every half second.
 
-* *latency*: a row counts as visible at the first look that finds a row of its rank as new or newer,
-  for the slowest rank; its latency is that look's time less the row's end. Told as percentiles over
-  rows. It holds up to half a second of waiting for the next look.
+* *latency*: a row is visible at the first query that finds a row of its rank that is as new or
+  newer, for the slowest rank; its latency is the time of that query minus the end of the row. The
+  result is percentiles over rows, and includes up to half a second until the next query.
 * *outage*: after a third of the time the collector is killed with -9 and started again ``--outage``
-  seconds later. *drained* is the time from then until the newest rows are as new as they were
-  before.
+  seconds later. *drained* is the time from then until the newest rows are as recent as before.
 * *memory*: the largest resident set of agent and collector (with its decoders) before and after the
-  outage began, and in each minute; the slope of the minutes' medians with its interval; the
-  collector's own memory apart from pages of files and decoders.
-* at the end: rows stored, and rows stored twice as a query shows them.
+  outage began, and in each minute; the slope of the medians per minute with its
+  interval; the collector's memory without file pages and decoders.
+* at the end: rows stored, and duplicates in the result of a query.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ STEP_SPANS = 2_000
 """Spans of one rank in one step."""
 
 SETTLED_MINUTES = 3
-"""Until caches are filled and each code path was taken; the last minute is not whole."""
+"""Minutes until caches are filled and each code path has run; the last minute is incomplete."""
 
 LATE_S = 5.0
-"""The newest rows may be this old while all is well."""
+"""Largest age of the newest rows in normal operation."""
 
 NEWEST = """
 SELECT rank, max(start_ns + duration_ns) AS newest, max(step) AS last_step FROM spans
@@ -71,7 +70,7 @@ SELECT sum(num_rows), sum(num_distinct) FROM (
     SELECT count() AS num_rows, groupBitmap(row) AS num_distinct FROM spans GROUP BY rank, segment
 ) FORMAT TSV
 """
-"""A bitmap a segment, 8 KiB each: a set of all rows takes 3 GB at 100 million."""
+"""One bitmap per segment, 8 KiB each: a set of all rows would take 3 GB at 100 million rows."""
 
 SIZE = """
 SELECT sum(bytes_on_disk) / sum(rows) AS num_bytes FROM system.parts
@@ -79,11 +78,8 @@ WHERE active AND table = 'spans'
 """
 
 
-# -- the generator, in a process of its own ----------------------------------
-
-
 class _Writer:
-    """Writes one rank's records into its spool."""
+    """Writer of the records of one rank."""
 
     def __init__(self, spool: Path, rank: int, num_ranks: int) -> None:
         self._spool = SpoolBuilder(
@@ -99,7 +95,7 @@ class _Writer:
         self._num_written = 0
 
     def write(self, num: int, begin_ns: int, end_ns: int) -> None:
-        """Write records that fill the time from ``begin_ns`` to ``end_ns``, monotonic."""
+        """Write records for the time from ``begin_ns`` to ``end_ns``, monotonic clock."""
         while num:
             if self._spool.next_row == SEGMENT_ROWS:
                 self._spool.seal()
@@ -112,7 +108,7 @@ class _Writer:
             num -= count
 
     def end(self) -> int:
-        """Say goodbye; return how many records there are."""
+        """End the rank and return the number of records."""
         self._spool.end()
         return self._num_written
 
@@ -146,7 +142,7 @@ class _Writer:
 
 
 def generate(spool: Path, *, num_ranks: int, rate: int, seconds: float) -> None:
-    """Write ``rate`` records a second for a while; print how many in the end."""
+    """Write ``rate`` records per second for some time, and print their number."""
     writers = [_Writer(spool, rank, num_ranks) for rank in range(num_ranks)]
     begin_ns = last_ns = time.monotonic_ns()
     until_ns = begin_ns + int(seconds * 1e9)
@@ -161,37 +157,34 @@ def generate(spool: Path, *, num_ranks: int, rate: int, seconds: float) -> None:
     print(sum(writer.end() for writer in writers))
 
 
-# -- the look at it ----------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Looks:
-    """What was seen, look by look."""
+    """Results of the queries, one element per query."""
 
     at_ns: list[int] = field(default_factory=list)
     """Unix time."""
 
     newest_ns: list[int] = field(default_factory=list)
-    """Of the rank that is furthest behind."""
+    """Newest row of the rank that is furthest behind."""
 
     agent_bytes: list[int] = field(default_factory=list)
     collector_bytes: list[int] = field(default_factory=list)
     own_bytes: list[int] = field(default_factory=list)
-    """The collector's, without pages of files and without its decoders: the program's code comes
-    in page by page as it is first used, up to its size."""
+    """Memory of the collector without file pages and decoders: the pages of its code are loaded
+    when they are first used."""
 
     memory_at_s: list[float] = field(default_factory=list)
-    """Since the start, of each of the two above."""
+    """Time since the start, of each of the two above."""
 
 
 class Bench(WholePath):
-    """The path, with a generator in front and someone who looks."""
+    """The processes of the data path, and queries on their result."""
 
     def begin(self, rate: int, seconds: float, num_ranks: int) -> None:
         """Start the generator."""
         self.rate, self.num_ranks = rate, num_ranks
-        told = {"generate": self.spool, "rate": rate, "seconds": seconds, "ranks": num_ranks}
-        flags = [word for name, value in told.items() for word in (f"--{name}", str(value))]
+        values = {"generate": self.spool, "rate": rate, "seconds": seconds, "ranks": num_ranks}
+        flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
         self.generator = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.data_path", *flags],
             stdout=subprocess.PIPE,
@@ -202,7 +195,7 @@ class Bench(WholePath):
         self.began_s = time.monotonic()
 
     def look(self) -> float | None:
-        """Look once; return how old the newest rows are, in s, None where nothing answers."""
+        """Query once and return the age of the newest rows in s, None without an answer."""
         time.sleep(LOOK_S)
         answer = self.query(NEWEST.replace("{step}", str(self.seen_step)))
         self._note_memory()
@@ -212,7 +205,7 @@ class Bench(WholePath):
         if len(rows) < self.num_ranks:
             return None
         newest = min(int(row["newest"]) for row in rows)
-        # Every rank has come so far: a look reads what is new, however long the run.
+        # All ranks have rows up to here: the next query reads only newer ones.
         self.seen_step = min(int(row["last_step"]) for row in rows)
         now = time.time_ns()
         self.looks.at_ns.append(now)
@@ -220,31 +213,31 @@ class Bench(WholePath):
         return (now - newest) / 1e9
 
     def query(self, sql: str) -> str | None:
-        """Ask the server; None where it does not answer."""
+        """Query the server; None if it does not answer."""
         server = read_server_file(self.store)
         if server is None or server.token is None:
             return None
         return self.ask("/", sql, **{"X-ClickHouse-Key": server.token})
 
     def span_bytes(self) -> float:
-        """End both processes, and return what a span takes on disk, not merged further."""
+        """End both processes and return the bytes per span on disk, without further merges."""
         self.end("agent")
         self.end("collector")
         with open_store(f"chdb://{self.store}") as store:
             return float(store.rows(SIZE)[0]["num_bytes"])
 
     def _note_memory(self) -> None:
-        for name, told in (
+        for name, readings in (
             ("agent", self.looks.agent_bytes),
             ("collector", self.looks.collector_bytes),
         ):
-            told.append(_resident_bytes(self.pid_of(name)))
+            readings.append(_resident_bytes(self.pid_of(name)))
         self.looks.own_bytes.append(_own_bytes(self.pid_of("collector")))
         self.looks.memory_at_s.append(time.monotonic() - self.began_s)
 
 
 def _resident_bytes(pid: int) -> int:
-    """Return what a process and its children hold; 0 where it is gone."""
+    """Return the resident set of a process and its children; 0 if it has ended."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -254,16 +247,16 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return what of a process's memory comes from no file; 0 where it is gone."""
+    """Return the memory of a process without file pages; 0 if it has ended."""
     try:
-        told = psutil.Process(pid).memory_info()
-        return int(told.rss - told.shared)
+        memory = psutil.Process(pid).memory_info()
+        return int(memory.rss - memory.shared)
     except psutil.Error:
         return 0
 
 
 def latencies_s(looks: Looks) -> dict[str, float]:
-    """Return percentiles of how long rows took to show, each stretch of time weighing alike."""
+    """Return percentiles of the latency; every moment has the same weight."""
     waits: list[NDArray[np.float64]] = []
     pairs = zip(looks.newest_ns[:-1], looks.newest_ns[1:], looks.at_ns[1:], strict=True)
     for before, after, seen in pairs:
@@ -278,13 +271,13 @@ def latencies_s(looks: Looks) -> dict[str, float]:
 def mib_by_minute(looks: Looks, share: float) -> dict[str, list[int]]:
     """Return a quantile of the resident sets of each minute.
 
-    Merging larger parts takes more memory while it goes on; what leaks is there between merges too.
+    A merge of large parts takes memory while it runs; a leak also shows between merges.
     """
     minutes = (np.array(looks.memory_at_s) // 60).astype(int)
     return {
-        name: [int(np.quantile(np.array(told)[minutes == k], share)) >> 20
+        name: [int(np.quantile(np.array(readings)[minutes == k], share)) >> 20
                for k in np.unique(minutes)]
-        for name, told in (
+        for name, readings in (
             ("agent", looks.agent_bytes),
             ("collector", looks.collector_bytes),
             ("collector_own", looks.own_bytes),
@@ -293,7 +286,7 @@ def mib_by_minute(looks: Looks, share: float) -> dict[str, list[int]]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the benchmark and return its document."""
+    """Run the benchmark and return its result."""
     parent = options.folder or tempfile.mkdtemp(prefix="rankscope-path-")
     outage_at_s = options.seconds / 3 if options.outage else float("inf")
     result: dict[str, Any] = {}
@@ -321,8 +314,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["mib_by_minute"] = mib_by_minute(looks, 1.0)
     result["median_mib_by_minute"] = mib_by_minute(looks, 0.5)
     result["mib_a_minute"] = {
-        name: slope(told[SETTLED_MINUTES:-1])
-        for name, told in result["median_mib_by_minute"].items()
+        name: slope(readings[SETTLED_MINUTES:-1])
+        for name, readings in result["median_mib_by_minute"].items()
     }
     result["least_mib_by_minute"] = mib_by_minute(looks, 0.0)
     return {
@@ -336,7 +329,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _outage(bench: Bench, seconds: float) -> dict[str, Any]:
-    """Kill the collector for a while; say how long it takes until nothing is late any more."""
+    """Kill the collector for some time; return the time until the backlog is stored."""
     looks = bench.looks
     steady = {"latency_s": latencies_s(looks)}
     before = max(looks.agent_bytes), max(looks.collector_bytes)
@@ -361,7 +354,7 @@ def _outage(bench: Bench, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the flags, run, and print one JSON document."""
+    """Run with the flags of the command line and print the result as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rate", type=int, default=64_000, help="spans a second, all ranks")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -1,11 +1,12 @@
-"""How often the diagnosis is right, on simulated clusters whose faults are known.
+"""Accuracy of the diagnosis on simulated clusters with labelled faults.
 
     python -m benchmarks.diagnosis [--seed 1] [--share 1.0] [--jobs 2] [--out FILE.jsonl]
     python -m benchmarks.diagnosis --summary FILE.jsonl
 
-Runs every scenario of a seed (`benchmarks.diagnosis_scenarios`), analyses it as
-a stored run would be, and writes one line of JSON each; then prints the tables
-of docs/benchmarks.md. The simulator shares no code with the analysis.
+Simulates and analyses every scenario of a seed (`benchmarks.diagnosis_scenarios`), writes one line
+of JSON each, and prints the tables of docs/benchmarks.md. The simulator shares no code with the
+analysis, but belongs to the same project: `benchmarks.independent` is a generator by another
+author.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ RUN = "simulated"
 PRICED = frozenset(
     {"slow-compute", "clock-throttle", "slow-link", "host-stall", "data-stall", "stage-imbalance"}
 )
-"""Causes whose true slowdown is measured: the same scenario is simulated without the fault."""
+"""Causes whose slowdown is measured by simulating the scenario without the fault as well."""
 
 LATENCY_STEPS = 3
 LARGEST_TWICE = 2048
-"""Ranks up to which a scenario is simulated a second time, for its true slowdown."""
+"""Largest number of ranks for which the true slowdown is simulated."""
 
 LARGEST_EARLY = 256
-"""Ranks up to which it is analysed a second time, as of three steps after the onset."""
+"""Largest number of ranks for which the analysis is repeated three steps after the onset."""
 
 
 def run_one(labelled: Labelled) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _findings(report: RunReport) -> list[dict[str, Any]]:
 
 
 def _true_slowdown(labelled: Labelled, steps: StepTable) -> float:
-    """Return the mean step of the run over that of the same run without its fault."""
+    """Return the mean step time over that of the same run without its fault."""
     without = SimulatedSource(replace(labelled.scenario, faults=()))
     return _mean_step(steps) / _mean_step(without.steps(RUN))
 
@@ -115,13 +116,13 @@ def _mean_step(steps: StepTable) -> float:
 
 
 def run_all(every: list[Labelled], jobs: int) -> Iterator[dict[str, Any]]:
-    """Yield the result of each scenario, in their order."""
+    """Yield the result of each scenario, in order."""
     with ProcessPoolExecutor(jobs) as pool:
         yield from pool.map(run_one, every, chunksize=1)
 
 
 def main() -> None:
-    """Run, or summarise what was run."""
+    """Run the scenarios, or summarise results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--share", type=float, default=1.0, help="of the scenarios of each size")

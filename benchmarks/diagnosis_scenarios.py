@@ -1,4 +1,4 @@
-"""Seeded scenarios of the labelled benchmark: layouts, noise, and one to four faults."""
+"""Scenarios of `benchmarks.diagnosis`: random layouts, noise, and up to four faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 STRENGTHS = (1.03, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
-"""Factors that faults are planted with; those that add a time add as much of the compute."""
+"""Factors of the faults; faults that add a time add the same share of the compute."""
 
 CAUSES = (
     "slow-compute", "clock-throttle", "slow-link", "network-degradation", "gc-pause", "host-stall",
@@ -27,13 +27,13 @@ SEVERAL_SHARE = 0.2
 """Share of the scenarios with two to four faults."""
 
 ZERO_BUBBLE_SHARE = 0.2
-"""Share of the pipelines whose backward is split."""
+"""Share of the pipelines with a split backward."""
 
 EXPERTS_SHARE = 0.2
-"""Share of the jobs with experts, where the layout has room for them."""
+"""Share of the jobs with experts, if the layout allows them."""
 
 LARGEST_TRACED = 2048
-"""Ranks up to which communication inside a compute span is recorded beside experts."""
+"""Largest number of ranks for which communication inside compute spans is recorded with experts."""
 
 COMPUTE_MS = 30.0
 """Forward and backward of one micro-batch."""
@@ -60,13 +60,13 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """One scenario, and what it is about."""
+    """A scenario with its description."""
 
     number: int
     size: str
     scenario: Scenario
     strength: float
-    """Factor of the first fault; 1 where it has none."""
+    """Factor of the first fault; 1 if it has none."""
 
     is_healthy: bool
 
@@ -76,8 +76,8 @@ def scenarios(seed: int, *, share: float = 1.0, sizes: tuple[str, ...] = ()) -> 
 
     Args:
         seed: Equal seeds give equal scenarios.
-        share: Of each size's number.
-        sizes: Names of the sizes wanted; empty: all.
+        share: Share of the scenarios of each size.
+        sizes: Names of sizes; all if empty.
     """
     for place, size in enumerate(SIZES):
         if sizes and size.name not in sizes:
@@ -117,7 +117,7 @@ def _layout(size: Size, rng: np.random.Generator) -> Scenario:
         ),
         seed=int(rng.integers(1 << 31)),
     )
-    # A stream of its own: what was drawn before stays as it was.
+    # A separate random stream, so that earlier draws do not change.
     return _with_experts(_with_split_backward(plain, rng.spawn(1)[0]), rng.spawn(1)[0])
 
 
@@ -132,7 +132,7 @@ def _with_split_backward(scenario: Scenario, rng: np.random.Generator) -> Scenar
 
 
 def _with_experts(scenario: Scenario, rng: np.random.Generator) -> Scenario:
-    """Give some jobs experts, whose tokens vary."""
+    """Give some jobs experts with varying tokens."""
     ep = int(rng.choice((2, 4, 8)))
     is_large = scenario.tp > 1 and scenario.world_size > LARGEST_TRACED
     if scenario.dp % ep or is_large or rng.random() >= EXPERTS_SHARE:
@@ -143,7 +143,7 @@ def _with_experts(scenario: Scenario, rng: np.random.Generator) -> Scenario:
 
 
 def _healthy(size: Size, number: int, rng: np.random.Generator) -> Labelled:
-    """Return a run that nothing is wrong with, however variable."""
+    """Return a healthy scenario, possibly with large variation."""
     scenario = _layout(size, rng)
     noise = replace(
         scenario.noise,
@@ -154,9 +154,9 @@ def _healthy(size: Size, number: int, rng: np.random.Generator) -> Labelled:
     )
     specs = []
     if rng.random() < 1 / 3:
-        told = rng.choice(("yes", "no"))
+        spans = rng.choice(("yes", "no"))
         every, pause_ms = int(rng.integers(2, 6)), int(rng.integers(100, 900))
-        specs.append(f"checkpoint:every={every},ms={pause_ms},spans={told}")
+        specs.append(f"checkpoint:every={every},ms={pause_ms},spans={spans}")
     scenario = replace(scenario, noise=noise, faults=parse_simulated_faults(specs))
     return Labelled(number=number, size=size.name, scenario=scenario, strength=1.0, is_healthy=True)
 
@@ -193,13 +193,13 @@ def _faulty(size: Size, number: int, rng: np.random.Generator, index: int) -> La
 
 
 MIXED = ("slow-compute", "slow-link", "data-stall", "host-stall", "misconfiguration")
-"""Causes that are planted beside another one."""
+"""Causes that are combined with another one."""
 
 
 def _fitting(base: Scenario, causes: list[str]) -> Scenario:
-    """Give a scenario the axes and hosts that its faults need."""
+    """Set the axes and hosts that the faults of a scenario need."""
     if "slow-link" in causes:
-        # In a ring alone every member is as slow as the slow one: nobody could tell which.
+        # In a single ring all members are equally slow, so the slow one cannot be located.
         pp = max(base.pp, 2)
         dp = max(base.world_size // (pp * base.tp), 2)
         ep = math.gcd(base.ep, dp)
@@ -229,15 +229,15 @@ def _bad_layout(base: Scenario, rng: np.random.Generator) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Where and when the next fault of a scenario is planted."""
+    """Chooser of place and steps for the faults of a scenario."""
 
     base: Scenario
     rng: np.random.Generator
     taken: set[int] = field(default_factory=set)
-    """Workers that have a fault already."""
+    """Workers that already have a fault."""
 
     def steps(self) -> str:
-        """Return when: always, from some step on, or for some steps."""
+        """Return the steps of a fault: all, from some step on, or some steps."""
         kind, last = int(self.rng.integers(3)), self.base.num_steps - 1
         if kind == 0:
             return ""
@@ -246,7 +246,7 @@ class Draw:
         return f",steps={first}-{end}"
 
     def rank(self) -> int:
-        """Return a rank whose worker no other fault has."""
+        """Return a rank of a worker without a fault."""
         while True:
             rank = int(self.rng.integers(self.base.world_size))
             if rank // self.base.tp not in self.taken:
@@ -254,11 +254,11 @@ class Draw:
                 return rank
 
     def extra_ms(self, strength: float) -> float:
-        """Return the part of a step's compute that a factor adds."""
+        """Return the time that a factor adds to the compute of a step."""
         return (strength - 1.0) * COMPUTE_MS * self.base.num_microbatches
 
-    def told(self) -> str:
-        """Return whether the trace has spans of it, or gaps."""
+    def spans(self) -> str:
+        """Return whether the trace has spans or gaps for it."""
         return str(self.rng.choice(("yes", "no")))
 
 
@@ -287,10 +287,9 @@ def _network(draw: Draw, strength: float) -> str:
 def _gc(draw: Draw, _: float) -> str:
     per_step = draw.base.world_size * draw.base.num_microbatches
     probability = min(float(draw.rng.uniform(2.0, 5.0)) / per_step, 0.05)
-    told = draw.told()
-    return (
-        f"gc-pause:ms={int(draw.rng.integers(100, 400))},probability={probability:.6f},spans={told}"
-    )
+    spans = draw.spans()
+    pause_ms = int(draw.rng.integers(100, 400))
+    return f"gc-pause:ms={pause_ms},probability={probability:.6f},spans={spans}"
 
 
 def _host_stall(draw: Draw, strength: float) -> str:
@@ -299,9 +298,9 @@ def _host_stall(draw: Draw, strength: float) -> str:
 
 
 def _data_stall(draw: Draw, strength: float) -> str:
-    told = draw.told()
+    spans = draw.spans()
     ms = draw.extra_ms(strength)
-    return f"data-stall:rank={draw.rank()},ms={ms:.1f},spans={told}{draw.steps()}"
+    return f"data-stall:rank={draw.rank()},ms={ms:.1f},spans={spans}{draw.steps()}"
 
 
 def _skew(draw: Draw, strength: float) -> str:

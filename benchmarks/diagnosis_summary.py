@@ -1,11 +1,10 @@
-"""Score the results of the labelled benchmark and write them as Markdown tables.
+"""Scores of `benchmarks.diagnosis` as Markdown tables.
 
-A fault of 10 % or more has to be found; one below may be. A fault is *located*
-when a finding names only ranks among which the trace cannot tell the culprits
-(with TP collapsed, their partners too), and a culprit among them. Top-1: the
-first finding does so. The exact set: each finding with ranks locates a fault, and
-each fault is located. Causes are scored as sets, one F1 a cause.
-Intervals are Wilson's at 95 % for shares, bootstrapped for the others.
+A fault of 10 % or more must be found; a smaller one may be. A fault is *located* if a finding names
+a culprit, and only ranks that the trace cannot distinguish from culprits (with TP collapsed, their
+partners). Top-1: the first finding locates a fault. Exact set: each finding with ranks locates a
+fault, and each fault is located. Causes are scored as sets, one F1 per cause. Intervals are 95 %,
+Wilson's for shares and by bootstrap for the others.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ LOCATED = frozenset(
 ALWAYS_DUE = frozenset(
     {"gc-pause", "launch-skew", "sequence-imbalance", "misconfiguration", "crash", "hang", "layout"}
 )
-"""Causes whose strength the scenario's does not say."""
+"""Causes whose strength does not follow from that of the scenario."""
 
 BY_NOISE = frozenset(
     {"slow-compute", "clock-throttle", "slow-link", "network-degradation", "host-stall",
      "data-stall", "stage-imbalance", "launch-skew", "gc-pause", "sequence-imbalance"}
 )  # fmt: skip
-"""Causes whose confidence says how far they stand clear of the noise."""
+"""Causes whose confidence measures their distance from noise."""
 
 CONFIDENCES = (0.5, 0.75, 0.9, 0.93, 0.95, 0.97, 0.99)
 
 SIZES = ("small", "2048", "12288")
 ONSET_STEPS = 3
 PAIR = 2
-"""A slow adapter of a rank with one inter-host link cannot be told from that link: naming both
-ends of it is right."""
+"""A slow adapter of a rank with one inter-host link cannot be distinguished from that link: naming
+both ends is correct."""
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -72,7 +71,7 @@ def _alarms(result: Result) -> list[Result]:
 
 
 def _names(finding: Result, label: Result) -> bool:
-    """Tell whether a finding names the place of a fault."""
+    """Return whether a finding locates a fault."""
     named, visible = set(finding["ranks"]), set(label["visible_ranks"])
     if label["cause"] == "slow-link" and len(named) == PAIR:
         return bool(named & set(label["ranks"]))
@@ -88,7 +87,7 @@ def _located_due(result: Result) -> list[Result]:
 
 
 def _top1(result: Result) -> bool | None:
-    """Tell whether the first finding names a planted place; None where none is due."""
+    """Return whether the first finding locates a fault; None if no fault must be found."""
     due = _located_due(result)
     if not due or len(due) < len(result["truth"]):
         return None
@@ -110,7 +109,7 @@ def _false_alarm(result: Result) -> bool:
 
 
 def _matched(result: Result) -> list[tuple[Result, Result]]:
-    """Return (label, finding) of equal cause and place."""
+    """Return pairs (label, finding) with equal cause and place."""
     pairs = []
     for place, label in enumerate(result["truth"]):
         if not _due(result, label, place):
@@ -142,7 +141,7 @@ def _slowdown_errors(results: Iterable[Result]) -> list[float]:
 
 
 def _early(result: Result) -> bool | None:
-    """Tell whether the verdict stood within three steps of the onset; None where not asked."""
+    """Return whether the verdict was correct three steps after the onset; None if not measured."""
     if "early_findings" not in result or not _due(result, result["truth"][0], 0):
         return None
     label = result["truth"][0]
@@ -153,17 +152,17 @@ def _early(result: Result) -> bool | None:
 
 
 def _f1_by_cause(results: Sequence[Result]) -> dict[str, tuple[float, int]]:
-    """Return (F1, number planted) of each cause; faults below 10 % count neither way."""
+    """Return (F1, number of faults) of each cause; faults below 10 % are not counted."""
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     missed: Counter[str] = Counter()
     for result in results:
         due = {t["cause"] for k, t in enumerate(result["truth"]) if _due(result, t, k)}
         may = {label["cause"] for label in result["truth"]}
-        told = {finding["cause"] for finding in _alarms(result)}
-        right.update(due & told)
-        missed.update((due - told) - NO_ALARM)
-        wrong.update(told - may)
+        reported = {finding["cause"] for finding in _alarms(result)}
+        right.update(due & reported)
+        missed.update((due - reported) - NO_ALARM)
+        wrong.update(reported - may)
     causes = sorted(set(right) | set(missed))
     return {
         cause: (
@@ -289,18 +288,18 @@ def _confusion(results: Sequence[Result]) -> str:
         else:
             continue
         alarms = _alarms(result)
-        told = alarms[0]["cause"] if alarms else result["findings"][0]["cause"]
-        counts[label][told] += 1
-    columns = sorted({told for row in counts.values() for told in row})
+        found = alarms[0]["cause"] if alarms else result["findings"][0]["cause"]
+        counts[label][found] += 1
+    columns = sorted({found for row in counts.values() for found in row})
     rows = [
-        [label, *(str(counts[label][told] or "") for told in columns)] for label in sorted(counts)
+        [label, *(str(counts[label][found] or "") for found in columns)] for label in sorted(counts)
     ]
-    return _table(["one planted \\ first told", *columns], rows)
+    return _table(["one fault \\ first finding", *columns], rows)
 
 
 def _calibration(results: Sequence[Result]) -> str:
-    """Tabulate how often findings are right, by the confidence that they were told with."""
-    told: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    """Return the table of correct findings by confidence."""
+    by_place: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for result in results:
         for finding in _alarms(result):
             if finding["cause"] not in BY_NOISE:
@@ -311,9 +310,9 @@ def _calibration(results: Sequence[Result]) -> str:
                 for label in result["truth"]
             )
             place = int(np.searchsorted(CONFIDENCES, finding["confidence"], side="right"))
-            told[place].append((finding["confidence"], right))
+            by_place[place].append((finding["confidence"], right))
     rows = []
-    for place, found in sorted(told.items()):
+    for place, found in sorted(by_place.items()):
         low = CONFIDENCES[place - 1] if place else 0.0
         mean = float(np.mean([confidence for confidence, _ in found]))
         rows.append([f"{low} and more", f"{mean:.3f}", share_text(right for _, right in found)])

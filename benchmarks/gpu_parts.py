@@ -1,4 +1,7 @@
-"""What is measured on a GPU; each part runs in a process of its own. See `gpu_tracer`."""
+"""Parts of `gpu_tracer`, each of which runs in its own process.
+
+They need only torch: the interval of a median is computed here and not by scipy.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,13 @@ if TYPE_CHECKING:
 
 MICROBATCHES = 100
 REDUCES = 250
-BY_HAND = 299
-"""With two spans a micro-batch, a communication and a wait a reduce, and the optimizer: 1,000."""
+MANUAL_SPANS = 299
+"""Manual spans. With two spans per micro-batch, a communication and a wait per reduction, and the
+optimizer, a step has 1,000."""
 
 SIZES = (4096, 2048, 1024)
 MAX_STEP_S = 1.5
-"""Of the sizes of a matrix the first is taken with which a step is no longer than this."""
+"""Longest step: the first size of a matrix that does not exceed it is used."""
 
 BLOCK_S = 4.0
 STEP_BUDGET_S = 130.0
@@ -47,7 +51,7 @@ MARKS = 5_000
 
 
 class Job:
-    """A training of a few matrix products, with 1,000 spans a step when it is traced."""
+    """A training of a few matrix products, with 1,000 spans per step if it is traced."""
 
     def __init__(self, rig: Rig, size: int, spool: Path) -> None:
         self.size = size
@@ -62,7 +66,7 @@ class Job:
         self._blocks = 0
 
     def steps(self, number: int) -> float:
-        """Train; return the seconds a step took."""
+        """Train and return the seconds per step."""
         self._rig.synchronize()
         begun_s = time.perf_counter()
         for _ in range(number):
@@ -72,7 +76,7 @@ class Job:
         return (time.perf_counter() - begun_s) / number
 
     def traced(self, run: Callable[[], float]) -> tuple[float, Path]:
-        """Return what ``run`` returns while the tracer is on, and where its records lie."""
+        """Return the result of ``run`` with the tracer on, and the folder of its records."""
         self._blocks += 1
         recorder: Any = tracer.install(
             spool=self._spool, run=f"block-{self._blocks}", model=self._model
@@ -97,15 +101,15 @@ class Job:
                 if work is not None:
                     work.wait()
                 num_reduced += 1
-        for _ in range(BY_HAND):
-            with tracer.span("by hand"):
+        for _ in range(MANUAL_SPANS):
+            with tracer.span("manual"):
                 pass
         self._optimizer.step()
         self._optimizer.zero_grad()
 
 
 def measure_steps(rig: Rig, *, fake: bool) -> dict[str, object]:
-    """Return the step's ratio traced / untraced, extra synchronisations, and what a span cost."""
+    """Return the ratio of a step traced / untraced, additional synchronisations, cost of a span."""
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(
             rig.dist_backend, init_method=f"file://{folder}/store", rank=0, world_size=1
@@ -125,7 +129,7 @@ def measure_steps(rig: Rig, *, fake: bool) -> dict[str, object]:
 
 
 def _sized(rig: Rig, size: int, spool: Path) -> tuple[Job, float]:
-    """Return a job and the seconds that one of its steps takes."""
+    """Return a job and the seconds of one of its steps."""
     job = Job(rig, size, spool)
     return job, min(job.steps(1) for _ in range(2))
 
@@ -192,7 +196,7 @@ def _runtime_calls(run: Callable[[], float]) -> Counter[str]:
 
 
 def measure_overlap(rig: Rig, *, fake: bool) -> dict[str, object]:
-    """Return how long compute beside communication takes, without marks and with them."""
+    """Return the time of compute beside communication, without and with marks."""
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = tracer.install(spool=folder, run="overlap")
         start_device_timing(recorder, lambda: rig.backend)
@@ -249,7 +253,7 @@ def _ignore(*about: object) -> None:
 
 
 def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
-    """Return how far device times lie from host readings around single events, over minutes."""
+    """Return the distance of device times from host times around single events, over minutes."""
     clock = DeviceClock(
         EventPool(rig.backend.new_event),
         rig.backend.private_stream(0),
@@ -273,8 +277,8 @@ def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
         placed = clock.read_time(event, launch_ns)
         errors.append(abs(placed.at_ns - (seen.lower_ns + seen.upper_ns) // 2))
         bounds.append(placed.error_ns)
-        apart_ns = max(seen.lower_ns - placed.at_ns, placed.at_ns - seen.upper_ns, 0)
-        outside += apart_ns > placed.error_ns
+        distances_ns = max(seen.lower_ns - placed.at_ns, placed.at_ns - seen.upper_ns, 0)
+        outside += distances_ns > placed.error_ns
     return {
         "seconds": seconds,
         "events": len(errors),
@@ -287,7 +291,7 @@ def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
 
 
 def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
-    """Return what one mark costs the job's thread, and one span the resolver, in host time."""
+    """Return the host time of one mark on the job's thread, and of one span in the resolver."""
     from rankscope.tracer.device.timing import PendingSpan
 
     with tempfile.TemporaryDirectory() as folder:
@@ -298,7 +302,7 @@ def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
             timing._clock, timing._sleep = rig.clock, rig.sleep
         taking_ns, resolving_ns, num = [], [], MARKS // 10
         for _ in range(10):
-            with timing._turn:  # The background thread waits: this one resolves.
+            with timing._turn:  # The background thread is idle, so that this one resolves.
                 begun_ns = time.thread_time_ns()
                 marks = [timing.mark(0) for _ in range(num)]
                 taking_ns.append((time.thread_time_ns() - begun_ns) / num)

@@ -1,4 +1,4 @@
-"""A device to measure on: the real one through torch, or the tests' fake one."""
+"""Device for measurements: a GPU through torch, or the fake device of the tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALIBRATION_CYCLES = 50_000_000
 
 
 class Rig(Protocol):
-    """What the measurements do with a device beyond what the tracer does with it."""
+    """Operations on a device that the measurements need in addition to the tracer's."""
 
     name: str
     torch_device: str
@@ -24,27 +24,27 @@ class Rig(Protocol):
     """The default stream."""
 
     def clock(self) -> int:
-        """Return the host's time in ns."""
+        """Return the host time in ns."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
         ...
 
     def new_stream(self) -> Any:  # noqa: ANN401 - torch's or the fake's
-        """Return a stream of the job's."""
+        """Return a new stream."""
         ...
 
     def kernel(self, duration_ms: float, stream: Any) -> None:  # noqa: ANN401
-        """Give a stream work of about this length that leaves room beside it."""
+        """Launch a kernel of about this duration that does not occupy the whole device."""
         ...
 
     def wait_for(self, stream: Any, other: Any) -> None:  # noqa: ANN401
-        """Make a stream wait for what another has been given."""
+        """Make a stream wait for the work of another."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for the device, as a job does that reads its loss."""
+        """Wait for the device."""
         ...
 
 
@@ -64,11 +64,11 @@ class CudaRig:
         self._cycles_per_ms = self._calibrate()
 
     def clock(self) -> int:
-        """Return the host's time in ns."""
+        """Return the host time in ns."""
         return time.monotonic_ns()
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
         time.sleep(seconds)
 
     def new_stream(self) -> Any:  # noqa: ANN401
@@ -76,12 +76,12 @@ class CudaRig:
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def kernel(self, duration_ms: float, stream: Any) -> None:  # noqa: ANN401
-        """Let one thread of the device count cycles."""
+        """Launch a kernel of one thread that counts cycles."""
         with torch.cuda.stream(stream):
             _spin(int(duration_ms * self._cycles_per_ms))
 
     def wait_for(self, stream: Any, other: Any) -> None:  # noqa: ANN401
-        """Make a stream wait for what another has been given."""
+        """Make a stream wait for the work of another."""
         stream.wait_stream(other)
 
     def synchronize(self) -> None:
@@ -89,7 +89,7 @@ class CudaRig:
         torch.cuda.synchronize()
 
     def _calibrate(self) -> float:
-        """Return the cycles of a ms."""
+        """Return the number of cycles per ms."""
         _spin(CALIBRATION_CYCLES)  # The first run wakes the device.
         torch.cuda.synchronize()
         begun_s = time.perf_counter()
@@ -103,7 +103,7 @@ def _spin(cycles: int) -> None:
 
 
 class FakeRig:
-    """The fake device, on which time passes only when it is told to."""
+    """The fake device, whose time is advanced explicitly."""
 
     name = "fake device (no GPU: its numbers measure nothing)"
     torch_device = "cpu"
@@ -117,11 +117,11 @@ class FakeRig:
         self.default = self._cuda.stream(0)
 
     def clock(self) -> int:
-        """Return the fake's host time in ns."""
+        """Return the host time of the fake in ns."""
         return self._cuda.clock()
 
     def sleep(self, seconds: float) -> None:
-        """Let the fake's time pass."""
+        """Advance the time of the fake."""
         self._cuda.sleep(seconds)
 
     def new_stream(self) -> Any:  # noqa: ANN401
@@ -129,7 +129,7 @@ class FakeRig:
         return self._cuda.new_stream()
 
     def kernel(self, duration_ms: float, stream: Any) -> None:  # noqa: ANN401
-        """Give a fake stream work."""
+        """Launch work on a fake stream."""
         self._cuda.kernel(round(duration_ms * 1e6), stream)
 
     def wait_for(self, stream: Any, other: Any) -> None:  # noqa: ANN401
@@ -137,5 +137,5 @@ class FakeRig:
         self._cuda.wait_for(stream, other)
 
     def synchronize(self) -> None:
-        """Let time pass until the fake device is done."""
+        """Advance the time until the fake device is idle."""
         self._cuda.now_ns = max(self._cuda.now_ns, self.default.end_ns)

@@ -1,12 +1,11 @@
-"""What device timing costs a job, and how exact it is, on the GPU of this machine.
+"""Cost and accuracy of device timing on the GPU of this machine.
 
     python benchmarks/gpu_tracer.py > result.json
-    python benchmarks/gpu_tracer.py --fake        the script itself, tried where there is no GPU
+    python benchmarks/gpu_tracer.py --fake        without a GPU, on the fake device of the tests
 
-One JSON document on stdout; torch and this repository are all that it needs. One GPU is enough:
-the communication group then has one member, and the overlap is measured with kernels on two
-streams. It ends within 8 minutes: every part runs in a process of its own, which is killed when
-its time is over, and the document then says so.
+Prints one JSON document; needs torch and this repository only. One GPU is enough: the communication
+group then has one member, and the overlap is measured with kernels on two streams. It ends within 8
+minutes: every part runs in its own process with a timeout, and a timeout is reported in the result.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ RUNS = (
     ("mapping", "mapping", None, 150),
     ("cost", "cost", None, 30),
 )
-"""Name, part, ``CUDA_DEVICE_MAX_CONNECTIONS``, seconds that it may take: 450 together."""
+"""Name, part, ``CUDA_DEVICE_MAX_CONNECTIONS``, timeout in seconds: 450 in total."""
 
 
 def main() -> int:
-    """Measure and print; 1 where there is no GPU or a part failed."""
+    """Measure and print the result; return 1 if there is no GPU or a part failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fake", action="store_true", help="on the tests' fake device")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -57,7 +56,7 @@ def main() -> int:
 def run_child(
     part: str, connections: str | None, timeout_s: int, *, fake: bool
 ) -> dict[str, object]:
-    """Return what a part found, or the error that ended it."""
+    """Return the result of a part, or its error."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("RANKSCOPE_")}
     environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     if connections is not None:
@@ -76,7 +75,7 @@ def run_child(
 
 
 def run_part(part: str, *, fake: bool) -> int:
-    """Measure one part in this process and print it on one line."""
+    """Measure one part in this process and print one line."""
     from benchmarks.gpu_parts import PARTS
     from benchmarks.gpu_rig import CudaRig, FakeRig
 
@@ -87,7 +86,7 @@ def run_part(part: str, *, fake: bool) -> int:
 
 
 def describe(*, fake: bool) -> dict[str, object]:
-    """Return what the numbers were measured on."""
+    """Return device, driver and versions."""
     import torch
 
     gpu: str | None = None
@@ -114,7 +113,7 @@ def describe(*, fake: bool) -> dict[str, object]:
 
 
 def driver_version() -> str | None:
-    """Return the driver's version; None where its tool does not tell."""
+    """Return the version of the driver; None if unknown."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

@@ -1,9 +1,9 @@
-"""What one second's sampling of this host costs, and what bursts cost.
+"""CPU time of sampling a host once per second, and in bursts.
 
     python -m benchmarks.host_sampling
 
-Processor time of each source by the thread's own clock. RDMA ports are a tree of
-ordinary files, as mlx5's: a real port asks its firmware and costs more.
+Measures the CPU time of each source by the clock of the thread. RDMA ports are ordinary files in a
+tree like that of mlx5: a real port queries its firmware and costs more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUM_PORTS = 8
 
 
 def write_ports(root: Path, num_ports: int) -> Path:
-    """Write a tree of active ports as ordinary files, and return its root."""
+    """Write a tree of active ports as ordinary files and return its root."""
     for number in range(num_ports):
         port = root / f"mlx5_{number}" / "ports" / "1"
         port.mkdir(parents=True)
@@ -45,7 +45,7 @@ def write_ports(root: Path, num_ports: int) -> Path:
 
 
 def cost_ms(source: Source) -> tuple[float, int]:
-    """Return (median processor time, samples of the last round; -1: absent)."""
+    """Return (median CPU time, samples of the last round; -1 if absent)."""
     costs_ns = []
     num_samples = 0
     for _ in range(NUM_ROUNDS):

@@ -1,16 +1,16 @@
-"""Spool -> queryable spans, as a ratio to a bare `insert_arrow` of the same rows.
+"""Rate from a spool to queryable spans, relative to a bare `insert_arrow` of the same rows.
 
     python -m benchmarks.ingest [--ranks 8] [--rows 131072] [--rounds 7] [--json FILE]
 
-A round runs three ways through one embedded store, there and back again (A B C C B A):
+A round has three variants on one embedded store, in the order A B C C B A:
 
-* the whole path: `SpoolTail` over one spool a rank, decoded, noted in the ledger and inserted;
-* a bare `insert_arrow` of the very same rows into an empty copy of the table;
-* the whole path once more, its tables without ClickHouse's fsync.
+* the whole path: `SpoolTail` over one spool per rank, decoded, recorded in the ledger and inserted;
+* a bare `insert_arrow` of the same rows into an empty copy of the table;
+* the whole path without ClickHouse's fsync.
 
-Ratios are of a round's sums, told as the median over rounds with a 95 % bootstrap interval.
-Files are freshly written, so they come from the page cache. The bytes that a span takes on disk
-are told for these rows, and for a simulated cluster, as inserted and after merging.
+Ratios are of the sums of a round; the result is the median over rounds with a 95 % bootstrap
+interval. Files are newly written and so come from the page cache. The result also has the bytes per
+span on disk, for these rows and for a simulated cluster, as inserted and after merging.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ SIMULATED = SimulateOptions(scenario="healthy", run_id="sized", num_ranks=256, n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of wall time and of CPU time, all threads of the process together."""
+    """Seconds of wall time, and of CPU time of all threads."""
 
     wall_s: float
     cpu_s: float
 
 
 class Rig:
-    """One embedded store, and spools to fill it from."""
+    """An embedded store and its spools."""
 
     def __init__(self, store: Store, folder: Path, *, num_ranks: int, num_rows: int) -> None:
         self._store = store
@@ -80,12 +80,12 @@ class Rig:
         self._num_rows = num_rows
         self._num_runs = 0
         run_id = self._store_run()[0]
-        # Read back in the order of the key: sorting is what the bare insert is spared.
+        # In the order of the key, so that the bare insert does not sort.
         self._table = store.arrow(READ_BACK, {"run_id": run_id}).unify_dictionaries()
         store.command(COPY_TABLE)
 
     def cost(self, way: str) -> Cost:
-        """Return what one way costs, with empty tables before it."""
+        """Return the cost of one variant, with empty tables before it."""
         self._store.command("TRUNCATE TABLE spans")
         self._store.command("TRUNCATE TABLE bare")
         if way == "bare":
@@ -154,7 +154,7 @@ def measure(*, num_ranks: int, num_rows: int, num_rounds: int) -> dict[str, Any]
 
 
 def seconds_of(rounds: list[list[tuple[str, Cost]]], way: str, clock: str) -> list[float]:
-    """Return what one way took each time, by wall or CPU clock."""
+    """Return the seconds of one variant in each round, by wall or CPU clock."""
     return [float(getattr(cost, clock)) for costs in rounds for name, cost in costs if name == way]
 
 
@@ -174,7 +174,7 @@ def ratio(
 
 
 def sizes_of(store: Store, table: str) -> dict[str, float]:
-    """Return the bytes a row takes on disk, as inserted (in part merged) and merged."""
+    """Return the bytes per row on disk, as inserted (partly merged) and merged."""
     inserted = store.rows(SELECT_SIZE, {"table": table})[0]["num_bytes"]
     store.command("OPTIMIZE TABLE spans FINAL")
     merged = store.rows(SELECT_SIZE, {"table": table})[0]["num_bytes"]
@@ -187,7 +187,7 @@ def _fields(options: SimulateOptions) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the results as JSON, and write them where asked."""
+    """Print the result as JSON, and write it to a file if requested."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rows", type=int, default=131_072, help="records a rank")

@@ -1,11 +1,11 @@
-"""Samples of many hosts at once: bodies and inserts a second, with and without group commit.
+"""Samples of many hosts: bodies and inserts per second, with and without group commit.
 
     python -m benchmarks.ingest_rows [--senders 64] [--seconds 10] [--rounds 3] [--json FILE]
 
 Each sender is a host: it posts 60 sample rows to `POST /v1/rows/samples` (gate, JSON, checks,
-store; no network), and the next 60 when it was answered. A round goes there and back again
-(A B B A): through the service as it is, and through one that makes an insert of each body, as it
-was before. Beside it, the same hosts as they are in real life, one body a second each.
+store; no network), and the next 60 when it is answered. A round compares the service with one that
+makes an insert for each body, in the order A B B A. The same hosts also send one body per second
+each, as real hosts do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SELECT count() AS num_parts FROM system.parts WHERE table = 'samples' AND active
 
 
 class InsertEach:
-    """Makes an insert of each body, as the service did before."""
+    """A store that makes one insert per body."""
 
     def __init__(self, service: IngestService, store: Store) -> None:
         self._service = service
@@ -54,7 +54,7 @@ class InsertEach:
         self.is_running = True
 
     def submit(self, table: str, rows: Sequence[Row], *, num_rows: int) -> Future[int]:
-        """Store the rows of one body."""
+        """Insert the rows of one body."""
         loop = asyncio.get_running_loop()
         done: Future[int] = Future()
 
@@ -63,12 +63,12 @@ class InsertEach:
             self.num_inserts += 1
             done.set_result(num_rows)
 
-        loop.run_in_executor(self._service._threads, insert)  # as it was
+        loop.run_in_executor(self._service._threads, insert)
         return done
 
 
 def body_of(host: int, second: int) -> bytes:
-    """Return what one host says in one second."""
+    """Return the samples of one host in one second."""
     rows = [
         {
             "run_id": "",
@@ -86,7 +86,7 @@ def body_of(host: int, second: int) -> bytes:
 async def _post_until(
     collector: Collector, until_s: float, *, num_senders: int, period_s: float
 ) -> list[float]:
-    """Post as every host until a time; return how long each answer took, in seconds."""
+    """Post as all hosts until a time, and return the seconds until each answer."""
     waits: list[float] = []
     async with collector.visitor() as visitor:
 
@@ -110,7 +110,7 @@ async def _post_until(
 def measured(
     collector: Collector, *, num_senders: int, seconds: float, period_s: float
 ) -> dict[str, float]:
-    """Return bodies and inserts a second, and how long an answer took."""
+    """Return bodies and inserts per second, and the time of an answer."""
     commit = collector.service.row_commit
     before, began_s = commit.num_inserts, time.monotonic()
     waits = asyncio.run(
@@ -126,7 +126,7 @@ def measured(
 
 
 def compare(*, num_senders: int, seconds: float, num_rounds: int) -> dict[str, Any]:
-    """Return both ways' medians over the rounds, and the ratio of their bodies a second."""
+    """Return the medians of both variants, and the ratio of their bodies per second."""
     found: dict[str, list[dict[str, float]]] = {"grouped": [], "each": []}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -139,8 +139,8 @@ def compare(*, num_senders: int, seconds: float, num_rounds: int) -> dict[str, A
         for _ in range(num_rounds):
             for way in ("grouped", "each", "each", "grouped"):
                 service.row_commit = grouped if way == "grouped" else each  # type: ignore[assignment]
-                told = measured(collector, num_senders=num_senders, seconds=seconds, period_s=0.0)
-                found[way].append(told)
+                result = measured(collector, num_senders=num_senders, seconds=seconds, period_s=0.0)
+                found[way].append(result)
                 parts[way].append(store.rows(NUM_PARTS)[0]["num_parts"])
                 store.command("TRUNCATE TABLE samples")
         service.row_commit = grouped
@@ -167,7 +167,7 @@ def _median(runs: list[dict[str, float]], name: str) -> float:
 
 
 def main() -> None:
-    """Print the results as JSON, and write them where asked."""
+    """Print the result as JSON, and write it to a file if requested."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--senders", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="of one way in a round")

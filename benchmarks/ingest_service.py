@@ -1,11 +1,12 @@
-"""The ingest service against a bare `insert_arrow` of the same rows, and the decoder's price.
+"""Rate of the ingest service, relative to a bare `insert_arrow`, and cost of the decoder process.
 
     python -m benchmarks.ingest_service [--bodies 32] [--senders 8] [--rounds 5] [--json FILE]
 
-A round goes there and back again (A B B A): all bodies through `POST /v1/spans` (gate, decoder
-process, ledger, group commit, answers; no network), and the same rows by `insert_arrow`, 262,144 at
-a time, as the service groups them at most. Beside it, one body decoded and looked at in a decoder
-process and in this one: the difference is what it costs that a bad body can't end the service.
+A round compares two variants in the order A B B A: all bodies through `POST /v1/spans` (gate,
+decoder process, ledger, group commit, answers; no network), and the same rows by `insert_arrow`,
+262,144 at a time, the largest group of the service. One body is also decoded and checked in a
+decoder process and in this one: the difference is the price of protecting the service from bodies
+that crash a decoder.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DECODE_ROUNDS = 15
 
 
 def cuts_of(run_id: str, body: int) -> list[Cut]:
-    """Return the cuts of one body: one each of 16 segments, as 16 ranks send them."""
+    """Return the cuts of one body: one of each of 16 segments, as from 16 ranks."""
     first_row = body * ROWS_A_CUT
     return [
         span_cut(run_id, first_row, first_row + ROWS_A_CUT, names=NAMES, segment=rank, rank=rank)
@@ -60,7 +61,7 @@ def cuts_of(run_id: str, body: int) -> list[Cut]:
 
 
 async def send(collector: Collector, bodies: list[bytes], *, num_senders: int) -> None:
-    """Send all bodies, so many at a time."""
+    """Send all bodies with a fixed number of senders."""
     turn = asyncio.Semaphore(num_senders)
     headers = {"authorization": f"Bearer {OWN}", "content-type": ARROW_TYPE}
     async with collector.visitor() as visitor:
@@ -75,26 +76,26 @@ async def send(collector: Collector, bodies: list[bytes], *, num_senders: int) -
 
 
 def send_all(collector: Collector, bodies: list[bytes], num_senders: int) -> None:
-    """Send all bodies in an event loop of their own."""
+    """Send all bodies in a new event loop."""
     asyncio.run(send(collector, bodies, num_senders=num_senders))
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the seconds of a call."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
 
 
 def insert_bare(store: Store, tables: list[pa.Table]) -> None:
-    """Insert the same rows with nothing around it."""
+    """Insert the same rows without the service."""
     for first in range(0, len(tables), BODIES_AN_INSERT):
         part = pa.concat_tables(tables[first : first + BODIES_AN_INSERT])
         store.insert_arrow("spans", part.unify_dictionaries())
 
 
 def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> dict[str, Any]:
-    """Return the rates of both ways and the ratio of their times."""
+    """Return the rates of both variants and the ratio of their times."""
     rates: list[float] = []
     ratios: list[float] = []
     num_spans = num_bodies * CUTS_A_BODY * ROWS_A_CUT
@@ -131,7 +132,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
 
 
 def measure_decoder() -> dict[str, Any]:
-    """Return what decoding a body costs here and in a process of its own."""
+    """Return the time of decoding a body in this process and in a decoder process."""
     body = encode_cuts(cuts_of("decoded", 0))
     descriptor = create_memory("body")
     os.write(descriptor, body)
@@ -139,7 +140,7 @@ def measure_decoder() -> dict[str, Any]:
     pool = DecoderPool(1)
     here_ms: list[float] = []
     there_ms: list[float] = []
-    pool.decode(descriptor, DEFAULT_LIMITS)  # starts it
+    pool.decode(descriptor, DEFAULT_LIMITS)  # Starts the decoder.
     for _ in range(DECODE_ROUNDS):
         here_s, there_s = 0.0, 0.0
         for way in ("here", "there", "there", "here"):
@@ -165,7 +166,7 @@ def measure_decoder() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the results as JSON, and write them where asked."""
+    """Print the result as JSON, and write it to a file if requested."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--bodies", type=int, default=32, help="of 65,536 spans each")
     parser.add_argument("--senders", type=int, default=8)

@@ -1,4 +1,4 @@
-"""A spool as eight busy ranks leave it: segments full of communication spans."""
+"""Spools for the ingest benchmarks: full segments of communication spans."""
 
 from __future__ import annotations
 

@@ -22,8 +22,6 @@ def median_interval(values: Sequence[float]) -> list[float]:
 
 def quantile_interval(values: Sequence[float], quantile: float) -> list[float]:
     """Return the 95 % interval of a quantile of independent values, by bootstrap."""
-    if len(values) == 1:
-        return [values[0], values[0]]
     return bootstrap_interval(
         np.array(values, dtype=float),
         lambda drawn: float(np.quantile(drawn, quantile)),
@@ -37,7 +35,12 @@ def bootstrap_interval(
     *,
     num_resamples: int,
 ) -> list[float]:
-    """Return the 95 % percentile interval of a statistic of independent values, at least two."""
+    """Return the 95 % percentile interval of a statistic of independent values.
+
+    The interval of a single value is the value.
+    """
+    if len(values) == 1:
+        return [statistic(values)] * 2
     found = stats.bootstrap(
         (values,),
         statistic,
@@ -56,7 +59,7 @@ def share_interval(num_hits: int, num: int) -> list[float]:
 
 
 def slope(values: Sequence[float]) -> list[float] | None:
-    """Return the slope of values taken one step apart and half its 95 % interval.
+    """Return the slope of values at successive steps and half its 95 % interval.
 
     Successive values that resemble each other make the interval too narrow, so a slope outside it
     needs a closer look.

@@ -1,11 +1,10 @@
-"""What a turn of the live analysis takes, and how soon it names a fault.
+"""Time of a live analysis, and number of steps until it reports a fault.
 
     python -m benchmarks.online [--ranks 256 2048 12288] [--steps 14]
 
-A simulated job with one rank that is 1.5 x slow from step 8 on, read one step
-a turn by the same window, analysis and tracking that `rankscope serve` runs
-beside the collector. Simulated steps are in memory: the store's share of a
-turn is not in it (see `benchmarks.diagnosis` and docs/benchmarks.md).
+A simulated job with one rank that is slowed by 1.5 from step 8 on, analysed after each step by the
+window, analysis and tracking of `rankscope serve`. The simulated steps are in memory, so the time
+of the store is not included.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ TP, PP = 8, 4
 
 
 class Growing:
-    """A simulated run of which only the first steps have come yet."""
+    """A simulated run of which only the first steps have arrived."""
 
     def __init__(self, source: SimulatedSource) -> None:
         self._source = source
         self.last = -1
 
     def runs(self) -> tuple[RunSummary, ...]:
-        """Return the run as it stands."""
+        """Return the run."""
         info, steps = self.run_info(RUN), self.steps(RUN)
         return (
             RunSummary(
@@ -59,21 +58,21 @@ class Growing:
         )
 
     def run_info(self, run_id: str) -> RunInfo:
-        """Return what is known of the run."""
+        """Return the summary of the run."""
         return self._source.run_info(run_id)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
-        """Return the steps that have come."""
+        """Return the steps that have arrived."""
         return self._source.steps(run_id, first=first, last=self._until(last))
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
-        """Return their spans."""
+        """Return the spans of steps."""
         return self._source.spans(run_id, first=first, last=self._until(last))
 
     def context(
         self, run_id: str, *, first: int | None = None, last: int | None = None
     ) -> RunContext:
-        """Return what is known around them."""
+        """Return the context of steps."""
         return self._source.context(run_id, first=first, last=self._until(last))
 
     def _until(self, last: int | None) -> int:
@@ -81,7 +80,7 @@ class Growing:
 
 
 def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
-    """Follow one job from its first step to its last."""
+    """Analyse a job after each of its steps."""
     scenario = Scenario(
         dp=num_ranks // (TP * PP),
         tp=TP,
@@ -96,7 +95,7 @@ def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
     )
     source = Growing(SimulatedSource(scenario))
     reports, tracker = Reports(source), FindingTracker(RUN)
-    turns, told_after = [], None
+    turns, reported_after = [], None
     for step in range(num_steps):
         source.last = step
         (summary,) = source.runs()
@@ -108,8 +107,8 @@ def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
         seconds = time.perf_counter() - begin
         turns.append((len(report.steps), report.num_spans, seconds))
         named = {one.finding.cause for one in tracker.open_findings}
-        if told_after is None and "slow-compute" in named:
-            told_after = step - ONSET + 1
+        if reported_after is None and "slow-compute" in named:
+            reported_after = step - ONSET + 1
     newest = turns[-3:]
     return {
         "ranks": num_ranks,
@@ -120,13 +119,13 @@ def measure(num_ranks: int, num_steps: int) -> dict[str, Any]:
             "median": round(statistics.median(seconds for *_, seconds in turns), 3),
             "last": round(newest[-1][2], 3),
         },
-        "named_after_steps": told_after,
+        "named_after_steps": reported_after,
         "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
     }
 
 
 def main() -> None:
-    """Print one line of JSON a size."""
+    """Print one line of JSON per size."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=int, nargs="*", default=[256, 2048, 12288])
     parser.add_argument("--steps", type=int, default=14)

@@ -1,14 +1,14 @@
-"""How often the diagnosis is right on real processes whose faults are planted.
+"""Accuracy of the diagnosis on real processes with labelled faults.
 
     python -m benchmarks.real_faults [--repeats 2] [--first 0] [--only CAUSE ...] [--seed 1]
                                      [--out FILE.jsonl] [--keep FOLDER]
     python -m benchmarks.real_faults --summary FILE.jsonl
 
-Each run trains the trainer under torchrun (8 gloo processes, pp 2 x dp 2 x tp 2, paced) with one
-fault, follows its spool into a store of its own, ends, and asks `rankscope analyze --json`. Ranks,
-strengths and onsets are drawn from the seed. One line of JSON a run; then the table. Give the
-machine to it: from 5 % of overrun segments on, a paced run is insufficient evidence by contract,
-and is counted apart. The spool of a run that was told wrongly is kept.
+Each run starts the trainer under torchrun (8 gloo processes, pp 2 x dp 2 x tp 2, paced) with one
+fault, reads its spool into a new store, and runs `rankscope analyze --json`. Ranks, strengths and
+onsets are random by the seed. It prints one line of JSON per run, then the table. Run nothing else
+beside it: with more than 5 % of overrun segments a paced run is insufficient evidence, and is
+counted separately. The spool of a run with a wrong diagnosis is kept.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ LAYOUT = Layout(pp=2, dp=2, tp=2)
 PACE_MS, BULKY_PACE_MS = 60, 90
 NUM_STEPS = 16
 NUM_STEPS_SHORT = 8
-"""Where only the end or the manifests count."""
+"""Number of steps if only the ending or the manifests matter."""
 
 BULKY = ("--seq", "256", "--microbatch-size", "4")
-"""Activations of 256 KiB: what a link's speed can be seen on (`faults.links`). They take more CPU
-to compute, and so a slower pace."""
+"""Activations of 256 KiB, on which the speed of a link shows (`faults.links`). They need more CPU
+time, and so a slower pace."""
 
 POLL_S = 2.0
 START_S = 90.0
@@ -75,7 +75,7 @@ def _spans(number: int) -> str:
 
 
 def _link(rng: Random, number: int) -> str:
-    """Return the ends of a tensor-parallel, a pipeline and a data-parallel pair in turn."""
+    """Return a tensor-parallel, a pipeline and a data-parallel pair of ranks in turn."""
     rank = rng.randint(0, 7)
     return f"src={rank},dst={rank ^ (1, 4, 2)[number % 3]}"
 
@@ -99,7 +99,7 @@ SPECS: dict[str, Callable[[Random, int], str]] = {
         f"stage-imbalance:stage={rng.randint(0, 1)},factor={_between(rng, 1.2, 1.7)}"
     ),
     "host-stall": lambda rng, n: f"host-stall:{_rank(rng)},ms={rng.randint(30, 70)},{_onset(rng)}",
-    # A rank of the second stage waits for its first activation anyway.
+    # Not a rank of the second stage, which waits for its first activation anyway.
     "data-stall": lambda rng, n: (
         f"data-stall:{_rank(rng, 0, 3)},ms={rng.randint(300, 700)},spans={_spans(n)},{_onset(rng)}"
     ),
@@ -122,26 +122,26 @@ SPECS: dict[str, Callable[[Random, int], str]] = {
     ),
     "hang": lambda rng, n: f"hang:{_rank(rng)},step={rng.randint(3, 6)}",
 }
-"""What is planted, by cause: from a run's own random numbers and its number."""
+"""Texts of the faults by cause, from the random numbers of a run and its number."""
 
 SHORT = frozenset({"misconfiguration", "crash", "hang"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
-    """One run, and what the diagnosis said of it."""
+    """A run and its findings."""
 
     cause: str
     planted: str
-    told: tuple[dict[str, Any], ...]
-    """The findings, without their evidence."""
+    findings: tuple[dict[str, Any], ...]
+    """Findings without their evidence."""
 
     verdict: str
-    """"right", "wrong", "insufficient" where the machine was too busy, or "failed" where nothing
-    was told at all."""
+    """"right", "wrong", "insufficient" if the machine was too busy, or "failed" without a
+    result."""
 
     onset_error: int | None
-    """Told minus planted step; None where the cause was not told, or has no onset."""
+    """Onset of the finding minus that of the fault; None without such a finding or onset."""
 
     worst_overrun_ratio: float | None
     step_s: float | None
@@ -150,14 +150,14 @@ class RealRun:
     analyze_s: float
     run_s: float
     num_others: int
-    """Alarms beside the planted fault's own."""
+    """Alarms other than that of the fault."""
 
     spool: str
-    """Kept where not all is right; else ""."""
+    """Kept spool of a run that is not right; else ""."""
 
 
 def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
-    """Train with one fault, and ask the diagnosis."""
+    """Train with one fault and analyse the run."""
     begin = time.monotonic()
     spec = SPECS[cause](random.Random(f"{seed}/{cause}/{number}"), number)
     name = f"real-{cause}-{seed}-{number}"
@@ -168,7 +168,7 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
     command = _training_command(cause, spec, seed=seed + number, spool=folder / "spool")
     with Training(command, run_id=name, log=folder / "training.log") as training:
         times = _collect(training, store_url, folder / "spool", is_hang=cause == FaultCause.HANG)
-        # What hangs is asked about while it hangs, as a person would.
+        # A job that hangs is analysed while it hangs, as a user would.
         document, analyze_s = _analyze(name, store_url)
     findings = tuple(map(_finding, document.get("findings", ())))
     fault = parse_fault(spec)
@@ -178,7 +178,7 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
     run = RealRun(
         cause=cause,
         planted=spec,
-        told=tuple(
+        findings=tuple(
             {key: value for key, value in asdict(finding).items() if key != "evidence"}
             for finding in findings
         ),
@@ -212,7 +212,7 @@ def _training_command(cause: str, spec: str, *, seed: int, spool: Path) -> list[
 
 
 def _collect(training: Training, store_url: str, spool: Path, *, is_hang: bool) -> list[float]:
-    """Store spans until the training ends, or has stood still; return its steps' seconds."""
+    """Store spans until the training ends or has hung for some time; return its step times."""
     times: list[float] = []
     stall_s = STALL_NS / 1e9 + STALL_MARGIN_S
     moved = time.monotonic() + START_S - stall_s
@@ -234,7 +234,7 @@ def _collect(training: Training, store_url: str, spool: Path, *, is_hang: bool) 
 
 def _analyze(run_id: str, store_url: str) -> tuple[dict[str, Any], float]:
     begin = time.monotonic()
-    done = subprocess.run(  # our own interpreter and arguments
+    done = subprocess.run(  # The interpreter and arguments are ours.
         [sys.executable, "-m", "rankscope", "analyze", run_id, "--json", "--store", store_url],
         capture_output=True,
         text=True,
@@ -247,15 +247,15 @@ def _analyze(run_id: str, store_url: str) -> tuple[dict[str, Any], float]:
     return document, time.monotonic() - begin
 
 
-def _finding(told: dict[str, Any]) -> Finding:
+def _finding(plain: dict[str, Any]) -> Finding:
     return Finding(
-        cause=told["cause"],
-        ranks=tuple(told["ranks"]),
-        steps=None if told["steps"] is None else (told["steps"][0], told["steps"][1]),
-        slowdown=told["slowdown"],
-        recoverable_ratio=told["recoverable_ratio"],
-        confidence=told["confidence"],
-        evidence=told["evidence"],
+        cause=plain["cause"],
+        ranks=tuple(plain["ranks"]),
+        steps=None if plain["steps"] is None else (plain["steps"][0], plain["steps"][1]),
+        slowdown=plain["slowdown"],
+        recoverable_ratio=plain["recoverable_ratio"],
+        confidence=plain["confidence"],
+        evidence=plain["evidence"],
     )
 
 
@@ -275,7 +275,7 @@ def _onset_error(findings: tuple[Finding, ...], cause: str, first: int | None) -
 
 
 def _names(cause: str) -> frozenset[str]:
-    """Return what the finding of a planted cause may be called."""
+    """Return the causes that are correct for a fault."""
     others = (str(other) for known, other in OTHER_NAMES.items() if known == cause)
     return frozenset({cause, *others})
 
@@ -289,7 +289,7 @@ def _num_others(findings: tuple[Finding, ...], cause: str, culprits: tuple[int, 
 
 
 def _worst_overrun(spool: Path) -> float | None:
-    """Return the largest share of overrun segments of a rank, as the trainer reported it."""
+    """Return the largest share of overrun segments of a rank, as printed by the trainer."""
     ratios = []
     for path in spool.rglob("events.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -318,7 +318,7 @@ def summary(runs: list[dict[str, Any]]) -> str:
         lines.append(f"| {' | '.join(map(str, row))} |")
     lines += [
         "",
-        "| planted | told | verdict | worst overruns | step, s | analysis, s |",
+        "| fault | findings | verdict | worst overruns | step, s | analysis, s |",
         "| --- | --- | --- | --- | --- | --- |",
         *map(_run_row, runs),
     ]
@@ -326,12 +326,12 @@ def summary(runs: list[dict[str, Any]]) -> str:
 
 
 def _run_row(run: dict[str, Any]) -> str:
-    alarms = [one for one in run["told"] if one["cause"] not in QUIET] or run["told"]
-    told = "; ".join(_told_text(one) for one in alarms)
+    alarms = [one for one in run["findings"] if one["cause"] not in QUIET] or run["findings"]
+    alarm_text = "; ".join(_format_finding(one) for one in alarms)
     overruns, step_s = run["worst_overrun_ratio"], run["step_s"]
     cells = (
         f"`{run['planted']}`",
-        told,
+        alarm_text,
         run["verdict"],
         "-" if overruns is None else f"{overruns:.1%}",
         "-" if step_s is None else f"{step_s:.2f}",
@@ -340,7 +340,7 @@ def _run_row(run: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _told_text(finding: dict[str, Any]) -> str:
+def _format_finding(finding: dict[str, Any]) -> str:
     ranks = finding["ranks"]
     who = f" {'+'.join(map(str, ranks))}" if ranks and len(ranks) < LAYOUT.world_size else ""
     steps = finding["steps"]
@@ -349,14 +349,14 @@ def _told_text(finding: dict[str, Any]) -> str:
 
 
 def run_all(causes: list[str], numbers: range, *, seed: int, keep: Path) -> Iterator[RealRun]:
-    """Yield each run, one after the other: the ranks need all cores."""
+    """Yield the runs, one after the other, because the ranks need all cores."""
     for number in numbers:
         for cause in causes:
             yield run_one(cause, number, seed=seed, keep=keep)
 
 
 def main() -> None:
-    """Run, or summarise what was run."""
+    """Run the jobs, or summarise results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--first", type=int, default=0, help="number of the first repeat")

@@ -1,13 +1,12 @@
-"""How fast the what-if analysis is: ms per million operations, and against a plain numpy pass.
+"""Time of the what-if analysis per million operations, and relative to a plain numpy pass.
 
     python -m benchmarks.replay TRACE.parquet META.yaml [--widen N ...] [--from-parquet]
 
-Reads a trace in the ByteDance format, repeats its dp ranks, and times the
-whole what-if (S, S_t, S_dp, S_stage, S_w, M_W, M_S) in process, from columns
-in memory to results. The yardstick is one ``np.maximum.reduceat`` over the
-same rows, timed in turn with it (A B B A). With ``--from-parquet`` the
-repeated trace is written to a file, and fresh processes take it to the result:
-wall clock and peak memory of the whole process. Prints one JSON document.
+Reads a trace in the ByteDance format, repeats its data-parallel ranks, and times all what-if
+scenarios (S, S_t, S_dp, S_stage, S_w, M_W, M_S) in process, from columns in memory to results. The
+yardstick is one ``np.maximum.reduceat`` over the same rows, in the order A B B A. With
+``--from-parquet`` the repeated trace is written to a file and analysed by new processes: wall clock
+and peak memory of the whole process. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ print(json.dumps({
 
 
 def widened(run: RunInfo, columns: TraceColumns, times: int) -> tuple[RunInfo, TraceColumns]:
-    """Repeat every dp position ``times`` times, each copy with ranks of its own."""
+    """Repeat every data-parallel position ``times`` times, each copy with new ranks."""
     layout, ranks = run.layout, run.epochs[0].ranks
     span = max(info.rank for info in ranks) + 1
     infos = tuple(
@@ -83,7 +82,7 @@ def widened(run: RunInfo, columns: TraceColumns, times: int) -> tuple[RunInfo, T
 
 
 def write_widened(trace: Path, meta: Path, times: int, folder: Path) -> tuple[Path, Path]:
-    """Write the trace with every dp position repeated, copy after copy, and its meta file."""
+    """Write the trace with all data-parallel positions repeated, and its meta file."""
     table, sizes = pq.read_table(trace), yaml.safe_load(meta.read_text())
     span = int(table["rank"].to_numpy().max()) + 1
     copies = []
@@ -106,14 +105,14 @@ def cpu_seconds() -> float:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds that ``work`` took, and its CPU time, which tells a busy machine."""
+    """Return the seconds of ``work`` and its CPU time, which differ on a busy machine."""
     begin, cpu_begin = time.perf_counter(), cpu_seconds()
     work()
     return time.perf_counter() - begin, cpu_seconds() - cpu_begin
 
 
 def spread(taken: list[tuple[float, float]], operations: int) -> dict[str, float]:
-    """Return median and range, and the median for a million operations."""
+    """Return median and range, and the median per million operations."""
     seconds = [wall for wall, _ in taken]
     return {
         "seconds_median": statistics.median(seconds),
@@ -125,7 +124,7 @@ def spread(taken: list[tuple[float, float]], operations: int) -> dict[str, float
 
 
 def measure(run: RunInfo, columns: TraceColumns) -> dict[str, Any]:
-    """Time the what-if and the yardstick in turn."""
+    """Time the what-if analysis and the yardstick in turn."""
     values = columns.duration_ns.astype(np.float64)
     begins = np.arange(0, len(values), 4)
 
@@ -152,7 +151,7 @@ def measure(run: RunInfo, columns: TraceColumns) -> dict[str, Any]:
 
 
 def measure_fresh(trace: Path, meta: Path, times: int) -> dict[str, Any]:
-    """Time fresh processes from a parquet file to the result, the interpreter's start included."""
+    """Time new processes from a parquet file to the result, with the start of the interpreter."""
     said: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         files = write_widened(trace, meta, times, Path(folder))

@@ -1,19 +1,18 @@
-"""What one host span costs, next to what it replaces.
+"""Cost of one host span, relative to two clock reads and a list append.
 
     python benchmarks/tracer_host_span.py [--json FILE]
 
-Cases are interleaved in rounds, forwards and backwards in turn (A B B A), so that a machine
-that slows down slows all of them. The unit is two clock reads and a list append; a ratio is
-taken within each round, and its median with the 95 % interval of the median is told. A loop
-without a body is subtracted. Garbage collection stays on. Times are CPU times of the thread, so
-that a neighbour on a shared machine is not measured too.
+Cases are interleaved in rounds in the order A B B A, so that a change of the machine's speed
+affects all of them. The unit is two clock reads and a list append; a ratio is taken within each
+round, and the result is its median with the 95 % interval of the median. An empty loop is
+subtracted. Garbage collection stays on. Times are CPU times of the thread, which other programs do
+not change.
 
-Three of the cases are floors: a `with` block over two functions that do nothing (compiled ones,
-where the tracer's are), one over two closures that read the clock and do nothing with it, and one
-that appends the two readings and a name to a list. No disabled span can cost less than the first.
-What a span in Python costs beyond the third buys the record that survives `kill -9`, its place in
-step and nesting, threads, exceptions, and a full disk. docs/decisions/0050-span-cost.md takes it
-apart.
+Three cases are lower bounds: a `with` block over two functions that do nothing (compiled ones, if
+the tracer's are), one over two closures that read the clock, and one that appends the two readings
+and a name to a list. A disabled span cannot cost less than the first. The cost of a Python span
+beyond the third pays for a record that survives `kill -9`, step and nesting, threads, exceptions,
+and a full disk: see docs/decisions/0050-span-cost.md.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ CALLS = 2_000
 UNIT = "two clock reads + append"
 
 FULL: list[Tracer] = []
-"""The one tracer without room, made by `main`."""
+"""The tracer with a full quota, created by `main`."""
 
 
 def empty(calls: int) -> None:
-    """Loop only."""
+    """Run the empty loop."""
     for _ in range(calls):
         pass
 
 
 def unit(calls: int) -> None:
-    """Do by hand what a span must do at the very least."""
+    """Read the clock twice and append to a list."""
     clock, kept = time.monotonic_ns, []
     for _ in range(calls):
         start_ns = clock()
@@ -77,7 +76,7 @@ def nested(calls: int) -> None:
 
 
 def top_level(calls: int) -> None:
-    """Record spans that also stand in the open table while they last."""
+    """Record spans that are also in the open table."""
     span = tracer.span
     for _ in range(calls):
         with span("top"):
@@ -85,7 +84,7 @@ def top_level(calls: int) -> None:
 
 
 def dropped(calls: int) -> None:
-    """Ask for spans for which there is no room."""
+    """Record spans beyond the quota."""
     present = current_tracer()
     set_current(FULL[0])
     span = tracer.span
@@ -96,12 +95,12 @@ def dropped(calls: int) -> None:
 
 
 def block_of(enter: Callable[[], None], leave: Callable[..., None]) -> Any:  # noqa: ANN401
-    """Return what `with` enters and leaves by these two, as cheaply as it can."""
+    """Return the cheapest context manager with these two functions."""
     return type("Block", (), {"__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
 
 
 def floor_nothing(calls: int) -> None:
-    """Enter and leave what does nothing, found and not made: the ``with`` itself."""
+    """Enter and leave an existing context manager that does nothing: the cost of ``with``."""
     block = NOOP_SPAN
     for _ in range(calls):
         with block:
@@ -146,18 +145,18 @@ def floor_append(calls: int) -> None:
 
 
 def disabled(calls: int) -> None:
-    """Ask for spans of a job that is not traced."""
+    """Use spans in a job that is not traced."""
     present = current_tracer()
     set_current(NOOP_TRACER)
     span = tracer.span
     for _ in range(calls):
-        with span("nobody"):
+        with span("untraced"):
             pass
     set_current(present)
 
 
 def record_function(calls: int) -> None:
-    """Do the same by torch, without a profiler."""
+    """Use torch's `record_function` without a profiler."""
     import torch
 
     make = torch.autograd.profiler.record_function
@@ -181,11 +180,11 @@ CASES: dict[str, Callable[[int], None]] = {
 
 
 OF_ENABLED = ("span, disabled", "span, dropped", "floor: with, nothing")
-"""Told also as parts of an enabled span."""
+"""Cases that are also compared with an enabled span."""
 
 
 def measure() -> dict[str, list[float]]:
-    """Return ns per call of each case, one value a round."""
+    """Return ns per call of each case, one value per round."""
     times: dict[str, list[float]] = {name: [] for name in CASES}
     for turn in range(ROUNDS):
         order = list(CASES) if turn % 2 == 0 else list(reversed(CASES))
@@ -197,12 +196,12 @@ def measure() -> dict[str, list[float]]:
 
 
 def net_of(times: dict[str, list[float]], name: str) -> list[float]:
-    """Return a case's ns per call, one value a round, loop taken off."""
+    """Return ns per call of a case without the loop, one value per round."""
     return [value - loop for value, loop in zip(times[name], times["loop"], strict=True)]
 
 
 def ratio_of(times: dict[str, list[float]], name: str, base: str) -> dict[str, object]:
-    """Return the ratio of two cases, taken within each round, with its 95 % interval."""
+    """Return the median ratio of two cases within a round, with its 95 % interval."""
     pairs = zip(net_of(times, name), net_of(times, base), strict=True)
     ratios = [value / one for value, one in pairs]
     found: Any = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
@@ -225,20 +224,20 @@ def summary(times: dict[str, list[float]]) -> list[dict[str, object]]:
 
 
 def tracer_without_room(folder: Path) -> Tracer:
-    """Return a tracer that has to drop every span."""
+    """Return a tracer that drops every span."""
     (folder / "full").mkdir()
     recorder = Recorder(
         folder / "full",
         make_spool_identity(read_identity("full", {}), read_anchor()),
         limits=SpoolLimits(spool_bytes=0),
     )
-    with contextlib.redirect_stderr(io.StringIO()):  # it says so, once
+    with contextlib.redirect_stderr(io.StringIO()):  # It logs this once.
         recorder.start()
     return recorder
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -247,7 +246,7 @@ def main() -> None:
     ) as spool:
         tracer.install(spool=spool, run="benchmark")
         FULL.append(tracer_without_room(Path(spool)))
-        measure()  # warm: names interned, code specialised, segments touched
+        measure()  # Warm-up: names are interned, code is specialised, segments are mapped.
         times = measure()
         FULL.pop().shutdown()
         tracer.shutdown()
@@ -276,7 +275,7 @@ def main() -> None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the kernel tells it."""
+    """Return the name of the processor, from the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

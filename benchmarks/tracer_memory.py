@@ -1,13 +1,12 @@
-"""What a rank pays for being traced besides time: memory, threads, file descriptors.
+"""Memory, threads and file descriptors of a traced rank.
 
     python benchmarks/tracer_memory.py [--spans 100000000] [--json FILE]
 
-Two processes do the same: import torch, then loop. One of them is traced, and its spans are
-consumed as an agent does: sealed segments are removed. Resident memory is read from
+Two processes do the same: import torch, then loop. One of them is traced, and sealed segments are
+removed as by an agent. Resident memory is read from
 ``/proc/self/smaps_rollup`` and split into the process's own and the mapped segments, which are
 shared pages of the spool's file system; both count. Growth is the median reading of the last
-quarter of the loop less that of its second quarter: one segment more or less is in flight at
-any moment, so a single pair of readings says nothing.
+quarter of the loop minus that of its second quarter, because single readings vary by a segment.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MIB = 1 << 20
 
 
 def resources() -> dict[str, int]:
-    """Return this process's memory, threads and descriptors as the kernel counts them."""
+    """Return memory, threads and file descriptors of this process, from the kernel."""
     fields = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
@@ -47,7 +46,7 @@ def resources() -> dict[str, int]:
 
 
 def consume(folder: Path, stop: threading.Event) -> None:
-    """Remove segments as an agent does that has shipped them: all but the newest few."""
+    """Remove all but the newest few segments, as an agent does after sending them."""
     while not stop.wait(0.02):
         segments = sorted(folder.rglob("seg-*.rsp"))
         for path in segments[:-3]:
@@ -65,8 +64,8 @@ def agent(folder: Path) -> None:
 
 
 def job(num_spans: int) -> None:
-    """Loop, traced where ``RANKSCOPE_TRACE`` says so; print what it took as JSON."""
-    import torch  # as every rank has
+    """Loop, traced if ``RANKSCOPE_TRACE`` is set, and print readings as JSON."""
+    import torch  # As in every rank.
 
     from rankscope import tracer
 
@@ -94,7 +93,7 @@ def job(num_spans: int) -> None:
     if installed.enabled:
         from rankscope.tracer.spool import PROCESS_FILE, read_counts
 
-        threading.Event().wait(1.2)  # two turns of the background thread
+        threading.Event().wait(1.2)  # Two cycles of the background thread.
         (path,) = Path(os.environ["RANKSCOPE_TRACE"]).rglob(PROCESS_FILE)
         found = read_counts(path.read_bytes())
         account = {
@@ -106,7 +105,7 @@ def job(num_spans: int) -> None:
 
 
 def run_job(num_spans: int, spool: Path | None) -> dict[str, object]:
-    """Run `job` in a process of its own."""
+    """Run `job` in a new process."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "RANKSCOPE_RUN": "memory"}
     if spool is not None:
         environ["RANKSCOPE_TRACE"] = str(spool)
@@ -121,7 +120,7 @@ def run_job(num_spans: int, spool: Path | None) -> dict[str, object]:
 
 
 def growth(readings: list[dict[str, int]], field: str) -> float:
-    """Return by how much the median of the last quarter exceeds that of the second."""
+    """Return the median of the last quarter minus that of the second."""
     quarter = len(readings) // 4
     second = [reading[field] for reading in readings[quarter : 2 * quarter]]
     last = [reading[field] for reading in readings[-quarter:]]
@@ -129,7 +128,7 @@ def growth(readings: list[dict[str, int]], field: str) -> float:
 
 
 def summary(plain: dict[str, object], traced: dict[str, object]) -> dict[str, object]:
-    """Return what being traced adds."""
+    """Return the difference of traced and untraced."""
     before, after = plain["readings"], traced["readings"]
     assert isinstance(before, list)
     assert isinstance(after, list)
@@ -149,7 +148,7 @@ def summary(plain: dict[str, object], traced: dict[str, object]) -> dict[str, ob
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the kernel tells it."""
+    """Return the name of the processor, from the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -157,7 +156,7 @@ def cpu_name() -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--spans", type=int, default=100_000_000)
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
 """A second generator of labelled runs, written from docs/spool-format.md alone.
 
-It shares nothing with trainer/simulator, so that rules which only fit that one are seen.
+It shares no code with trainer/simulator, so that rules that only fit the simulator show as errors.
 """

@@ -1,4 +1,6 @@
-"""Run cases and say what was found: `python -m benchmarks.independent --first 0 --num 60`."""
+"""Accuracy on independently generated runs: `python -m benchmarks.independent --first 0 --num
+60`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from benchmarks.independent.run_one import (
     step_bounds,
     step_ns,
 )
-from benchmarks.independent.spool_bytes import UNIX_NS, Telling
+from benchmarks.independent.spool_bytes import UNIX_NS, SpoolOptions
 from rankscope.collector.store.store import open_store
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ CAUSES = ("healthy", *MAKERS)
 
 
 def case_by_number(number: int, cause: str | None = None, family: str | None = None) -> Case:
-    """Return a case; its number tells its cause and its job unless they are told."""
+    """Return a case; its number determines cause and job unless they are given."""
     chosen = cause or CAUSES[number % len(CAUSES)]
     families = FAMILIES_OF.get(chosen)
     if family is None and families:
@@ -43,12 +45,12 @@ def case_by_number(number: int, cause: str | None = None, family: str | None = N
 def samples_of(
     case: Case, step_bounds: list[tuple[int, int]], *, factor: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Return three clock readings of each device a step, lower where it is throttled.
+    """Return three clock samples of each device per step, lower if it is throttled.
 
     Args:
         case: The run.
-        step_bounds: Begin and end of each step, ns from the job's start.
-        factor: By which the run's times are stretched.
+        step_bounds: Start and end of each step, ns from the start of the job.
+        factor: Factor on all times of the run.
     """
     if not case.is_throttle_sampled:
         return []
@@ -76,14 +78,15 @@ def samples_of(
 def run_case(
     case: Case, store: Store | None, folder: Path, *, asks_truth: bool = False
 ) -> dict[str, Any]:
-    """Run one case; return what was expected and what was found."""
+    """Run one case and return its faults and findings."""
     began = time.process_time()
     running, ranks = lay_out(case.job, case.faults)
     clocks = clocks_of(case.job, off_ns=case.clock_off_ns)
-    telling = Telling(run_id=f"case-{case.number}-{case.cause.replace(' ', '-')}", clocks=clocks)
+    run_id = f"case-{case.number}-{case.cause.replace(' ', '-')}"
+    options = SpoolOptions(run_id=run_id, clocks=clocks)
     bounds = step_bounds(running, ranks)
     report = analyse(
-        store, folder, running, ranks, telling,
+        store, folder, running, ranks, options,
         measured_error_ns=case.clock_error_ns, samples=samples_of(case, bounds),
     )  # fmt: skip
     true_slowdown = None
@@ -99,17 +102,17 @@ def run_case(
         "clock": (case.clock_off_ns, case.clock_error_ns),
         "faults": [
             {"cause": f.cause, "how": f.how, "ranks": f.ranks, "first": f.first, "last": f.last,
-             "factor": f.factor, "ms": f.ms, "told": f.told}
+             "factor": f.factor, "ms": f.ms, "has_spans": f.has_spans}
             for f in case.faults
         ],
         "true_slowdown": true_slowdown,
-        **told(report),
+        **finding_rows(report),
         "cpu_s": time.process_time() - began,
     }  # fmt: skip
 
 
-def told(report: RunReport) -> dict[str, Any]:
-    """Return what counts of a report."""
+def finding_rows(report: RunReport) -> dict[str, Any]:
+    """Return the findings of a report."""
     return {
         "num_spans": report.num_spans,
         "steps": (report.steps[0], report.steps[-1], len(report.steps)),
@@ -125,7 +128,7 @@ def told(report: RunReport) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the cases asked for; one JSON line each."""
+    """Run the requested cases and print one line of JSON each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.independent")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--num", type=int, default=32)

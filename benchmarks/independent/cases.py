@@ -1,4 +1,4 @@
-"""Jobs and faults by chance: every cause, several layouts, one to three faults, or none."""
+"""Random jobs and faults: every cause, several layouts, up to three faults."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FACTORS = (1.1, 1.15, 1.25, 1.5, 2.0, 3.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run to be, and what is wrong in it."""
+    """A run with its faults."""
 
     number: int
     family: str
@@ -64,11 +64,11 @@ class Case:
     is_throttle_sampled: bool = False
     clock_off_ns: int = 0
     clock_error_ns: int | None = 0
-    """None: nobody measured."""
+    """None if clocks were not measured."""
 
 
 def case_of(number: int, cause: str, family: str | None = None) -> Case:
-    """Make a case; the same numbers make the same case."""
+    """Return a case; equal numbers give equal cases."""
     rng = np.random.default_rng((number, 7))
     chosen = family or str(rng.choice([name for name in JOBS if name != "large"]))
     jobs = JOBS[chosen]
@@ -80,21 +80,21 @@ def case_of(number: int, cause: str, family: str | None = None) -> Case:
         is_device=mode not in ("host", "bare"),
         synchronised=mode != "ahead",
         as_bounds=mode == "bounds",
-        waits_told=mode != "bare" or job.sharded or job.places.cp > 1 or job.places.pp > 1,
+        records_waits=mode != "bare" or job.sharded or job.places.cp > 1 or job.places.pp > 1,
         tp_traced=bool(rng.random() < 0.75),
         noise=float(rng.choice([0.01, 0.02, 0.03])),
         rank_spread=float(rng.choice([0.003, 0.01])),
         link_noise=float(rng.choice([0.02, 0.05])),
         warm_up=float(rng.choice([1.0, 1.6, 3.0])),
         checkpoint_every=int(rng.choice([0, 0, 4])),
-        checkpoint_told=bool(rng.random() < 0.5),
+        records_checkpoints=bool(rng.random() < 0.5),
         evaluate_every=int(rng.choice([0, 0, 5])),
     )
     if cause == "healthy" and rng.random() < 0.4:
         job = replace(
             job,
             length_spread=float(rng.choice([0.03, 0.05])),
-            lengths_told=bool(rng.random() < 0.5),
+            records_lengths=bool(rng.random() < 0.5),
         )
     clock = rng.choice(["one", "measured", "unmeasured"])
     case = Case(
@@ -175,7 +175,7 @@ def _slow_nic(case: Case, rng: np.random.Generator) -> Case:
 
 
 def _network(case: Case, rng: np.random.Generator) -> Case:
-    # A job on one host has no network to be slow.
+    # A job on one host has no network.
     case = _on_several_hosts(case)
     first = int(rng.choice([3, 4]))
     fault = Fault(
@@ -189,7 +189,8 @@ def _data(case: Case, rng: np.random.Generator) -> Case:
     one = rng.random() < 0.6
     fault = Fault(
         cause="data-stall", how="data", ranks=(_rank(case.job, rng),) if one else (),
-        ms=float(rng.choice([40, 80, 200])), told=bool(rng.random() < 0.5), **_phase(case.job, rng),
+        ms=float(rng.choice([40, 80, 200])), has_spans=bool(rng.random() < 0.5), **_phase(case.job,
+        rng),
     )  # fmt: skip
     return replace(case, faults=(*case.faults, fault))
 
@@ -209,7 +210,7 @@ def _pauses(case: Case, rng: np.random.Generator) -> Case:
     share = 12 / (job.places.world_size * job.num_microbatches * job.places.vpp * job.num_steps)
     fault = Fault(
         cause="gc-pause", how="gc", share=share, ms=float(rng.choice([150, 300])),
-        told=bool(rng.random() < 0.5),
+        has_spans=bool(rng.random() < 0.5),
     )  # fmt: skip
     return replace(case, faults=(*case.faults, fault))
 
@@ -219,7 +220,7 @@ def _skew(case: Case, rng: np.random.Generator) -> Case:
     fault = Fault(
         cause="launch-skew", how="skew", ranks=members, ms=float(rng.choice([60, 120])), first=1
     )
-    # A host that runs ahead hides its own pauses: this job's host computes.
+    # A host that runs ahead of its device hides its pauses, so in this job the host computes.
     return replace(case, job=replace(case.job, is_device=False), faults=(*case.faults, fault))
 
 
@@ -244,7 +245,7 @@ def _last_stage(case: Case, rng: np.random.Generator) -> Case:
 
 def _sequences(case: Case, rng: np.random.Generator) -> Case:
     spread = float(rng.choice([0.4, 0.7]))
-    job = replace(case.job, length_spread=spread, lengths_told=bool(rng.random() < 0.5))
+    job = replace(case.job, length_spread=spread, records_lengths=bool(rng.random() < 0.5))
     return replace(case, job=job, faults=(*case.faults, Fault(cause="sequence-imbalance", how="")))
 
 

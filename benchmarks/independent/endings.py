@@ -1,4 +1,4 @@
-"""Jobs that end badly, through a store: `python -m benchmarks.independent.endings`."""
+"""Crashes and hangs, through a store: `python -m benchmarks.independent.endings`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from benchmarks.independent.cases import JOBS
 from benchmarks.independent.faults import Fault
 from benchmarks.independent.run_one import clocks_of, lay_out
-from benchmarks.independent.spool_bytes import End, Telling, write_spool
+from benchmarks.independent.spool_bytes import End, SpoolOptions, write_spool
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
@@ -31,13 +31,13 @@ LOST = {"type": "torch.distributed.DistBackendError",
 RANK = 5
 
 
-def told(store: Store, folder: Path, job: Job, run_id: str, *, crashes: bool) -> str:
-    """Let rank 5 die, or stand still, in the middle of a job; return what is told of it."""
+def run_ending(store: Store, folder: Path, job: Job, run_id: str, *, crashes: bool) -> str:
+    """Crash or hang rank 5 in the middle of a job, and return the findings."""
     step = job.num_steps // 2
-    stands = Fault(
-        cause="hang", how="data", ranks=(RANK,), first=step, last=step, ms=1e9, told=False
+    hang = Fault(
+        cause="hang", how="data", ranks=(RANK,), first=step, last=step, ms=1e9, has_spans=False
     )
-    running, ranks = lay_out(job, () if crashes else (stands,))
+    running, ranks = lay_out(job, () if crashes else (hang,))
     at = running.moments.solve()
     _, start, end = ranks[RANK].steps[step]
     if crashes:
@@ -45,10 +45,10 @@ def told(store: Store, folder: Path, job: Job, run_id: str, *, crashes: bool) ->
         ends = {rank: End(at_ns=stopped + 10**9, exception=LOST) for rank in range(len(ranks))}
         ends[RANK] = End(at_ns=stopped, exception=OOM)
     else:
-        # A minute later the others stand where they need rank 5.
+        # A minute later the others are blocked by rank 5.
         ends = {rank: End(at_ns=int(at[start]) + 60 * 10**9) for rank in range(len(ranks))}
-    telling = Telling(run_id=run_id, clocks=clocks_of(job, off_ns=0), ends=ends)
-    write_spool(folder, running, ranks, telling)
+    options = SpoolOptions(run_id=run_id, clocks=clocks_of(job, off_ns=0), ends=ends)
+    write_spool(folder, running, ranks, options)
     minutes = count(10**12, 60 * 10**9)
     tail = SpoolTail(
         folder, StoreWriter(store), only_run=run_id, monotonic_ns=lambda: next(minutes)
@@ -60,7 +60,7 @@ def told(store: Store, folder: Path, job: Job, run_id: str, *, crashes: bool) ->
 
 
 def main() -> None:
-    """Print what is told of a crash and a hang of each kind of job."""
+    """Print the findings of a crash and a hang in each kind of job."""
     with tempfile.TemporaryDirectory() as folder, open_store(f"chdb://{folder}/store") as store:
         for name, jobs in JOBS.items():
             if name == "large":
@@ -68,7 +68,7 @@ def main() -> None:
             job = replace(jobs[0], num_steps=4)
             for crashes in (True, False):
                 run_id = f"{name}-{'crash' if crashes else 'hang'}"
-                found = told(store, Path(folder) / "spool", job, run_id, crashes=crashes)
+                found = run_ending(store, Path(folder) / "spool", job, run_id, crashes=crashes)
                 sys.stdout.write(f"{run_id}: {found[:400]}\n")
                 sys.stdout.flush()
 

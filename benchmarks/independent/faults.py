@@ -1,4 +1,4 @@
-"""What is wrong in a run: factors and delays that a job asks for as it goes."""
+"""Faults of a run: factors and delays by rank and step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing that is wrong."""
+    """A fault."""
 
     cause: str
-    """As the diagnosis should name it."""
+    """Cause of the finding."""
 
     how: str
-    """Which of the ways below."""
+    """Effect: one of the methods of `Plan`."""
 
     ranks: tuple[int, ...] = ()
     first: int = 0
@@ -27,16 +27,16 @@ class Fault:
     factor: float = 1.0
     ms: float = 0.0
     share: float = 0.0
-    told: bool = True
-    """Whether spans or samples tell it."""
+    has_spans: bool = True
+    """Whether spans or samples show it."""
 
     def is_on(self, step: int) -> bool:
-        """Return whether a step shows it."""
+        """Return whether the fault acts in a step."""
         return self.first <= step <= self.last
 
 
 class Plan:
-    """All that is wrong in one run. Chance is drawn apart from the job's own noise."""
+    """All faults of a run. Their random numbers are separate from the noise of the job."""
 
     def __init__(self, faults: Sequence[Fault], seed: int) -> None:
         self.faults = tuple(faults)
@@ -46,21 +46,21 @@ class Plan:
         return [each for each in self.faults if each.how in how and each.is_on(step)]
 
     def compute(self, rank: int, step: int) -> float:
-        """Return by what factor a rank computes longer."""
+        """Return the factor on a rank's compute."""
         found = [each.factor for each in self._of(step, "compute") if rank in each.ranks]
         return float(np.prod(found)) if found else 1.0
 
     def experts(self, rank: int, step: int) -> float:
-        """Return by what factor a rank's experts have more tokens."""
+        """Return the factor on the tokens of a rank's experts."""
         found = [each.factor for each in self._of(step, "experts") if rank in each.ranks]
         return float(np.prod(found)) if found else 1.0
 
     def transfer(self, members: Sequence[int], *, crosses: bool, step: int) -> float:
-        """Return by what factor a transfer among these ranks takes longer."""
+        """Return the factor on a transfer among these ranks."""
         factor = 1.0
         for each in self._of(step, "pair"):
             at = [members.index(rank) for rank in each.ranks if rank in members]
-            # A ring uses the link if the two are neighbours on it.
+            # A ring uses the link if both ranks are neighbours on it.
             if len(at) == 2 and abs(at[0] - at[1]) in (1, len(members) - 1):
                 factor *= each.factor
         for each in self._of(step, "nic"):
@@ -72,25 +72,25 @@ class Plan:
         return factor
 
     def input_ns(self, rank: int, step: int) -> float:
-        """Return how much later a rank's data come."""
+        """Return the delay of a rank's data."""
         return sum(
             each.ms * 1e6 for each in self._of(step, "data") if not each.ranks or rank in each.ranks
         )
 
     def before_launch_ns(self, rank: int, step: int) -> float:
-        """Return how long a rank's host stands before it launches a forward or backward."""
+        """Return the stall of a rank's host before it launches a forward or backward."""
         return sum(each.ms * 1e6 for each in self._of(step, "host") if rank in each.ranks)
 
     def pause_ns(self, rank: int, step: int) -> tuple[float, bool]:
-        """Return how long a rank's host pauses before a forward, and whether a span tells."""
+        """Return the pause of a rank's host before a forward, and whether it has a span."""
         del rank
         for each in self._of(step, "gc"):
             if self._chance.random() < each.share:
-                return each.ms * 1e6 * (0.7 + 0.6 * self._chance.random()), each.told
+                return each.ms * 1e6 * (0.7 + 0.6 * self._chance.random()), each.has_spans
         return 0.0, False
 
     def before_reduce_ns(self, rank: int, step: int) -> float:
-        """Return how late a rank launches the gradients' reduction."""
+        """Return the delay of a rank's launch of the gradient reduction."""
         total = 0.0
         for each in self._of(step, "skew"):
             if rank in each.ranks and self._chance.random() < 0.5:

@@ -1,4 +1,4 @@
-"""What is trained, how, and what of it is told."""
+"""Settings of a job: layout, schedule, timing, recording."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is trained, how, and what of it is told."""
+    """Settings of a job."""
 
     places: Places
     num_steps: int = 10
     num_microbatches: int = 4
     num_layers: int = 2
-    """Of each chunk."""
+    """Layers of each chunk."""
 
     sharded: bool = False
-    """FSDP: weights are gathered a layer ahead, gradients scattered a layer behind."""
+    """FSDP: weights are gathered one layer ahead, gradients scattered one layer behind."""
 
     layer_ms: float = 3.0
-    """Forward of one layer; the backward takes twice as long."""
+    """Forward time of one layer; the backward takes twice as long."""
 
     is_device: bool = True
-    """A device behind a host that runs ahead; otherwise the host computes."""
+    """Whether a device computes and the host runs ahead of it; else the host computes."""
 
     synchronised: bool = True
-    """Whether the host waits for its device at each step's end; otherwise a step later."""
+    """Whether the host waits for its device at the end of each step; else one step later."""
 
     tp_traced: bool = True
-    waits_told: bool = True
+    records_waits: bool = True
     as_bounds: bool = False
-    """Asynchronous communication is told as marks on the compute stream bound it."""
+    """Whether asynchronous communication is recorded as bounded by marks on the compute stream."""
 
     noise: float = 0.015
     rank_spread: float = 0.005
     link_noise: float = 0.03
     length_spread: float = 0.0
-    """Deviation of the logarithm of a micro-batch's sum of squared lengths."""
+    """Standard deviation of the logarithm of a micro-batch's sum of squared lengths."""
 
-    lengths_told: bool = False
+    records_lengths: bool = False
     last_stage: float = 1.0
-    """The head's work makes the last stage longer by this."""
+    """Additional time of the last stage for the head."""
 
     warm_up: float = 1.0
-    """The first step's compute takes this many times as long."""
+    """Factor on the compute of the first step."""
 
     checkpoint_every: int = 0
     checkpoint_ms: float = 300.0
-    checkpoint_told: bool = False
+    records_checkpoints: bool = False
     evaluate_every: int = 0
     expert_share: float = 0.5
     routing_noise: float = 0.0
-    """Deviation of the tokens that a rank's experts get, for each micro-batch."""
+    """Standard deviation of the tokens of a rank's experts per micro-batch."""
 
     seed: int = 0

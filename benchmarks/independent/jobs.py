@@ -1,4 +1,4 @@
-"""A training job as its ranks run it: launches, compute, communication, one step after another."""
+"""A training job on all ranks: launches, compute and communication, step after step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORWARD, BACKWARD = SpanKind.FORWARD, SpanKind.BACKWARD
 
 @dataclass
 class Running:
-    """A job as it is laid out in moments."""
+    """A job during its layout in moments."""
 
     job: Job
     plan: Plan
@@ -42,7 +42,7 @@ class Running:
         self.num_steps_ends: dict[int, int] = {}
 
     def renumber(self, order: Sequence[int]) -> None:
-        """Give the ranks other numbers: rank k becomes ``order[k]``."""
+        """Renumber the ranks: rank k becomes ``order[k]``."""
         self.groups = {
             order[rank]: {
                 group.group_id: group
@@ -52,12 +52,12 @@ class Running:
         }
 
     def ranks(self) -> list[Rank]:
-        """Lay out every rank's whole run."""
+        """Lay out the run of every rank."""
         return [Program(self, rank).run() for rank in range(self.job.places.world_size)]
 
 
 class Program:
-    """What one rank does."""
+    """The run of one rank."""
 
     def __init__(self, running: Running, rank: int) -> None:
         self.running, self.job, self.plan = running, running.job, running.plan
@@ -75,7 +75,7 @@ class Program:
         self.grads: list[Pending] = []
         self.ended: list[int] = []
 
-    # what a rank can do
+    # Operations of a rank.
 
     def _work(self, own_ns: float, factor: float = 1.0) -> None:
         noise = float(np.exp(self.noise.normal(0, self.job.noise)))
@@ -100,7 +100,7 @@ class Program:
     def _enter(
         self, group: Group, name: str, num_bytes: int, *, start: int, pair: tuple[int, int] | None
     ) -> tuple[int, int]:
-        """Enter a communication; return its number and when it is done for this rank."""
+        """Start a communication; return its number and its end on this rank."""
         key = (group.group_id, *(pair or (-1, -1)))
         seq = self.seqs.get(key, 0)
         self.seqs[key] = seq + 1
@@ -143,18 +143,18 @@ class Program:
         if is_async:
             record.marks = [mark, -1 if before is None else before, -1, -1]
             lane.busy_until[stream] = end
-        is_untold = axis == "tp" and not self.job.tp_traced
-        if not is_untold:
+        is_untraced = axis == "tp" and not self.job.tp_traced
+        if not is_untraced:
             lane.records.append(record)
         return Pending(record, end)
 
     def _sync(self, axis: str, name: str, num_bytes: int) -> None:
         pending = self._collective(axis, name, num_bytes, is_async=False)
-        told = self.job.waits_told and not self.job.is_device
-        self.lane.wait(pending, recorded=told and (axis != "tp" or self.job.tp_traced))
+        is_recorded = self.job.records_waits and not self.job.is_device
+        self.lane.wait(pending, recorded=is_recorded and (axis != "tp" or self.job.tp_traced))
 
     def _wait(self, pending: Pending) -> None:
-        self.lane.wait(pending, recorded=self.job.waits_told)
+        self.lane.wait(pending, recorded=self.job.records_waits)
 
     def _host_span(self, kind: SpanKind, name: str, own_ns: float) -> None:
         start, end = self.lane.host_time(own_ns)
@@ -162,10 +162,10 @@ class Program:
             Record(kind, name, self.lane.step, start, end, start, "host", int(SpanFlag.HOST_CLOCK))
         )
 
-    # what a step is
+    # Steps.
 
     def run(self) -> Rank:
-        """Lay the whole run out."""
+        """Lay out the run."""
         for step in range(self.job.num_steps):
             self.lane.step = step
             self._step(step)
@@ -193,13 +193,13 @@ class Program:
 
     def _input(self, step: int) -> None:
         late = self.plan.input_ns(self.rank, step)
-        told = all(each.told for each in self.plan.faults if each.how == "data")
-        self._host_span(SpanKind.DATA, "next batch", 1.5 * MS + (late if told else 0.0))
-        if late and not told:
+        has_spans = all(each.has_spans for each in self.plan.faults if each.how == "data")
+        self._host_span(SpanKind.DATA, "next batch", 1.5 * MS + (late if has_spans else 0.0))
+        if late and not has_spans:
             self.lane.host_time(late)
         for microbatch in range(self.job.num_microbatches):
             squares = self.running.squares[step, self.at.dp, microbatch] * 4096**2
-            known = int(squares) if self.job.lengths_told else -1
+            known = int(squares) if self.job.records_lengths else -1
             self.lane.microbatches.append((step, microbatch, self.lane.host, 8192, known))
 
     def _host_before(self, step: int, *, is_forward: bool) -> None:
@@ -207,14 +207,14 @@ class Program:
         if stalled:
             self.lane.host_time(stalled)
         if is_forward:
-            pause, told = self.plan.pause_ns(self.rank, step)
-            if pause and told:
+            pause, has_spans = self.plan.pause_ns(self.rank, step)
+            if pause and has_spans:
                 self._host_span(SpanKind.GC, "gc", pause)
             elif pause:
                 self.lane.host_time(pause)
 
     def _peer(self, chunk: int, *, ahead: bool) -> int | None:
-        """Return the rank that has the next or the previous part of the model."""
+        """Return the rank with the next or previous part of the model."""
         part = chunk * self.places.pp + self.at.pp + (1 if ahead else -1)
         if not 0 <= part < self.places.pp * self.places.vpp:
             return None
@@ -304,7 +304,7 @@ class Program:
             self._sync("tp", "all_reduce", 32 << 20)
 
     def _ring(self, own_ns: float, share: float) -> None:
-        """Attend to one's own part while the next one comes round."""
+        """Attend to a part of the context while the next one is received."""
         group = self._group("cp").members
         here = group.index(self.rank)
         after, before = group[(here + 1) % len(group)], group[here - 1]
@@ -358,7 +358,7 @@ class Program:
 
     def _checkpoint(self) -> None:
         took = self.job.checkpoint_ms * MS * float(np.exp(self.noise.normal(0, 0.05)))
-        if self.job.checkpoint_told:
+        if self.job.records_checkpoints:
             self._host_span(SpanKind.CHECKPOINT, "save", took)
         else:
             self.lane.host_time(took)

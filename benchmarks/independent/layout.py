@@ -1,4 +1,4 @@
-"""Where the ranks of a job stand, and which groups they form."""
+"""Positions and groups of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate."""
+    """A group of ranks."""
 
     kind: str
     name: str
     members: tuple[int, ...]
 
     def renumbered(self, order: Sequence[int]) -> Group:
-        """Return the same group of ranks with other numbers."""
+        """Return the group with renumbered ranks."""
         return Group(self.kind, self.name, tuple(sorted(order[rank] for rank in self.members)))
 
     @property
     def group_id(self) -> int:
-        """As docs/spool-format.md makes it."""
+        """Group id as in docs/spool-format.md."""
         text = self.name.encode() + b"\0" + ",".join(map(str, self.members)).encode()
         digest = hashlib.blake2b(text, digest_size=8).digest()
         return int.from_bytes(digest, "little") or 1
@@ -34,7 +34,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Ranks numbered with tensor parallelism innermost, then cp, dp and pp."""
+    """Positions of ranks, with tensor parallelism innermost, then cp, dp and pp."""
 
     dp: int = 1
     tp: int = 1
@@ -44,7 +44,7 @@ class Places:
     vpp: int = 1
     ranks_per_host: int = 8
     order: tuple[int, ...] | None = None
-    """Global rank of each place; None: the places' own numbers."""
+    """Global rank of each position; None if they are equal."""
 
     @property
     def world_size(self) -> int:
@@ -53,11 +53,11 @@ class Places:
 
     @property
     def layout(self) -> Layout:
-        """Sizes of the axes, as a manifest tells them."""
+        """Sizes of the axes, as in a manifest."""
         return Layout(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, ep=self.ep, vpp=self.vpp)
 
     def coords_of_place(self, place: int) -> Coords:
-        """Return where a place stands."""
+        """Return the coordinates of a position."""
         tp, rest = place % self.tp, place // self.tp
         cp, rest = rest % self.cp, rest // self.cp
         dp, pp = rest % self.dp, rest // self.dp
@@ -69,19 +69,19 @@ class Places:
         return place if self.order is None else self.order[place]
 
     def place_of(self, rank: int) -> int:
-        """Return the place that a rank has."""
+        """Return the position of a rank."""
         return rank if self.order is None else self.order.index(rank)
 
     def coords(self, rank: int) -> Coords:
-        """Return where a rank stands."""
+        """Return the coordinates of a rank."""
         return self.coords_of_place(self.place_of(rank))
 
     def host(self, rank: int) -> str:
-        """Return the host that a rank runs on."""
+        """Return the host of a rank."""
         return f"node{self.place_of(rank) // self.ranks_per_host:03d}"
 
     def crosses(self, members: Sequence[int]) -> bool:
-        """Return whether ranks lie on several hosts."""
+        """Return whether ranks are on several hosts."""
         return len({self.host(rank) for rank in members}) > 1
 
     def group(self, axis: str, rank: int) -> Group:

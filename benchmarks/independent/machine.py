@@ -1,4 +1,4 @@
-"""What happens when: moments that follow each other, the streams of a rank, and communication."""
+"""Timing of a job: moments with dependencies, streams of a rank, communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Moments:
-    """Moments of a job. Each comes when all that it follows have, plus its own time."""
+    """Moments of a job. Each comes its own time after the last of those that it depends on."""
 
     def __init__(self) -> None:
         self.own_ns: list[int] = []
@@ -31,15 +31,15 @@ class Moments:
         return moment
 
     def follow(self, before: int, after: int) -> None:
-        """Let one moment come no earlier than another."""
+        """Make a moment come no earlier than another."""
         self._before.append(before)
         self._after.append(after)
 
     def solve(self) -> np.ndarray:
-        """Return when each comes, ns from the job's start.
+        """Return the time of each, ns from the start of the job.
 
         Raises:
-            RuntimeError: Some wait for each other in a circle.
+            RuntimeError: The dependencies have a cycle.
         """
         num = len(self.own_ns)
         before, after = np.array(self._before), np.array(self._after)
@@ -68,7 +68,7 @@ class Moments:
 
 @dataclass
 class Record:
-    """A span to be: its times are moments."""
+    """A span whose times are moments."""
 
     kind: SpanKind
     name: str
@@ -87,13 +87,13 @@ class Record:
     dst: int = -1
     num_bytes: int = -1
     marks: list[int] | None = None
-    """Asynchronous, as a device tells it: launch mark, end before it on its stream, and where the
-    wait for it began and ended."""
+    """Marks of an asynchronous communication on a device: launch, the end before it on its stream,
+    and begin and end of the wait for it."""
 
 
 @dataclass
 class Instance:
-    """One communication: it is done for all a transfer after the last member began it."""
+    """A communication, which ends for all members one transfer after the arrival."""
 
     done: int
     ends: dict[int, int] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Instance:
 
 @dataclass
 class Pending:
-    """A communication that a rank launched and has not waited for."""
+    """A communication that a rank has launched and not waited for."""
 
     record: Record
     end: int
@@ -109,7 +109,7 @@ class Pending:
 
 @dataclass
 class Rank:
-    """One rank: a host thread, a compute stream and streams of communication."""
+    """A rank: a host thread, a compute stream and communication streams."""
 
     rank: int
     moments: Moments
@@ -122,7 +122,7 @@ class Rank:
     step: int = 0
     launch_cost_ns: float = 0.0
     as_bounds: bool = False
-    """Whether only marks on the compute stream tell of asynchronous communication."""
+    """Whether only marks on the compute stream show asynchronous communication."""
 
     busy_until: dict[str, int] = field(default_factory=dict)
     _open: list[tuple[SpanKind, str, int, int, int, int]] = field(default_factory=list)
@@ -132,17 +132,17 @@ class Rank:
 
     @property
     def flags(self) -> int:
-        """What spans of this rank say of their clock."""
+        """Clock flags of the spans of this rank."""
         known = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
         return int(known if self.is_device else SpanFlag.HOST_CLOCK)
 
     def launch(self) -> int:
-        """Issue something: the host goes on by what that costs it."""
+        """Launch an operation, which takes some time of the host."""
         self.host = self.moments.add(self.launch_cost_ns, self.host)
         return self.host
 
     def host_time(self, own_ns: float) -> tuple[int, int]:
-        """Let the host do something else; return when it began and ended."""
+        """Run other work on the host; return its start and end."""
         start = self.host
         self.host = self.moments.add(own_ns, self.host)
         if not self.is_device:
@@ -174,11 +174,11 @@ class Rank:
         )  # fmt: skip
 
     def renumber(self, order: Sequence[int], ids: Mapping[int, int]) -> None:
-        """Give the ranks other numbers: rank k becomes ``order[k]``.
+        """Renumber the ranks: rank k becomes ``order[k]``.
 
         Args:
-            order: By old number.
-            ids: The groups' new ids by their old ones.
+            order: New number by old number.
+            ids: New group id by old group id.
         """
         self.rank = order[self.rank]
         for each in self.records:
@@ -187,11 +187,11 @@ class Rank:
                 each.src, each.dst = order[each.src], order[each.dst]
 
     def sync_to(self, moment: int) -> None:
-        """Let the host wait until a moment of the device has come."""
+        """Make the host wait for a moment of the device."""
         self.host = self.moments.add(0, self.host, moment)
 
     def wait(self, pending: Pending, *, recorded: bool) -> None:
-        """Let the stream stand still until a communication is done here."""
+        """Block the stream until a communication has ended here."""
         before = self._on_stream(0, self.launch())
         after = self._on_stream(0, pending.end)
         if pending.record.marks is not None:

@@ -1,4 +1,4 @@
-"""A spool read into memory, for runs by the hundred: decoded as the collector does, not stored."""
+"""A spool in memory, decoded as by the collector and not stored, for fast runs by the hundred."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class MemorySource:
     around: RunContext = field(default_factory=RunContext)
 
     def runs(self) -> tuple[()]:
-        """List no runs."""
+        """Return no runs."""
         return ()
 
     def run_info(self, run_id: str) -> RunInfo:
-        """Return what the manifests told."""
+        """Return the run from its manifests."""
         assert run_id == self.info.run_id
         return self.info
 
@@ -83,7 +83,7 @@ class MemorySource:
 def read_spool(
     folder: Path, *, clock_error_ns: int | None, samples: Sequence[Mapping[str, object]] = ()
 ) -> MemorySource:
-    """Read the folder of one run whose ranks have all ended."""
+    """Read the folder of a run whose ranks have all ended."""
     tables: dict[str, list[pa.Table]] = {"spans": [], "steps": [], "microbatches": []}
     ranks, groups = [], {}
     layout, run_id = Layout(), folder.name
@@ -97,11 +97,11 @@ def read_spool(
             )
         )  # fmt: skip
         for line in (process / "groups.jsonl").read_text().splitlines():
-            told = json.loads(line)
-            group_id = int(told["group_id"], 16)
+            row = json.loads(line)
+            group_id = int(row["group_id"], 16)
             groups[group_id] = GroupInfo(
-                group_id=group_id, kind=told["kind"], name=told["name"],
-                members=tuple(told["members"]),
+                group_id=group_id, kind=row["kind"], name=row["name"],
+                members=tuple(row["members"]),
             )  # fmt: skip
         names = _Names(read_names((process / "process.rsp").read_bytes()))
         for part, segment in enumerate(sorted(process.glob("seg-*.rsp"))):
@@ -127,11 +127,13 @@ def read_spool(
         epochs=(EpochInfo(epoch=0, ranks=tuple(ranks), groups=tuple(groups.values())),),
         clock_error_ns=0 if len(hosts) == 1 else clock_error_ns,
     )  # fmt: skip
-    around = RunContext(microbatches=_told(whole["microbatches"]), samples=_samples(samples))
-    return MemorySource(info, span_table(spans.sort_by(ORDER)), step_table(whole["steps"]), around)
+    context = RunContext(
+        microbatches=_microbatches(whole["microbatches"]), samples=_samples(samples)
+    )
+    return MemorySource(info, span_table(spans.sort_by(ORDER)), step_table(whole["steps"]), context)
 
 
-def _told(rows: pa.Table) -> MicrobatchTable:
+def _microbatches(rows: pa.Table) -> MicrobatchTable:
     return microbatch_table(rows)
 
 

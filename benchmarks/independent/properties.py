@@ -1,4 +1,4 @@
-"""What must not change a verdict: `python -m benchmarks.independent.properties 1 5 7`."""
+"""Invariances of the diagnosis: `python -m benchmarks.independent.properties 1 5 7`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.independent.__main__ import case_by_number, samples_of
 from benchmarks.independent.run_one import analyse, clocks_of, lay_out, step_bounds
-from benchmarks.independent.spool_bytes import Telling
+from benchmarks.independent.spool_bytes import SpoolOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.independent.machine import Rank
     from rankscope.analysis.report.report import RunReport
 
-Told = list[tuple[str, tuple[int, ...], tuple[int, int] | None, float | None, float | None]]
+Findings = list[tuple[str, tuple[int, ...], tuple[int, int] | None, float | None, float | None]]
 
 NAMES = {
     "forward": "Modell.vorwärts", "backward": "loss.backward()", "all_reduce": "ncclAllReduce",
@@ -31,8 +31,8 @@ NAMES = {
 }  # fmt: skip
 
 
-def told(report: RunReport, number_of: Mapping[int, int], first_step: int = 0) -> Told:
-    """Return findings with ranks and steps renumbered, in a fixed order."""
+def normalized(report: RunReport, number_of: Mapping[int, int], first_step: int = 0) -> Findings:
+    """Return the findings with renumbered ranks and steps, sorted."""
     found = [
         (
             each.cause,
@@ -48,8 +48,8 @@ def told(report: RunReport, number_of: Mapping[int, int], first_step: int = 0) -
     return sorted(found, key=lambda each: (each[0], each[1], each[2] or (0, 0)))
 
 
-def differences(one: Told, other: Told, tolerance: float) -> str:
-    """Return in what two lists differ, "" for nothing."""
+def differences(one: Findings, other: Findings, tolerance: float) -> str:
+    """Return the differences of two lists; "" if they are equal."""
     if [each[:3] for each in one] != [each[:3] for each in other]:
         return f"{[each[:3] for each in one]} against {[each[:3] for each in other]}"
     worst = max(
@@ -61,31 +61,31 @@ def differences(one: Told, other: Told, tolerance: float) -> str:
 
 
 def check(case: Case, folder: Path) -> dict[str, str]:
-    """Run a case as it is and changed; return what each change changed."""
+    """Run a case unchanged and changed, and return the differences."""
     running, ranks = lay_out(case.job, case.faults)
-    telling = Telling(run_id="plain", clocks=clocks_of(case.job, off_ns=0))
+    options = SpoolOptions(run_id="plain", clocks=clocks_of(case.job, off_ns=0))
     bounds = step_bounds(running, ranks)
 
     def verdict(
-        case: Case, telling: Telling, laid: tuple[Running, list[Rank]] = (running, ranks)
+        case: Case, options: SpoolOptions, laid: tuple[Running, list[Rank]] = (running, ranks)
     ) -> RunReport:
         return analyse(
-            None, folder, laid[0], laid[1], telling, measured_error_ns=100_000,
-            samples=samples_of(case, bounds, factor=telling.time_factor),
+            None, folder, laid[0], laid[1], options, measured_error_ns=100_000,
+            samples=samples_of(case, bounds, factor=options.time_factor),
         )  # fmt: skip
 
-    plain = told(verdict(case, telling), {})
-    changed: dict[str, Callable[[], tuple[Told, float]]] = {
-        "row order": lambda: (told(verdict(case, replace(telling, shuffle_seed=1)), {}), 1e-9),
-        "names": lambda: (told(verdict(case, replace(telling, names=NAMES)), {}), 1e-9),
-        "time x 3": lambda: (told(verdict(case, replace(telling, time_factor=3.0)), {}), 1e-6),
-        "time x 0.5": lambda: (told(verdict(case, replace(telling, time_factor=0.5)), {}), 1e-6),
-        "steps + 1000": lambda: (
-            told(verdict(case, replace(telling, first_step=1000)), {}, 1000), 1e-9,
+    plain = normalized(verdict(case, options), {})
+    changed: dict[str, Callable[[], tuple[Findings, float]]] = {
+        "row order": lambda: (normalized(verdict(case, replace(options, shuffle_seed=1)), {}),
+        1e-9), "names": lambda: (normalized(verdict(case, replace(options, names=NAMES)), {}),
+        1e-9), "time x 3": lambda: (normalized(verdict(case, replace(options, time_factor=3.0)),
+        {}), 1e-6), "time x 0.5": lambda: (normalized(verdict(case, replace(options,
+        time_factor=0.5)), {}), 1e-6), "steps + 1000": lambda: (
+            normalized(verdict(case, replace(options, first_step=1000)), {}, 1000), 1e-9,
         ),
         "clocks": lambda: (
-            told(verdict(case, replace(telling, clocks=clocks_of(case.job, off_ns=50_000))), {}),
-            0.02,
+            normalized(verdict(case, replace(options, clocks=clocks_of(case.job, off_ns=50_000))),
+            {}), 0.02,
         ),
         "ranks": lambda: (_relabelled(case, folder, verdict), 1e-6),
     }  # fmt: skip
@@ -96,8 +96,8 @@ def check(case: Case, folder: Path) -> dict[str, str]:
     return found
 
 
-def _relabelled(case: Case, folder: Path, verdict: Callable[..., RunReport]) -> Told:
-    """Run a case whose ranks are numbered otherwise; hosts and places stay."""
+def _relabelled(case: Case, folder: Path, verdict: Callable[..., RunReport]) -> Findings:
+    """Run a case with renumbered ranks on the same hosts and positions."""
     del folder
     places = case.job.places
     order = np.random.default_rng(case.number).permutation(places.world_size).tolist()
@@ -113,15 +113,15 @@ def _relabelled(case: Case, folder: Path, verdict: Callable[..., RunReport]) -> 
     running.renumber(order)
     for rank in ranks:
         rank.renumber(order, ids)
-    telling = Telling(run_id="ranks", clocks=clocks_of(case.job, off_ns=0))
+    options = SpoolOptions(run_id="ranks", clocks=clocks_of(case.job, off_ns=0))
     mapped = replace(case, job=renumbered, faults=tuple(
         replace(each, ranks=tuple(order[rank] for rank in each.ranks)) for each in case.faults
     ))  # fmt: skip
-    return told(verdict(mapped, telling, (running, ranks)), number_of)
+    return normalized(verdict(mapped, options, (running, ranks)), number_of)
 
 
 def main() -> None:
-    """Check the cases whose numbers are given; exit status 1 where anything changed."""
+    """Check the cases with the given numbers; exit with 1 if a finding changed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.independent.properties")
     parser.add_argument("numbers", type=int, nargs="+")
     failed = False

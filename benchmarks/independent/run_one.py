@@ -1,4 +1,4 @@
-"""Bring a spool into a store and analyse it, the way that a user's run goes."""
+"""Storing and analysis of one spool, as for a run of a user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.independent.faults import Plan
 from benchmarks.independent.jobs import Running
 from benchmarks.independent.memory import read_spool
-from benchmarks.independent.spool_bytes import UNIX_NS, Clock, Telling, write_spool
+from benchmarks.independent.spool_bytes import UNIX_NS, Clock, SpoolOptions, write_spool
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.clock.map import ClockMap
 from rankscope.collector.spool.tail import SpoolTail
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class KnownClocks:
-    """Clocks that an agent has measured: each host's offset, up to an error."""
+    """Clocks as measured by an agent: the offset of each host with an error."""
 
     store: Store
     offset_ns: Mapping[str, int]
     error_ns: int
 
     def clock_map(self, identity: SpoolIdentity) -> ClockMap:
-        """Return the measured map of a host, and store how good it is."""
+        """Return the measured clock map of a host, and store its error."""
         offset = self.offset_ns[identity.host]
         row = {
             "host": identity.host, "boot_id": identity.boot_id.hex(), "at_ns": UNIX_NS,
@@ -52,7 +52,7 @@ class KnownClocks:
 
 
 def clocks_of(job: Job, *, off_ns: int) -> dict[str, Clock]:
-    """Return clocks whose anchors are off by up to so much."""
+    """Return clocks with anchor errors of up to ``off_ns``."""
     rng = np.random.default_rng((job.seed, 5))
     hosts = sorted({job.places.host(rank) for rank in range(job.places.world_size)})
     return {
@@ -66,15 +66,15 @@ def clocks_of(job: Job, *, off_ns: int) -> dict[str, Clock]:
 
 
 def lay_out(job: Job, faults: Sequence[Fault]) -> tuple[Running, list[Rank]]:
-    """Lay a job out; return it and its ranks."""
+    """Lay out a job; return it with its ranks."""
     running = Running(job, Plan(faults, job.seed))
     return running, running.ranks()
 
 
 def step_bounds(running: Running, ranks: Sequence[Rank]) -> list[tuple[int, int]]:
-    """Return when the first rank computed each step, ns from the job's start.
+    """Return the time of each step's compute on the first rank, ns from the start of the job.
 
-    A host that runs ahead has ended a step before its device begins it.
+    A host that runs ahead ends a step before its device begins it.
     """
     at = running.moments.solve()
     computed: dict[int, list[int]] = {}
@@ -85,7 +85,7 @@ def step_bounds(running: Running, ranks: Sequence[Rank]) -> list[tuple[int, int]
 
 
 def step_ns(running: Running, ranks: Sequence[Rank]) -> NDArray[np.int64]:
-    """Return how long each step took, over all ranks, by their hosts."""
+    """Return the duration of each step over all ranks, on the hosts."""
     at = running.moments.solve()
     num = running.job.num_steps
     first, last = np.full(num, np.iinfo(np.int64).max), np.zeros(num, dtype=np.int64)
@@ -97,23 +97,23 @@ def step_ns(running: Running, ranks: Sequence[Rank]) -> NDArray[np.int64]:
     return took
 
 
-def analyse(  # noqa: PLR0913  # a run, and how it is told
+def analyse(  # noqa: PLR0913  # a run and its options
     store: Store | None,
     folder: Path,
     running: Running,
     ranks: Sequence[Rank],
-    telling: Telling,
+    options: SpoolOptions,
     *,
     measured_error_ns: int | None,
     samples: Sequence[Mapping[str, object]] = (),
 ) -> RunReport:
     """Write the spool, tail it into the store, and analyse the run."""
-    write_spool(folder, running, ranks, telling)
+    write_spool(folder, running, ranks, options)
     if store is None:
         error_ns = None if measured_error_ns is None else 2 * measured_error_ns
-        source = read_spool(folder / telling.run_id, clock_error_ns=error_ns, samples=samples)
-        shutil.rmtree(folder / telling.run_id)
-        return analyze_run(source, telling.run_id)
+        source = read_spool(folder / options.run_id, clock_error_ns=error_ns, samples=samples)
+        shutil.rmtree(folder / options.run_id)
+        return analyze_run(source, options.run_id)
     if samples:
         store.insert_rows("samples", samples)
     clocks = None
@@ -122,12 +122,12 @@ def analyse(  # noqa: PLR0913  # a run, and how it is told
             store,
             {
                 host: clock.unix_ns + clock.anchor_error_ns - clock.base_ns
-                for host, clock in telling.clocks.items()
+                for host, clock in options.clocks.items()
             },
             measured_error_ns,
         )
-    tail = SpoolTail(folder, StoreWriter(store), only_run=telling.run_id, clocks=clocks)
+    tail = SpoolTail(folder, StoreWriter(store), only_run=options.run_id, clocks=clocks)
     while tail.poll().num_cuts:
         pass
-    shutil.rmtree(folder / telling.run_id)
-    return analyze_run(StoreSource(store), telling.run_id)
+    shutil.rmtree(folder / options.run_id)
+    return analyze_run(StoreSource(store), options.run_id)

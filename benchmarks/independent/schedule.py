@@ -1,4 +1,4 @@
-"""In which order a pipeline's stage runs forwards and backwards."""
+"""Order of forwards and backwards of a pipeline stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def actions_of(
     stage: int, num_stages: int, num_microbatches: int, num_chunks: int
 ) -> Iterator[tuple[bool, int, int]]:
-    """Yield (is forward, micro-batch, chunk) by 1F1B, interleaved where there are several chunks.
+    """Yield (is forward, micro-batch, chunk) of 1F1B, interleaved if there are several chunks.
 
     Source: arXiv 2104.04473, section 2.2.
     """

@@ -1,7 +1,7 @@
-"""Say how many cases were told rightly: `python -m benchmarks.independent.score FILE ...`.
+"""Scores of independently generated runs: `python -m benchmarks.independent.score FILE ...`.
 
-Each file holds lines that `python -m benchmarks.independent` wrote. A case is right where each of
-its faults is told, an alarm that fits a fault comes first, and no alarm fits none.
+Each file has lines of `python -m benchmarks.independent`. A case is right if each of its faults is
+reported, the first alarm is that of a fault, and no alarm is wrong.
 """
 
 from __future__ import annotations
@@ -17,52 +17,53 @@ import numpy as np
 
 NO_ALARM = frozenset({"healthy", "checkpoint", "layout", "insufficient-evidence"})
 ANY_MEMBER = frozenset({"slow-link", "launch-skew"})
-"""A link is told by either end; skew by whoever launched late."""
+"""A link is correct by either end, a skew by any rank that launched late."""
 
-MAX_TOLD = 8
-"""A slow rank may stand among so many: its partners, where their communication is not traced."""
+MAX_REPORTED = 8
+"""Largest number of ranks in the finding of a slow rank: with its partners, if their communication
+is not traced."""
 
 MOST = 0.8
-"""Of a stage or a host so many of its ranks must be told, and of a stage so many others not."""
+"""Share of the ranks of a stage or host that must be reported; at most the rest may be others."""
 
 MAX_LATE_STEPS = 3
 WITHOUT_ONSET = frozenset({"", "gc", "skew", "experts"})
-"""Faults that come and go: they have no one step of onset."""
+"""Intermittent faults, which have no onset."""
 
 Row = dict[str, Any]
 
 
 def fits(finding: Row, fault: Row) -> bool:
-    """Tell whether a finding is that fault."""
+    """Return whether a finding is that of a fault."""
     cause = fault["cause"]
     if finding["cause"] != ("sequence-imbalance" if cause == "unequal-experts" else cause):
         return False
-    wanted, told = set(fault["ranks"]), set(finding["ranks"])
-    both = len(wanted & told)
+    wanted, reported = set(fault["ranks"]), set(finding["ranks"])
+    both = len(wanted & reported)
     if not wanted:
         return True
     if cause in ANY_MEMBER:
         return both > 0
     if cause == "stage-imbalance":
-        return both >= MOST * len(wanted) and len(told - wanted) <= (1 - MOST) * len(wanted)
+        return both >= MOST * len(wanted) and len(reported - wanted) <= (1 - MOST) * len(wanted)
     if len(wanted) == 1:
-        return wanted <= told and len(told) <= MAX_TOLD
+        return wanted <= reported and len(reported) <= MAX_REPORTED
     return both >= MOST * len(wanted)
 
 
 def wrongs_of(row: Row) -> list[str]:
-    """Return what is wrong with a case; nothing where it is right."""
+    """Return the errors of a case; none if it is right."""
     if "error" in row:
         return [row["error"].splitlines()[-1]]
     alarms = [each for each in row["findings"] if each["cause"] not in NO_ALARM]
     faults = row["faults"]
     wrongs = [
-        f"{fault['cause']} of {fault['ranks'][:MAX_TOLD]} is not told"
+        f"{fault['cause']} of {fault['ranks'][:MAX_REPORTED]} is not reported"
         for fault in faults
         if not any(fits(alarm, fault) for alarm in alarms)
     ]
     wrongs += [
-        f"{alarm['cause']} of {alarm['ranks'][:MAX_TOLD]} in {alarm['steps']} is told"
+        f"{alarm['cause']} of {alarm['ranks'][:MAX_REPORTED]} in {alarm['steps']} is reported"
         for alarm in alarms
         if not any(fits(alarm, fault) for fault in faults)
     ]
@@ -72,7 +73,7 @@ def wrongs_of(row: Row) -> list[str]:
 
 
 def pairs_of(row: Row) -> list[tuple[Row, Row]]:
-    """Return each fault that was told with the first finding that fits it."""
+    """Return each fault that was reported with the first finding that fits it."""
     found = []
     for fault in row.get("faults", ()):
         fitting = [each for each in row["findings"] if fits(each, fault)]
@@ -82,28 +83,28 @@ def pairs_of(row: Row) -> list[tuple[Row, Row]]:
 
 
 def onset_errors(rows: list[Row]) -> list[int]:
-    """Return by how many steps each finding's begin misses its fault's, where it has one."""
+    """Return the difference in steps of the onset of each finding and its fault."""
     return [
-        abs(told["steps"][0] - fault["first"])
+        abs(reported["steps"][0] - fault["first"])
         for row in rows
-        for fault, told in pairs_of(row)
-        if fault["how"] not in WITHOUT_ONSET and told["steps"] is not None
+        for fault, reported in pairs_of(row)
+        if fault["how"] not in WITHOUT_ONSET and reported["steps"] is not None
     ]
 
 
 def slowdown_errors(rows: list[Row]) -> list[float]:
-    """Return the relative error of each estimated slowdown that `--truth` gave the true one of."""
+    """Return the relative error of each slowdown whose true value is known from `--truth`."""
     return [
-        abs(told["slowdown"] / row["true_slowdown"] - 1.0)
+        abs(reported["slowdown"] / row["true_slowdown"] - 1.0)
         for row in rows
         if row.get("true_slowdown")
-        for _, told in pairs_of(row)
-        if told["slowdown"] is not None
+        for _, reported in pairs_of(row)
+        if reported["slowdown"] is not None
     ]
 
 
 def main() -> None:
-    """Print each wrong case, and how many are right by class."""
+    """Print each wrong case, and the number of right ones by class."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.independent.score")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     files = parser.parse_args().files

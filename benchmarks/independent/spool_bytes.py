@@ -1,4 +1,4 @@
-"""Write a laid-out job as a spool, byte by byte as docs/spool-format.md has it."""
+"""Writer of a job as a spool, byte by byte as in docs/spool-format.md."""
 
 from __future__ import annotations
 
@@ -42,65 +42,67 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """How one host's monotonic clock stands to true time."""
+    """Relation of a host's monotonic clock to true time."""
 
     base_ns: int
-    """Monotonic time at the job's start."""
+    """Monotonic time at the start of the job."""
 
     unix_ns: int = UNIX_NS
-    """The true time then."""
+    """True time at the start of the job."""
 
     anchor_error_ns: int = 0
-    """By how much the pair in the headers is off."""
+    """Error of the anchor in the headers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a rank ended, where it did not end well: a moment, and what it left open."""
+    """Crash or hang of a rank: its moment and its open spans."""
 
     at_ns: int
     exception: Mapping[str, str] | None = None
-    """None: it stands still."""
+    """The exception of a crash; None for a hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Telling:
-    """How a run is written down."""
+class SpoolOptions:
+    """Options of a written spool."""
 
     run_id: str
     clocks: Mapping[str, Clock]
     ends: Mapping[int, End] = field(default_factory=dict)
     cut_ns: int | None = None
-    """All ranks stand still from then on: nothing that ends later is recorded."""
+    """Time from which on all ranks hang: nothing that ends later is recorded."""
 
     time_factor: float = 1.0
     first_step: int = 0
     settings: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """Other names for names."""
+    """Replacements of span names."""
 
     shuffle_seed: int | None = None
 
 
-def write_spool(folder: Path, running: Running, ranks: Sequence[Rank], telling: Telling) -> None:
+def write_spool(
+    folder: Path, running: Running, ranks: Sequence[Rank], options: SpoolOptions
+) -> None:
     """Write a process folder for each rank."""
     at = running.moments.solve()
     for rank in ranks:
-        _write_rank(folder, running, rank, at, telling)
+        _write_rank(folder, running, rank, at, options)
 
 
 def _rows(
-    rank: Rank, at: np.ndarray, telling: Telling, names: dict[str, int], end_ns: int | None
+    rank: Rank, at: np.ndarray, options: SpoolOptions, names: dict[str, int], end_ns: int | None
 ) -> tuple[np.ndarray, list[tuple[Any, ...]]]:
     def numbered(name: str) -> int:
-        return names.setdefault(telling.names.get(name, name), len(names))
+        return names.setdefault(options.names.get(name, name), len(names))
 
     times = at.tolist()
     rows: list[tuple[Any, ...]] = []
     is_open = []
     for each in rank.records:
         start, end, flags = times[each.start], times[each.end], each.flags
-        if each.marks is not None and telling_bounds(rank):
+        if each.marks is not None and has_bounds_from_marks(rank):
             start, end, flags = _as_bounds(each.marks, at, start, end, flags)
         if end_ns is not None and end > end_ns:
             if start <= end_ns:
@@ -109,7 +111,7 @@ def _rows(
         launch = min(times[each.launch], start)
         rows.append(
             (1, KIND_CODES[each.kind], flags | (HAS_COMM if each.group_id else 0),
-             numbered(each.name), each.step + telling.first_step, each.microbatch, each.chunk,
+             numbered(each.name), each.step + options.first_step, each.microbatch, each.chunk,
              numbered(each.track), start, end, each.depth, 0, 0 if launch == start else launch,
              *((each.group_id, each.seq, each.src, each.dst, each.num_bytes)
                if each.group_id else (0, 0, 0, 0, 0)), 0)
@@ -118,27 +120,27 @@ def _rows(
     for step, start, end in rank.steps:
         if end_ns is None or times[end] <= end_ns:
             rows.append(
-                (2, 0, 0, 0, step + telling.first_step, -1, -1, 0, times[start], times[end], 0, 0,
+                (2, 0, 0, 0, step + options.first_step, -1, -1, 0, times[start], times[end], 0, 0,
                  0, 8192, unknown, -1, -1, 0, 0)
             )  # fmt: skip
     for step, microbatch, moment, tokens, squares in rank.microbatches:
         if end_ns is None or times[moment] <= end_ns:
             rows.append(
-                (3, 0, 0, 0, step + telling.first_step, microbatch, -1, 0, times[moment],
+                (3, 0, 0, 0, step + options.first_step, microbatch, -1, 0, times[moment],
                  times[moment], 0, 0, 0, tokens, squares, 0, 0, 0, 0)
             )  # fmt: skip
     return np.array(rows, dtype=ROW), is_open
 
 
-def telling_bounds(rank: Rank) -> bool:
-    """Return whether only marks tell of a rank's asynchronous communication."""
+def has_bounds_from_marks(rank: Rank) -> bool:
+    """Return whether only marks show a rank's asynchronous communication."""
     return rank.is_device and rank.as_bounds
 
 
 def _as_bounds(
     marks: list[int], at: np.ndarray, start: int, end: int, flags: int
 ) -> tuple[int, int, int]:
-    """Return what marks on the compute stream know: docs/clocks.md, what is read where."""
+    """Return the times that marks on the compute stream give: see docs/clocks.md."""
     mark, before, waits, goes_on = marks
     marked = int(at[mark])
     flags &= ~int(SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN)
@@ -154,24 +156,24 @@ def _as_bounds(
 
 
 def _write_rank(
-    folder: Path, running: Running, rank: Rank, at: np.ndarray, telling: Telling
+    folder: Path, running: Running, rank: Rank, at: np.ndarray, options: SpoolOptions
 ) -> None:
     places = running.job.places
     names = {"__other__": 0}
-    end = telling.ends.get(rank.rank)
-    end_ns = end.at_ns if end else telling.cut_ns
-    rows, is_open = _rows(rank, at, telling, names, end_ns)
+    end = options.ends.get(rank.rank)
+    end_ns = end.at_ns if end else options.cut_ns
+    rows, is_open = _rows(rank, at, options, names, end_ns)
     for column in ("start", "end", "launch"):
         known = (rows[column] != 0) if column == "launch" else slice(None)
-        scaled = np.rint(rows[column][known] * telling.time_factor).astype(np.int64)
-        rows[column][known] = scaled + telling.clocks[places.host(rank.rank)].base_ns
-    if telling.shuffle_seed is not None:
-        rows = np.random.default_rng((telling.shuffle_seed, rank.rank)).permutation(rows)
-    process = uuid.uuid5(uuid.NAMESPACE_OID, f"{telling.run_id}/{rank.rank}")
-    path = folder / telling.run_id / f"e0-r{rank.rank:05d}-{process.hex[:12]}"
+        scaled = np.rint(rows[column][known] * options.time_factor).astype(np.int64)
+        rows[column][known] = scaled + options.clocks[places.host(rank.rank)].base_ns
+    if options.shuffle_seed is not None:
+        rows = np.random.default_rng((options.shuffle_seed, rank.rank)).permutation(rows)
+    process = uuid.uuid5(uuid.NAMESPACE_OID, f"{options.run_id}/{rank.rank}")
+    path = folder / options.run_id / f"e0-r{rank.rank:05d}-{process.hex[:12]}"
     path.mkdir(parents=True)
-    anchor = telling.clocks[places.host(rank.rank)]
-    header = _header(telling.run_id, rank.rank, places, process.bytes, anchor)
+    anchor = options.clocks[places.host(rank.rank)]
+    header = _header(options.run_id, rank.rank, places, process.bytes, anchor)
     (path / "process.rsp").write_bytes(_process(header, names, len(rows)))
     middle = len(rows) // 2
     for number, half in enumerate((rows[:middle], rows[middle:])):
@@ -180,9 +182,9 @@ def _write_rank(
         seals = end_ns is None or number == 0
         head = _segment_header(header, number, len(part), seals=seals)
         if number == 1:
-            head = _with_open(head, is_open, names, telling, anchor.base_ns)
+            head = _with_open(head, is_open, names, options, anchor.base_ns)
         (path / f"seg-{number:06d}.rsp").write_bytes(head + part.tobytes())
-    _write_texts(path, running, rank, telling, process)
+    _write_texts(path, running, rank, options, process)
 
 
 def _header(run_id: str, rank: int, places: Places, process: bytes, clock: Clock) -> bytearray:
@@ -230,18 +232,18 @@ def _with_open(
     head: bytearray,
     is_open: list[tuple[Any, ...]],
     names: dict[str, int],
-    telling: Telling,
+    options: SpoolOptions,
     base_ns: int,
 ) -> bytearray:
     for place, (start, each) in enumerate(is_open[-40:]):
         at = 1024 + 64 * place
-        begun = int(start * telling.time_factor) + base_ns
+        begun = int(start * options.time_factor) + base_ns
         head[at : at + 8] = begun.to_bytes(8, "little")
         head[at + 8 : at + 16] = each.group_id.to_bytes(8, "little")
         head[at + 16 : at + 24] = each.seq.to_bytes(8, "little", signed=True)
-        name = names.get(telling.names.get(each.name, each.name), 0)
+        name = names.get(options.names.get(each.name, each.name), 0)
         head[at + 24 : at + 28] = name.to_bytes(4, "little")
-        step = each.step + telling.first_step
+        step = each.step + options.first_step
         head[at + 28 : at + 32] = step.to_bytes(4, "little", signed=True)
         head[at + 32] = KIND_CODES[each.kind]
         head[at + 40 : at + 48] = begun.to_bytes(8, "little")
@@ -249,23 +251,23 @@ def _with_open(
 
 
 def _write_texts(
-    path: Path, running: Running, rank: Rank, telling: Telling, process: uuid.UUID
+    path: Path, running: Running, rank: Rank, options: SpoolOptions, process: uuid.UUID
 ) -> None:
     places = running.job.places
     host = places.host(rank.rank)
     manifest = {
-        "version": 1, "run_id": telling.run_id, "epoch": 0, "rank": rank.rank,
+        "version": 1, "run_id": options.run_id, "epoch": 0, "rank": rank.rank,
         "world_size": places.world_size,
         "local_rank": places.place_of(rank.rank) % places.ranks_per_host, "pid": 1000 + rank.rank,
         "host": host, "pod": None, "process_uuid": process.hex,
-        "boot_id": uuid.uuid5(uuid.NAMESPACE_DNS, telling.run_id + host).hex, "started_ns": UNIX_NS,
+        "boot_id": uuid.uuid5(uuid.NAMESPACE_DNS, options.run_id + host).hex, "started_ns": UNIX_NS,
         "layout": places.layout.to_dict(), "coords": places.coords(rank.rank).to_dict(),
         "device": {"name": "NVIDIA H100 80GB HBM3", "uuid": None, "dtype": "bfloat16",
                    "peak_flops_per_s": None},
         "model": {"name": "independent", "num_parameters": None, "flops_per_token": None,
                   "flops_convention": None},
         "paced": None, "git": None, "config": None, "seeds": None,
-        "environment": {"NCCL_DEBUG": "WARN"} | dict(telling.settings.get(rank.rank, {})),
+        "environment": {"NCCL_DEBUG": "WARN"} | dict(options.settings.get(rank.rank, {})),
         "versions": {"python": "3.11", "torch": "2.9", "cuda": "12.8", "nccl": "2.27",
                      "packages": {}},
         "hosts": None, "derived": None,
@@ -280,12 +282,12 @@ def _write_texts(
     ]  # fmt: skip
     (path / "groups.jsonl").write_text("".join(line + "\n" for line in lines))
     (path / "events.jsonl").write_text("")
-    end = telling.ends.get(rank.rank)
+    end = options.ends.get(rank.rank)
     if end is not None and end.exception is not None:
-        at_ns = UNIX_NS + int(end.at_ns * telling.time_factor)
+        at_ns = UNIX_NS + int(end.at_ns * options.time_factor)
         failed = {"state": "failed", "at_ns": at_ns, "exception": dict(end.exception)}
         (path / "exit.json").write_text(json.dumps(failed))
-    elif end is None and telling.cut_ns is None:
+    elif end is None and options.cut_ns is None:
         (path / "exit.json").write_text(json.dumps({"state": "ended", "at_ns": UNIX_NS + 10**12}))
 
 
