@@ -109,8 +109,6 @@ class Outbox:
         self._say = say
         self._max_rows = MAX_ROWS
         self._deleted_runs: set[str] = set()
-        self.num_rows_settled = 0
-        """Rows of cuts that the collector acknowledged."""
 
     def token_text(self) -> str | None:
         """Return the current token; None if there is none or it can't be read."""
@@ -218,9 +216,7 @@ class Outbox:
             self._drop_deleted(cuts)
             return
         pairs = list(zip(cuts, states, strict=True))
-        settled = [cut.key for cut, state in pairs if state in SETTLED_STATES]
-        self._journal.settle(settled)
-        self.num_rows_settled += sum(map(_num_rows, settled))
+        self._journal.settle(cut.key for cut, state in pairs if state in SETTLED_STATES)
         self._max_rows = min(2 * self._max_rows, MAX_ROWS)
         if deleted := [cut for cut, state in pairs if state == DELETED]:
             self._drop_deleted(deleted)

@@ -18,7 +18,7 @@ from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import PATIENCE_S, serving
-from tests.support.collector.agent_rig import Rig, write_spans
+from tests.support.collector.agent_rig import Rig, any_settled, write_spans
 from tests.support.collector.fake_collector import FakeCollector, Stored
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -87,7 +87,7 @@ def test_while_nothing_gets_through_the_rows_wait_on_disk_and_no_rank_does(
 
         # THEN all of it is where the ranks put it, and nothing was given up
         assert {path: path.stat().st_size for path in spool.glob("run/*/seg-*")} == written
-        assert rig.outbox.num_rows_settled == 0
+        assert not any_settled(rig)
         assert not (rig.state / "dead").exists()
         assert sum(line.startswith("the collector") for line in rig.lines) == 1
 
@@ -148,7 +148,7 @@ def test_a_collector_that_was_stopped_stores_what_came_twice_once(
         rig = Rig(spool, server.url, deadlines=patient, environment=environment)
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 10)
-        rig.turn_until(lambda: rig.outbox.num_rows_settled > 0)
+        rig.turn_until(lambda: any_settled(rig))
 
         # WHEN it stands still beyond every deadline, and rows are sent to it meanwhile
         os.kill(server.process.pid, signal.SIGSTOP)

@@ -188,6 +188,10 @@ def any_unanswered(rig: Rig) -> bool:
     return bool(rig.journal.unanswered("run"))
 
 
+def any_settled(rig: Rig) -> bool:
+    return bool(rig.journal.end_rows("run"))
+
+
 def assert_clean(tmp_path: Path, stored: Stored, **account: int) -> None:
     verdict = check(tmp_path / "oracle", stored.rows, **account)
     assert verdict.is_clean, verdict
