@@ -37,6 +37,7 @@ def test_with_tensor_parallelism_untraced_both_partners_are_named_as_one_worker(
     assert "one worker" in findings[0].evidence
 
 
+@pytest.mark.slow
 def test_with_tensor_parallelism_traced_the_slow_partner_alone_is_named() -> None:
     traced = replace(BASE, tp_detail=TpDetail.COARSE)
 
@@ -62,6 +63,7 @@ def test_one_slow_step_of_a_worker_with_untraced_partners_is_found() -> None:
     assert summary(findings) == [("slow-compute", (4, 5), (6, 6))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_interleaved_and_overlapped_schedules_hide_no_slow_rank(vpp: int) -> None:
     scenario = replace(BASE, vpp=vpp, overlap=True, tp_detail=TpDetail.COARSE)
@@ -204,6 +206,7 @@ def test_checkpoints_raise_no_alarm(spans: str) -> None:
     assert [finding.cause for finding in findings] == ["healthy", "checkpoint"]
 
 
+@pytest.mark.slow
 def test_unequal_sequences_are_reported_only_if_they_cost_much() -> None:
     assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.4")] == ["sequence-imbalance"]
     assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.03")] == ["healthy"]
@@ -218,6 +221,7 @@ def test_unequal_sequences_are_found_without_declared_lengths() -> None:
     assert "in forward and backward together" in finding.evidence
 
 
+@pytest.mark.slow
 def test_a_crash_a_hang_and_a_wrong_setting_need_no_replay() -> None:
     crash = diagnosis("crash:rank=3,step=9,kind=cuda-oom")
     hang = diagnosis("hang:rank=3,step=9", scenario=replace(BASE, tp_detail=TpDetail.COARSE))

@@ -155,6 +155,7 @@ def relabelled(source: Source) -> Relabelled:
     return Relabelled(moved, tuple(np.argsort(new).tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", FAULTS)
 @pytest.mark.parametrize("change", [shuffled, stretched, shifted])
 def test_a_diagnosis_stays_the_same(
@@ -232,6 +233,7 @@ def ahead(source: Source, share: float) -> Source:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.4, 1.6])
 @pytest.mark.parametrize("faults", FAULTS)
 def test_hosts_ahead_of_their_devices_change_nothing(faults: tuple[str, ...], share: float) -> None:

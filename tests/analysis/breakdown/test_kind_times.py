@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,7 @@ SPANS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(SPANS, st.randoms(use_true_random=False))
 def test_the_order_of_spans_changes_nothing_and_exposed_is_within_busy(
     spans: list[Span], random: object

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +159,7 @@ def test_joined_bins_equal_those_of_a_coarser_grid(
     assert np.array_equal(fine.raster().compute.kind, coarse.raster().compute.kind)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(RANDOM_SPANS)
 def test_the_areas_of_portions_add_up_to_the_step(

@@ -350,6 +350,7 @@ def test_shifting_every_clock_changes_nothing(some: list[Span], shift_ns: int) -
     assert shifted.transfer_ns.tolist() == plain.transfer_ns.tolist()
 
 
+@pytest.mark.slow
 @given(some_spans())
 def test_relabelling_the_ranks_changes_only_the_labels(some: list[Span]) -> None:
     def new(rank: int) -> int:

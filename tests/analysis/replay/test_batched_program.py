@@ -169,6 +169,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Pairs, Table, list[float]]:
     return num, pairs, recorded, draw(st.lists(times, min_size=num, max_size=num))
 
 
+@pytest.mark.slow
 @given(graphs(), st.integers(0, 2**20 - 1))
 @settings(max_examples=60, deadline=None)
 def test_replay_equals_the_longest_path(

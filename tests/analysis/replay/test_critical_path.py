@@ -125,6 +125,7 @@ def test_path_goes_through_the_slow_rank() -> None:
     assert by_rank.argmax() == 5
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.floats(0.0, 2.0))
 @settings(max_examples=40, deadline=None)
 def test_delay_moves_the_end_of_the_step_by_what_exceeds_the_slack(pick: int, share: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_run_with_nothing_but_cycles_is_insufficient_evidence() -> None:
     assert "in a cycle" in report.findings[0].evidence
 
 
+@pytest.mark.slow
 def test_chain_of_a_hundred_thousand_nodes_is_ordered_without_recursion() -> None:
     num = 100_000
     source = np.arange(num - 1)
@@ -79,6 +81,7 @@ def test_chain_of_a_hundred_thousand_nodes_is_ordered_without_recursion() -> Non
     assert (node_levels(num, *cycle) == UNORDERED).all()
 
 
+@pytest.mark.slow
 def test_thousands_of_consecutive_spans_are_replayed() -> None:
     num = 5_000
     rows = [(0, rank, FORWARD, 10 * k, 8, 0, NONE) for rank in (0, 1) for k in range(num)]
@@ -97,6 +100,7 @@ SPANS = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)  # cores are shared
 @given(rows=st.lists(SPANS, min_size=1, max_size=40))
 def test_analysis_of_any_spans_returns_a_report_or_raises_its_own_error(rows: list[Row]) -> None:

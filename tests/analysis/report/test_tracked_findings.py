@@ -80,6 +80,7 @@ def test_a_finding_opens_once_within_three_steps_of_its_onset(
     assert finding.opened_ns == 1_000 + opened
 
 
+@pytest.mark.slow
 def test_a_finding_closes_when_the_last_steps_no_longer_show_it() -> None:
     updates, tracker = train(1.8)
 
@@ -87,6 +88,7 @@ def test_a_finding_closes_when_the_last_steps_no_longer_show_it() -> None:
     assert not any(map(is_rank_5, tracker.open_findings))
 
 
+@pytest.mark.slow
 def test_a_window_shorter_than_the_run_keeps_the_onset() -> None:
     _, tracker = train(1.8, window_steps=8)
 

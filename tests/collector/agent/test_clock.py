@@ -218,6 +218,7 @@ def test_time_never_runs_backwards_in_a_slew() -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_a_drifting_clock_is_followed_within_fifty_microseconds(
     host: Host, clock: FakeClock
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_change_that_fails_is_not_there_and_may_be_made_again(tmp_path: Path) 
     journal.close()
 
 
+@pytest.mark.slow
 def test_a_full_database_refuses_changes_until_there_is_room(tmp_path: Path) -> None:
     connections: list[sqlite3.Connection] = []
     journal = Journal(tmp_path, connect=kept_in(connections))
@@ -201,6 +202,7 @@ def test_a_damaged_database_is_moved_away(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.slow
 def test_the_oldest_segments_are_forgotten_beyond_the_bound(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.settle([key(0, 1, segment=segment) for segment in range(MAX_ENTRIES)])

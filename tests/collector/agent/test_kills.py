@@ -39,6 +39,7 @@ class Killer:
             raise CrashError
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_change_of_the_journal_loses_and_duplicates_no_row(tmp_path: Path) -> None:
     point, has_crashed = 0, True
     while has_crashed:

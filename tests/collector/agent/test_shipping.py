@@ -182,6 +182,7 @@ def test_an_outage_loses_nothing_and_is_logged_once(
     rig.close()
 
 
+@pytest.mark.slow
 def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arrive(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_single_cut_is_rejected_three_times_before_it_is_a_dead_letter(
     rig.close()
 
 
+@pytest.mark.slow
 def test_a_collector_that_rejects_everything_does_not_empty_the_spool(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:

@@ -7,6 +7,8 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.clock.probe import ProbeReply
 from rankscope.collector.clock.reference import LONGEST_PAUSE_NS, PROBES_PER_S, ProbeRateLimit
 from rankscope.collector.clock.sync import ClockSync
@@ -83,6 +85,7 @@ def test_one_host_is_not_limited() -> None:
     assert {later - earlier for earlier, later in pairwise(job.probed_ns)} == {60 * MS}
 
 
+@pytest.mark.slow
 def test_a_job_of_12288_ranks_that_starts_at_once_probes_within_the_rate_limit() -> None:
     # GIVEN an agent for each eight ranks, all on one collector: 30,000 probes without a limit
     job = Job(NUM_HOSTS, limit=rate_limit)
@@ -124,6 +127,7 @@ def test_agents_that_ignore_the_pause_do_not_lock_others_out(clock: FakeClock) -
     assert limit.next_pause_ns() == LONGEST_PAUSE_NS
 
 
+@pytest.mark.slow
 def test_older_and_newer_agents_share_a_collector() -> None:
     # GIVEN 300 agents that ignore the pause, and 10 that keep it
     job = Job(NUM_NEWER + NUM_OLDER, limit=rate_limit)

@@ -37,6 +37,7 @@ def put(store: Store, run_id: str, tmp_path: Path) -> Callable[..., None]:
     return put
 
 
+@pytest.mark.slow
 def test_seconds_become_whole_nanoseconds_once(
     store: Store, run_id: str, put: Callable[..., None]
 ) -> None:
@@ -206,6 +207,7 @@ def test_the_same_file_with_other_sizes_is_other_content(
         import_bytedance(store, trace, run_id=run_id, meta=larger)
 
 
+@pytest.mark.slow
 def test_rows_of_an_interrupted_import_never_show(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:
@@ -251,6 +253,7 @@ def test_a_trace_longer_than_a_batch_is_read_whole(tmp_path: Path) -> None:
     assert trace.start_ns.tolist() == [0] * (num - 1) + [10**9]
 
 
+@pytest.mark.slow
 @needs_traces
 @pytest.mark.parametrize(
     ("name", "num_spans", "num_ranks", "num_steps"), [("AR", 117_216, 16, 44), ("ST", 6_784, 8, 32)]

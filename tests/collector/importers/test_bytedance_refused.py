@@ -114,6 +114,7 @@ def test_a_repeated_column_is_refused(store: Store, run_id: str, tmp_path: Path)
         import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
 
 
+@pytest.mark.slow
 @given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=1, max_size=5))
 @settings(max_examples=50, deadline=None)  # each starts a process
 def test_a_damaged_file_is_read_or_refused(flips: list[tuple[int, int]]) -> None:
@@ -189,6 +190,7 @@ def test_an_invalid_run_name_is_refused(store: Store, tmp_path: Path, name: str)
         import_bytedance(store, trace, run_id=name, meta=write_meta(tmp_path / "m.yaml"))
 
 
+@pytest.mark.slow
 def test_texts_that_exceed_the_memory_are_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.parquet", [operation("x" * MAX_TEXT_BYTES)])
 
@@ -196,6 +198,7 @@ def test_texts_that_exceed_the_memory_are_refused(tmp_path: Path) -> None:
         read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
 
 
+@pytest.mark.slow
 def test_a_file_that_exceeds_the_memory_of_the_reader_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.parquet", [operation("x" * (MEMORY_BYTES // 2))])
 

@@ -226,6 +226,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     )
 
 
+@pytest.mark.slow
 def test_every_hostile_file_is_refused_in_one_line_with_status_2(outcome: Outcome) -> None:
     wrong = {
         name: answer

@@ -82,6 +82,7 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_our_sources_load_no_pickle_and_run_no_input() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {offence}"

@@ -76,6 +76,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str
     )
 
 
+@pytest.mark.slow
 def test_many_bodies_share_few_inserts_and_each_row_is_stored_once(
     store: Store, run_id: str, tokens: tuple[Any, dict[str, str]]
 ) -> None:

@@ -162,6 +162,7 @@ def spans_with(table: pa.Table, name: str, column: pa.Array[Any]) -> pa.Table:
     return with_column(table, "spans", pa.ListArray.from_arrays(chunk.offsets, nested))
 
 
+@pytest.mark.slow
 def test_a_stream_cut_short_anywhere_is_rejected(collector: Collector, run_id: str) -> None:
     body = of_table(cut_table(run_id))
     end_mark = len(body) - 8
@@ -187,6 +188,7 @@ def forged_headers(body: bytes) -> Iterator[bytes]:
                 yield bytes(broken)
 
 
+@pytest.mark.slow
 def test_a_forged_word_in_any_header_is_rejected_or_harmless(run_id: str) -> None:
     found = decoder_statuses(forged_headers(of_table(cut_table(run_id))))
 
@@ -217,6 +219,7 @@ def test_a_forged_message_length_is_rejected(collector: Collector, run_id: str) 
     assert_goes_on(collector, f"{run_id}-after")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_forged_size_of_a_compressed_buffer_is_rejected(
     collector: Collector, run_id: str, codec: Literal["lz4", "zstd"]
@@ -242,6 +245,7 @@ def test_a_forged_size_of_a_compressed_buffer_is_rejected(
     assert_goes_on(collector, f"{run_id}-after")
 
 
+@pytest.mark.slow
 def test_a_negative_length_does_not_lower_the_inflated_size(run_id: str) -> None:
     """A sum with it would hide the size of other buffers."""
     body = of_table(cut_table(run_id))

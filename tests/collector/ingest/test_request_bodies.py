@@ -282,6 +282,7 @@ def body(run_id: str) -> Iterator[int]:
     os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_a_body_is_retried_after_its_decoder_died_once(pool: DecoderPool, body: int) -> None:
     FragileDecoder.num_deaths_left = 1
 
@@ -289,6 +290,7 @@ def test_a_body_is_retried_after_its_decoder_died_once(pool: DecoderPool, body: 
     assert pool.num_deaths == 1
 
 
+@pytest.mark.slow
 def test_a_body_that_kills_two_decoders_is_rejected_from_then_on(
     pool: DecoderPool, body: int
 ) -> None:
@@ -349,6 +351,7 @@ def test_a_decoder_returns_the_same_batch_as_decoding_in_process(
         assert handed.offsets[table].tolist() == here.offsets[table].tolist()
 
 
+@pytest.mark.slow
 def test_limits_hold_in_the_decoder_too(pool: DecoderPool, body: int) -> None:
     FragileDecoder.num_deaths_left = 0
     refuse: Callable[[], object] = lambda: pool.decode(body, replace(DEFAULT_LIMITS, max_rows=4))  # noqa: E731

@@ -81,6 +81,7 @@ def test_other_bytes_under_the_same_key_are_409_and_an_event(
     assert "rows 0 to 3" in event["text"]
 
 
+@pytest.mark.slow
 def test_concurrent_requests_share_inserts(store: Store, run_id: str) -> None:
     cuts = [span_cut(run_id, at * 10, at * 10 + 10) for at in range(40)]
 
@@ -122,6 +123,7 @@ def test_a_token_for_some_runs_reaches_no_other(store: Store, run_id: str, tmp_p
     assert shown(store, f"{run_id}-b") == []
 
 
+@pytest.mark.slow
 def test_a_run_belongs_to_its_first_writer(store: Store, run_id: str, tmp_path: Path) -> None:
     holders = {"red_at_host1": (Role.INGEST, ""), "red_at_host2": (Role.INGEST, "")}
     tokens, by = tokens_for(tmp_path, **holders, blue=(Role.INGEST, ""), root=(Role.ADMIN, ""))
@@ -251,6 +253,7 @@ def test_a_cut_with_an_invalid_key_is_rejected(
 # --- two collectors
 
 
+@pytest.mark.slow
 def test_two_collectors_with_overlapping_bodies_show_each_row_once(
     store: Store, run_id: str
 ) -> None:
@@ -297,6 +300,7 @@ def test_rows_that_a_sender_silently_left_out_count_as_torn(
     assert account == [{"num_spans": 3, "num_torn": 7}]
 
 
+@pytest.mark.slow
 def test_a_row_without_a_rank_becomes_a_bad_row(
     collector: Collector, store: Store, run_id: str
 ) -> None:

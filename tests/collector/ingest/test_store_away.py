@@ -59,6 +59,7 @@ PASSING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after the rows were in"])
 def test_a_passing_failure_of_the_store_is_503_and_a_retry_is_stored_once(
     store: Store, run_id: str, *, is_after: bool

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
 from rankscope.collector.store.store import open_store
 
@@ -38,6 +40,7 @@ CRASH = replace(
 )
 
 
+@pytest.mark.slow
 def test_a_finding_is_replaced_by_its_newer_state_and_survives_a_restart(tmp_path: Path) -> None:
     closed = replace(SLOW, last_step=33, checked_step=37, updated_ns=3_000, closed_ns=3_000)
     with open_store(f"chdb://{tmp_path}") as store:

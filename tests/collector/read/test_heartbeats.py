@@ -3,6 +3,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from rankscope.collector.read.heartbeats import SILENCE_NS, SilenceWatch, read_oldest_heartbeats
 from rankscope.collector.read.runs import list_runs
 from rankscope.collector.retention.deletion import Deletions
@@ -150,6 +152,7 @@ def test_silence_is_measured_by_the_monotonic_clock() -> None:
     assert not watch.is_silent("r", 6)
 
 
+@pytest.mark.slow
 def test_spans_of_a_lost_run_expire_once_this_process_saw_it_silent(store: Store) -> None:
     store_run(store, "gone", state="running")
     now = [0]
@@ -167,6 +170,7 @@ def test_spans_of_a_lost_run_expire_once_this_process_saw_it_silent(store: Store
     assert steps_with_spans(store, "gone") == []
 
 
+@pytest.mark.slow
 def test_a_live_run_stays_when_the_wall_clock_jumps_forty_days(store: Store) -> None:
     # GIVEN a running run whose hosts' clocks did not jump with the server's (fault C9)
     store_run(store, "live", state="running")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.retention.deletion import DeletedRunFilter, Deletions
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 COUNT = "SELECT count() AS n FROM spans WHERE run_id = 'gone'"
 
 
+@pytest.mark.slow
 def test_reading_the_whole_spool_again_restores_no_deleted_row(tmp_path: Path) -> None:
     spool_dir, url = tmp_path / "spool", f"chdb://{tmp_path / 'store'}"
     spool = SpoolBuilder(spool_dir, run_id="gone")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.identity import segment_id
 from rankscope.collector.spool.process_tail import count_removed_rows
 from rankscope.collector.spool.tail import SpoolTail
@@ -41,6 +43,7 @@ def test_only_a_missing_number_between_others_was_a_segment() -> None:
     assert removed({}) == 0
 
 
+@pytest.mark.slow
 def test_rows_of_a_segment_that_was_removed_before_it_was_read_count_as_dropped(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:

@@ -54,6 +54,7 @@ def stalls(store: Store) -> list[tuple[int, int, dict[str, Any]]]:
     return [(row["rank"], row["at_ns"], json.loads(row["data"])) for row in store.rows(sql)]
 
 
+@pytest.mark.slow
 def test_a_stalled_process_is_reported_once_with_its_open_spans(
     store: Store, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_stalled_process_is_reported_once_with_its_open_spans(
     ]
 
 
+@pytest.mark.slow
 def test_a_process_that_continues_gets_the_whole_time_again(store: Store, tmp_path: Path) -> None:
     spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
@@ -109,6 +111,7 @@ def test_a_process_that_continues_gets_the_whole_time_again(store: Store, tmp_pa
     assert len(stalls(store)) == 1
 
 
+@pytest.mark.slow
 def test_an_idle_or_ended_process_is_not_stalled(store: Store, tmp_path: Path) -> None:
     SpoolBuilder(tmp_path / "spool", run_id="r", rank=0)
     ended = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
@@ -123,6 +126,7 @@ def test_an_idle_or_ended_process_is_not_stalled(store: Store, tmp_path: Path) -
     assert stalls(store) == []
 
 
+@pytest.mark.slow
 def test_the_analysis_names_the_missing_rank_while_the_job_hangs(
     store: Store, tmp_path: Path
 ) -> None:

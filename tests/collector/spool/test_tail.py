@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
+@pytest.mark.slow
 def test_a_span_arrives_with_every_field_on_the_unix_clock(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:

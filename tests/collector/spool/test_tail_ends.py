@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
 
 
+@pytest.mark.slow
 def test_an_exception_becomes_an_event_and_the_state_of_the_run(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
 
 
+@pytest.mark.slow
 def test_a_spool_of_a_newer_version_is_reported_and_left_unchanged(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:

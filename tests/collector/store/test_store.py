@@ -54,6 +54,7 @@ def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> N
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_survive_closing_and_opening_again(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         store.insert_rows("clock", [{"host": "h", "at_ns": 2**62}])
@@ -61,6 +62,7 @@ def test_rows_survive_closing_and_opening_again(folder: Path) -> None:
         assert store.rows("SELECT host, at_ns FROM clock") == [{"host": "h", "at_ns": 2**62}]
 
 
+@pytest.mark.slow
 def test_migrations_can_run_again_after_an_interruption(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         store.insert_rows("clock", [{"host": "kept"}])
@@ -76,6 +78,7 @@ def test_migration_numbers_have_no_gap() -> None:
     assert versions == list(range(1, len(versions) + 1))
 
 
+@pytest.mark.slow
 def test_a_store_of_a_newer_version_is_refused(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         store.insert_rows("schema_version", [{"version": 9000, "name": "from the future"}])
@@ -140,6 +143,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
         open_store(url_of(tmp_path / "file" / "store"))
 
 
+@pytest.mark.slow
 def test_each_thread_has_its_own_client_until_it_ends(
     folder: Path,
 ) -> None:
@@ -165,6 +169,7 @@ def test_each_thread_has_its_own_client_until_it_ends(
         assert store.rows("SELECT count() AS n FROM clock") == [{"n": 3}]
 
 
+@pytest.mark.slow
 def test_the_engine_outlives_the_thread_that_opened_it(folder: Path) -> None:
     opened: list[Store] = []
     thread = threading.Thread(target=lambda: opened.append(open_store(url_of(folder))))
@@ -176,6 +181,7 @@ def test_the_engine_outlives_the_thread_that_opened_it(folder: Path) -> None:
         assert store.rows("SELECT count() AS n FROM clock") == [{"n": 0}]
 
 
+@pytest.mark.slow
 def test_a_closed_store_cannot_be_used(folder: Path) -> None:
     store = open_store(url_of(folder))
     store.close()
@@ -213,6 +219,7 @@ def test_a_forked_child_gets_an_error_and_does_not_hang(folder: Path) -> None:
     assert done.stdout == "7\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [
@@ -232,6 +239,7 @@ def test_a_read_only_store_refuses_everything_but_reads(folder: Path, statement:
             store.command(statement)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_refused_statement_is_one_line(folder: Path) -> None:
     with open_store(url_of(folder)) as store, pytest.raises(StoreQueryError) as caught:
         store.rows("SELECT nonsense FROM spans")
@@ -328,6 +336,7 @@ def test_tables_keep_no_threads_and_no_statistics_after_merges(folder: Path) -> 
         assert unset == {"schema_version"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "tcache_max:2048"], ids=["ours", "the user's own"])
 def test_the_engines_thread_caches_are_limited(folder: Path, own: str | None) -> None:
     code = (

@@ -24,6 +24,7 @@ SPAN = {
 RUN = {"run_id": "old", "created_ns": 10, "revision": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, NEWEST - 1])
 def test_a_store_of_an_earlier_version_is_migrated_with_its_rows(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,6 +47,7 @@ def test_a_store_of_an_earlier_version_is_migrated_with_its_rows(
         assert read_run(store, "old") is not None
 
 
+@pytest.mark.slow
 def test_a_store_of_a_newer_version_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     # GIVEN a store that a newer rankscope migrated
     url = f"chdb://{tmp_path / 'store'}"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_power_cut_at_any_statement_loses_and_repeats_no_row(
@@ -65,6 +66,7 @@ def test_a_power_cut_at_any_statement_loses_and_repeats_no_row(
     assert at >= 4  # read ledger, write sent, insert, write stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_cut_stored_by_two_collectors_at_once_shows_once(
     store: Store, run_id: str, *, is_after: bool
@@ -160,6 +162,7 @@ WRITES = st.lists(
 _NUMBERS = iter(range(10**9))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(writes=WRITES)
 def test_each_row_shows_once_for_any_cuts_crashes_and_two_collectors(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -120,6 +121,7 @@ class Path(RuleBasedStateMachine):
         assert counted(self._store, self._run_id) == self._num_cut
 
 
+@pytest.mark.slow
 def test_each_row_is_stored_once_whatever_process_dies(store: Store) -> None:
     class Here(Path):
         def __init__(self) -> None:

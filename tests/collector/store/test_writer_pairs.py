@@ -26,6 +26,7 @@ TIMEOUT_S = 60.0
 FIRST_NS = 1_700_000_000_000_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_rows_of_two_writers_with_different_clocks_show_once(
     store: Store, run_id: str, *, is_shared: bool

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.read.findings import write_findings
 from rankscope.collector.store.store import open_store
 from rankscope.commands.runs import list_findings
@@ -17,6 +19,7 @@ HEADER = (
 )
 
 
+@pytest.mark.slow
 def test_findings_are_listed_with_their_first_and_last_step(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path}"
     assert list_findings(None, as_json=False, store_url=url).startswith("no findings:")

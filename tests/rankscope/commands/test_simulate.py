@@ -43,6 +43,7 @@ def small(run_id: str, name: str = "slow-compute") -> Simulation:
     return simulate(preset_scenario(name, num_steps=3, num_microbatches=4), run_id=run_id)
 
 
+@pytest.mark.slow
 def test_a_stored_run_holds_all_rows_of_the_simulation(store: Store) -> None:
     simulation = small("whole")
 
@@ -99,6 +100,7 @@ def test_a_name_that_is_in_use_is_refused(store: Store) -> None:
         store_simulation(store, small("taken", "healthy"), ())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_not_listed_and_can_be_stored_again(store: Store) -> None:
     simulation = small("short")
 

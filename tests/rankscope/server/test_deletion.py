@@ -36,6 +36,7 @@ def stored(store: Store, folder: Path, run_id: str = "job") -> None:
     SpoolTail(folder, StoreWriter(store), grace_ns=0).poll()
 
 
+@pytest.mark.slow
 def test_the_command_deletes_a_run_and_counts_its_rows(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
@@ -62,6 +63,7 @@ def test_a_run_with_only_spans_can_be_deleted(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_error_for_an_unknown_run_names_the_known_runs(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
@@ -73,6 +75,7 @@ def test_the_error_for_an_unknown_run_names_the_known_runs(tmp_path: Path) -> No
         delete_stored("a b", as_json=False, store_url=url)
 
 
+@pytest.mark.slow
 def test_the_name_of_a_deleted_run_cannot_be_used_again(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:
@@ -84,6 +87,7 @@ def test_the_name_of_a_deleted_run_cannot_be_used_again(tmp_path: Path) -> None:
         simulate_run(options)
 
 
+@pytest.mark.slow
 def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path / 'store'}") as store:
         # GIVEN pages of a run

@@ -32,6 +32,7 @@ def read_warnings(store: Store, run_id: str) -> tuple[str, ...]:
     return StoreSource(store).run_info(run_id).warnings
 
 
+@pytest.mark.slow
 def test_missing_rows_are_a_warning_until_they_arrive(store: Store) -> None:
     # GIVEN cuts in another order, one of them missing
     store_run(store, "held-back")

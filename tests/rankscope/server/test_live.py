@@ -175,6 +175,7 @@ def test_late_rows_of_an_ended_run_are_analysed(store: Store, whole: Source) -> 
     assert (first.steps[-1], second.steps[-1]) == (16, 17)
 
 
+@pytest.mark.slow
 def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
     store: Store, whole: Source
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
     assert lines[1].startswith("tiny: slow-compute on rank 3 ended after step 11 (1 new step,")
 
 
+@pytest.mark.slow
 def test_a_finding_continues_after_a_restart_of_the_server(store: Store, whole: Source) -> None:
     job = Job(whole)
     first = serve(store, job)
@@ -228,6 +230,7 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_often_without_progress(
     assert server.reports.revision("tiny") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failure", [KeyError("data of the job"), EmptyRunError("broken has no step")]
 )

@@ -127,6 +127,7 @@ def assert_equal_cells(pixels: Pixels, fresh: StepRaster) -> None:
         assert np.array_equal(ratio, np.minimum(np.floor(cells.filled_ratio * 8), 255) / 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run_id", "levels"),
     [(FEW, {(1, 0)}), (MANY, {(2, 0)}), (DEEP, {(1, 0), (1, 1)})],
@@ -139,6 +140,7 @@ def test_every_stored_cell_equals_one_drawn_from_the_spans(
     assert {(level.line_ranks, level.zoom) for level in compared} == levels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_id", SCENARIOS)
 def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
     store: Store, run_id: str
@@ -151,6 +153,7 @@ def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
     assert_tiles_equal_spans(store, copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_spans", [1_000_000, 5_000])
 def test_late_and_duplicate_rows_and_retries_leave_a_picture_of_each_row_once(
     store: Store, batch_spans: int
@@ -235,6 +238,7 @@ def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> 
     assert "spans as a density picture" in words(page)
 
 
+@pytest.mark.slow
 def test_a_viewport_of_few_spans_shows_each_span_and_its_wait(store: Store) -> None:
     source = StoreSource(store)
     provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
@@ -290,6 +294,7 @@ def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:
     assert read_picture(store, unknown, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
 
 
+@pytest.mark.slow
 def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
     copy = copy_run(store, FEW)
     copy_spans(store, FEW, copy, "1")
@@ -301,6 +306,7 @@ def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
     assert read_kept_picture(store, step_zero(copy)) is None
 
 
+@pytest.mark.slow
 def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store) -> None:
     copy = copy_run(store, DEEP)
     copy_spans(store, DEEP, copy, "1")
@@ -333,6 +339,7 @@ def wide(store: Store) -> str:
     return "wide"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "portion_spans"), [(GroupBy.PP, 5_000), (GroupBy.DP, 7_000), (GroupBy.PP, 10**9)]
 )

@@ -47,6 +47,7 @@ def run_id() -> str:
     return f"run-{new_number()}"
 
 
+@pytest.mark.slow
 def test_a_closed_run_is_rolled_up_step_by_step(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
@@ -137,6 +138,7 @@ def turn_of(rollups: Rollups) -> Callable[[], None]:
     return turn
 
 
+@pytest.mark.slow
 def test_late_rows_are_rolled_up_whenever_a_turn_interrupts_their_insert(
     store: Store,
 ) -> None:
@@ -162,6 +164,7 @@ def test_late_rows_are_rolled_up_whenever_a_turn_interrupts_their_insert(
             break
 
 
+@pytest.mark.slow
 def test_expired_steps_keep_their_rollups_after_a_late_row(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
@@ -189,6 +192,7 @@ def test_another_process_does_not_roll_up_again(store: Store, run_id: str) -> No
     assert not [sql for sql in recording.sql if "FROM spans" in sql]
 
 
+@pytest.mark.slow
 def test_a_turn_ends_at_its_deadline_and_the_next_one_continues(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
@@ -203,6 +207,7 @@ def test_a_turn_ends_at_its_deadline_and_the_next_one_continues(store: Store, ru
     assert read_rolled_up(store, run_id) == computed_anew(store, run_id)
 
 
+@pytest.mark.slow
 def test_work_continues_after_an_error_of_the_store(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
@@ -230,6 +235,7 @@ def test_consecutive_steps_are_read_together_up_to_a_size() -> None:
     assert len(huge) == 1
 
 
+@pytest.mark.slow
 @settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

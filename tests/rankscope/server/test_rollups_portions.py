@@ -54,6 +54,7 @@ class _ComesBetween:
         return found
 
 
+@pytest.mark.slow
 def test_a_step_that_is_larger_than_a_batch_is_read_in_portions(store: Store, run_id: str) -> None:
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))

@@ -49,6 +49,7 @@ def num_spans(store: Store, step: int) -> int:
     return sum(row["num_spans"] for row in read_rolled_up(store, RUN) if row["step"] == step)
 
 
+@pytest.mark.slow
 def test_a_running_job_is_scanned_fully_once_a_minute(store: Store) -> None:
     # GIVEN a run that grows by five steps at a time, the first of which lacks a row
     describe(store, RUN, state="running")

@@ -110,6 +110,7 @@ def assert_follows(found: WhatIf, expected: Results) -> None:
         assert part == pytest.approx(other, abs=1e-8 / max(waste, 1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_every_result_equals_that_of_the_rules_in_plain_loops(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)

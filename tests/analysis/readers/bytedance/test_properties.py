@@ -66,6 +66,7 @@ def slowdowns(report: RunReport) -> list[float | None]:
     return [report.slowdown, report.m_w, report.m_s, *(workers[key] for key in sorted(workers))]
 
 
+@pytest.mark.slow
 def test_row_order_column_types_and_row_groups_do_not_matter(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     rows = from_each_steps_start(job.rows())
@@ -83,6 +84,7 @@ def test_row_order_column_types_and_row_groups_do_not_matter(name: str, tmp_path
     assert slowdowns(same) == pytest.approx(slowdowns(report), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_numbers_of_the_ranks_do_not_matter(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     rows = from_each_steps_start(job.rows())
@@ -97,6 +99,7 @@ def test_numbers_of_the_ranks_do_not_matter(name: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.5, 3])
 def test_speed_of_the_whole_job_does_not_matter(name: str, factor: float, tmp_path: Path) -> None:
     job = JOBS[name]
@@ -109,6 +112,7 @@ def test_speed_of_the_whole_job_does_not_matter(name: str, factor: float, tmp_pa
     assert slowdowns(again) == pytest.approx(slowdowns(report), rel=1e-4, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_clock_errors_within_their_bound_do_not_matter(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
     report = report_on(job, from_each_steps_start(job.rows()), tmp_path)

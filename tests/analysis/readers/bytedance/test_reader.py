@@ -165,6 +165,7 @@ def report_on(name: str) -> RunReport:
     return analyze_run(published(name)[0], name)
 
 
+@pytest.mark.slow
 def test_only_the_slow_worker_of_a_real_job_is_named() -> None:
     report = report_on("AR")
 

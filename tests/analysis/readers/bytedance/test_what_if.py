@@ -95,6 +95,7 @@ def test_results_equal_those_of_the_general_replay(dp: int, pp: int) -> None:
     assert_same(found.result, by_general_replay(source))
 
 
+@pytest.mark.slow
 @given(
     dp=st.integers(2, 4),
     pp=st.integers(1, 3),

@@ -104,6 +104,7 @@ def damage(source: Source, seed: int) -> Source:
     return replace(source, span_table=spans, step_table=steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_seed", range(0, 5 * NUM_JOBS, NUM_JOBS))
 def test_analysis_of_damaged_rows_returns_a_report_or_raises_its_own_error(
     intact: Source, first_seed: int

@@ -76,6 +76,7 @@ def alarms(report: RunReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.cause not in NO_ALARM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_healthy_run_is_replayed_exactly_and_has_no_alarm(layout: str) -> None:
     report = analyze_run(SimulatedSource(scenario_of(layout)), RUN)
@@ -86,6 +87,7 @@ def test_healthy_run_is_replayed_exactly_and_has_no_alarm(layout: str) -> None:
     assert report.quality.warnings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fault_is_the_only_alarm_with_its_ranks_and_steps(layout: str, fault: str) -> None:
@@ -98,6 +100,7 @@ def test_fault_is_the_only_alarm_with_its_ranks_and_steps(layout: str, fault: st
     assert found == [(label.cause, label.visible_ranks, label.steps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parts_of_the_waterfall_sum_to_each_step_exactly(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout, "slow-compute"))
