@@ -1,9 +1,10 @@
-"""Write deploy/requirements.txt: what the server's image installs, each file by its hash.
+"""Write deploy/requirements.txt: the dependencies of the server's image with their hashes.
 
-    python -m deploy.pin_image          (asks the package index; needs the network)
+    python -m deploy.pin_image          (needs the network)
 
-Which distributions these are is read off the installed environment, their versions off
-constraints.txt, and the hashes off the index, for both processors that the image is built for.
+The distributions are read from the installed environment, their versions from constraints.txt, and
+the hashes from the package index, for both processors of the image. pip-compile and ``uv export``
+would write the hashes of all files of a version; this writes one per processor.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from packaging.utils import NormalizedName, canonicalize_name
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "deploy" / "requirements.txt"
 PYTHON = "3.11"
-"""The image's."""
+"""Python version of the image."""
 
 GLIBC_MINORS = range(5, 37)
-"""Of the image's glibc, 2.36, and the older ones whose wheels it takes."""
+"""Minor versions of glibc whose wheels the image (2.36) accepts."""
 
 PROCESSORS = ("x86_64", "aarch64")
 HEADER = """\
-# What the server's image installs: every file by its hash, and no other is taken.
+# Dependencies of the server's image, with the hashes of the only files that are accepted.
 # Written by deploy/pin_image.py from constraints.txt; tests/deploy/test_pins.py compares them.
 """
 
 
 def closure(extras: tuple[str, ...]) -> frozenset[NormalizedName]:
-    """Return the distributions that some extras of ours need, and those that these need."""
+    """Return the distributions that some of our extras need, with all their dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [
         Requirement(text) for name in extras for text in project["optional-dependencies"][name]
@@ -56,7 +57,7 @@ def closure(extras: tuple[str, ...]) -> frozenset[NormalizedName]:
 
 
 def pins() -> dict[NormalizedName, str]:
-    """Return the versions that constraints.txt pins."""
+    """Return the versions pinned in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     return {
         canonicalize_name(name): version for name, _, version in (x.partition("==") for x in lines)
@@ -64,19 +65,19 @@ def pins() -> dict[NormalizedName, str]:
 
 
 def hashes(requirements: list[str], processor: str) -> dict[NormalizedName, str]:
-    """Return the SHA-256 of the file that pip would install of each, as the index says it."""
+    """Return the SHA-256 of the file that pip would install, for each distribution."""
     platforms = [f"manylinux_2_{minor}_{processor}" for minor in GLIBC_MINORS]
     platforms += [f"manylinux{year}_{processor}" for year in ("1", "2010", "2014")]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
     command += ["--quiet", "--no-deps", "--only-binary", ":all:", "--python-version", PYTHON]
     command += ["--target", "unused", "--report", "-"]
     command += [word for platform in platforms for word in ("--platform", platform)]
-    told = subprocess.run([*command, *requirements], stdout=subprocess.PIPE, check=True).stdout  # noqa: S603  # our own interpreter
+    report = subprocess.run([*command, *requirements], stdout=subprocess.PIPE, check=True).stdout  # noqa: S603  # our own interpreter
     return {
         canonicalize_name(item["metadata"]["name"]): item["download_info"]["archive_info"][
             "hashes"
         ]["sha256"]
-        for item in json.loads(told)["install"]
+        for item in json.loads(report)["install"]
     }
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes what docker-compose.yml needs and nobody may know: a CA and the server's certificate, random
-# passwords (.env), and a folder for tokens. What is there already stays.
+# Creates the secrets of docker-compose.yml: a CA and the server's certificate, random passwords
+# (.env), and a folder for tokens. Existing files stay.
 #
-#   deploy/prepare.sh [HOST...]     names or addresses by which agents reach this machine
+#   deploy/prepare.sh [HOST...]     names or addresses that agents use for this machine
 set -euo pipefail
 umask 077
 cd "$(dirname "$0")/.."
@@ -40,11 +40,11 @@ fi
 if [[ ! -e .env ]]; then
     {
         for name in CLICKHOUSE_PASSWORD RANKSCOPE_READER_PASSWORD RANKSCOPE_CLUSTER_SECRET GRAFANA_PASSWORD; do
-            # Hexadecimal: it stands in a URL as it is.
+            # Hexadecimal, so that it needs no escaping in a URL.
             printf '%s=%s\n' "$name" "$(openssl rand -hex 24)"
         done
         printf 'RANKSCOPE_UID=%s\nRANKSCOPE_GID=%s\n' "$(id -u)" "$(id -g)"
         printf 'RANKSCOPE_SERVER_NAME=%s\n' "${1:-localhost}"
     } > .env
 fi
-echo "ready: .env and $secrets; agents need $secrets/tls/ca.crt, and nobody needs $secrets/ca but this script"
+echo "ready: .env and $secrets; agents need $secrets/tls/ca.crt, and only this script needs $secrets/ca"

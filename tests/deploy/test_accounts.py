@@ -32,13 +32,13 @@ path, configuration = sys.argv[1:]
 client = clickhouse_connect.get_client(
     interface="chdb", path=path, chdb_options={"config-file": configuration}
 )
-told = []
+answers = []
 for statement in json.load(sys.stdin):
     try:
-        told.append(str(client.command(statement)))
+        answers.append(str(client.command(statement)))
     except Exception as error:
-        told.append("refused: " + str(error).splitlines()[0])
-json.dump(told, sys.stdout)
+        answers.append("refused: " + str(error).splitlines()[0])
+json.dump(answers, sys.stdout)
 """
 
 FOREIGN = [
@@ -116,8 +116,8 @@ def asked(account: str, folder: Path, statements: list[str]) -> list[str]:
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder / "store"), str(configuration)],
         input=json.dumps(statements), capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    told: list[str] = json.loads(done.stdout)
-    return told
+    answers: list[str] = json.loads(done.stdout)
+    return answers
 
 
 DATABASE = "CREATE DATABASE IF NOT EXISTS rankscope"
@@ -136,7 +136,7 @@ TWICE = "INSERT INTO rankscope.spans SELECT 'r', 1"
 def test_a_reader_reads_each_row_once_and_can_do_nothing_else(tmp_path: Path) -> None:
     # GIVEN a table in which a row lies twice
     made = asked(WRITER, tmp_path, [DATABASE, SPANS, TWICE, TWICE])
-    assert [told for told in made if told.startswith("refused")] == []
+    assert [answer for answer in made if answer.startswith("refused")] == []
 
     # WHEN the reader asks for it, and then for everything that it must not have
     count = "SELECT count() FROM rankscope.spans"
@@ -146,9 +146,9 @@ def test_a_reader_reads_each_row_once_and_can_do_nothing_else(tmp_path: Path) ->
 
     # THEN it sees one row, and is refused by the engine each time
     assert counted == "1"
-    assert [told for told in refused if not told.startswith("refused")] == []
+    assert [answer for answer in refused if not answer.startswith("refused")] == []
     assert [
-        told for told in refused if "ACCESS_DENIED" not in told and "READONLY" not in told
+        answer for answer in refused if "ACCESS_DENIED" not in answer and "READONLY" not in answer
     ] == []
 
 
@@ -173,10 +173,10 @@ def test_the_collectors_account_can_do_all_that_a_store_does_and_nothing_beyond(
         "DROP TABLE IF EXISTS rankscope.spans",
     ]
 
-    told = asked(WRITER, tmp_path, [*needed, *FOREIGN])
+    answers = asked(WRITER, tmp_path, [*needed, *FOREIGN])
 
-    assert [answer for answer in told[: len(needed)] if answer.startswith("refused")] == []
-    assert [answer for answer in told[len(needed) :] if "ACCESS_DENIED" not in answer] == []
+    assert [answer for answer in answers[: len(needed)] if answer.startswith("refused")] == []
+    assert [answer for answer in answers[len(needed) :] if "ACCESS_DENIED" not in answer] == []
 
 
 def limits_of(account: str) -> dict[str, str]:

@@ -34,20 +34,20 @@ def stream() -> list[dict[str, Any]]:
     return directives
 
 
-def test_every_directive_is_known_and_stands_where_it_may() -> None:
+def test_every_directive_is_known_and_in_an_allowed_block() -> None:
     document = parsed(CONFIGURATION)
 
     assert document["status"] == "ok", document["errors"]
 
 
-def test_the_grammar_would_see_a_mistake(tmp_path: Path) -> None:
+def test_the_grammar_finds_a_mistake(tmp_path: Path) -> None:
     broken = tmp_path / "nginx.conf"
     broken.write_text(CONFIGURATION.read_text().replace("proxy_timeout", "proxy_timeoutt"))
 
     assert parsed(broken)["status"] == "failed"
 
 
-def test_the_balancer_passes_on_to_every_collector_and_every_server() -> None:
+def test_the_balancer_has_every_collector_and_every_server() -> None:
     (http_port,) = texts(xml(SERVER_XML), "http_port")
     upstreams = {
         one["args"][0]: {server["args"][0] for server in blocks(one["block"], "server")}
@@ -61,7 +61,7 @@ def test_the_balancer_passes_on_to_every_collector_and_every_server() -> None:
     }
 
 
-def test_each_port_leads_to_an_upstream_and_agents_come_in_by_the_published_one() -> None:
+def test_each_port_has_an_upstream_and_agents_use_the_published_one() -> None:
     servers = [one["block"] for one in blocks(stream(), "server")]
     leads = {
         blocks(one, "listen")[0]["args"][0]: blocks(one, "proxy_pass")[0]["args"][0]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from rankscope.collector.store.store import Store
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 STATEMENTS = ClusterStatements(cluster="c1", database="db")
 
 
@@ -79,11 +79,11 @@ def test_a_table_becomes_a_replicated_one_and_one_over_all_shards() -> None:
         ("version", "0"),
     ],
 )
-def test_a_rows_shard_is_a_function_of_its_sort_key(order: str, key: str) -> None:
+def test_the_shard_of_a_row_depends_on_its_sort_key(order: str, key: str) -> None:
     assert sharding_key(order) == key
 
 
-def test_columns_change_below_first_and_then_above() -> None:
+def test_columns_change_in_local_tables_first() -> None:
     added = "ADD COLUMN IF NOT EXISTS a Map(String, Int8), ADD COLUMN IF NOT EXISTS b Int8"
 
     assert said(f"ALTER TABLE t {added}") == [
@@ -108,11 +108,11 @@ def test_columns_change_below_first_and_then_above() -> None:
         ("TRUNCATE TABLE t", "TRUNCATE TABLE `db`.`t_local` ON CLUSTER `c1`"),
     ],
 )
-def test_rows_change_where_they_lie(sql: str, expected: str) -> None:
+def test_rows_change_in_local_tables(sql: str, expected: str) -> None:
     assert said(sql) == [expected]
 
 
-def test_a_bound_name_gets_its_suffix_where_it_is_bound() -> None:
+def test_a_bound_table_name_gets_its_suffix() -> None:
     sql = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
 
     for given in ("spans", "spans_local"):
@@ -124,7 +124,7 @@ def test_a_bound_name_gets_its_suffix_where_it_is_bound() -> None:
 
 
 @pytest.mark.parametrize("sql", ["SELECT 1", "  select 1", "SET final = 1", "INSERT INTO t x"])
-def test_what_changes_no_table_stays_as_it_is(sql: str) -> None:
+def test_statements_that_change_no_table_stay_unchanged(sql: str) -> None:
     assert [statement.sql for statement in STATEMENTS.rewrite(sql)] == [sql]
 
 
@@ -139,12 +139,12 @@ def test_what_changes_no_table_stays_as_it_is(sql: str) -> None:
         "ALTER TABLE {t:Identifier} ADD COLUMN a Int8",
     ],
 )
-def test_a_form_that_nobody_has_thought_of_is_refused(sql: str) -> None:
+def test_an_unknown_form_of_statement_is_refused(sql: str) -> None:
     with pytest.raises(ClusterStatementError, match=re.escape(sql[:20])):
         STATEMENTS.rewrite(sql, {"t": "t"})
 
 
-def test_only_a_cluster_has_settings_and_a_quorum_when_it_is_asked_for() -> None:
+def test_only_a_cluster_has_settings_and_a_quorum_on_request() -> None:
     def settings(url: str) -> dict[str, str | int]:
         location = parse_store_url(url)
         assert isinstance(location, ServerLocation)
@@ -165,7 +165,7 @@ def test_the_engine_knows_every_setting(store: Store) -> None:
     assert set(cluster_settings(location)) <= names
 
 
-def test_the_engine_parses_all_that_every_migration_says_to_a_cluster(store: Store) -> None:
+def test_the_engine_parses_every_migrations_statements_for_a_cluster(store: Store) -> None:
     shipped = [
         sql
         for known in known_migrations()
@@ -208,7 +208,7 @@ def changing_statements() -> dict[str, str]:
     return found
 
 
-def test_every_statement_of_ours_that_changes_tables_has_a_form_for_clusters() -> None:
+def test_every_statement_that_changes_tables_has_a_form_for_clusters() -> None:
     found = changing_statements()
 
     assert {
@@ -221,7 +221,7 @@ def test_every_statement_of_ours_that_changes_tables_has_a_form_for_clusters() -
         assert all("ON CLUSTER `c1`" in said.sql for said in STATEMENTS.rewrite(text, bound))
 
 
-def test_every_table_of_every_migration_has_both_sides(store: Store) -> None:
+def test_every_table_of_every_migration_is_local_and_distributed(store: Store) -> None:
     rows = store.rows("SELECT name, engine FROM system.tables WHERE database = 'default'")
     engines = {row["name"]: row["engine"] for row in rows}
     over = {name for name, engine in engines.items() if engine == "Distributed"}
@@ -248,7 +248,7 @@ def store_run(store: Store, spool: Path, run_id: str) -> None:
     SpoolTail(spool, StoreWriter(store)).poll()
 
 
-def test_a_run_goes_in_and_comes_back_through_the_tables_over_all_shards(
+def test_a_run_is_written_and_read_through_the_distributed_tables(
     store: Store, tmp_path: Path
 ) -> None:
     store_run(store, tmp_path, "once")
@@ -263,9 +263,7 @@ def test_a_run_goes_in_and_comes_back_through_the_tables_over_all_shards(
     assert read_steps(store, "once", first=1, last=1).num_rows == 2
 
 
-def test_rows_that_lie_twice_in_a_shard_show_once_whatever_the_ledger_knows(
-    store: Store, tmp_path: Path
-) -> None:
+def test_rows_that_are_stored_twice_in_a_shard_are_read_once(store: Store, tmp_path: Path) -> None:
     # GIVEN a run of six spans
     store_run(store, tmp_path, "twice")
     bound = {"run_id": "twice"}
@@ -278,7 +276,9 @@ def test_rows_that_lie_twice_in_a_shard_show_once_whatever_the_ledger_knows(
     assert read_spans(store, "twice").num_rows == 6
 
 
-def test_a_writer_finds_on_a_cluster_what_another_has_stored(store: Store, tmp_path: Path) -> None:
+def test_a_writer_finds_the_rows_that_another_stored_on_a_cluster(
+    store: Store, tmp_path: Path
+) -> None:
     store_run(store, tmp_path, "found")
 
     resumed = StoreWriter(store).resume("found")
@@ -302,7 +302,7 @@ WHERE table = 'spans_local' AND position(command, 'APPLY DELETED MASK') > 0
 """
 
 
-def test_parts_are_written_anew_where_many_of_a_servers_rows_are_hidden(
+def test_parts_are_rewritten_if_many_of_a_servers_rows_are_hidden(
     store: Store, tmp_path: Path
 ) -> None:
     # GIVEN a run whose rows lie there twice, and none is hidden: nothing is to be done
@@ -334,7 +334,7 @@ def num_hidden(store: Store) -> int:
 
 def wait_until_none_is_hidden(store: Store) -> None:
     """Wait until no mutation is under way and what they freed shows in the parts."""
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while (
         store.rows("SELECT count() AS n FROM system.mutations WHERE NOT is_done")[0]["n"]
         or num_hidden(store) != 0

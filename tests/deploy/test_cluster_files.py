@@ -43,7 +43,7 @@ def load(tmp_path: Path, environment: dict[str, str]) -> subprocess.CompletedPro
 
 
 @pytest.mark.multiproc
-def test_the_engine_finds_two_shards_of_two_replicas_and_which_server_it_is(
+def test_the_engine_finds_two_shards_of_two_replicas_and_its_own_place(
     tmp_path: Path,
 ) -> None:
     done = load(tmp_path, {"SHARD": "2", "REPLICA": "1", "RANKSCOPE_CLUSTER_SECRET": "s"})
@@ -64,7 +64,7 @@ def test_the_macros_of_the_tables_paths_are_set_on_each_server() -> None:
 
 
 @pytest.mark.parametrize("path", [SERVER_XML, CLUSTER_XML, KEEPER_XML], ids=lambda path: path.name)
-def test_no_secret_stands_in_a_file(path: Path) -> None:
+def test_no_file_contains_a_secret(path: Path) -> None:
     for element in xml(path).iter():
         if element.tag in {"secret", "password"}:
             assert set(element.attrib) == {"from_env"}

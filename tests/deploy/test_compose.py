@@ -92,7 +92,7 @@ def test_containers_of_our_image_have_no_rights_beyond_a_plain_user() -> None:
         assert all(mount.endswith(":ro") for mount in service["volumes"])
 
 
-def test_each_profile_has_what_was_promised() -> None:
+def test_each_profile_has_the_documented_services() -> None:
     beside = {"alertmanager", "grafana"}
 
     assert set(services("single")) == {"clickhouse", "collector", "dashboard"} | beside
@@ -104,7 +104,7 @@ def test_each_profile_has_what_was_promised() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(services()))
-def test_what_a_service_waits_for_starts_wherever_it_does(name: str) -> None:
+def test_the_dependencies_of_a_service_start_in_the_same_profiles(name: str) -> None:
     service = services()[name]
 
     for needed, how in (service.get("depends_on") or {}).items():
@@ -114,7 +114,7 @@ def test_what_a_service_waits_for_starts_wherever_it_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(services()))
-def test_an_image_is_pinned_and_what_is_mounted_is_there(name: str) -> None:
+def test_images_are_pinned_and_mounted_files_exist(name: str) -> None:
     service = services()[name]
 
     assert re.search(r":[\w.]*\d", service["image"]) or "build" in service
@@ -123,7 +123,7 @@ def test_an_image_is_pinned_and_what_is_mounted_is_there(name: str) -> None:
         assert made or (ROOT / source).exists(), source
 
 
-def test_no_secret_is_written_down_and_every_variable_comes_from_somewhere() -> None:
+def test_no_secret_is_in_the_file_and_every_variable_is_set_somewhere() -> None:
     text = COMPOSE.read_text(encoding="utf-8")
     found = {match["name"]: match["rest"] or "" for match in VARIABLE.finditer(text)}
 
@@ -136,7 +136,7 @@ def test_no_secret_is_written_down_and_every_variable_comes_from_somewhere() -> 
                 assert VARIABLE.fullmatch(value), name
 
 
-def test_only_agents_get_in_from_outside() -> None:
+def test_only_the_port_for_agents_is_published_beyond_loopback() -> None:
     published = {
         name: [VARIABLE.sub(lambda found: found["rest"][2:], port) for port in service["ports"]]
         for name, service in services().items()
@@ -151,7 +151,7 @@ def test_only_agents_get_in_from_outside() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_the_store_that_each_process_opens_is_there(profile: str) -> None:
+def test_the_store_of_each_process_exists(profile: str) -> None:
     (http_port,) = texts(xml(SERVER_XML), "http_port")
     accounts = {account.tag for account in xml(USERS_XML).iterfind("users/*")}
     servers = [one for name, one in services(profile).items() if name.startswith("clickhouse")]
@@ -171,7 +171,7 @@ def test_the_store_that_each_process_opens_is_there(profile: str) -> None:
             assert xml(CLUSTER_XML).find(f"remote_servers/{location.cluster}") is not None
 
 
-def test_every_server_stands_where_the_clusters_file_says() -> None:
+def test_every_server_is_the_shard_and_replica_of_the_clusters_file() -> None:
     shards = [
         texts(shard, "replica/host")
         for shard in xml(CLUSTER_XML).iterfind("remote_servers/rankscope/shard")
@@ -191,7 +191,7 @@ def test_every_server_stands_where_the_clusters_file_says() -> None:
     assert replication == ["true", "true"]  # else the engine would write each row to both itself
 
 
-def test_the_keepers_know_one_another_and_the_servers_know_them() -> None:
+def test_keepers_and_servers_have_the_addresses_of_all_keepers() -> None:
     keepers = dict(
         zip(
             texts(xml(KEEPER_XML), "keeper_server/raft_configuration/server/id"),
@@ -212,7 +212,7 @@ def test_the_keepers_know_one_another_and_the_servers_know_them() -> None:
     assert all(port in services()[name]["healthcheck"]["test"][1] for name in running.values())
 
 
-def test_what_a_configuration_takes_from_the_environment_is_in_it() -> None:
+def test_the_environment_has_the_variables_that_configurations_read() -> None:
     checked = 0
     for name, service in services().items():
         for source in mounts(service):
@@ -252,7 +252,7 @@ def test_the_commands_and_their_flags_exist_and_name_files_that_are_mounted(name
     assert service["environment"]["PORT"] == flags["--port"]  # where its health is asked
 
 
-def test_alerts_go_to_the_alertmanager_that_stands_beside() -> None:
+def test_alerts_go_to_the_alertmanager_of_the_deployment() -> None:
     for name in ("dashboard", "cluster-dashboard"):
         assert command_of(services()[name])[1]["--alert-webhook"] == (
             "http://alertmanager:9093/api/v2/alerts"
@@ -260,7 +260,7 @@ def test_alerts_go_to_the_alertmanager_that_stands_beside() -> None:
     assert services()["alertmanager"]["ports"] == ["127.0.0.1:9093:9093"]
 
 
-def test_the_image_copies_every_package_and_nothing_that_is_not_there() -> None:
+def test_the_image_copies_every_package_and_only_existing_files() -> None:
     recipe = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     copied = {
         name

@@ -63,7 +63,7 @@ def test_every_statement_runs(store: Store, title: str) -> None:
     run(store, title)
 
 
-def test_the_panels_show_what_the_run_did(store: Store) -> None:
+def test_the_panels_show_the_values_of_the_run(store: Store) -> None:
     (listed,) = run(store, "Runs")
     assert (listed["run_id"], listed["ranks"]) == ("job", 2)
     assert [row["step_time"] for row in run(store, "Step time")] == [0.5, 0.5, 0.5]
@@ -93,7 +93,7 @@ def test_the_data_source_is_the_reader_at_the_servers_port() -> None:
     assert variable in services()["grafana"]["environment"]
 
 
-def test_every_panel_asks_the_provisioned_source_and_explains_itself() -> None:
+def test_every_panel_uses_the_provisioned_source_and_has_a_description() -> None:
     document = yaml.safe_load((GRAFANA / "datasources" / "rankscope.yaml").read_text())
     known = {source["uid"]: source["type"] for source in document["datasources"]}
 
@@ -104,7 +104,7 @@ def test_every_panel_asks_the_provisioned_source_and_explains_itself() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_the_dashboards_are_looked_for_where_they_are_mounted() -> None:
+def test_the_folder_of_the_dashboards_is_the_mounted_one() -> None:
     document = yaml.safe_load((GRAFANA / "dashboards" / "rankscope.yaml").read_text())
     (provider,) = document["providers"]
 

@@ -39,7 +39,7 @@ def test_every_line_of_the_constraints_pins_one_version_once() -> None:
 
 
 @on_the_pins_platform
-def test_the_constraints_hold_all_that_the_extras_need_and_nothing_else() -> None:
+def test_the_constraints_have_all_that_the_extras_need_and_nothing_else() -> None:
     needed = {name for name in closure(EXTRAS) if not OF_TORCH.match(name)}
     pinned = set(pins())
 
@@ -48,7 +48,7 @@ def test_the_constraints_hold_all_that_the_extras_need_and_nothing_else() -> Non
 
 
 @on_the_pins_platform
-def test_what_is_installed_is_what_is_pinned() -> None:
+def test_the_installed_versions_are_the_pinned_ones() -> None:
     wrong = {}
     for name, pinned in pins().items():
         try:
@@ -74,7 +74,7 @@ def test_the_image_installs_the_pinned_closure_of_the_server_and_no_torch_by_has
     assert len(hashes) == len(set(hashes))
 
 
-def test_the_image_takes_no_file_without_a_hash_and_builds_nothing_from_the_index() -> None:
+def test_the_image_installs_no_file_without_a_hash_and_builds_nothing_from_the_index() -> None:
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     installs = [line for line in dockerfile.splitlines() if "pip install" in line]
 
@@ -94,5 +94,5 @@ def test_the_auditor_is_pinned_in_an_extra_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("line", ["h11>=0.16", "h11", "h11==0.16.*", "h11 @ file:///x", "-e ."])
-def test_a_line_that_leaves_a_choice_is_no_pin(line: str) -> None:
+def test_a_line_that_leaves_a_choice_is_not_a_pin(line: str) -> None:
     assert not PIN.fullmatch(line)

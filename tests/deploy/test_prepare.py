@@ -45,7 +45,7 @@ def values(folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_all_that_the_compose_file_asks_for_is_there_and_nobody_else_reads_it(
+def test_all_files_of_the_compose_file_exist_and_are_private(
     prepared: Path,
 ) -> None:
     assert prepared_variables() <= values(prepared).keys()
@@ -62,7 +62,7 @@ def test_all_that_the_compose_file_asks_for_is_there_and_nobody_else_reads_it(
     assert not (prepared / "deploy" / "secrets" / "tls" / "ca.key").exists()
 
 
-def test_the_certificate_serves_every_name_that_it_is_asked_by(prepared: Path) -> None:
+def test_the_certificate_has_every_name_in_use(prepared: Path) -> None:
     folder = prepared / "deploy" / "secrets" / "tls"
     tls = load_tls(TlsFiles(cert=folder / "server.crt", key=folder / "server.key"))
 
@@ -76,7 +76,7 @@ def test_the_certificate_serves_every_name_that_it_is_asked_by(prepared: Path) -
     assert done.returncode == 0, done.stderr
 
 
-def test_a_second_time_changes_nothing(prepared: Path) -> None:
+def test_a_second_run_changes_nothing(prepared: Path) -> None:
     before = {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()}
 
     prepare(prepared, "another.example")
@@ -84,7 +84,7 @@ def test_a_second_time_changes_nothing(prepared: Path) -> None:
     assert {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()} == before
 
 
-def test_passwords_are_long_different_and_stand_in_a_url_as_they_are(prepared: Path) -> None:
+def test_passwords_are_long_different_and_need_no_escaping_in_a_url(prepared: Path) -> None:
     secrets = [
         value for name, value in values(prepared).items() if re.search("PASSWORD|SECRET", name)
     ]

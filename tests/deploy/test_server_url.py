@@ -47,7 +47,7 @@ def store(server: str) -> Iterator[Store]:
         yield opened
 
 
-def test_a_run_goes_to_a_server_and_comes_back(store: Store, tmp_path: Path) -> None:
+def test_a_run_is_written_to_a_server_and_read_back(store: Store, tmp_path: Path) -> None:
     builder = SpoolBuilder(tmp_path, run_id="job")
     builder.span("forward", start_ns=5)
     builder.step(0, start_ns=0, duration_ns=100)
@@ -62,7 +62,7 @@ def test_a_run_goes_to_a_server_and_comes_back(store: Store, tmp_path: Path) -> 
     assert not has_repeated_cuts(store, "job")
 
 
-def test_a_server_merges_as_it_was_set_up(store: Store) -> None:
+def test_a_server_merges_as_configured(store: Store) -> None:
     tables = store.rows(
         "SELECT engine_full FROM system.tables"
         " WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
@@ -72,7 +72,7 @@ def test_a_server_merges_as_it_was_set_up(store: Store) -> None:
     assert not any("concurrent_part_removal" in row["engine_full"] for row in tables)
 
 
-def test_values_are_bound_and_refusals_are_one_line(store: Store) -> None:
+def test_values_are_bound_and_errors_are_one_line(store: Store) -> None:
     hostile = "x' OR 1 = 1 -- {x:String} \\'"
     store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
 
@@ -83,7 +83,7 @@ def test_values_are_bound_and_refusals_are_one_line(store: Store) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_password_is_told_without_it(server: str) -> None:
+def test_the_error_for_a_wrong_password_does_not_contain_it(server: str) -> None:
     with pytest.raises(StoreError, match="no answer from the store") as caught:
         open_store(server.replace("p%40ss", "secret-guess"))
 

@@ -41,7 +41,7 @@ class FakeServer:
         self.versions += [row["version"] for row in rows]
 
 
-def test_a_change_that_another_collector_is_making_is_asked_for_again() -> None:
+def test_a_change_that_another_collector_is_making_is_retried() -> None:
     server, pauses = FakeServer(num_refusals=2), list[float]()
 
     assert migrate(server, sleep=pauses.append) == NEWEST  # type: ignore[arg-type]  # fake store
@@ -50,7 +50,7 @@ def test_a_change_that_another_collector_is_making_is_asked_for_again() -> None:
     assert sorted(set(server.versions)) == list(range(1, NEWEST + 1))
 
 
-def test_what_the_other_one_has_finished_meanwhile_is_not_said_again() -> None:
+def test_a_change_that_the_other_collector_finished_is_not_sent_again() -> None:
     # GIVEN a server that refuses once, and another collector that is done during the pause
     server = FakeServer(num_refusals=1)
     said = list[int]()
@@ -66,7 +66,7 @@ def test_what_the_other_one_has_finished_meanwhile_is_not_said_again() -> None:
     assert [len(server.statements)] == said
 
 
-def test_a_server_that_goes_on_refusing_is_an_error_after_the_last_pause() -> None:
+def test_a_server_that_keeps_refusing_is_an_error_after_the_last_pause() -> None:
     pauses = list[float]()
 
     with pytest.raises(StoreQueryError, match="517"):
@@ -75,7 +75,7 @@ def test_a_server_that_goes_on_refusing_is_an_error_after_the_last_pause() -> No
     assert pauses == list(RETRY_DELAYS_S)
 
 
-def test_an_embedded_store_has_one_owner_and_is_not_asked_again() -> None:
+def test_an_embedded_store_has_one_owner_and_is_not_tried_again() -> None:
     store = FakeServer(num_refusals=1, location="chdb:///a")
 
     with pytest.raises(StoreQueryError):

@@ -101,7 +101,7 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def test_no_statement_is_put_together_from_values() -> None:
+def test_no_statement_is_built_from_values() -> None:
     assert len(sources()) > 150
     found = [
         problem
@@ -127,13 +127,13 @@ def test_no_statement_is_put_together_from_values() -> None:
         'store.rows(text := f"SELECT {column}")',
     ],
 )
-def test_the_walk_finds_statements_that_are_put_together(body: str) -> None:
+def test_the_check_finds_statements_that_are_built_from_values(body: str) -> None:
     source = textwrap.dedent(f"def read(store, client, column, table):\n    {body}\n")
 
     assert len(problems_in(source, "x.py")) >= 1
 
 
-def test_the_walk_lets_constants_and_bound_values_pass() -> None:
+def test_the_check_accepts_constants_and_bound_values() -> None:
     source = (
         'def read(store, run):\n    store.rows(SELECT, {"run": run})\n    store.rows("SELECT 1")'
     )
@@ -150,7 +150,7 @@ NAUGHTY = [
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.one_of(st.sampled_from(NAUGHTY), st.text(max_size=40)))
-def test_a_runs_name_is_matched_by_the_letter(filled: Store, name: str) -> None:
+def test_a_runs_name_is_matched_exactly(filled: Store, name: str) -> None:
     try:
         found = read_run(filled, name).epochs
     except StoreQueryError:

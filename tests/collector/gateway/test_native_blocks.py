@@ -27,7 +27,7 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadOnlySession
         opened.close()
 
 
-def test_a_block_gets_its_note_and_each_column_the_byte_behind_its_type() -> None:
+def test_a_block_gets_a_block_info_and_each_column_a_serialization_byte() -> None:
     one_row = b"\x02\x01" + b"\x01n\x05UInt8" + b"\x07" + b"\x01s\x06String" + b"\x02hi"
 
     assert bytes(with_revision(memoryview(one_row), GO_REVISION)) == (
@@ -35,7 +35,7 @@ def test_a_block_gets_its_note_and_each_column_the_byte_behind_its_type() -> Non
     )
 
 
-def test_an_older_client_gets_the_blocks_as_they_are() -> None:
+def test_an_older_client_gets_unchanged_blocks() -> None:
     block = memoryview(b"\x01\x01\x01n\x05UInt8\x07")
 
     assert with_revision(block, 54_405) is block
@@ -74,13 +74,13 @@ def test_an_older_client_gets_the_blocks_as_they_are() -> None:
         "NULL",
     ],
 )
-def test_the_columns_of_every_type_we_offer_are_told_apart(
+def test_the_length_of_a_column_is_known_for_every_supported_type(
     handle: ReadOnlySession, expression: str
 ) -> None:
     sql = f"SELECT {expression} AS value, 'end' AS mark FROM numbers(5)"
-    told = handle.run(sql, "Native")
+    blocks = handle.run(sql, "Native")
 
-    found = bytes(with_revision(memoryview(told), GO_REVISION))
+    found = bytes(with_revision(memoryview(blocks), GO_REVISION))
 
     # Blocks of one column, of the same rows: what is between the heads is the column's values.
     alone = handle.run(f"SELECT {expression} AS value FROM numbers(5)", "Native")
@@ -91,18 +91,18 @@ def test_the_columns_of_every_type_we_offer_are_told_apart(
     assert found == NOTE + b"\x02\x05" + alone[2:head_bytes] + b"\0" + values + mark
 
 
-def test_several_blocks_get_a_note_each(handle: ReadOnlySession) -> None:
-    told = handle.run("SELECT number FROM numbers(12)", "Native")
+def test_each_block_gets_a_block_info(handle: ReadOnlySession) -> None:
+    blocks = handle.run("SELECT number FROM numbers(12)", "Native")
 
-    assert told.count(b"UInt64") == 3
-    assert bytes(with_revision(memoryview(told), GO_REVISION)).count(NOTE) == 3
+    assert blocks.count(b"UInt64") == 3
+    assert bytes(with_revision(memoryview(blocks), GO_REVISION)).count(NOTE) == 3
 
 
-def test_a_type_without_a_known_length_is_refused_in_words(handle: ReadOnlySession) -> None:
-    told = handle.run("SELECT uniqState(number) AS s FROM numbers(3)", "Native")
+def test_a_type_without_a_known_length_is_refused(handle: ReadOnlySession) -> None:
+    blocks = handle.run("SELECT uniqState(number) AS s FROM numbers(3)", "Native")
 
     with pytest.raises(QueryError, match="AggregateFunction has no Native form here: cast it"):
-        with_revision(memoryview(told), GO_REVISION)
+        with_revision(memoryview(blocks), GO_REVISION)
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,5 @@ def test_a_type_without_a_known_length_is_refused_in_words(handle: ReadOnlySessi
         ("Map(String, Tuple(UInt8, x Int8))", "Map", ["String", "Tuple(UInt8, x Int8)"]),
     ],
 )
-def test_a_type_is_taken_apart(text: str, name: str, inner: list[str]) -> None:
+def test_a_type_is_split_into_name_and_arguments(text: str, name: str, inner: list[str]) -> None:
     assert split_type(text) == (name, inner)

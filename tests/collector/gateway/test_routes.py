@@ -118,7 +118,7 @@ def test_the_python_client_binds_parameters(client: Client) -> None:
     assert client.query(asked, bound).result_rows == [("node-1", ["node-1", "it's"])]
 
 
-def test_the_python_client_is_told_in_clickhouses_words_what_is_refused(client: Client) -> None:
+def test_the_python_client_gets_clickhouses_error_for_a_refused_statement(client: Client) -> None:
     with pytest.raises(DatabaseError, match="function url cannot be called here") as caught:
         client.query("SELECT * FROM url('http://127.0.0.1:9/')")
     assert caught.value.code == 497
@@ -130,7 +130,7 @@ def test_the_python_client_is_told_in_clickhouses_words_what_is_refused(client: 
         client.command("SELECT * FROM default.nothing")
 
 
-def test_the_go_driver_of_grafana_is_answered_in_its_revision(url: str) -> None:
+def test_grafanas_go_driver_is_answered_in_its_revision(url: str) -> None:
     answer = httpx.post(
         url,
         params={
@@ -152,7 +152,7 @@ def test_the_go_driver_of_grafana_is_answered_in_its_revision(url: str) -> None:
     assert b"\x0arevision()\x06UInt32\x00" in answer.content
 
 
-def test_what_grafanas_editor_asks_for_is_answered(url: str) -> None:
+def test_statements_of_grafanas_editor_are_answered(url: str) -> None:
     for asked in (
         "SHOW DATABASES",
         "SHOW TABLES FROM `default`",
@@ -175,17 +175,17 @@ def test_a_get_with_a_query_is_a_statement_and_without_one_the_dashboard(url: st
         assert visitor.get("/ping").text == "Ok.\n"
 
 
-def test_only_whoever_may_read_all_runs_may_ask(url: str, tokens: dict[str, str]) -> None:
+def test_only_readers_of_all_runs_may_query(url: str, tokens: dict[str, str]) -> None:
     def status(token: str) -> int:
         return post(url, "SELECT 1", token=token).status_code
 
     assert status(tokens["read"]) == 200
     assert [status(tokens[name]) for name in ("ingest", "scoped")] == [403, 403]
     assert [status(text) for text in ("wrong", "", tokens["read"] + "x")] == [401, 401, 401]
-    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as stranger:
-        assert stranger.post("/", content="SELECT 1").status_code == 401
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as outsider:
+        assert outsider.post("/", content="SELECT 1").status_code == 401
         asked = {"query": "SELECT 1", "password": TOKEN}
-        assert stranger.get("/", params=asked).status_code == 401
+        assert outsider.get("/", params=asked).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_only_whoever_may_read_all_runs_may_ask(url: str, tokens: dict[str, str]
         ({}, "SELECT throwIf(1)", 403, 497),
     ],
 )
-def test_a_failure_has_clickhouses_code_and_one_line(
+def test_an_error_has_clickhouses_code_and_one_line(
     url: str, query: dict[str, str], body: str, status: int, code: int
 ) -> None:
     answer = post(url, body, **query)
@@ -230,7 +230,7 @@ def num_running(store: Store, begin: str) -> int:
 LONG = "SELECT max(sipHash64(number + 4711)) FROM numbers(1000000000000)"
 
 
-def test_a_statement_whose_asker_hangs_up_is_ended(url: str, store: Store) -> None:
+def test_a_statement_ends_if_its_client_disconnects(url: str, store: Store) -> None:
     port = int(url.rpartition(":")[2])
     head = (
         f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-ClickHouse-Key: {TOKEN}\r\n"
@@ -251,7 +251,7 @@ def test_a_statement_whose_asker_hangs_up_is_ended(url: str, store: Store) -> No
     assert until(0)  # its own limit is twice as far
 
 
-def test_an_asker_who_goes_away_is_no_error(engine: QueryEngine) -> None:
+def test_a_client_that_disconnects_is_not_an_error(engine: QueryEngine) -> None:
     coming: list[Message] = [
         {"type": "http.request", "body": LONG.encode()},
         {"type": "http.disconnect"},
@@ -270,7 +270,7 @@ def test_an_asker_who_goes_away_is_no_error(engine: QueryEngine) -> None:
     assert sent[0]["status"] == 499
 
 
-def test_an_answer_is_compressed_for_whom_asks(url: str) -> None:
+def test_an_answer_is_compressed_on_request(url: str) -> None:
     asked = "SELECT repeat('x', 1000) FROM numbers(1000) FORMAT TSV"
     plain = post(url, asked).content
     assert len(plain) == 1_001_000

@@ -45,7 +45,7 @@ def sessions(store: Store) -> Iterator[list[ReadOnlySession]]:
         handle.close()
 
 
-def test_a_small_result_is_copied_while_the_engine_still_holds_it(
+def test_a_small_result_is_copied_while_the_engine_has_it(
     store: Store, sessions: list[ReadOnlySession]
 ) -> None:
     assert store.path is not None

@@ -82,7 +82,7 @@ def test_a_statement_that_takes_too_long_is_ended(store: Store) -> None:
     assert caught.value.code == 159
 
 
-def test_a_request_may_lower_a_limit_and_not_raise_it(small: QueryEngine) -> None:
+def test_a_request_may_lower_a_limit_but_not_raise_it(small: QueryEngine) -> None:
     found = choose_settings({"max_result_rows": "10", "max_execution_time": "600"}, LIMITS)
     assert (found["max_result_rows"], found["max_execution_time"]) == (10, 60)
     assert choose_settings({"max_memory_usage": "0"}, LIMITS)["max_memory_usage"] == 200_000_000
@@ -109,27 +109,27 @@ def test_a_request_may_lower_a_limit_and_not_raise_it(small: QueryEngine) -> Non
         ("max_bytes_before_external_sort", "1"),
     ],
 )
-def test_a_setting_that_is_not_offered_is_refused(name: str, value: str) -> None:
+def test_a_setting_that_is_not_allowed_is_refused(name: str, value: str) -> None:
     with pytest.raises(QueryError):
         choose_settings({name: value}, LIMITS)
 
 
-def test_what_belongs_to_the_transport_changes_nothing() -> None:
+def test_settings_of_the_transport_have_no_effect() -> None:
     sent = {"session_id": "x", "readonly": "0", "wait_end_of_query": "1", "log_comment": "y"}
 
     assert choose_settings(sent, LIMITS) == LIMITS.settings()
 
 
-def test_too_many_statements_are_sent_away_and_one_whose_asker_left_is_ended(store: Store) -> None:
+def test_too_many_statements_are_refused_and_an_abandoned_one_is_ended(store: Store) -> None:
     assert store.path is not None
-    patient = QueryEngine(store.path, replace(LIMITS, max_seconds=120))
+    slow = QueryEngine(store.path, replace(LIMITS, max_seconds=120))
 
     async def crowd() -> list[int]:
-        first = asyncio.create_task(patient.answer(QueryRequest(text=SLOW)))
-        second = asyncio.create_task(patient.answer(QueryRequest(text="SELECT 1")))
+        first = asyncio.create_task(slow.answer(QueryRequest(text=SLOW)))
+        second = asyncio.create_task(slow.answer(QueryRequest(text="SELECT 1")))
         await asyncio.sleep(0)
         with pytest.raises(QueryError) as caught:
-            await patient.answer(QueryRequest(text="SELECT 1"))
+            await slow.answer(QueryRequest(text="SELECT 1"))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -140,10 +140,10 @@ def test_too_many_statements_are_sent_away_and_one_whose_asker_left_is_ended(sto
     assert asyncio.run(crowd()) == [503, 2]
     # Had the first run to its limit, the second would have waited for it.
     assert time.monotonic() - begun < 120
-    patient.close()
+    slow.close()
 
 
-def test_a_result_that_nobody_fetches_keeps_others_out_until_it_is_let_go(
+def test_unfetched_results_block_other_statements_until_released(
     small: QueryEngine,
 ) -> None:
     text = "SELECT repeat('x', 10) FROM numbers(100)"
@@ -157,7 +157,7 @@ def test_a_result_that_nobody_fetches_keeps_others_out_until_it_is_let_go(
     assert once_let_go(small, "SELECT 1") == b"1\n"
 
 
-def test_rows_that_lie_there_twice_are_read_once(store: Store, ask: Ask) -> None:
+def test_rows_that_are_stored_twice_are_read_once(store: Store, ask: Ask) -> None:
     # GIVEN a sample that was shipped twice
     row = {
         "run_id": "", "host": "twice", "device": -1, "at_ns": 1, "name": "cpu-busy-ratio",

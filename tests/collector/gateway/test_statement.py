@@ -38,7 +38,7 @@ def test_a_plain_read_is_answered(ask: Ask, statement: str, answer: bytes) -> No
     assert ask(statement).startswith(answer)
 
 
-def test_bound_values_arrive_as_they_were_sent(ask: Ask) -> None:
+def test_bound_values_are_not_changed(ask: Ask) -> None:
     text = "it's\ta \\ 'quoted'\nline; DROP TABLE clock -- "
 
     assert ask("SELECT {a:String} FORMAT TSVRaw", a=escaped(text)).decode() == text + "\n"
@@ -46,7 +46,7 @@ def test_bound_values_arrive_as_they_were_sent(ask: Ask) -> None:
     assert ask("SELECT host FROM clock WHERE host = {h:String}", h="' OR 1 = 1 --") == b""
 
 
-def test_a_function_is_allowed_in_every_spelling_or_in_none() -> None:
+def test_a_function_is_allowed_in_all_spellings_or_in_none() -> None:
     def row(name: str, *, category: str = "", alias_to: str = "", is_aggregate: int = 0) -> object:
         return {
             "name": name,
@@ -83,11 +83,13 @@ def test_a_function_is_allowed_in_every_spelling_or_in_none() -> None:
         ("information_schema.tables", False),
     ],
 )
-def test_a_table_is_one_of_the_stores_or_of_a_short_list(name: str, *, is_allowed: bool) -> None:
+def test_only_the_stores_tables_and_listed_system_tables_are_allowed(
+    name: str, *, is_allowed: bool
+) -> None:
     assert may_read(name) is is_allowed
 
 
-def test_a_column_may_not_be_called_like_a_table_of_the_engine() -> None:
+def test_a_column_may_not_have_the_name_of_a_system_table() -> None:
     assert may_name("t.name")
     assert may_name("system.tables.name")
     assert not may_name("system.users")

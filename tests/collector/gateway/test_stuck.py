@@ -52,7 +52,7 @@ with open_store("chdb://" + sys.argv[1]) as store:
 """
 
 
-def test_a_statement_that_can_not_be_ended_is_answered_in_time_and_left_behind(
+def test_a_stuck_statement_is_answered_in_time_and_its_thread_is_left(
     tmp_path: Path,
 ) -> None:
     # WHEN one statement can't be ended, another comes behind it, and the engine is closed
@@ -65,11 +65,11 @@ def test_a_statement_that_can_not_be_ended_is_answered_in_time_and_left_behind(
     )
 
     # THEN the first is told that it took too long, the second to come again, and nothing waits
-    told = ["1", "408 159", "503 202", "left ['query-0']", ""]
-    assert ended.stdout.split("\n") == told, ended.stderr
+    expected = ["1", "408 159", "503 202", "left ['query-0']", ""]
+    assert ended.stdout.split("\n") == expected, ended.stderr
 
 
-def test_workers_do_what_they_are_given_and_hand_failures_on() -> None:
+def test_workers_run_calls_and_pass_errors_on() -> None:
     workers = Workers(2, name="test")
 
     def fail() -> None:
@@ -85,7 +85,7 @@ def test_workers_do_what_they_are_given_and_hand_failures_on() -> None:
     assert workers.close(timeout_s=TIMEOUT_S)
 
 
-def test_closed_workers_cancel_what_waits_and_leave_what_does_not_end() -> None:
+def test_closed_workers_cancel_queued_calls_and_leave_stuck_ones() -> None:
     workers, may_end = Workers(1, name="test"), threading.Event()
     begun = threading.Event()
 

@@ -44,7 +44,7 @@ class Machine:
         )
 
 
-def test_readings_keep_to_the_grid_and_the_cost_is_told() -> None:
+def test_readings_keep_to_the_grid_and_the_cost_is_reported() -> None:
     machine = Machine(read_costs_ns=MS // 4)
 
     burst = take_burst(machine, period_ns=MS, duration_ns=5 * MS, clocks=machine.clocks())
@@ -57,7 +57,7 @@ def test_readings_keep_to_the_grid_and_the_cost_is_told() -> None:
     assert burst.cpu_ratio == pytest.approx(1.25 / 4.25)
 
 
-def test_readings_that_were_overrun_are_counted_and_not_made_up_for() -> None:
+def test_overrun_readings_are_counted_and_skipped() -> None:
     # A reading takes 2.5 periods: those at 1 and 2, 4 and 5, 7 and 8 ms are missed.
     machine = Machine(read_costs_ns=5 * MS // 2)
 
@@ -100,7 +100,7 @@ def asked(folder: Path, text: str) -> tuple[list[Sample], list[str]]:
     return samples, lines
 
 
-def test_a_burst_is_taken_once_and_tells_what_it_cost(tmp_path: Path) -> None:
+def test_a_burst_is_taken_once_and_reports_its_cost(tmp_path: Path) -> None:
     text = '{"source": "cpu", "period_ms": 10, "duration_ms": 100}'
 
     samples, (line,) = asked(tmp_path, text)
@@ -114,7 +114,7 @@ def test_a_burst_is_taken_once_and_tells_what_it_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("", "invalid request"),
         ("[1]", "invalid request"),
@@ -126,12 +126,12 @@ def test_a_burst_is_taken_once_and_tells_what_it_cost(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_request_is_logged_and_starts_no_burst(
-    text: str, told: str, tmp_path: Path
+    text: str, reason: str, tmp_path: Path
 ) -> None:
     samples, (line,) = asked(tmp_path, text)
 
     assert samples == []
-    assert told in line
+    assert reason in line
 
 
 def test_without_a_file_nothing_is_done(tmp_path: Path) -> None:

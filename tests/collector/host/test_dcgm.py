@@ -70,7 +70,7 @@ def test_a_page_becomes_samples_in_our_units() -> None:
     ]
 
 
-def test_a_device_is_called_by_its_local_rank() -> None:
+def test_samples_have_the_local_rank_as_device() -> None:
     with exporter(PAGE) as url:
         ours = DcgmSource(url, local_rank_of=lambda: {"aaaa": 6}, timeout_s=TIMEOUT_S).read(7)
         others = DcgmSource(url, local_rank_of=lambda: {"bbbb": 6}, timeout_s=TIMEOUT_S).read(7)
@@ -119,7 +119,7 @@ def test_an_invalid_line_costs_no_other(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("mask", [b"-1", b"1.5", b"1e300", b"NaN"])
-def test_a_mask_of_reasons_that_is_none_is_left_out(mask: bytes) -> None:
+def test_an_invalid_mask_of_reasons_is_left_out(mask: bytes) -> None:
     page = b'DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} ' + mask + b"\n"
     with exporter(page) as url:
         assert DcgmSource(url, timeout_s=TIMEOUT_S).read(7) == []
@@ -136,7 +136,7 @@ def test_a_page_that_is_too_large_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-def test_an_answer_that_is_no_page_is_refused(status: int) -> None:
+def test_an_answer_with_an_error_status_is_refused(status: int) -> None:
     with (
         exporter(b"", status=status) as url,
         pytest.raises(DcgmError, match=f"answered {status}"),
@@ -144,7 +144,7 @@ def test_an_answer_that_is_no_page_is_refused(status: int) -> None:
         DcgmSource(url, timeout_s=TIMEOUT_S).read(0)
 
 
-def test_nobody_at_the_address_is_absent() -> None:
+def test_a_missing_exporter_is_absent() -> None:
     with exporter(b"") as url:
         pass
     with pytest.raises(SourceAbsentError, match="no DCGM exporter at 127"):
@@ -152,6 +152,6 @@ def test_nobody_at_the_address_is_absent() -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://a/b", "metrics", "http://"])
-def test_an_address_that_is_no_web_page_is_refused(url: str) -> None:
+def test_a_url_that_is_not_http_is_refused(url: str) -> None:
     with pytest.raises(DcgmError, match="give one as"):
         DcgmSource(url)

@@ -84,7 +84,7 @@ class FakeNvml:
         return found
 
 
-def test_every_reading_of_a_device_in_its_unit() -> None:
+def test_every_value_of_a_device_has_its_unit() -> None:
     source = GpuSource(load=FakeNvml)
 
     found = {sample.name: sample.value for sample in source.read(9) if sample.device == 0}
@@ -117,7 +117,7 @@ def test_a_device_without_work_is_not_throttled() -> None:
     assert reasons == [0.0, 0.0]
 
 
-def test_what_a_device_does_not_support_is_left_out() -> None:
+def test_unsupported_values_are_left_out() -> None:
     unsupported = frozenset(
         {"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"}
     )
@@ -130,7 +130,7 @@ def test_what_a_device_does_not_support_is_left_out() -> None:
     assert "gpu-power-w" not in names
 
 
-def test_an_older_driver_tells_its_reasons_by_the_older_name() -> None:
+def test_an_older_driver_has_an_older_function_for_reasons() -> None:
     nvml = FakeNvml(unsupported=frozenset({"nvmlDeviceGetCurrentClocksEventReasons"}))
 
     found = GpuSource(load=lambda: nvml).read(9)
@@ -138,7 +138,7 @@ def test_an_older_driver_tells_its_reasons_by_the_older_name() -> None:
     assert Sample(9, "gpu-throttle-reasons", 64.0, 0) in found
 
 
-def test_a_device_is_called_by_the_local_rank_that_computes_on_it() -> None:
+def test_a_devices_samples_have_the_local_rank_that_uses_it() -> None:
     # GIVEN: the second device is the first rank's, and the first is nobody's
     local_ranks = {plain_uuid("bbbb0000-2222"): 0}
 
@@ -148,7 +148,7 @@ def test_a_device_is_called_by_the_local_rank_that_computes_on_it() -> None:
     assert clocks == [Sample(9, "gpu-clock-hz", 1.754e9, 0)]
 
 
-def test_where_no_rank_told_its_device_the_drivers_number_stands() -> None:
+def test_the_drivers_index_is_used_if_no_rank_declared_its_device() -> None:
     found = GpuSource(load=FakeNvml).read(9)
     assert {sample.device for sample in found} == {0, 1}
 
@@ -159,7 +159,7 @@ def test_without_a_driver_there_is_one_reason_and_no_sample() -> None:
         source.read(0)
 
 
-def test_without_devices_the_driver_is_let_go() -> None:
+def test_without_devices_the_driver_is_released() -> None:
     nvml = FakeNvml(num_devices=0)
     with pytest.raises(SourceAbsentError, match="finds no device"):
         GpuSource(load=lambda: nvml).read(0)
@@ -174,7 +174,7 @@ def test_without_the_package_there_is_one_reason() -> None:
         GpuSource(load=load).read(0)
 
 
-def test_a_driver_that_stopped_answering_is_begun_anew() -> None:
+def test_a_driver_that_stopped_answering_is_initialised_again() -> None:
     nvml = FakeNvml()
     source = GpuSource(load=lambda: nvml)
     source.read(0)
@@ -188,7 +188,7 @@ def test_a_driver_that_stopped_answering_is_begun_anew() -> None:
 @pytest.mark.skipif(
     not hasattr(pynvml, "nvmlDeviceGetFieldValues"), reason="nvidia-ml-py is older than 11.5"
 )
-def test_the_installed_library_has_every_name_that_is_asked() -> None:
+def test_the_installed_library_has_every_name_in_use() -> None:
     nvml = FakeNvml()
     assert [name for name in nvml.answers if not hasattr(pynvml, name)] == []
     for name in dir(FakeNvml):

@@ -52,7 +52,7 @@ def source(spool: Path, beats: Beats, **settings: Any) -> HeartbeatSource:  # no
     return HeartbeatSource(spool, sink=beats, **given)
 
 
-def test_a_heartbeat_tells_who_where_on_what_and_how_far(tmp_path: Path) -> None:
+def test_a_heartbeat_has_rank_host_device_and_step(tmp_path: Path) -> None:
     builder = rank(tmp_path, number=1)
     builder.span(step=41)
     builder.open_span(0, "forward", start_ns=5, step=42)
@@ -99,7 +99,7 @@ def test_a_rank_without_a_step_is_starting(tmp_path: Path) -> None:
     assert samples == [Sample(9, "training-is-alive", 1.0, 0)]
 
 
-def test_a_rank_whose_tracer_writes_no_more_is_silent(tmp_path: Path) -> None:
+def test_a_rank_whose_tracer_stopped_writing_is_silent(tmp_path: Path) -> None:
     builder = rank(tmp_path)
     builder.span(step=3)
     beats = Beats()
@@ -114,7 +114,7 @@ def test_a_rank_whose_tracer_writes_no_more_is_silent(tmp_path: Path) -> None:
     assert samples[0] == Sample(2, "training-is-alive", 0.0, 0)
 
 
-def test_a_rank_that_ended_is_told_of_once_more_and_forgotten(tmp_path: Path) -> None:
+def test_a_rank_that_ended_is_reported_once_more_and_forgotten(tmp_path: Path) -> None:
     builder = rank(tmp_path)
     beats = Beats()
     looking = source(tmp_path, beats)
@@ -127,7 +127,7 @@ def test_a_rank_that_ended_is_told_of_once_more_and_forgotten(tmp_path: Path) ->
     assert [[beat.state for beat in each] for each in beats.rounds] == [["starting"], ["ended"], []]
 
 
-def test_a_rank_that_is_gone_without_goodbye_is_lost(tmp_path: Path) -> None:
+def test_a_rank_that_is_gone_without_an_exit_record_is_lost(tmp_path: Path) -> None:
     builder = SpoolBuilder(tmp_path, run_id="run", **this_host() | {"boot_id": bytes(15) + b"x"})
     builder.span(step=5)
     beats = Beats()
@@ -137,7 +137,7 @@ def test_a_rank_that_is_gone_without_goodbye_is_lost(tmp_path: Path) -> None:
     assert (beats.rounds[0][0].state, beats.rounds[0][0].step) == ("lost", 5)
 
 
-def test_ranks_of_other_hosts_are_not_ours(tmp_path: Path) -> None:
+def test_ranks_of_other_hosts_are_ignored(tmp_path: Path) -> None:
     SpoolBuilder(tmp_path, run_id="run")
     (tmp_path / "run" / "broken").mkdir()
     (tmp_path / "run" / "broken" / PROCESS_FILE).write_bytes(b"not a spool")
@@ -148,7 +148,7 @@ def test_ranks_of_other_hosts_are_not_ours(tmp_path: Path) -> None:
     assert beats.rounds == [[]]
 
 
-def test_a_folder_that_was_taken_away_is_forgotten(tmp_path: Path) -> None:
+def test_a_deleted_process_folder_is_forgotten(tmp_path: Path) -> None:
     builder = rank(tmp_path)
     beats = Beats()
     looking = source(tmp_path, beats)
@@ -160,7 +160,7 @@ def test_a_folder_that_was_taken_away_is_forgotten(tmp_path: Path) -> None:
     assert [len(each) for each in beats.rounds] == [1, 0]
 
 
-def test_devices_and_processes_are_called_by_their_local_rank(tmp_path: Path) -> None:
+def test_devices_and_processes_have_their_local_rank(tmp_path: Path) -> None:
     builder = rank(tmp_path, number=3, derived={"device_uuid": "AAAA-11"})
     looking = source(tmp_path, Beats())
     looking.read(1)
@@ -173,7 +173,7 @@ def test_devices_and_processes_are_called_by_their_local_rank(tmp_path: Path) ->
     assert looking.local_rank_of_device() == {}
 
 
-def test_the_newest_row_is_found_whatever_the_number_of_rows(tmp_path: Path) -> None:
+def test_the_newest_row_is_found_for_any_number_of_rows(tmp_path: Path) -> None:
     builder = rank(tmp_path)
     assert newest_step(builder.folder) == -1
     for step in range(builder.capacity):
@@ -184,7 +184,7 @@ def test_the_newest_row_is_found_whatever_the_number_of_rows(tmp_path: Path) -> 
     assert newest_step(builder.folder) == builder.capacity - 1
 
 
-def test_a_segment_that_is_cut_short_tells_what_it_holds(tmp_path: Path) -> None:
+def test_a_truncated_segment_returns_the_rows_that_it_has(tmp_path: Path) -> None:
     builder = rank(tmp_path)
     builder.span(step=6)
     builder.span(step=7)
@@ -193,12 +193,12 @@ def test_a_segment_that_is_cut_short_tells_what_it_holds(tmp_path: Path) -> None
     assert newest_step(builder.folder) == 6
 
 
-def test_no_spool_yet_is_no_rank(tmp_path: Path) -> None:
+def test_a_missing_spool_has_no_ranks(tmp_path: Path) -> None:
     beats = Beats()
     assert source(tmp_path / "later", beats).read(1) == []
 
 
-def test_this_hosts_address_is_no_loopback() -> None:
+def test_this_hosts_address_is_not_a_loopback() -> None:
     assert not host_address().startswith(("127.", "::1", "fe80"))
 
 
@@ -220,7 +220,7 @@ BEAT = Heartbeat(
 )
 
 
-def test_a_heartbeat_becomes_a_row_that_a_screen_can_show() -> None:
+def test_the_texts_of_a_heartbeats_row_are_printable() -> None:
     rows: list[Row] = []
 
     heartbeat_sink(rows.extend)([BEAT])
@@ -235,7 +235,7 @@ def test_a_heartbeat_becomes_a_row_that_a_screen_can_show() -> None:
     ]  # fmt: skip
 
 
-def test_a_collector_takes_every_column_of_it() -> None:
+def test_a_collector_accepts_every_column_of_a_heartbeat() -> None:
     rows: list[Row] = []
     heartbeat_sink(rows.extend)([BEAT])
     known = ROW_TABLES["heartbeats"]

@@ -64,7 +64,7 @@ def test_unknown_state_and_speed_are_left_out(tmp_path: Path) -> None:
     assert not [name for name in found if name.startswith(("nic-link-is-up", "nic-speed"))]
 
 
-def test_virtual_interfaces_count_only_where_there_is_no_other(tmp_path: Path) -> None:
+def test_virtual_interfaces_count_only_without_physical_ones(tmp_path: Path) -> None:
     interface(tmp_path, "veth0", is_physical=False)
     interface(tmp_path, "ifb0", is_physical=False, operstate="down")
     assert "nic-sent-bytes:veth0" in read(NicSource(tmp_path, statistics_of=lambda _name: {}))
@@ -79,17 +79,17 @@ def test_virtual_interfaces_count_only_where_there_is_no_other(tmp_path: Path) -
 
 def test_pause_frames_of_all_priorities_are_summed(tmp_path: Path) -> None:
     interface(tmp_path, "ens1")
-    told = {"rx_prio0_pause": 5, "rx_prio3_pause": 7, "rx_prio3_pause_duration": 900}
-    source = NicSource(tmp_path, statistics_of=lambda _name: told)
+    statistics = {"rx_prio0_pause": 5, "rx_prio3_pause": 7, "rx_prio3_pause_duration": 900}
+    source = NicSource(tmp_path, statistics_of=lambda _name: statistics)
     source.read(0)
 
-    told["rx_prio3_pause"] = 107
+    statistics["rx_prio3_pause"] = 107
 
     assert read(source)["nic-pause-received-frames"] == 100
 
 
-def test_mlx5_statistics_by_our_names() -> None:
-    told = {
+def test_mlx5_statistics_get_our_names() -> None:
+    statistics = {
         "tx_prio3_pause": 4,
         "rx_ecn_mark": 6,
         "rx_discards_phy": 8,
@@ -98,7 +98,7 @@ def test_mlx5_statistics_by_our_names() -> None:
         "tx_prio3_pause_transition": 2,
     }
 
-    assert list(congestion_counters(told)) == [
+    assert list(congestion_counters(statistics)) == [
         ("nic-pause-sent-frames", "tx_prio3_pause", 4),
         ("nic-ecn-marked-packets", "rx_ecn_mark", 6),
         ("nic-discarded-packets", "rx_discards_phy", 8),
@@ -116,12 +116,12 @@ def test_the_drivers_arrays_are_paired_up_to_the_shorter() -> None:
 
 
 @pytest.mark.parametrize("name", ["lo", "no-such-nic", "a-name-longer-than-an-interface-may-have"])
-def test_an_interface_that_tells_nothing_has_no_statistics(name: str) -> None:
+def test_an_interface_without_driver_statistics_has_none(name: str) -> None:
     assert device_statistics(name) == {}
 
 
 def test_this_machines_interfaces_count_like_psutil() -> None:
-    # GIVEN: traffic of our own cannot be told apart, so the kernel's two views are compared
+    # GIVEN: traffic of our own cannot be distinguished, so the kernel's two views are compared
     try:
         found = read(NicSource())
     except SourceAbsentError:

@@ -61,7 +61,7 @@ def roce(root: Path, device: str = "mlx5_0") -> Path:
     return folder
 
 
-def test_a_roce_port_tells_what_it_counted_since_the_first_reading(tmp_path: Path) -> None:
+def test_a_roce_port_returns_growth_since_the_first_reading(tmp_path: Path) -> None:
     # GIVEN
     folder = roce(tmp_path)
     source = RdmaSource(tmp_path)
@@ -133,7 +133,7 @@ def test_missing_unreadable_and_unsupported_counters_are_unknown_not_zero(tmp_pa
     assert source.traffic_bytes() is None
 
 
-def test_a_32_bit_counter_that_runs_over_goes_on(tmp_path: Path) -> None:
+def test_a_32_bit_counter_that_overflows_goes_on(tmp_path: Path) -> None:
     folder = port(tmp_path, "mlx5_0")
     write(folder / "hw_counters", {"rp_cnp_handled": 4_294_967_290})
     source = RdmaSource(tmp_path)
@@ -144,7 +144,7 @@ def test_a_32_bit_counter_that_runs_over_goes_on(tmp_path: Path) -> None:
     assert read(source)["rdma-cnp-handled-packets"] == 10
 
 
-def test_a_counter_at_the_end_of_its_bits_is_unknown(tmp_path: Path) -> None:
+def test_a_saturated_counter_is_unknown(tmp_path: Path) -> None:
     folder = port(tmp_path, "mlx4_0")
     write(folder / "counters", {"symbol_error": 65535, "link_downed": 255, "port_rcv_errors": 254})
 
@@ -156,7 +156,7 @@ def test_a_counter_at_the_end_of_its_bits_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [2**64 - 1, 2**64, "9" * 30, "9" * 400, "9" * 4_000, -(2**63) - 1])
-def test_a_reading_that_no_counter_can_have_is_unknown(tmp_path: Path, odd: int | str) -> None:
+def test_an_impossible_reading_is_unknown(tmp_path: Path, odd: int | str) -> None:
     # GIVEN a counter that was read twice
     folder = port(tmp_path, "mlx5_0")
     write(folder / "hw_counters", {"out_of_sequence": 3})
@@ -174,7 +174,7 @@ def test_a_reading_that_no_counter_can_have_is_unknown(tmp_path: Path, odd: int 
     assert read(source)["rdma-out-of-sequence-packets"] == 3
 
 
-def test_an_efa_device_tells_bytes_and_retransmits(tmp_path: Path) -> None:
+def test_an_efa_device_returns_bytes_and_retransmits(tmp_path: Path) -> None:
     folder = port(tmp_path, "rdmap16s27")
     write(folder / "hw_counters", {"tx_bytes": 100, "rx_bytes": 10, "retrans_pkts": 5})
     source = RdmaSource(tmp_path)
@@ -187,7 +187,7 @@ def test_an_efa_device_tells_bytes_and_retransmits(tmp_path: Path) -> None:
     assert found["rdma-retransmitted-packets"] == 3
 
 
-def test_a_device_that_goes_away_takes_nothing_of_the_sums_along(tmp_path: Path) -> None:
+def test_sums_keep_the_growth_of_a_device_that_disappears(tmp_path: Path) -> None:
     folder = roce(tmp_path)
     roce(tmp_path, "mlx5_1")
     source = RdmaSource(tmp_path)
@@ -208,7 +208,7 @@ def test_a_burst_reads_few_names(tmp_path: Path) -> None:
     assert {name.partition(":")[0] for name in found} == BURST_NAMES
 
 
-def test_the_drivers_cache_time_is_told(tmp_path: Path) -> None:
+def test_the_drivers_cache_time_is_returned(tmp_path: Path) -> None:
     roce(tmp_path)
     assert lifespan_ms(tmp_path) == {"mlx5_0/1": 10}
 

@@ -3,16 +3,16 @@ from __future__ import annotations
 from rankscope.collector.host.sample import MAX_PARTS, CounterTotals, Sample, growth_between
 
 
-def test_a_counter_of_32_bits_that_runs_over_goes_on() -> None:
+def test_sums_continue_after_a_32_bit_overflow() -> None:
     assert growth_between(2**32 - 100, 50) == 150
 
 
-def test_a_counter_that_was_set_to_zero_grew_by_what_it_shows() -> None:
+def test_a_counter_that_was_reset_grew_by_its_value() -> None:
     assert growth_between(3_000_000_000, 7) == 7
     assert growth_between(2**40, 12) == 12
 
 
-def test_a_counter_that_steps_back_a_little_did_not_begin_anew() -> None:
+def test_a_counter_that_steps_back_a_little_was_not_reset() -> None:
     # GIVEN 5 TB sent, of which a driver's next sum over its queues has seen 1,500 bytes less
     totals = CounterTotals()
     for raw in (5 * 10**12, 5 * 10**12 - 1500, 5 * 10**12 - 1400):
@@ -21,7 +21,7 @@ def test_a_counter_that_steps_back_a_little_did_not_begin_anew() -> None:
     assert totals.total("sent-bytes") == 100
 
 
-def test_of_the_counters_of_one_port_each_begins_anew_alone() -> None:
+def test_each_counter_of_a_port_is_reset_alone() -> None:
     totals = CounterTotals()
     for first, second in ((10**9, 5), (10**9 + 3, 2), (10**9 + 4, 4)):
         totals.add_reading("pause-frames", "eth0", first, counter="rx_prio0_pause")
@@ -43,7 +43,7 @@ def test_ports_are_summed_from_the_first_reading_on() -> None:
     assert totals.total("lost-packets") == 7
 
 
-def test_a_port_that_comes_back_makes_the_sum_neither_fall_nor_jump() -> None:
+def test_a_sum_neither_falls_nor_jumps_if_a_port_returns() -> None:
     totals = CounterTotals()
     totals.add_reading("sent-bytes", "a", 10**9)
     totals.add_reading("sent-bytes", "b", 10**12)
@@ -55,7 +55,7 @@ def test_a_port_that_comes_back_makes_the_sum_neither_fall_nor_jump() -> None:
     assert totals.total("sent-bytes") == 7
 
 
-def test_growth_is_scaled_after_the_counter_ran_over() -> None:
+def test_growth_is_scaled_after_an_overflow() -> None:
     totals = CounterTotals()
     totals.add_reading("sent-bytes", "a", 2**32 - 10, scale=4)
 
@@ -64,7 +64,7 @@ def test_growth_is_scaled_after_the_counter_ran_over() -> None:
     assert totals.total("sent-bytes") == 80
 
 
-def test_a_port_is_told_of_only_where_it_changed() -> None:
+def test_a_port_has_a_sample_only_if_it_changed() -> None:
     totals = CounterTotals()
     totals.add_reading("x-packets", "a", 3)
     totals.add_reading("x-packets", "b", 3)
@@ -84,5 +84,5 @@ def test_counters_beyond_the_limit_are_refused_and_counted() -> None:
     assert totals.num_refused == 3
 
 
-def test_what_nothing_counts_is_unknown() -> None:
+def test_a_name_without_counters_is_unknown() -> None:
     assert CounterTotals().total("rdma-sent-bytes") is None

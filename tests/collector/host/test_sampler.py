@@ -57,7 +57,7 @@ class Rounds:
         self.rounds.append([sample for sample in samples if sample.name != "sampler-cpu-ns"])
 
 
-def test_all_sources_of_a_round_bear_one_time() -> None:
+def test_all_samples_of_a_round_have_one_time() -> None:
     rounds, now_ns = Rounds(), iter((7, 8))
     sampler = Sampler(
         [steady("a"), steady("b")], rounds, unix_ns=lambda: next(now_ns), timeout_s=GENEROUS_S
@@ -73,23 +73,23 @@ def test_all_sources_of_a_round_bear_one_time() -> None:
     sampler.close()
 
 
-def test_a_source_that_raises_costs_only_its_own_samples_and_is_told_once() -> None:
-    rounds, told = Rounds(), list[str]()
+def test_a_source_that_raises_loses_its_own_samples_and_is_logged_once() -> None:
+    rounds, lines = Rounds(), list[str]()
     sampler = Sampler(
-        [failing(ValueError("broken")), steady()], rounds, say=told.append, timeout_s=GENEROUS_S
+        [failing(ValueError("broken")), steady()], rounds, say=lines.append, timeout_s=GENEROUS_S
     )
 
     for _ in range(3):
         sampler.turn()
 
     assert [[sample.name for sample in each] for each in rounds.rounds] == [["steady-bytes"]] * 3
-    assert told == ["failing: ValueError: broken: no samples of it"]
+    assert lines == ["failing: ValueError: broken: no samples of it"]
     assert sampler.stats["failing"].num_failed == 3
     assert sampler.stats["steady"].num_rounds == 3
     sampler.close()
 
 
-def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
+def test_a_hanging_source_is_not_read_again_until_it_answers() -> None:
     # GIVEN: a source that stands in its first reading
     gate, answered = threading.Event(), threading.Event()
 
@@ -99,12 +99,12 @@ def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
         return [Sample(at_ns, "late-bytes", float(at_ns))]
 
     hanging = Source("hanging", answer)
-    rounds, told, now_ns = Rounds(), list[str](), iter(range(100))
+    rounds, lines, now_ns = Rounds(), list[str](), iter(range(100))
     sampler = Sampler(
         [hanging, steady()],
         rounds,
         unix_ns=lambda: next(now_ns),
-        say=told.append,
+        say=lines.append,
         timeout_s=0.05,
     )
 
@@ -118,8 +118,8 @@ def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
     assert hanging.num_asked == 1
     assert threading.active_count() <= num_threads + 2
     assert sampler.stats["hanging"].num_late == 3
-    told_of_it = [line for line in told if line.startswith("hanging")]  # any may be late so soon
-    assert told_of_it == ["hanging: timeout: no samples of it until it answers"]
+    its_lines = [line for line in lines if line.startswith("hanging")]  # any may be late so soon
+    assert its_lines == ["hanging: timeout: no samples of it until it answers"]
 
     # WHEN: it answers, its late answer is dropped and the next is taken
     gate.set()
@@ -134,10 +134,10 @@ def test_a_source_that_hangs_is_left_alone_until_it_answers() -> None:
     sampler.close()
 
 
-def test_an_absent_source_is_told_once_and_asked_again_a_minute_later() -> None:
+def test_an_absent_source_is_logged_once_and_tried_again_after_a_minute() -> None:
     absent = failing(SourceAbsentError("no driver: no GPU samples"))
-    told: list[str] = []
-    sampler = Sampler([absent], Rounds(), say=told.append, timeout_s=GENEROUS_S)
+    lines: list[str] = []
+    sampler = Sampler([absent], Rounds(), say=lines.append, timeout_s=GENEROUS_S)
 
     for _ in range(60):
         sampler.turn()
@@ -145,13 +145,13 @@ def test_an_absent_source_is_told_once_and_asked_again_a_minute_later() -> None:
     sampler.turn()
 
     assert absent.num_asked == 2
-    assert told == ["no driver: no GPU samples"]
+    assert lines == ["no driver: no GPU samples"]
     account = sampler.stats["failing"]
     assert (account.is_absent, account.num_failed, account.num_late) == (True, 0, 0)
     sampler.close()
 
 
-def test_a_source_that_floods_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_a_source_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_module, "MAX_SAMPLES", 5)
     flooding = Source("flooding", lambda at_ns: [Sample(at_ns, "x-bytes", 1.0)] * 9)
     rounds = Rounds()
@@ -165,7 +165,7 @@ def test_a_source_that_floods_is_cut_and_counted(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_dropped_and_counted(value: float) -> None:
+def test_values_that_are_not_finite_are_dropped_and_counted(value: float) -> None:
     odd = Source("odd", lambda at_ns: [Sample(at_ns, "x-ratio", value)])
     rounds = Rounds()
     sampler = Sampler([odd], rounds, timeout_s=GENEROUS_S)
@@ -177,7 +177,7 @@ def test_what_is_no_number_is_dropped_and_counted(value: float) -> None:
     sampler.close()
 
 
-def test_a_sink_that_fails_loses_its_round_and_no_other() -> None:
+def test_a_failing_sink_loses_only_its_round() -> None:
     taken = Rounds()
     is_full = True
 
@@ -186,11 +186,11 @@ def test_a_sink_that_fails_loses_its_round_and_no_other() -> None:
             raise OSError("disk full")
         taken(samples)
 
-    told: list[str] = []
-    sampler = Sampler([steady()], sink, say=told.append, timeout_s=GENEROUS_S)
+    lines: list[str] = []
+    sampler = Sampler([steady()], sink, say=lines.append, timeout_s=GENEROUS_S)
     sampler.turn()
     sampler.turn()
-    assert told == ["samples cannot be stored: disk full"]
+    assert lines == ["samples cannot be stored: disk full"]
     assert sampler.num_lost == 4  # one of the source and one of the sampler's own cost a round
 
     is_full = False
@@ -219,7 +219,7 @@ def test_the_cost_of_the_readings_is_a_sample() -> None:
     sampler.close()
 
 
-def test_samples_of_a_host_are_read_with_any_run_on_it(store: Store) -> None:
+def test_samples_of_a_host_are_read_with_every_run_on_it(store: Store) -> None:
     # GIVEN: a run on one host
     store.insert_rows("ranks", [{"run_id": "run-a", "host": "node-1", "process": "p"}])
 
@@ -242,19 +242,19 @@ def test_two_seconds_of_this_host(tmp_path: Path) -> None:
     SpoolBuilder(tmp_path, run_id="run", **this_host()).span(step=4)
     beats: list[Heartbeat] = []
     found: list[Sample] = []
-    told: list[str] = []
+    lines: list[str] = []
 
     def take(samples: Sequence[Sample]) -> None:
         found.extend(samples)
 
     # WHEN
     sources = host_sources(tmp_path, on_heartbeats=beats.extend)
-    sampler = Sampler(sources, take, say=told.append, timeout_s=30.0)
+    sampler = Sampler(sources, take, say=lines.append, timeout_s=30.0)
     sampler.turn()
     sampler.turn()
     sampler.close()
 
-    # THEN: what any Linux host has is there, and what it lacks is told and no sample
+    # THEN: what any Linux host has is there, and what it lacks is logged and returns no sample
     names = {sample.name.partition(":")[0] for sample in found}
     assert {"memory-total-bytes", "disk-free-bytes", "training-step", "sampler-cpu-ns"} <= names
     assert [beat.step for beat in beats] == [4, 4]
@@ -262,10 +262,10 @@ def test_two_seconds_of_this_host(tmp_path: Path) -> None:
     assert {name for name, account in accounts.items() if account.num_failed} == set()
     for name, prefix in (("gpu", "gpu-"), ("rdma", "rdma-")):
         assert accounts[name].is_absent is not any(each.startswith(prefix) for each in names)
-    assert len(told) == sum(account.is_absent for account in accounts.values())
+    assert len(lines) == sum(account.is_absent for account in accounts.values())
 
 
-def test_an_exporter_stands_for_the_driver(tmp_path: Path) -> None:
+def test_an_exporter_replaces_the_driver(tmp_path: Path) -> None:
     names = [each.name for each in host_sources(tmp_path, dcgm_url="http://127.0.0.1:9400/metrics")]
     assert "dcgm" in names
     assert "gpu" not in names

@@ -35,7 +35,7 @@ def source(root: Path, local_ranks: dict[int, int] | None = None) -> ProcessSour
     return ProcessSource(root, local_rank_of=lambda: local_ranks or {}, ticks_per_s=100)
 
 
-def test_a_command_may_hold_spaces_and_brackets() -> None:
+def test_a_command_may_contain_spaces_and_parentheses() -> None:
     line = b"7 (a (b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
     assert parse_stat(line) == ("a (b) c", 42, 900)
 
@@ -46,11 +46,11 @@ def test_worker_threads_of_the_kernel_are_one_command() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"7 (x", b"7 (x) S 1 2", b"7 (x) " + b"? " * 30])
-def test_a_line_of_another_form_is_no_process(line: bytes) -> None:
+def test_an_invalid_line_is_not_a_process(line: bytes) -> None:
     assert parse_stat(line) is None
 
 
-def test_the_ten_busiest_commands_are_told_processes_of_one_command_summed(tmp_path: Path) -> None:
+def test_the_ten_busiest_commands_are_returned_with_their_processes_summed(tmp_path: Path) -> None:
     # GIVEN: twelve commands, the first of two processes
     for pid in range(12):
         process(tmp_path, 100 + pid, f"job{pid}", 1000)
@@ -71,7 +71,7 @@ def test_the_ten_busiest_commands_are_told_processes_of_one_command_summed(tmp_p
     assert len(found) == 10
 
 
-def test_a_rank_bears_its_local_rank(tmp_path: Path) -> None:
+def test_a_rank_has_its_local_rank_as_device(tmp_path: Path) -> None:
     for pid in (1, 2, 3):
         process(tmp_path, pid, "python", 0)
     top = source(tmp_path, {1: 0, 2: 1})
@@ -87,7 +87,7 @@ def test_a_rank_bears_its_local_rank(tmp_path: Path) -> None:
     ]
 
 
-def test_another_process_under_a_known_number_is_a_new_one(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_a_new_process(tmp_path: Path) -> None:
     process(tmp_path, 1, "old", 5000)
     top = source(tmp_path)
     top.read(0)
@@ -102,7 +102,7 @@ def test_a_tree_without_processes_has_no_samples(tmp_path: Path) -> None:
         source(tmp_path / "nothing").read(0)
 
 
-def test_this_process_is_seen_as_psutil_sees_it() -> None:
+def test_this_process_has_the_cpu_time_that_psutil_reports() -> None:
     """The one reading of a real ``/proc``: its sum lies between two of psutil's."""
     me = psutil.Process()
     before_s = sum(me.cpu_times()[:2])
@@ -128,7 +128,7 @@ def test_work_on_this_machine_is_seen() -> None:
     assert sum(sample.value for sample in top.read(SECOND)) >= 0.09
 
 
-def test_this_machines_processors_are_partly_busy() -> None:
+def test_the_cpus_of_this_machine_are_partly_busy() -> None:
     cpu = CpuSource()
     assert "cpu-busy-ratio" not in {sample.name for sample in cpu.read(0)}
     began_s = sum(psutil.cpu_times())
@@ -148,7 +148,7 @@ def blocks(root: Path, *names: str) -> Path:
     return root
 
 
-def test_latency_is_time_over_answers_since_the_last_reading(tmp_path: Path) -> None:
+def test_latency_is_time_per_request_since_the_last_reading(tmp_path: Path) -> None:
     # GIVEN
     counts = {"nvme0n1": DiskCounts(100, 10, 4096, 512, 5000, 40)}
     root = blocks(tmp_path, "nvme0n1")
@@ -178,7 +178,7 @@ def test_partitions_and_loop_devices_are_left_out(tmp_path: Path) -> None:
     assert {sample.name for sample in found} == {"disk-read-bytes:sda", "disk-written-bytes:sda"}
 
 
-def test_room_of_a_folder_on_this_machine(tmp_path: Path) -> None:
+def test_free_space_of_a_folder_on_this_machine(tmp_path: Path) -> None:
     source = DiskSource((tmp_path, tmp_path / "not-there"), counts=dict)
 
     found = {sample.name: sample.value for sample in source.read(0)}
@@ -193,12 +193,12 @@ def test_this_machines_disks_are_those_of_the_kernel() -> None:
     assert set(disk_counts()) <= kernel
 
 
-def test_nothing_to_look_at_is_absent(tmp_path: Path) -> None:
+def test_without_folders_and_disks_the_source_is_absent(tmp_path: Path) -> None:
     with pytest.raises(SourceAbsentError, match="no disk"):
         DiskSource((), block_root=tmp_path, counts=dict).read(0)
 
 
-def test_this_machines_memory_is_what_the_kernel_says() -> None:
+def test_memory_of_this_machine_equals_the_kernels() -> None:
     kernel = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
 
     found = {sample.name: sample.value for sample in MemorySource().read(3)}

@@ -23,7 +23,7 @@ def test_sessions_are_bounded_and_the_oldest_ends() -> None:
     assert len(newest) >= 43  # 32 random bytes in base64
 
 
-def test_a_session_ends_when_told_and_after_a_week(clock: FakeClock) -> None:
+def test_a_session_ends_on_request_and_after_a_week(clock: FakeClock) -> None:
     sessions = Sessions(monotonic_ns=clock)
     first, second = sessions.open(), sessions.open()
     sessions.end(first)
@@ -41,7 +41,7 @@ def throttle(clock: FakeClock) -> Throttle:
     return Throttle(tries=3, tries_of_unknown=5, monotonic_ns=clock)
 
 
-def test_the_fourth_of_three_tries_waits_until_the_first_is_a_minute_old(
+def test_after_three_failures_a_client_waits_until_the_first_is_a_minute_old(
     throttle: Throttle, clock: FakeClock
 ) -> None:
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_the_fourth_of_three_tries_waits_until_the_first_is_a_minute_old(
     assert throttle.wait_s("a") == 0
 
 
-def test_a_success_clears_the_failures(throttle: Throttle) -> None:
+def test_a_success_clears_the_failures_of_a_client(throttle: Throttle) -> None:
     for _ in range(3):
         throttle.failed("a")
     throttle.succeeded("a")
@@ -65,21 +65,21 @@ def test_a_success_clears_the_failures(throttle: Throttle) -> None:
     assert throttle.wait_s("a") == 0
 
 
-def test_many_addresses_gain_a_stranger_nothing_and_harm_nobody_who_is_known(
+def test_failures_from_many_addresses_limit_unknown_clients_only(
     throttle: Throttle,
 ) -> None:
     throttle.succeeded("known")
     for number in range(5):
-        throttle.failed(f"stranger {number}")
+        throttle.failed(f"unknown {number}")
 
-    assert throttle.wait_s("another stranger") == 60
+    assert throttle.wait_s("another unknown") == 60
     assert throttle.wait_s("known") == 0
     for _ in range(3):
         throttle.failed("known")
     assert throttle.wait_s("known") == 60
 
 
-def test_it_remembers_so_many_visitors_and_no_more(throttle: Throttle) -> None:
+def test_the_number_of_remembered_clients_is_bounded(throttle: Throttle) -> None:
     for number in range(MAX_VISITORS + 100):
         throttle.succeeded(f"known {number}")
         throttle.failed(f"known {number}")

@@ -22,14 +22,14 @@ from rankscope.collector.http.refusals import Refusal, Refusals
 from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
 from rankscope.collector.retention.deletion import Deletions
 from tests.support.collector.asgi import BASE, Client
-from tests.support.collector.running_edge import LARGE, answer_on, echo, read_to_end, running
+from tests.support.collector.running_server import LARGE, answer_on, echo, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from rankscope.collector.http.requests import AsgiApp, Receive, Scope, Send
     from rankscope.collector.store.store import Store
-    from tests.support.collector.running_edge import Running
+    from tests.support.collector.running_server import Running
 
 
 TOKEN = "correct-horse"
@@ -72,7 +72,7 @@ def test_the_pages_answer_with_the_token(client: Client) -> None:
     assert answer.text == "data of /timeline"
 
 
-def test_the_interface_describes_itself_to_readers(client: Client) -> None:
+def test_openapi_is_served_to_readers(client: Client) -> None:
     answer = client.get("/v1/openapi.json", headers={"authorization": f"Bearer {TOKEN}"})
 
     described = answer.json()["paths"]["/v1/clock"]["post"]["responses"]["200"]
@@ -81,7 +81,7 @@ def test_the_interface_describes_itself_to_readers(client: Client) -> None:
     assert set(probed) == set(schema["required"]) == set(schema["properties"])
 
 
-def test_who_asks_the_clock_is_told_when_to_ask_again(client: Client) -> None:
+def test_the_clock_answers_with_the_pause_until_the_next_probe(client: Client) -> None:
     headers = {"authorization": f"Bearer {TOKEN}"}
 
     pauses_ns = [client.post("/v1/clock", headers=headers).json()["pause_ns"] for _ in range(3)]
@@ -90,7 +90,7 @@ def test_who_asks_the_clock_is_told_when_to_ask_again(client: Client) -> None:
     assert all(0 < pause_ns < 50_000_000 for pause_ns in pauses_ns)
 
 
-def test_further_routes_come_before_the_pages() -> None:
+def test_further_routes_are_matched_before_the_pages() -> None:
     router = APIRouter()
 
     @router.get("/v1/colour")
@@ -114,7 +114,7 @@ def test_further_routes_come_before_the_pages() -> None:
         ("GET", "/logout", "POST"),
     ],
 )
-def test_a_route_takes_its_own_methods_and_no_page_the_others(
+def test_a_wrong_method_of_a_route_is_405_and_reaches_no_page(
     client: Client, method: str, path: str, allow: str
 ) -> None:
     answer = client.request(method, path, headers={"authorization": f"Bearer {TOKEN}"})
@@ -123,20 +123,20 @@ def test_a_route_takes_its_own_methods_and_no_page_the_others(
     assert "data" not in answer.text
 
 
-def test_the_pages_take_any_method_where_no_route_is(client: Client) -> None:
+def test_the_pages_accept_any_method_on_other_paths(client: Client) -> None:
     for path in ("/", "/timeline", "/v1/nothing"):
         answer = client.post(path, headers={"authorization": f"Bearer {TOKEN}"})
         assert answer.text == f"data of {path}"
 
 
-def test_no_page_describes_the_interface(client: Client) -> None:
+def test_fastapi_serves_no_documentation_pages(client: Client) -> None:
     # With the token, these fall through to the dashboard instead of FastAPI's own pages.
     for path in ("/docs", "/redoc", "/openapi.json"):
         answer = client.get(path, headers={"authorization": f"Bearer {TOKEN}"})
         assert answer.text == f"data of {path}"
 
 
-def test_health_and_readiness_are_two_questions() -> None:
+def test_health_and_readiness_are_separate() -> None:
     server = create_server(
         Access(port=8050, token=TOKEN), pages=pages, not_ready=lambda: "the tail of /x stopped"
     )
@@ -148,7 +148,7 @@ def test_health_and_readiness_are_two_questions() -> None:
     assert "/x" not in answer.text
 
 
-def test_signing_in_by_the_form_opens_the_page_that_was_asked_for(client: Client) -> None:
+def test_login_by_the_form_redirects_to_the_requested_page(client: Client) -> None:
     form = client.get("/login", params={"next": "/timeline?run=AR"})
     assert 'value="/timeline?run=AR"' in form.text
 
@@ -163,7 +163,7 @@ def test_signing_in_by_the_form_opens_the_page_that_was_asked_for(client: Client
     assert client.get("/timeline?run=AR").text == "data of /timeline"
 
 
-def test_signing_in_with_a_wrong_token_opens_nothing(client: Client) -> None:
+def test_login_with_an_invalid_token_fails(client: Client) -> None:
     answer = client.post("/login", data={"token": "wrong", "next": "/"})
 
     assert answer.status_code == 401
@@ -171,13 +171,13 @@ def test_signing_in_with_a_wrong_token_opens_nothing(client: Client) -> None:
     assert "changes at each start" in answer.text
 
 
-def test_the_login_page_shows_what_it_was_given_as_text(client: Client) -> None:
+def test_the_login_page_escapes_its_parameters(client: Client) -> None:
     answer = client.get("/login", params={"next": '/"><script>alert(1)</script>'})
 
     assert "<script>" not in answer.text
 
 
-def test_an_endless_login_form_is_not_read_to_its_end(client: Client) -> None:
+def test_an_endless_login_form_is_not_read_to_the_end(client: Client) -> None:
     answer = client.post("/login", content=b"token=" + TOKEN.encode() + b"&x=" + b"a" * 100_000)
 
     assert answer.status_code == 401
@@ -198,39 +198,39 @@ def server(refusals: Refusals) -> Iterator[Running]:
         yield served
 
 
-def test_a_body_as_long_as_it_may_be_comes_in_and_one_byte_more_does_not(
+def test_a_body_of_the_limit_is_accepted_and_one_byte_more_is_413(
     server: Running, refusals: Refusals
 ) -> None:
     for path, cap in ((b"/", DEFAULT_MAX_BYTES), (b"/wide/x", 3 * DEFAULT_MAX_BYTES)):
         for num_bytes, status in ((cap, b"200"), (cap + 1, b"413")):
-            with server.connect() as visitor:
+            with server.connect() as connection:
                 head = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
-                visitor.sendall(head % (path, num_bytes) + b"x" * num_bytes)
-                first = visitor.recv(12)
+                connection.sendall(head % (path, num_bytes) + b"x" * num_bytes)
+                first = connection.recv(12)
                 assert first == b"HTTP/1.1 " + status
     assert refusals.counts == {Refusal.BODY_TOO_LARGE: 2}
 
 
 @pytest.mark.parametrize("declared", [b"1099511627776", b"9" * 4000])
-def test_a_length_beyond_all_measure_is_answered_before_the_body_comes(
+def test_a_huge_content_length_is_refused_before_the_body_is_read(
     server: Running, declared: bytes
 ) -> None:
-    with server.connect() as visitor:
-        visitor.sendall(POST + b"content-length: " + declared + b"\r\n\r\n")
+    with server.connect() as connection:
+        connection.sendall(POST + b"content-length: " + declared + b"\r\n\r\n")
 
-        assert visitor.recv(4096)[:10] == b"HTTP/1.1 4"
+        assert connection.recv(4096)[:10] == b"HTTP/1.1 4"
 
 
-def test_a_body_in_pieces_without_an_end_is_answered_at_the_cap(
+def test_an_endless_chunked_body_is_refused_at_the_limit(
     server: Running, refusals: Refusals
 ) -> None:
-    with server.connect() as visitor:
-        visitor.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
+    with server.connect() as connection:
+        connection.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
         ended = threading.Event()
-        sender = threading.Thread(target=pour, args=(visitor, ended))
+        sender = threading.Thread(target=pour, args=(connection, ended))
         sender.start()
         # The answer is whole although the body never ends, and then the connection does.
-        answer = read_to_end(visitor)
+        answer = read_to_end(connection)
         ended.set()
         sender.join()
 
@@ -239,23 +239,23 @@ def test_a_body_in_pieces_without_an_end_is_answered_at_the_cap(
     assert refusals.counts == {Refusal.BODY_TOO_LARGE: 1}
 
 
-def test_two_lengths_or_a_length_and_pieces_are_no_http(server: Running) -> None:
-    for lies in (
+def test_two_lengths_or_a_length_and_chunks_are_refused(server: Running) -> None:
+    for lengths in (
         b"content-length: 3\r\ncontent-length: 5\r\n",
         b"content-length: -1\r\n",
         b"content-length: 0x10\r\n",
         b"content-length: 3\r\ntransfer-encoding: chunked\r\n",
         b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
     ):
-        with server.connect() as visitor:
+        with server.connect() as connection:
             # What stands behind would be the next request for whoever takes the length.
-            visitor.sendall(POST + lies + b"\r\n0\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n")
-            answer = read_to_end(visitor)
+            connection.sendall(POST + lengths + b"\r\n0\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            answer = read_to_end(connection)
             assert answer.startswith(b"HTTP/1.1 400")
             assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_who_hangs_up_in_the_middle_of_a_body_is_no_error(
+def test_a_disconnect_within_a_body_is_not_an_error(
     refusals: Refusals, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
@@ -268,14 +268,14 @@ def test_who_hangs_up_in_the_middle_of_a_body_is_no_error(
             ended.set()
 
     with running(BodyLimit(reader, refusals), limits=LARGE) as server:
-        with server.connect() as visitor:
-            visitor.sendall(POST + b"content-length: 9000\r\n\r\nab")
+        with server.connect() as connection:
+            connection.sendall(POST + b"content-length: 9000\r\n\r\nab")
             assert begun.wait(60)
         assert ended.wait(60)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-def test_a_page_that_reads_too_long_a_body_ends_and_the_next_is_answered(
+def test_a_page_whose_body_is_too_long_ends_and_the_next_request_is_answered(
     refusals: Refusals,
 ) -> None:
     def page(environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
@@ -286,31 +286,31 @@ def test_a_page_that_reads_too_long_a_body_ends_and_the_next_is_answered(
     application: Any = page  # a2wsgi types environments as its own dictionaries
     pages: Any = WSGIMiddleware(application, workers=1)
     with running(BodyLimit(pages, refusals), limits=LARGE) as server:
-        with server.connect() as visitor:
-            visitor.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
+        with server.connect() as connection:
+            connection.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
             ended = threading.Event()
-            sender = threading.Thread(target=pour, args=(visitor, ended))
+            sender = threading.Thread(target=pour, args=(connection, ended))
             sender.start()
-            assert read_to_end(visitor).startswith(b"HTTP/1.1 413")
+            assert read_to_end(connection).startswith(b"HTTP/1.1 413")
             ended.set()
             sender.join()
-        with server.connect() as visitor:
-            visitor.sendall(POST + b"content-length: 3\r\n\r\nabc")
-            assert answer_on(visitor) == b"3"
+        with server.connect() as connection:
+            connection.sendall(POST + b"content-length: 3\r\n\r\nabc")
+            assert answer_on(connection) == b"3"
 
 
-def pour(visitor: Any, ended: threading.Event) -> None:  # noqa: ANN401 -- a socket
+def pour(connection: Any, ended: threading.Event) -> None:  # noqa: ANN401 -- a socket
     """Send pieces of 64 KiB until cut off."""
     piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
     while not ended.is_set():
         try:
-            visitor.sendall(piece)
+            connection.sendall(piece)
         except OSError:
             return
 
 
 def client_of(store: Store, *, grant: Grant = FULL_GRANT) -> Client:
-    """Return a visitor whom the gate has let in with this grant."""
+    """Return a connection whom the gate has let in with this grant."""
     app = FastAPI()
     app.include_router(deletion_router(store, Deletions(store)))
 
@@ -321,7 +321,7 @@ def client_of(store: Store, *, grant: Grant = FULL_GRANT) -> Client:
     return Client(gate)
 
 
-def test_it_deletes_the_run_and_says_what_went(store: Store, run_id: str) -> None:
+def test_a_run_is_deleted_and_its_rows_are_counted(store: Store, run_id: str) -> None:
     store.insert_rows("runs", [{"run_id": run_id}])
     store.insert_rows("spans", [{"run_id": run_id, "row": 0}, {"run_id": run_id, "row": 1}])
 
@@ -334,7 +334,7 @@ def test_it_deletes_the_run_and_says_what_went(store: Store, run_id: str) -> Non
     assert Deletions(store).deleted_ns(run_id) == document["at_ns"]
 
 
-def test_a_run_of_which_only_spans_came_is_deleted_too(store: Store, run_id: str) -> None:
+def test_a_run_with_spans_only_is_deleted_too(store: Store, run_id: str) -> None:
     store.insert_rows("spans", [{"run_id": run_id, "row": 0}])
 
     answer = client_of(store).request("DELETE", f"/v1/runs?run_id={run_id}")
@@ -343,7 +343,7 @@ def test_a_run_of_which_only_spans_came_is_deleted_too(store: Store, run_id: str
     assert Deletions(store).is_deleted(run_id)
 
 
-def test_to_ask_again_is_no_error(store: Store, run_id: str) -> None:
+def test_deleting_a_run_again_is_not_an_error(store: Store, run_id: str) -> None:
     store.insert_rows("runs", [{"run_id": run_id}])
     client = client_of(store)
     first = client.request("DELETE", f"/v1/runs?run_id={run_id}").json()
@@ -356,9 +356,9 @@ def test_to_ask_again_is_no_error(store: Store, run_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("query", "status"),
-    [("run_id=nobody", 404), ("run_id=a%20b", 400), ("run_id=", 400), ("", 422)],
+    [("run_id=unknown", 404), ("run_id=a%20b", 400), ("run_id=", 400), ("", 422)],
 )
-def test_what_is_no_run_of_the_store_is_refused(store: Store, query: str, status: int) -> None:
+def test_an_unknown_or_invalid_run_is_refused(store: Store, query: str, status: int) -> None:
     answer = client_of(store).request("DELETE", f"/v1/runs?{query}")
 
     assert answer.status_code == status
@@ -374,5 +374,5 @@ def test_a_token_for_other_runs_deletes_nothing(store: Store, run_id: str) -> No
     assert not Deletions(store).is_deleted(run_id)
 
 
-def test_only_an_admin_may_ask() -> None:
+def test_only_an_admin_may_delete() -> None:
     assert find_rule("DELETE", "/v1/runs").role is Role.ADMIN

@@ -9,9 +9,9 @@ import pytest
 
 from rankscope.collector.http.connection import Window
 from rankscope.collector.http.refusals import Refusal
-from tests.support.collector.running_edge import (
-    PATIENCE_S,
-    PATIENT,
+from tests.support.collector.running_server import (
+    GENEROUS,
+    TIMEOUT_S,
     Running,
     answer_on,
     echo,
@@ -21,10 +21,10 @@ from tests.support.collector.running_edge import (
 )
 
 POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
-QUICK_HEADERS = replace(PATIENT, header_s=1.0)
+QUICK_HEADERS = replace(GENEROUS, header_s=1.0)
 
 
-def test_a_header_that_never_ends_is_cut_off_however_steadily_it_comes() -> None:
+def test_a_connection_with_an_endless_header_is_closed() -> None:
     with running(limits=QUICK_HEADERS) as server, server.connect() as slow:
         # WHEN a header comes letter by letter, each long before any single deadline
         slow.sendall(b"GET / HTTP/1.1\r\n")
@@ -39,38 +39,38 @@ def test_a_header_that_never_ends_is_cut_off_however_steadily_it_comes() -> None
         assert server.get().endswith(b"0")
 
 
-def test_a_connection_that_says_nothing_is_cut_off() -> None:
+def test_a_connection_without_a_request_is_closed() -> None:
     with running(limits=QUICK_HEADERS) as server, server.connect() as silent:
         assert read_to_end(silent) == b""
         assert server.refusals.counts == {Refusal.SLOW_HEADER: 1}
 
 
 def test_the_second_header_of_a_connection_has_the_same_deadline() -> None:
-    with running(limits=QUICK_HEADERS) as server, server.connect() as visitor:
-        visitor.sendall(POST + b"content-length: 2\r\n\r\nab")
-        assert answer_on(visitor) == b"2"
-        visitor.sendall(b"GET / HT")
+    with running(limits=QUICK_HEADERS) as server, server.connect() as client:
+        client.sendall(POST + b"content-length: 2\r\n\r\nab")
+        assert answer_on(client) == b"2"
+        client.sendall(b"GET / HT")
 
-        assert read_to_end(visitor) == b""
+        assert read_to_end(client) == b""
         server.wait_for(Refusal.SLOW_HEADER)
 
 
-def test_a_connection_at_rest_between_two_requests_is_not_slow() -> None:
-    with running(limits=QUICK_HEADERS) as server, server.connect() as visitor:
-        visitor.sendall(POST + b"content-length: 2\r\n\r\nab")
-        assert answer_on(visitor) == b"2"
+def test_an_idle_connection_between_two_requests_is_not_slow() -> None:
+    with running(limits=QUICK_HEADERS) as server, server.connect() as client:
+        client.sendall(POST + b"content-length: 2\r\n\r\nab")
+        assert answer_on(client) == b"2"
         with server.connect() as silent:  # a whole header deadline goes by
             assert read_to_end(silent) == b""
-        visitor.sendall(POST + b"content-length: 3\r\n\r\nabc")
+        client.sendall(POST + b"content-length: 3\r\n\r\nabc")
 
-        assert answer_on(visitor) == b"3"
+        assert answer_on(client) == b"3"
 
 
 @pytest.mark.parametrize(
     "framing", [b"content-length: 1000000\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n"]
 )
-def test_a_body_that_trickles_is_cut_off(framing: bytes) -> None:
-    with running(limits=replace(PATIENT, body_window_s=0.3)) as server, server.connect() as slow:
+def test_a_connection_with_a_slow_body_is_closed(framing: bytes) -> None:
+    with running(limits=replace(GENEROUS, body_window_s=0.3)) as server, server.connect() as slow:
         slow.sendall(POST + framing)
         ended = threading.Event()
         piece = b"1\r\nx\r\n" if b"chunked" in framing else b"x"
@@ -82,8 +82,8 @@ def test_a_body_that_trickles_is_cut_off(framing: bytes) -> None:
         server.wait_for(Refusal.SLOW_BODY)
 
 
-def test_a_visitor_who_takes_no_answer_is_cut_off() -> None:
-    with running(limits=replace(PATIENT, reader_window_s=0.3)) as server, server.connect() as slow:
+def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
+    with running(limits=replace(GENEROUS, reader_window_s=0.3)) as server, server.connect() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n")
 
@@ -92,55 +92,55 @@ def test_a_visitor_who_takes_no_answer_is_cut_off() -> None:
         assert len(read_to_end(slow)) < 2**23
 
 
-def test_an_answer_that_is_taken_is_whole_however_large() -> None:
-    with running() as server, server.connect() as visitor:
-        visitor.sendall(b"GET /large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+def test_a_large_answer_that_is_read_is_complete() -> None:
+    with running() as server, server.connect() as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
 
-        assert len(read_to_end(visitor)) > 2**23
+        assert len(read_to_end(client)) > 2**23
 
 
-def test_the_rest_of_a_body_that_was_answered_early_is_not_taken_for_ever() -> None:
-    with running(limits=replace(PATIENT, linger_s=0.3)) as server, server.connect() as visitor:
-        visitor.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+def test_the_rest_of_an_answered_body_is_not_read_forever() -> None:
+    with running(limits=replace(GENEROUS, linger_s=0.3)) as server, server.connect() as client:
+        client.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
         # The answer is there before the body is, and the body goes on without an end.
-        assert answer_on(visitor) == b"0"
+        assert answer_on(client) == b"0"
         ended = threading.Event()
-        sender = threading.Thread(target=trickle, args=(visitor, b"5\r\nhello\r\n", ended))
+        sender = threading.Thread(target=trickle, args=(client, b"5\r\nhello\r\n", ended))
         sender.start()
-        assert read_to_end(visitor) == b""
+        assert read_to_end(client) == b""
         ended.set()
         sender.join()
         assert not server.refusals.counts
 
 
 def test_a_short_rest_of_an_answered_body_leaves_the_connection_open() -> None:
-    with running() as server, server.connect() as visitor:
-        visitor.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nab")
-        assert answer_on(visitor) == b"0"
-        visitor.sendall(b"cd" + POST + b"content-length: 3\r\n\r\nabc")
+    with running() as server, server.connect() as client:
+        client.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nab")
+        assert answer_on(client) == b"0"
+        client.sendall(b"cd" + POST + b"content-length: 3\r\n\r\nabc")
 
-        assert answer_on(visitor) == b"3"
+        assert answer_on(client) == b"3"
 
 
 @pytest.mark.parametrize(
     "text",
     [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n"],
 )
-def test_what_is_no_http_is_refused_and_counted(text: bytes) -> None:
-    with running() as server, server.connect() as visitor:
-        visitor.sendall(text + b"\r\n\r\n")
+def test_invalid_http_is_refused_and_counted(text: bytes) -> None:
+    with running() as server, server.connect() as client:
+        client.sendall(text + b"\r\n\r\n")
 
-        assert read_to_end(visitor).startswith(b"HTTP/1.1 400")
+        assert read_to_end(client).startswith(b"HTTP/1.1 400")
         assert server.refusals.counts == {Refusal.BAD_HTTP: 1}
 
 
 def test_a_header_of_a_megabyte_is_refused() -> None:
-    with running() as server, server.connect() as visitor:
+    with running() as server, server.connect() as client:
         sender = threading.Thread(
-            target=send_all, args=(visitor, b"GET / HTTP/1.1\r\na: " + b"b" * 2**20)
+            target=send_all, args=(client, b"GET / HTTP/1.1\r\na: " + b"b" * 2**20)
         )
         sender.start()
-        answer = read_to_end(visitor)  # a reset may overtake it
+        answer = read_to_end(client)  # a reset may overtake it
         sender.join()
 
         assert not answer.startswith(b"HTTP/1.1 2")
@@ -154,11 +154,11 @@ def test_a_header_of_a_megabyte_is_refused() -> None:
         b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 17_000 + b"\r\n",
     ],
 )
-def test_a_header_that_is_too_long_is_refused_though_it_comes_at_once(text: bytes) -> None:
-    with running() as server, server.connect() as visitor:
-        sender = threading.Thread(target=send_all, args=(visitor, text))
+def test_a_long_header_is_refused_even_in_one_piece(text: bytes) -> None:
+    with running() as server, server.connect() as client:
+        sender = threading.Thread(target=send_all, args=(client, text))
         sender.start()
-        answer = read_to_end(visitor)  # a reset may overtake it
+        answer = read_to_end(client)  # a reset may overtake it
         sender.join()
 
         assert not answer.startswith(b"HTTP/1.1 2")
@@ -166,9 +166,9 @@ def test_a_header_that_is_too_long_is_refused_though_it_comes_at_once(text: byte
 
 
 @pytest.mark.alone
-def test_300_slow_visitors_do_not_slow_the_others_down() -> None:
+def test_300_slow_clients_do_not_slow_down_the_others() -> None:
     ratios: list[float] = []
-    with running(limits=replace(PATIENT, sweep_s=0.05)) as server:
+    with running(limits=replace(GENEROUS, sweep_s=0.05)) as server:
         # Another program may take the machine in any one round: the best of them tells.
         while len(ratios) < 10 and min(ratios, default=2.0) > 1.5:
             # GIVEN how long requests take alone
@@ -176,13 +176,13 @@ def test_300_slow_visitors_do_not_slow_the_others_down() -> None:
             alone_s = timed(server)
             # WHEN 300 connections hold half a header and 100 half a body
             slow = [server.connect(source=f"127.0.0.{2 + number % 8}") for number in range(400)]
-            for number, visitor in enumerate(slow):
+            for number, client in enumerate(slow):
                 half_body = POST + b"content-length: 9000\r\n\r\nab"
-                visitor.sendall(b"GET / HT" if number % 4 else half_body)
+                client.sendall(b"GET / HT" if number % 4 else half_body)
             wait_until(lambda: server.server.num_connections == 400)
             beside_s = timed(server)
-            for visitor in slow:
-                visitor.close()
+            for client in slow:
+                client.close()
             ratios.append(beside_s / (alone_s + 0.003))
 
     # THEN the others wait no longer, but for noise
@@ -199,32 +199,32 @@ def timed(server: Running) -> float:
     return sorted(found)[20]
 
 
-def trickle(visitor: socket.socket, piece: bytes, ended: threading.Event) -> None:
-    """Send a piece again and again until told to end or cut off."""
+def trickle(client: socket.socket, piece: bytes, ended: threading.Event) -> None:
+    """Send a piece again and again until the event or the connection ends."""
     while not ended.wait(0.02):
         try:
-            visitor.sendall(piece)
+            client.sendall(piece)
         except OSError:
             return
 
 
-def send_all(visitor: socket.socket, data: bytes) -> None:
-    """Send, whether or not anybody takes it."""
+def send_all(client: socket.socket, data: bytes) -> None:
+    """Send, even if the server does not read it."""
     try:
-        visitor.sendall(data)
+        client.sendall(data)
     except OSError:
         return
 
 
 def test_the_test_application_counts_bodies() -> None:
-    with running(echo) as server, server.connect() as visitor:
-        visitor.settimeout(PATIENCE_S)
-        visitor.sendall(POST + b"content-length: 100000\r\n\r\n" + b"x" * 100_000)
+    with running(echo) as server, server.connect() as client:
+        client.settimeout(TIMEOUT_S)
+        client.sendall(POST + b"content-length: 100000\r\n\r\n" + b"x" * 100_000)
 
-        assert answer_on(visitor) == b"100000"
+        assert answer_on(client) == b"100000"
 
 
-def test_a_stretch_with_too_little_is_told_at_its_end_and_not_before() -> None:
+def test_a_window_below_the_minimum_is_reported_at_its_end() -> None:
     window = Window(10.0)
 
     # 10 bytes a second for 10 s are 100 bytes.
@@ -233,7 +233,7 @@ def test_a_stretch_with_too_little_is_told_at_its_end_and_not_before() -> None:
     assert window.is_below(10, 10.0, total=5099, is_due=True)
 
 
-def test_each_stretch_counts_for_itself() -> None:
+def test_each_window_counts_alone() -> None:
     window = Window(10.0)
     window.is_below(10, 0.0, total=0, is_due=True)
 
@@ -242,7 +242,7 @@ def test_each_stretch_counts_for_itself() -> None:
     assert window.is_below(10, 30.0, total=1_000_199, is_due=True)
 
 
-def test_time_in_which_nothing_is_due_does_not_count() -> None:
+def test_time_in_which_no_bytes_are_due_does_not_count() -> None:
     window = Window(10.0)
     window.is_below(10, 0.0, total=0, is_due=True)
     window.is_below(10, 9.0, total=0, is_due=False)

@@ -46,11 +46,11 @@ def engine(store: Store) -> Iterator[QueryEngine]:
 
 
 SORTS = ["own", "admin", "ingest", "read", "expired", "unknown", "none"]
-STRANGERS = {"expired", "unknown", "none"}
+INVALID = {"expired", "unknown", "none"}
 
 
 def tokens(folder: Path) -> tuple[TokenFile, dict[str, str]]:
-    """Return a book, and what each sort of visitor shows; nobody shows the empty one."""
+    """Return a file of tokens, and the token of each kind of client; "" for none."""
     roles = {"admin": Role.ADMIN, "ingest": Role.INGEST, "read": Role.READ, "expired": Role.ADMIN}
     made = {
         sort: make_token(
@@ -70,7 +70,7 @@ def tokens(folder: Path) -> tuple[TokenFile, dict[str, str]]:
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_no_request_of_any_form_is_an_error_of_ours(
+def test_no_generated_request_causes_a_server_error(
     store: Store, engine: QueryEngine, tmp_path: Path, sort: str
 ) -> None:
     book, made = tokens(tmp_path)
@@ -109,7 +109,7 @@ def test_no_request_of_any_form_is_an_error_of_ours(
                 assert answer.status_code < 500 or answer.status_code == 503
                 if sort == "own" and case.path.startswith("/v1/rows/"):
                     assert answer.status_code == 200, answer.text  # as described is as taken
-                if sort in STRANGERS and case.path not in {"/healthz", "/readyz"}:
+                if sort in INVALID and case.path not in {"/healthz", "/readyz"}:
                     assert answer.status_code in {401, 429}
 
             ask()

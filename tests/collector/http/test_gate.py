@@ -42,7 +42,7 @@ def signed_in(client: Client) -> Client:
 @pytest.mark.parametrize(
     "path", ["/", "/runs", "/_dash-layout", "/unknown/deep", "/docs", "/LOGIN"]
 )
-def test_without_proof_a_path_is_refused(client: Client, path: str) -> None:
+def test_a_path_without_credentials_is_refused(client: Client, path: str) -> None:
     answer = client.get(path)
 
     assert answer.status_code == 401
@@ -60,7 +60,7 @@ def test_without_proof_a_path_is_refused(client: Client, path: str) -> None:
         "/_dash-component-suites/dash/deps/react.js",
     ],
 )
-def test_probes_login_and_static_files_answer_without_proof(client: Client, path: str) -> None:
+def test_probes_login_and_static_files_need_no_credentials(client: Client, path: str) -> None:
     assert client.get(path).text == f"saw {path}"
 
 
@@ -76,7 +76,7 @@ def test_probes_login_and_static_files_answer_without_proof(client: Client, path
         "/assets",
     ],
 )
-def test_an_open_path_is_no_way_round_the_gate(client: Client, path: str) -> None:
+def test_open_paths_cannot_be_used_to_bypass_the_gate(client: Client, path: str) -> None:
     assert client.get(path).status_code == 401
 
 
@@ -84,21 +84,21 @@ def test_static_files_are_read_only(client: Client) -> None:
     assert client.post("/assets/app.css").status_code == 401
 
 
-def test_a_browser_that_opens_a_page_is_sent_to_the_login_and_back(client: Client) -> None:
+def test_a_browser_is_redirected_to_the_login_and_back(client: Client) -> None:
     answer = client.get("/timeline?run=AR&step=3", headers=BROWSER)
 
     assert answer.status_code == 303
     assert answer.headers["location"] == "/login?next=%2Ftimeline%3Frun%3DAR%26step%3D3"
 
 
-def test_a_bearer_token_is_let_through(client: Client) -> None:
+def test_a_valid_bearer_token_is_accepted(client: Client) -> None:
     assert client.get("/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "value", ["Bearer wrong", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "Bearer ünïcode", ""]
 )
-def test_a_malformed_or_wrong_bearer_is_refused(client: Client, value: str) -> None:
+def test_a_malformed_or_invalid_bearer_token_is_refused(client: Client, value: str) -> None:
     answer = client.get("/runs", headers={"authorization": value.encode("latin-1")})
 
     assert answer.status_code == 401
@@ -108,7 +108,7 @@ def basic(password: str, *, user: str = "anyone") -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_a_clickhouse_client_shows_the_token_as_its_password(client: Client) -> None:
+def test_a_clickhouse_client_sends_the_token_as_its_password(client: Client) -> None:
     for headers in (
         {"authorization": basic(TOKEN)},
         {"authorization": basic(TOKEN, user="")},
@@ -130,17 +130,17 @@ def test_a_clickhouse_client_shows_the_token_as_its_password(client: Client) -> 
         {"x-clickhouse-user": TOKEN},
     ],
 )
-def test_a_wrong_password_opens_nothing(client: Client, headers: dict[str, str]) -> None:
+def test_an_invalid_password_is_refused(client: Client, headers: dict[str, str]) -> None:
     assert client.get("/runs", headers=headers).status_code == 401
 
 
-def test_a_browser_that_holds_a_password_does_not_post_for_other_sites(client: Client) -> None:
+def test_a_post_of_another_site_with_a_stored_password_is_refused(client: Client) -> None:
     headers = {"authorization": basic(TOKEN), "origin": "http://evil.example"}
 
     assert client.post("/", headers=headers).status_code == 403
 
 
-def test_the_token_in_the_url_becomes_a_session_and_leaves_the_url(client: Client) -> None:
+def test_a_token_in_the_url_opens_a_session_and_is_removed_from_the_url(client: Client) -> None:
     answer = client.get("/timeline", params={"run": "AR", "token": TOKEN, "step": "3"})
 
     assert answer.status_code == 303
@@ -152,28 +152,28 @@ def test_the_token_in_the_url_becomes_a_session_and_leaves_the_url(client: Clien
     assert client.get("/timeline?run=AR&step=3").status_code == 200
 
 
-def test_the_token_in_the_url_never_leads_to_another_host(client: Client) -> None:
+def test_a_token_in_the_url_never_redirects_to_another_host(client: Client) -> None:
     # Asked for "//evil.example/", a redirect to the same path would leave this server.
     answer = client.get(f"{BASE}//evil.example/?token={TOKEN}")
 
     assert answer.headers["location"] == "/evil.example/"
 
 
-def test_a_wrong_token_in_the_url_opens_nothing(client: Client) -> None:
+def test_an_invalid_token_in_the_url_is_refused(client: Client) -> None:
     answer = client.get("/", params={"token": TOKEN + "x"})
 
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
 
 
-def test_a_made_up_session_opens_nothing(client: Client) -> None:
+def test_an_invented_session_is_refused(client: Client) -> None:
     answer = client.get("/", headers={"cookie": f"rankscope_session_8050={TOKEN}"})
 
     assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("cookie", ["=", "a b;c", 'rankscope_session_8050="', "\x7f"])
-def test_a_broken_cookie_is_refused_and_not_an_error(client: Client, cookie: str) -> None:
+def test_an_invalid_cookie_is_refused_without_an_error(client: Client, cookie: str) -> None:
     assert client.get("/", headers={"cookie": cookie}).status_code == 401
 
 
@@ -182,7 +182,7 @@ def post(client: Client, **headers: str) -> Response:
     return client.post("/_dash-update-component", headers=named)
 
 
-def test_a_post_from_our_own_page_is_let_through(client: Client) -> None:
+def test_a_post_from_our_own_page_is_accepted(client: Client) -> None:
     assert post(signed_in(client), origin=BASE).status_code == 200
     assert post(signed_in(client), sec_fetch_site="same-origin").status_code == 200
 
@@ -226,14 +226,14 @@ def test_a_login_sent_by_another_site_is_forbidden(client: Client) -> None:
         "127.0.0.1/evil", "127.0.0.1:80x", "127.0.0.1:-1", "localhost.", "127.0.0.1, evil.example",
     ],
 )  # fmt: skip
-def test_a_rebound_host_name_is_refused_even_with_the_token(client: Client, host: str) -> None:
+def test_a_rebound_host_name_is_refused_even_with_a_token(client: Client, host: str) -> None:
     answer = client.get("/", headers={"host": host, "authorization": f"Bearer {TOKEN}"})
 
     assert answer.status_code == 400
 
 
 @pytest.mark.parametrize("host", ["localhost:8050", "127.0.0.1", "[::1]:8050", "LocalHost:9000"])
-def test_loopback_names_are_let_in_on_any_port(client: Client, host: str) -> None:
+def test_loopback_names_are_accepted_on_any_port(client: Client, host: str) -> None:
     # An ssh tunnel changes the port.
     assert client.get("/healthz", headers={"host": host}).status_code == 200
 
@@ -255,7 +255,7 @@ def test_web_sockets_are_refused(access: Access) -> None:
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
-def test_every_answer_carries_the_security_headers(client: Client) -> None:
+def test_every_answer_has_the_security_headers(client: Client) -> None:
     for path in ("/healthz", "/", "/assets/app.js"):
         headers = client.get(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
@@ -265,7 +265,7 @@ def test_every_answer_carries_the_security_headers(client: Client) -> None:
     assert client.get("/").headers["cache-control"] == "no-store"
 
 
-def test_the_login_page_runs_no_script_whatever_the_pages_may(access: Access) -> None:
+def test_the_login_page_forbids_scripts_even_if_pages_allow_them(access: Access) -> None:
     client = Client(AccessGate(everything, access, policy="script-src 'self'"))
 
     assert client.get("/").headers["content-security-policy"] == "script-src 'self'"
@@ -273,7 +273,7 @@ def test_the_login_page_runs_no_script_whatever_the_pages_may(access: Access) ->
     assert "form-action 'self'" in client.get("/login").headers["content-security-policy"]
 
 
-def test_tokens_are_made_anew_and_never_shown() -> None:
+def test_own_tokens_are_random_and_not_in_their_repr() -> None:
     first, second = Access(port=1), Access(port=1)
     assert first.token != second.token
     assert len(first.token) >= 43  # 32 random bytes in base64
@@ -292,5 +292,5 @@ def test_tokens_are_made_anew_and_never_shown() -> None:
         ("", "/"),
     ],
 )
-def test_the_login_returns_to_paths_of_this_server_only(url: str, safe: str) -> None:
+def test_the_login_redirects_to_paths_of_this_server_only(url: str, safe: str) -> None:
     assert safe_next(url) == safe

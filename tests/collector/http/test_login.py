@@ -59,7 +59,7 @@ def log_in(client: Client, token: str = TOKEN) -> str | None:
     )
 
 
-def test_a_session_is_never_one_that_the_browser_brought(client: Client, access: Access) -> None:
+def test_a_session_is_never_chosen_by_the_browser(client: Client, access: Access) -> None:
     # GIVEN a cookie that somebody planted, WHEN its victim logs in
     planted = {"cookie": f"{COOKIE}=planted", **OURS}
     answer = client.post("/login", data={"token": TOKEN}, headers=planted)
@@ -71,7 +71,7 @@ def test_a_session_is_never_one_that_the_browser_brought(client: Client, access:
     assert not access.sessions.is_open("planted")
 
 
-def test_logging_in_again_ends_the_session_before(client: Client, access: Access) -> None:
+def test_a_new_login_ends_the_previous_session(client: Client, access: Access) -> None:
     first = log_in(client)
     second = log_in(client)
 
@@ -81,7 +81,7 @@ def test_logging_in_again_ends_the_session_before(client: Client, access: Access
     assert access.sessions.is_open(second)
 
 
-def test_a_cookie_that_was_stolen_is_worthless_after_the_logout(client: Client) -> None:
+def test_a_stolen_cookie_is_invalid_after_the_logout(client: Client) -> None:
     stolen = {"cookie": f"{COOKIE}={log_in(client)}"}
     thief = Client(client.app)
     assert thief.get("/", headers=stolen).status_code == 200
@@ -94,7 +94,7 @@ def test_a_cookie_that_was_stolen_is_worthless_after_the_logout(client: Client) 
     assert client.get("/").status_code == 401
 
 
-def test_another_sites_page_logs_nobody_out(client: Client) -> None:
+def test_a_page_of_another_site_cannot_log_a_user_out(client: Client) -> None:
     log_in(client)
 
     for headers in ({}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
@@ -102,14 +102,14 @@ def test_another_sites_page_logs_nobody_out(client: Client) -> None:
     assert client.get("/").status_code == 200
 
 
-def test_who_is_in_finds_the_way_out_on_the_login_page(client: Client) -> None:
+def test_the_login_page_offers_the_logout_to_signed_in_users(client: Client) -> None:
     assert "Sign out" not in client.get("/login").text
     log_in(client)
     assert 'action="/logout"' in client.get("/login").text
 
 
 @pytest.mark.parametrize(("base", "is_secure"), [(BASE, False), ("https://127.0.0.1:8050", True)])
-def test_the_cookie_is_for_http_alone_and_under_tls_for_tls_alone(
+def test_the_cookie_is_http_only_and_secure_under_tls(
     client: Client, base: str, *, is_secure: bool
 ) -> None:
     by_form = client.post(f"{base}/login", data={"token": TOKEN}, headers={"origin": base})
@@ -124,14 +124,14 @@ def test_the_cookie_is_for_http_alone_and_under_tls_for_tls_alone(
         assert bool(cookie["secure"]) is is_secure
 
 
-def test_under_tls_the_plain_page_of_the_same_name_is_foreign(client: Client) -> None:
+def test_under_tls_a_plain_http_origin_of_the_same_name_is_foreign(client: Client) -> None:
     secure = "https://127.0.0.1:8050"
     headers = {"origin": BASE}
 
     assert client.post(f"{secure}/login", data={"token": TOKEN}, headers=headers).status_code == 403
 
 
-def test_a_thousand_wrong_tokens_are_refused_unheard_after_the_tenth(
+def test_a_thousand_invalid_logins_are_not_compared_after_the_tenth(
     client: Client, clock: FakeClock, refusals: Refusals
 ) -> None:
     statuses = [
@@ -150,7 +150,7 @@ def test_a_thousand_wrong_tokens_are_refused_unheard_after_the_tenth(
     assert log_in(client) is not None
 
 
-def test_wrong_tokens_in_a_header_are_held_up_and_a_right_one_never(client: Client) -> None:
+def test_invalid_tokens_in_a_header_are_throttled_and_a_valid_one_never(client: Client) -> None:
     wrong = [
         client.get("/", headers={"authorization": f"Bearer guess-{number}"}).status_code
         for number in range(103)
@@ -162,17 +162,17 @@ def test_wrong_tokens_in_a_header_are_held_up_and_a_right_one_never(client: Clie
     assert client.get("/").status_code == 401
 
 
-def test_why_it_is_not_ready_is_told_to_those_who_may_read(client: Client) -> None:
+def test_the_reason_for_not_being_ready_is_shown_to_readers_only(client: Client) -> None:
     assert client.get("/readyz").text == "not ready\n"
     assert client.get("/readyz", headers={"authorization": "Bearer wrong"}).text == "not ready\n"
-    told = client.get("/readyz", headers={"authorization": f"Bearer {TOKEN}"})
+    answer = client.get("/readyz", headers={"authorization": f"Bearer {TOKEN}"})
 
-    assert (told.status_code, told.text) == (503, "not ready: /secret/folder\n")
+    assert (answer.status_code, answer.text) == (503, "not ready: /secret/folder\n")
     log_in(client)
     assert "/secret/folder" in client.get("/readyz").text
 
 
-def test_names_of_the_server_are_let_in_and_no_others(access: Access) -> None:
+def test_only_declared_host_names_are_accepted(access: Access) -> None:
     server = create_server(
         access, pages=pages, not_ready=lambda: None, names=frozenset({"scope.example"})
     )

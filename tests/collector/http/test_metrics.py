@@ -59,7 +59,7 @@ def test_requests_are_counted_by_route_method_and_status(client: Client) -> None
     assert ("process_open_fds", ()) in found
 
 
-def test_whatever_is_asked_for_there_are_few_series(client: Client) -> None:
+def test_the_number_of_series_is_bounded_for_any_requests(client: Client) -> None:
     before = len(scraped(client))
     for number in range(60):
         client.get(f"/run/r{number}", headers=BEARER)
@@ -84,11 +84,11 @@ def test_whatever_is_asked_for_there_are_few_series(client: Client) -> None:
         ("", "pages"),
     ],
 )
-def test_a_path_has_one_of_few_names(path: str, route: str) -> None:
+def test_a_path_has_one_of_few_labels(path: str, route: str) -> None:
     assert route_of(path) == route
 
 
-def test_figures_of_others_are_read_at_each_scrape(client: Client, metrics: Metrics) -> None:
+def test_readers_are_called_at_each_scrape(client: Client, metrics: Metrics) -> None:
     cuts = {"stored": 1.0}
 
     def read() -> Iterator[Reading]:
@@ -104,5 +104,5 @@ def test_figures_of_others_are_read_at_each_scrape(client: Client, metrics: Metr
     assert found["rankscope_up", ()] == 1
 
 
-def test_figures_are_for_those_who_may_read(client: Client) -> None:
+def test_metrics_are_for_readers_only(client: Client) -> None:
     assert client.get("/metrics").status_code == 401

@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
 
 
-class Listener:
+class EventLog:
     def __init__(self) -> None:
-        self.heard: list[dict[str, object]] = []
+        self.events: list[dict[str, object]] = []
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
-        self.heard.append({"event": event, **fields})
+        self.events.append({"event": event, **fields})
 
 
 @pytest.fixture
-def listener() -> Listener:
-    return Listener()
+def event_log() -> EventLog:
+    return EventLog()
 
 
 @pytest.fixture
-def refusals(listener: Listener, clock: FakeClock) -> Refusals:
-    return Refusals(listener, monotonic_ns=clock)
+def refusals(event_log: EventLog, clock: FakeClock) -> Refusals:
+    return Refusals(event_log, monotonic_ns=clock)
 
 
-def test_the_first_of_a_minute_is_told_and_all_are_counted(
-    refusals: Refusals, listener: Listener, clock: FakeClock
+def test_one_refusal_per_minute_is_logged_and_all_are_counted(
+    refusals: Refusals, event_log: EventLog, clock: FakeClock
 ) -> None:
     for _ in range(1000):
         refusals.note(Refusal.NO_TOKEN, client="10.0.0.7", path="/v1/spans", status=401)
@@ -39,25 +39,25 @@ def test_the_first_of_a_minute_is_told_and_all_are_counted(
     refusals.note(Refusal.SLOW_BODY, client="10.0.0.7")
 
     assert refusals.counts == {Refusal.NO_TOKEN: 1001, Refusal.SLOW_BODY: 1}
-    told = {"event": "refused", "reason": "no-token", "visitor": "10.0.0.7", "status": 401}
-    assert listener.heard == [
-        {**told, "path": "/v1/spans"},
-        {**told, "visitor": "10.0.0.8"},
+    line = {"event": "refused", "reason": "no-token", "visitor": "10.0.0.7", "status": 401}
+    assert event_log.events == [
+        {**line, "path": "/v1/spans"},
+        {**line, "visitor": "10.0.0.8"},
         {"event": "refused", "reason": "slow-body", "visitor": "10.0.0.7"},
     ]
-    # A minute later the next one says how many were not told.
+    # A minute later the next one says how many were not logged.
     clock.advance_s(60)
     refusals.note(Refusal.NO_TOKEN, client="10.0.0.7", status=401)
-    assert listener.heard[-1] == {**told, "more_since_last": 999}
+    assert event_log.events[-1] == {**line, "more_since_last": 999}
 
 
-def test_a_long_path_is_cut(refusals: Refusals, listener: Listener) -> None:
+def test_a_long_path_is_cut(refusals: Refusals, event_log: EventLog) -> None:
     refusals.note(Refusal.NO_TOKEN, client="a", path="/" + "x" * 30_000)
 
-    assert len(str(listener.heard[0]["path"])) == 200
+    assert len(str(event_log.events[0]["path"])) == 200
 
 
-def test_it_remembers_so_many_visitors_and_no_more(refusals: Refusals) -> None:
+def test_the_number_of_remembered_clients_is_bounded(refusals: Refusals) -> None:
     for number in range(MAX_LOGGED + 500):
         refusals.note(Refusal.NO_TOKEN, client=str(number))
 

@@ -48,7 +48,7 @@ MAY = {
     ("POST", "/"): READERS,
     ("POST", "/_dash-update-component"): READERS,
     ("GET", "/run/{run}"): READERS,
-    ("PATCH", "/v1/never-heard-of"): TRUSTED,
+    ("PATCH", "/v1/unknown-route"): TRUSTED,
 }
 """Everybody else with a live token gets 403, and without one 401."""
 
@@ -110,7 +110,7 @@ def test_every_route_of_the_server_is_in_the_table() -> None:
     assert all(("GET", path) in MAY for _, path in heads - open_ones)
 
 
-def test_each_sort_of_token_comes_as_far_as_the_table_says(
+def test_each_kind_of_token_has_the_rights_in_the_table(
     tmp_path: Path, tokens: dict[str, str]
 ) -> None:
     book = TokenFile(tmp_path / "tokens.json", unix_ns=lambda: NOW_NS)
@@ -152,7 +152,7 @@ def test_without_a_token_no_route_answers_by_any_method(method: str) -> None:
         "/_dash-component-suites/..%5c..%5cmetrics",
     ],
 )
-def test_no_spelling_of_a_path_leads_round_the_gate(path: str) -> None:
+def test_no_spelling_of_a_path_bypasses_the_gate(path: str) -> None:
     client = Client(AccessGate(anything, Access(port=8050, token=OWN)))
 
     assert client.get(f"http://127.0.0.1:8050{path}").status_code == 401

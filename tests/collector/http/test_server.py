@@ -12,10 +12,10 @@ from rankscope.collector.http.limits import ConnectionLimits, fit_connections
 from rankscope.collector.http.refusals import Refusal, Refusals
 from rankscope.collector.http.requests import client_key
 from rankscope.collector.http.server import Acceptor
-from tests.support.collector.running_edge import (
-    PATIENCE_S,
-    PATIENT,
-    Visitors,
+from tests.support.collector.running_server import (
+    GENEROUS,
+    TIMEOUT_S,
+    Clients,
     answer_on,
     read_to_end,
     running,
@@ -25,8 +25,8 @@ from tests.support.collector.running_edge import (
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-def test_one_address_holds_so_many_connections_and_no_more() -> None:
-    with running(limits=replace(PATIENT, max_connections_per_address=3)) as server:
+def test_connections_of_one_address_are_limited() -> None:
+    with running(limits=replace(GENEROUS, max_connections_per_address=3)) as server:
         held = [server.connect(source="127.0.0.2") for _ in range(3)]
         wait_until(lambda: server.server.num_connections == 3)
 
@@ -40,14 +40,14 @@ def test_one_address_holds_so_many_connections_and_no_more() -> None:
         held.pop().close()
         wait_until(lambda: server.server.num_connections == 2)
         assert server.get(source="127.0.0.2").endswith(b"0")
-        for visitor in held:
-            visitor.sendall(REQUEST)
-            assert answer_on(visitor) == b"0"
-            visitor.close()
+        for client in held:
+            client.sendall(REQUEST)
+            assert answer_on(client) == b"0"
+            client.close()
 
 
-def test_all_together_hold_so_many_and_the_oldest_are_kept() -> None:
-    with running(limits=replace(PATIENT, max_connections=4)) as server:
+def test_all_connections_are_limited_and_the_oldest_are_kept() -> None:
+    with running(limits=replace(GENEROUS, max_connections=4)) as server:
         held = [server.connect(source=f"127.0.0.{2 + number}") for number in range(4)]
         wait_until(lambda: server.server.num_connections == 4)
 
@@ -55,10 +55,10 @@ def test_all_together_hold_so_many_and_the_oldest_are_kept() -> None:
             with server.connect(source=f"127.0.1.{1 + number}") as late:
                 assert read_to_end(late) == b""
         assert server.refusals.counts == {Refusal.TOO_MANY_CONNECTIONS: 50}
-        for visitor in held:
-            visitor.sendall(REQUEST)
-            assert answer_on(visitor) == b"0"
-            visitor.close()
+        for client in held:
+            client.sendall(REQUEST)
+            assert answer_on(client) == b"0"
+            client.close()
         wait_until(lambda: server.server.num_connections == 0)
         assert server.get().endswith(b"0")
 
@@ -84,25 +84,25 @@ async def is_answer_delayed() -> bool:
             bound,
             make_protocol=lambda *_: accepted,
             tls=None,
-            limits=PATIENT,
+            limits=GENEROUS,
             refusals=Refusals(),
         )
         accepting = asyncio.get_running_loop().create_task(acceptor.run())
-        _, visitor = await asyncio.open_connection(*bound.getsockname())
+        _, client = await asyncio.open_connection(*bound.getsockname())
         found = await accepted.is_delayed
-        visitor.close()
+        client.close()
         accepting.cancel()
     return found
 
 
-def test_no_piece_of_an_answer_waits_for_the_visitor() -> None:
+def test_answers_are_sent_without_delay_for_acknowledgements() -> None:
     assert asyncio.run(is_answer_delayed()) is False
 
 
 FEW_FILES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
-from tests.support.collector.running_edge import LARGE, running
+from tests.support.collector.running_server import LARGE, running
 with running(limits=LARGE) as server:
     print(server.port, flush=True)
     sys.stdin.readline()
@@ -111,7 +111,7 @@ with running(limits=LARGE) as server:
 
 
 @pytest.mark.multiproc
-def test_a_server_without_files_left_goes_on_when_there_are_some() -> None:
+def test_a_server_without_open_files_left_recovers() -> None:
     # GIVEN a process that may open 60 files, and caps that let far more connections in
     with subprocess.Popen(
         [sys.executable, "-c", FEW_FILES],
@@ -122,23 +122,23 @@ def test_a_server_without_files_left_goes_on_when_there_are_some() -> None:
     ) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        visitor = Visitors(port)
+        client = Clients(port)
         # WHEN 200 connect at once
-        held = [visitor.connect() for _ in range(200)]
+        held = [client.connect() for _ in range(200)]
         held[0].sendall(REQUEST)
         assert answer_on(held[0]) == b"0"
         # THEN once they are gone the next is answered
         for connection in held:
             connection.close()
-        assert visitor.get().endswith(b"0")
-        told, err = process.communicate("\n", timeout=PATIENCE_S)
-    assert told.split() == [Refusal.NO_FILES_LEFT]
+        assert client.get().endswith(b"0")
+        refused, err = process.communicate("\n", timeout=TIMEOUT_S)
+    assert refused.split() == [Refusal.NO_FILES_LEFT]
     assert process.returncode == 0
     assert err == ""
 
 
 @pytest.mark.parametrize(
-    ("address", "visitor"),
+    ("address", "client"),
     [
         ("10.0.0.7", "10.0.0.7"),
         ("::ffff:10.0.0.7", "10.0.0.7"),
@@ -147,13 +147,11 @@ def test_a_server_without_files_left_goes_on_when_there_are_some() -> None:
         ("", ""),
     ],
 )
-def test_a_visitor_is_an_address_or_the_network_that_one_visitor_has(
-    address: str, visitor: str
-) -> None:
-    assert client_key(address) == visitor
+def test_a_client_is_counted_by_ipv4_address_or_ipv6_network(address: str, client: str) -> None:
+    assert client_key(address) == client
 
 
-def test_connections_leave_files_to_the_store() -> None:
+def test_half_of_the_open_files_are_left_to_the_store() -> None:
     import resource
 
     wanted = 64
@@ -163,6 +161,6 @@ def test_connections_leave_files_to_the_store() -> None:
 
 
 @pytest.mark.parametrize("name", ["header_s", "max_connections", "min_body_bytes_per_s"])
-def test_a_limit_of_nothing_is_refused(name: str) -> None:
+def test_a_limit_of_zero_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"ConnectionLimits.{name} must be above 0"):
         ConnectionLimits(**{name: 0})

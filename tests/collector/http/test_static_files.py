@@ -9,7 +9,7 @@ from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import PAGE_THREADS, create_server
 from rankscope.collector.http.static_files import StaticFiles
 from tests.support.collector.asgi import Client
-from tests.support.collector.running_edge import LARGE, read_to_end, running
+from tests.support.collector.running_server import LARGE, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +56,7 @@ def kept(files: Files, *, max_bytes: int = 2**20, max_paths: int = 10) -> Client
     )
 
 
-def test_a_file_is_asked_for_once_and_answered_as_it_was(files: Files) -> None:
+def test_a_file_is_requested_once_and_answered_unchanged(files: Files) -> None:
     client = kept(files)
     answers = [client.get("/assets/large", params={"m": str(one)}) for one in range(3)]
 
@@ -72,7 +72,7 @@ def test_a_file_is_asked_for_once_and_answered_as_it_was(files: Files) -> None:
         }
 
 
-def test_whoever_asks_for_the_head_first_leaves_a_whole_file(files: Files) -> None:
+def test_a_head_request_caches_the_whole_file(files: Files) -> None:
     client = kept(files)
     head = client.request("HEAD", "/assets/a")
 
@@ -85,7 +85,7 @@ def test_whoever_asks_for_the_head_first_leaves_a_whole_file(files: Files) -> No
     ("held", "status"),
     [('"5-1"', 304), ('W/"5-1"', 304), ('"x", "5-1"', 304), ('"5"', 200), ("", 200)],
 )
-def test_whoever_has_a_file_is_told_so(files: Files, held: str, status: int) -> None:
+def test_a_client_with_the_same_etag_gets_304(files: Files, held: str, status: int) -> None:
     answer = kept(files).get("/assets/a", headers={"if-none-match": held})
 
     assert answer.status_code == status
@@ -93,13 +93,13 @@ def test_whoever_has_a_file_is_told_so(files: Files, held: str, status: int) -> 
     assert answer.headers["etag"] == ETAG.decode()
 
 
-def test_what_is_no_file_is_not_kept(files: Files) -> None:
+def test_errors_are_not_cached(files: Files) -> None:
     client = kept(files)
     assert [client.get("/assets/none").status_code for _ in range(2)] == [404, 404]
     assert len(files.asked) == 2
 
 
-def test_all_else_is_passed_on(files: Files) -> None:
+def test_other_requests_are_passed_on(files: Files) -> None:
     client = kept(files)
     for _ in range(2):
         client.get("/a")
@@ -107,7 +107,7 @@ def test_all_else_is_passed_on(files: Files) -> None:
     assert files.asked == [("GET", "/a"), ("POST", "/assets/a")] * 2
 
 
-def test_what_does_not_fit_is_answered_and_not_kept(files: Files) -> None:
+def test_files_beyond_the_size_limit_are_answered_and_not_cached(files: Files) -> None:
     # Of 5 bytes: one content, by whatever names.
     client = kept(files, max_bytes=9)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_answered_and_not_kept(files: Files) -> None:
     assert asked == ["/assets/a", "/assets/copy", "/assets/b", "/assets/b"]
 
 
-def test_more_paths_than_that_are_answered_and_not_kept(files: Files) -> None:
+def test_files_beyond_the_path_limit_are_answered_and_not_cached(files: Files) -> None:
     client = kept(files, max_paths=1)
     for _ in range(2):
         assert client.get("/assets/a").text == "aaaaa"
@@ -136,16 +136,16 @@ def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Ite
     return [b"a page"]
 
 
-def test_strangers_who_take_files_slowly_keep_nobody_from_the_pages() -> None:
+def test_slow_readers_of_static_files_do_not_block_the_pages() -> None:
     app = create_server(Access(port=0, token=TOKEN), pages=pages, not_ready=lambda: None)
     with running(app, limits=LARGE) as server, ExitStack() as stack:
         for _ in range(2 * PAGE_THREADS):
-            stranger = stack.enter_context(server.connect())
-            stranger.sendall(b"GET /assets/plotly.js HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert stranger.recv(8) == b"HTTP/1.1"  # its answer has begun, and it takes no more
-        with server.connect() as visitor:
-            visitor.sendall(
+            slow_client = stack.enter_context(server.connect())
+            slow_client.sendall(b"GET /assets/plotly.js HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert slow_client.recv(8) == b"HTTP/1.1"  # its answer has begun, and it takes no more
+        with server.connect() as connection:
+            connection.sendall(
                 b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
                 b"authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
             )
-            assert read_to_end(visitor).endswith(b"a page\r\n0\r\n\r\n")
+            assert read_to_end(connection).endswith(b"a page\r\n0\r\n\r\n")

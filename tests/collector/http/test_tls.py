@@ -22,7 +22,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def test_a_certificate_says_its_names_and_its_end(authority: Authority) -> None:
+def test_a_certificate_has_names_and_an_expiry_time(authority: Authority) -> None:
     tls = load_tls(authority.issue("Scope.Example", "*.pool.example", "10.0.0.7", days=9))
 
     assert tls.names == {"scope.example", "10.0.0.7"}
@@ -45,7 +45,7 @@ def test_an_expired_or_early_certificate_is_refused_at_the_start(authority: Auth
         load_tls(authority.issue("a.example", from_day=2))
 
 
-def test_another_certificates_key_is_refused(authority: Authority) -> None:
+def test_a_key_of_another_certificate_is_refused(authority: Authority) -> None:
     first, second = authority.issue("a.example"), authority.issue("a.example", file="other")
 
     with pytest.raises(TlsError, match="the key does not match the certificate"):
@@ -76,7 +76,7 @@ def test_a_missing_or_broken_file_is_named(authority: Authority, tmp_path: Path)
             load_tls(dataclasses.replace(files, **change))
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked(
+def test_a_key_with_a_password_is_refused_without_a_prompt(
     authority: Authority, tmp_path: Path
 ) -> None:
     from cryptography.hazmat.primitives import serialization

@@ -11,14 +11,20 @@ import pytest
 from rankscope.collector.http.refusals import Refusal
 from rankscope.collector.http.tls import CertificateRenewal, load_tls
 from tests.support.collector.authority import Authority
-from tests.support.collector.running_edge import PATIENT, Running, read_to_end, running, wait_until
+from tests.support.collector.running_server import (
+    GENEROUS,
+    Running,
+    read_to_end,
+    running,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from rankscope.collector.http.tls import TlsFiles
-    from tests.support.collector.running_edge import Running
+    from tests.support.collector.running_server import Running
 
 
 NAME = "scope.example"
@@ -39,17 +45,19 @@ def server(authority: Authority) -> Iterator[Running]:
 def ask(server: Running, client: ssl.SSLContext, *, name: str = NAME) -> bytes:
     with (
         server.connect() as plain,
-        client.wrap_socket(plain, server_hostname=name) as visitor,
+        client.wrap_socket(plain, server_hostname=name) as connection,
     ):
-        visitor.sendall(REQUEST)
-        return read_to_end(visitor)
+        connection.sendall(REQUEST)
+        return read_to_end(connection)
 
 
 def trusting(authority: Authority) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(authority.file))
 
 
-def test_who_trusts_the_authority_is_answered(server: Running, authority: Authority) -> None:
+def test_a_client_that_trusts_the_authority_is_answered(
+    server: Running, authority: Authority
+) -> None:
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         client = trusting(authority)
         client.maximum_version = version
@@ -84,15 +92,15 @@ def test_an_old_tls_is_refused(
 
 
 def test_plain_http_to_the_tls_port_is_answered_with_nothing(server: Running) -> None:
-    with server.connect() as visitor:
-        visitor.sendall(REQUEST)
+    with server.connect() as connection:
+        connection.sendall(REQUEST)
 
-        assert not read_to_end(visitor).startswith(b"HTTP")
+        assert not read_to_end(connection).startswith(b"HTTP")
     server.wait_for(Refusal.TLS_HANDSHAKE)
 
 
-def test_a_handshake_that_never_comes_is_cut_off(authority: Authority) -> None:
-    limits = dataclasses.replace(PATIENT, handshake_s=1.0)
+def test_a_connection_without_a_handshake_is_closed(authority: Authority) -> None:
+    limits = dataclasses.replace(GENEROUS, handshake_s=1.0)
     with running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server:
         with server.connect() as silent:
             assert read_to_end(silent) == b""
@@ -101,31 +109,31 @@ def test_a_handshake_that_never_comes_is_cut_off(authority: Authority) -> None:
         wait_until(lambda: not refused(server, trusting(authority)))
 
 
-def test_a_visitor_who_says_no_goodbye_does_not_break_the_servers_end(
+def test_a_client_without_tls_close_does_not_break_the_shutdown(
     authority: Authority,
 ) -> None:
-    # GIVEN a visitor who was answered and has not agreed to the end of TLS
+    # GIVEN a connection who was answered and has not agreed to the end of TLS
     with running(tls=load_tls(authority.issue(NAME)).context) as server:
-        visitor = trusting(authority).wrap_socket(server.connect(), server_hostname=NAME)
-        visitor.sendall(REQUEST)
-        assert visitor.recv(2**16).startswith(b"HTTP/1.1 200")
+        connection = trusting(authority).wrap_socket(server.connect(), server_hostname=NAME)
+        connection.sendall(REQUEST)
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
         # WHEN the server ends THEN it does so without an error, which `running` asserts
-    visitor.close()
+    connection.close()
 
 
-def test_handshakes_under_way_count_as_connections(authority: Authority) -> None:
-    limits = dataclasses.replace(PATIENT, max_connections_per_address=2)
+def test_connections_in_a_handshake_are_counted(authority: Authority) -> None:
+    limits = dataclasses.replace(GENEROUS, max_connections_per_address=2)
     with running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server:
         held = [server.connect() for _ in range(2)]
         with server.connect() as third:
             assert read_to_end(third) == b""
         assert server.refusals.counts == {Refusal.TOO_MANY_FROM_ADDRESS: 1}
-        for visitor in held:
-            visitor.close()
+        for connection in held:
+            connection.close()
 
 
-def test_slow_headers_are_cut_off_under_tls_too(authority: Authority) -> None:
-    limits = dataclasses.replace(PATIENT, header_s=1.0)
+def test_connections_with_slow_headers_are_closed_under_tls_too(authority: Authority) -> None:
+    limits = dataclasses.replace(GENEROUS, header_s=1.0)
     with (
         running(tls=load_tls(authority.issue(NAME)).context, limits=limits) as server,
         server.connect() as plain,
@@ -136,7 +144,7 @@ def test_slow_headers_are_cut_off_under_tls_too(authority: Authority) -> None:
         server.wait_for(Refusal.SLOW_HEADER)
 
 
-def test_without_a_certificate_nobody_comes_in_under_mutual_tls(
+def test_mutual_tls_refuses_clients_without_a_valid_certificate(
     authority: Authority, tmp_path: Path
 ) -> None:
     files = dataclasses.replace(authority.issue(NAME), client_ca=authority.file)
@@ -167,11 +175,11 @@ def refused(server: Running, client: ssl.SSLContext) -> bool:
         return True
 
 
-def test_the_socket_of_a_visitor_is_a_plain_one_until_tls_is_agreed_on(server: Running) -> None:
-    with server.connect() as visitor:
-        visitor.shutdown(socket.SHUT_WR)
+def test_the_socket_of_a_client_is_plain_until_the_handshake(server: Running) -> None:
+    with server.connect() as connection:
+        connection.shutdown(socket.SHUT_WR)
 
-        assert read_to_end(visitor) == b""
+        assert read_to_end(connection) == b""
 
 
 def watched(files: TlsFiles, said: list[str]) -> CertificateRenewal:
@@ -179,19 +187,19 @@ def watched(files: TlsFiles, said: list[str]) -> CertificateRenewal:
 
 
 def serial_of(server: Running, authority: Authority) -> str:
-    """Return the serial number of the certificate that a new visitor is shown."""
+    """Return the serial number of the certificate that a new connection is shown."""
     with (
         server.connect() as plain,
-        trusting(authority).wrap_socket(plain, server_hostname=NAME) as visitor,
+        trusting(authority).wrap_socket(plain, server_hostname=NAME) as connection,
     ):
-        visitor.sendall(REQUEST)
-        read_to_end(visitor)
-        shown = visitor.getpeercert()
+        connection.sendall(REQUEST)
+        read_to_end(connection)
+        shown = connection.getpeercert()
     assert shown is not None
     return str(shown["serialNumber"])
 
 
-def test_who_comes_after_a_renewal_sees_the_new_certificate(authority: Authority) -> None:
+def test_new_connections_get_a_renewed_certificate(authority: Authority) -> None:
     said: list[str] = []
     renewal = watched(authority.issue(NAME, days=3), said)
     with running(tls=renewal.served.context, renewal=renewal) as server:
@@ -204,7 +212,7 @@ def test_who_comes_after_a_renewal_sees_the_new_certificate(authority: Authority
             authority.issue(NAME, days=9)
             wait_until(lambda: bool(said))
 
-            # THEN new visitors see it, and one who was there goes on
+            # THEN new clients see it, and one who was there goes on
             assert serial_of(server, authority) != before
             standing.sendall(REQUEST)
             assert read_to_end(standing).startswith(b"HTTP/1.1 200")
@@ -212,7 +220,7 @@ def test_who_comes_after_a_renewal_sees_the_new_certificate(authority: Authority
     assert said[0].startswith("the renewed certificate is in use; it expires ")
 
 
-def test_a_broken_pair_is_told_once_and_the_old_one_is_served(authority: Authority) -> None:
+def test_an_invalid_pair_is_logged_once_and_the_old_one_stays_in_use(authority: Authority) -> None:
     said: list[str] = []
     files = authority.issue(NAME)
     renewal = watched(files, said)
@@ -235,7 +243,7 @@ def test_a_broken_pair_is_told_once_and_the_old_one_is_served(authority: Authori
     assert len(said) == 2
 
 
-def test_files_that_are_away_for_a_moment_change_nothing(authority: Authority) -> None:
+def test_files_that_are_missing_for_a_moment_change_nothing(authority: Authority) -> None:
     said: list[str] = []
     files = authority.issue(NAME)
     renewal = watched(files, said)
@@ -251,7 +259,7 @@ def test_files_that_are_away_for_a_moment_change_nothing(authority: Authority) -
     assert not renewal.take()
 
 
-def test_another_authority_for_clients_counts_from_then_on(
+def test_a_changed_authority_for_clients_is_used_from_then_on(
     authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()

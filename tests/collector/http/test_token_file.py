@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tokens.json"
 
 
-def test_what_is_written_is_read_and_only_its_owner_can(path: Path) -> None:
+def test_a_written_file_is_readable_by_its_owner_only(path: Path) -> None:
     record = made(Role.READ, run_prefix="a")[1]
     write_tokens(path, [record])
 
@@ -39,12 +39,12 @@ def test_what_is_written_is_read_and_only_its_owner_can(path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == ["tokens.json"]
 
 
-def test_no_file_is_no_tokens(path: Path) -> None:
+def test_a_missing_file_has_no_tokens(path: Path) -> None:
     assert read_tokens(path) == []
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o666])
-def test_a_file_open_to_others_is_refused(path: Path, mode: int) -> None:
+def test_a_file_accessible_to_others_is_refused(path: Path, mode: int) -> None:
     write_tokens(path, [made()[1]])
     path.chmod(mode)
 
@@ -90,7 +90,9 @@ GOOD = made()[1].document()
         json.dumps({"version": 1, "tokens": [{**GOOD, "more": 1}]}).encode(),
     ],
 )
-def test_a_broken_file_is_refused_as_a_whole_and_opens_nothing(path: Path, content: bytes) -> None:
+def test_a_file_with_invalid_content_is_refused_and_grants_nothing(
+    path: Path, content: bytes
+) -> None:
     write_private(path, content)
 
     with pytest.raises(TokenFileError, match="invalid content"):
@@ -100,14 +102,14 @@ def test_a_broken_file_is_refused_as_a_whole_and_opens_nothing(path: Path, conte
     assert book.grant(made()[0]) is None
 
 
-def test_a_file_of_a_newer_form_is_refused_naming_both(path: Path) -> None:
+def test_a_file_of_a_newer_version_is_refused_naming_both(path: Path) -> None:
     write_private(path, b'{"version": 2, "tokens": []}')
 
     with pytest.raises(TokenFileError, match="version 2, expected 1"):
         read_tokens(path)
 
 
-def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
+def test_a_failed_change_leaves_the_file_unchanged(path: Path) -> None:
     write_tokens(path, [made()[1]])
     before = path.read_bytes()
 
@@ -122,7 +124,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_commands_at_once_lose_none_of_each_others_tokens(path: Path) -> None:
+def test_concurrent_commands_lose_no_tokens(path: Path) -> None:
     def add() -> None:
         for _ in range(5):
             with edit_tokens(path) as records:
@@ -157,7 +159,7 @@ def test_the_server_follows_the_file_without_a_restart(path: Path) -> None:
     assert book.problem is None
 
 
-def test_the_file_is_where_the_environment_says(tmp_path: Path) -> None:
+def test_the_path_of_the_file_comes_from_the_environment(tmp_path: Path) -> None:
     assert default_tokens_path({"RANKSCOPE_TOKENS": "/etc/x.json"}).as_posix() == "/etc/x.json"
     found = default_tokens_path({"XDG_DATA_HOME": str(tmp_path)})
     assert found == tmp_path / "rankscope" / "tokens.json"
@@ -166,7 +168,7 @@ def test_the_file_is_where_the_environment_says(tmp_path: Path) -> None:
 # A client's own token
 
 
-def test_a_client_takes_its_token_from_the_environment_or_a_private_file(tmp_path: Path) -> None:
+def test_a_client_reads_its_token_from_the_environment_or_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     write_private(file, b"rst_from_file\n")
 
@@ -179,7 +181,9 @@ def test_a_client_takes_its_token_from_the_environment_or_a_private_file(tmp_pat
     assert read_client_token(both) == ClientToken("rst_next")
 
 
-def test_a_clients_file_that_is_open_missing_or_empty_is_refused(tmp_path: Path) -> None:
+def test_a_clients_token_file_that_is_accessible_missing_or_empty_is_refused(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "token"
     environment = {"RANKSCOPE_TOKEN_FILE": str(file)}
     with pytest.raises(TokenFileError, match="does not exist"):

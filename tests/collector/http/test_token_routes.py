@@ -42,7 +42,7 @@ def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Ite
     return [f"data of {environ['PATH_INFO']}".encode()]
 
 
-class Doors:
+class TokenServer:
     """A server with one token of each sort."""
 
     def __init__(self, path: Path) -> None:
@@ -80,12 +80,12 @@ class Doors:
 
 
 @pytest.fixture
-def doors(path: Path) -> Doors:
-    return Doors(path)
+def server(path: Path) -> TokenServer:
+    return TokenServer(path)
 
 
-def test_every_route_of_the_application_is_in_the_table(doors: Doors) -> None:
-    assert set(doors.routes()) <= set(ROUTE_RULES)
+def test_every_route_of_the_application_is_in_the_table(server: TokenServer) -> None:
+    assert set(server.routes()) <= set(ROUTE_RULES)
 
 
 ALLOWED = {
@@ -104,9 +104,9 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("route", ALLOWED)
-def test_each_role_comes_as_far_as_the_table_says(doors: Doors, route: tuple[str, str]) -> None:
+def test_each_role_has_the_rights_in_the_table(server: TokenServer, route: tuple[str, str]) -> None:
     method, path = route
-    answers = {sort: doors.ask(method, path, sort) for sort in doors.tokens}
+    answers = {sort: server.ask(method, path, sort) for sort in server.tokens}
 
     for sort in ("none", "expired", "revoked"):
         assert answers.pop(sort) == 401, sort
@@ -115,8 +115,8 @@ def test_each_role_comes_as_far_as_the_table_says(doors: Doors, route: tuple[str
     assert all(status < 500 for status in answers.values())
 
 
-def test_each_route_of_the_application_is_in_the_checked_table(doors: Doors) -> None:
-    assert set(doors.routes()) <= set(ALLOWED)
+def test_each_route_of_the_application_is_in_the_checked_table(server: TokenServer) -> None:
+    assert set(server.routes()) <= set(ALLOWED)
 
 
 MALFORMED = [
@@ -133,24 +133,26 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("value", MALFORMED, ids=lambda value: repr(value[:24]))
-def test_a_malformed_token_is_401_with_one_body_on_every_route(doors: Doors, value: bytes) -> None:
-    for method, path in [*doors.routes(), ("GET", "/timeline"), ("DELETE", "/v1/x")]:
-        answer = doors.client.request(method, path, headers={"authorization": value})
+def test_a_malformed_token_is_401_with_a_constant_body_on_every_route(
+    server: TokenServer, value: bytes
+) -> None:
+    for method, path in [*server.routes(), ("GET", "/timeline"), ("DELETE", "/v1/x")]:
+        answer = server.client.request(method, path, headers={"authorization": value})
         body = b"" if method == "HEAD" else UNAUTHORIZED
         assert (answer.status_code, answer.content) == (401, body), f"{method} {path}"
 
 
-def test_a_refusal_says_nothing_of_the_token(doors: Doors) -> None:
+def test_a_refusal_does_not_contain_the_token(server: TokenServer) -> None:
     for sort, body in (("expired", UNAUTHORIZED), ("revoked", UNAUTHORIZED), ("read", WRONG_ROLE)):
-        headers = {"authorization": f"Bearer {doors.tokens[sort]}"}
-        assert doors.client.post("/v1/clock", headers=headers).content == body
+        headers = {"authorization": f"Bearer {server.tokens[sort]}"}
+        assert server.client.post("/v1/clock", headers=headers).content == body
 
 
-def test_a_token_of_the_file_opens_no_session_by_url_or_form(doors: Doors) -> None:
-    token = doors.tokens["admin"]
+def test_a_created_token_opens_no_session_by_url_or_form(server: TokenServer) -> None:
+    token = server.tokens["admin"]
 
-    assert doors.client.get("/", params={"token": token}).status_code == 401
-    assert doors.client.post("/login", data={"token": token}).status_code == 401
+    assert server.client.get("/", params={"token": token}).status_code == 401
+    assert server.client.post("/login", data={"token": token}).status_code == 401
 
 
 def test_a_token_is_checked_before_a_byte_of_the_body_is_read(path: Path) -> None:
@@ -182,7 +184,7 @@ async def _call(app: AsgiApp, scope: Scope, receive: object, send: object) -> No
     await app(scope, receive, send)  # type: ignore[arg-type]
 
 
-def test_the_gate_tells_the_application_which_runs_a_token_covers(path: Path) -> None:
+def test_the_gate_passes_the_scope_of_a_token_to_the_application(path: Path) -> None:
     token, record = made(Role.INGEST, run_prefix="llama-")
     write_tokens(path, [record])
     seen: list[Grant] = []
@@ -206,11 +208,11 @@ def test_the_gate_tells_the_application_which_runs_a_token_covers(path: Path) ->
     ]
 
 
-def test_the_clock_answers_a_probe(doors: Doors) -> None:
-    headers = {"authorization": f"Bearer {doors.tokens['ingest for a run']}"}
+def test_the_clock_answers_a_probe(server: TokenServer) -> None:
+    headers = {"authorization": f"Bearer {server.tokens['ingest for a run']}"}
 
-    first = parse_reply(doors.client.post("/v1/clock", headers=headers).json())
-    second = parse_reply(doors.client.post("/v1/clock", headers=headers).json())
+    first = parse_reply(server.client.post("/v1/clock", headers=headers).json())
+    second = parse_reply(server.client.post("/v1/clock", headers=headers).json())
 
     assert first.reference_id == second.reference_id
     assert second.received_ns >= first.replied_ns

@@ -24,7 +24,7 @@ OWN = "correct-horse"
 OPEN = {"/healthz", "/readyz", "/login"}
 
 
-def test_a_new_token_opens_what_it_was_made_for_until_its_day() -> None:
+def test_a_new_token_is_valid_for_its_role_and_scope_until_it_expires() -> None:
     token, record = made(Role.INGEST, run_prefix="llama-", days=7)
     tokens = TokenSet([record])
 
@@ -36,7 +36,7 @@ def test_a_new_token_opens_what_it_was_made_for_until_its_day() -> None:
     assert record.state(NOW_NS + 7 * DAY_NS) is TokenState.EXPIRED
 
 
-def test_nothing_of_the_secret_is_kept() -> None:
+def test_the_secret_is_not_stored() -> None:
     token, record = made()
 
     secret = token.removeprefix(f"rst_{record.token_id}_")
@@ -47,13 +47,13 @@ def test_nothing_of_the_secret_is_kept() -> None:
     assert len(secret) == 43  # 32 random bytes in base64
 
 
-def test_two_tokens_are_never_alike() -> None:
+def test_two_tokens_are_never_equal() -> None:
     assert len({made()[0] for _ in range(100)}) == 100
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=200))
-def test_no_text_opens_anything_or_breaks_the_check(text: str) -> None:
+def test_no_other_text_is_accepted_or_raises(text: str) -> None:
     token, record = made()
     tokens = TokenSet([record])
 
@@ -61,7 +61,7 @@ def test_no_text_opens_anything_or_breaks_the_check(text: str) -> None:
     assert tokens.grant(token + text, now_ns=NOW_NS) is None or not text
 
 
-def test_a_token_with_any_letter_changed_cut_or_added_opens_nothing() -> None:
+def test_a_token_with_a_changed_missing_or_added_letter_is_invalid() -> None:
     token, record = made()
     tokens = TokenSet([record])
 
@@ -73,7 +73,7 @@ def test_a_token_with_any_letter_changed_cut_or_added_opens_nothing() -> None:
     assert tokens.grant("x" * 1_000_000, now_ns=NOW_NS) is None
 
 
-def test_a_holder_has_two_live_tokens_at_most_so_that_one_can_follow_the_other() -> None:
+def test_a_holder_has_at_most_two_valid_tokens_for_rotation() -> None:
     # GIVEN two live ones
     records = [made()[1], made()[1]]
     fields = {"role": Role.INGEST, "run_prefix": "", "holder": "agent", "days": 7}
@@ -102,14 +102,14 @@ def test_a_holder_has_two_live_tokens_at_most_so_that_one_can_follow_the_other()
         ({"days": 3651}, "not 3651"),
     ],
 )
-def test_a_field_of_another_form_is_refused(change: dict[str, object], reason: str) -> None:
+def test_an_invalid_field_is_refused(change: dict[str, object], reason: str) -> None:
     fields = {"role": Role.READ, "run_prefix": "", "holder": "a", "days": 1, **change}
 
     with pytest.raises(TokenRequestError, match=reason):
         make_token([], **fields, now_ns=NOW_NS)  # type: ignore[arg-type]
 
 
-def test_a_revoked_token_opens_nothing_and_stays_revoked_since_then() -> None:
+def test_a_revoked_token_is_invalid_and_keeps_its_revocation_time() -> None:
     token, record = made()
     once = mark_revoked([record], record.token_id, now_ns=NOW_NS + 5)
     twice = mark_revoked(once, record.token_id, now_ns=NOW_NS + 9)

@@ -43,21 +43,21 @@ def deliver(url: str, *, retries: int = 0) -> Delivery:
     return outcome
 
 
-def test_an_alert_arrives_as_json_at_the_address_asked_for(receiver: Receiver) -> None:
+def test_an_alert_is_posted_as_json_to_the_url(receiver: Receiver) -> None:
     assert deliver(f"{receiver.url}/hook?room=7") is Delivery.DELIVERED
 
     assert receiver.paths.get_nowait() == "/hook?room=7"
     assert json.loads(receiver.bodies.get_nowait()) == {"run": "AR"}
 
 
-def test_a_passing_failure_is_tried_again_and_delivered_once(receiver: Receiver) -> None:
+def test_a_temporary_failure_is_retried_and_delivered_once(receiver: Receiver) -> None:
     receiver.statuses = [503, 429]
 
     assert deliver(receiver.url, retries=3) is Delivery.DELIVERED
     assert receiver.bodies.qsize() == 3
 
 
-def test_a_receiver_that_keeps_failing_is_given_up(receiver: Receiver) -> None:
+def test_retries_end_if_a_receiver_keeps_failing(receiver: Receiver) -> None:
     receiver.statuses = [500] * 9
 
     assert deliver(receiver.url, retries=2) is Delivery.UNDELIVERED
@@ -79,14 +79,14 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     assert receiver.bodies.qsize() == 1
 
 
-def test_nobody_there_is_an_outcome_and_no_exception(receiver: Receiver) -> None:
+def test_a_missing_receiver_is_an_outcome_not_an_exception(receiver: Receiver) -> None:
     url = receiver.url
     receiver.close()
 
     assert deliver(url, retries=1) is Delivery.UNDELIVERED
 
 
-def test_posting_never_waits_and_what_is_too_much_is_given_up(receiver: Receiver) -> None:
+def test_posting_never_blocks_and_drops_alerts_beyond_the_queue(receiver: Receiver) -> None:
     receiver.hold.clear()
     outcomes: Queue[Delivery] = Queue()
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=())
@@ -103,7 +103,7 @@ def test_posting_never_waits_and_what_is_too_much_is_given_up(receiver: Receiver
     webhook.close()
 
 
-def test_closing_does_not_sit_out_the_pauses_between_tries(receiver: Receiver) -> None:
+def test_closing_does_not_wait_for_retries(receiver: Receiver) -> None:
     receiver.statuses = [503]
     outcomes: Queue[Delivery] = Queue()
     before = set(threading.enumerate())
@@ -121,7 +121,7 @@ def test_closing_does_not_sit_out_the_pauses_between_tries(receiver: Receiver) -
 @pytest.mark.parametrize(
     "url", ["ftp://host/x", "file:///etc/passwd", "http://", "http://host:port/", "host/path", ""]
 )
-def test_an_address_that_cannot_be_posted_to_is_refused_at_once(url: str) -> None:
+def test_an_invalid_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(WebhookUrlError, match="alert webhook"):
         Webhook(url)
 
@@ -156,7 +156,7 @@ def told_to(addresses: list[list[str]]) -> Resolve:
         "255.255.255.255",
     ],
 )
-def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None:
+def test_metadata_and_unusable_addresses_are_never_allowed(host: str) -> None:
     with pytest.raises(WebhookUrlError, match="cannot be a receiver"):
         Webhook(f"http://{host}/", is_internal=True)
 
@@ -164,7 +164,7 @@ def test_metadata_and_addresses_of_nobody_are_never_posted_to(host: str) -> None
 @pytest.mark.parametrize(
     "host", ["127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "0x7f000001", "127.0.0.1.", "1."]
 )
-def test_an_address_in_disguise_is_refused(host: str) -> None:
+def test_an_obscured_address_is_refused(host: str) -> None:
     with pytest.raises(WebhookUrlError, match="usual form"):
         Webhook(f"https://{host}/", resolve=told_to([["127.0.0.1"]]))
 
@@ -180,13 +180,13 @@ def test_another_scheme_is_refused(scheme: str) -> None:
     ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "fd00::1",
      "100.64.0.1", "169.254.169.254"],
 )  # fmt: skip
-def test_a_name_of_the_outside_that_leads_inside_is_refused(address: str) -> None:
+def test_a_public_name_with_an_internal_address_is_refused(address: str) -> None:
     both = [["93.184.215.14", address]]
     with pytest.raises(WebhookUrlError, match=r"internal address|cannot be a receiver"):
         Webhook("https://hooks.example.com/", resolve=told_to(both))
 
 
-def test_a_name_that_leads_inside_later_is_not_followed(receiver: Receiver) -> None:
+def test_a_public_name_that_becomes_internal_later_is_refused(receiver: Receiver) -> None:
     # GIVEN a name that was the outside's when the server started, and is our own machine's now
     port = int(receiver.url.rpartition(":")[2])
     answers = told_to([["93.184.215.14"], ["127.0.0.1"]])
@@ -200,7 +200,7 @@ def test_a_name_that_leads_inside_later_is_not_followed(receiver: Receiver) -> N
     webhook.close()
 
 
-def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
+def test_a_name_is_resolved_once_per_post_and_the_result_is_used(
     receiver: Receiver,
 ) -> None:
     # GIVEN a name server that would lead elsewhere when asked a second time
@@ -215,12 +215,12 @@ def test_a_name_is_asked_once_for_each_post_and_that_answer_is_posted_to(
     webhook.close()
 
 
-def test_plain_http_stays_inside() -> None:
+def test_plain_http_is_for_internal_addresses_only() -> None:
     with pytest.raises(WebhookUrlError, match="needs https"):
         Webhook("http://hooks.example.com/", resolve=told_to([["93.184.215.14"]]))
 
 
-def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) -> None:
+def test_an_operator_may_declare_a_name_internal(receiver: Receiver) -> None:
     port = int(receiver.url.rpartition(":")[2])
     url = f"http://alerts.corp.example:{port}/"
     outcomes: Queue[Delivery] = Queue()
@@ -234,7 +234,7 @@ def test_an_operator_may_say_that_a_name_is_of_the_inside(receiver: Receiver) ->
 
 
 @pytest.mark.parametrize(("name", "expected"), [("localhost", True), ("elsewhere.example", False)])
-def test_over_tls_the_certificate_must_be_the_names_not_the_addresss(
+def test_over_tls_the_certificate_must_be_valid_for_the_name(
     name: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a receiver with a certificate of some name, of an authority that this machine trusts
@@ -293,7 +293,7 @@ def test_an_alert_becomes_a_list_of_one_labelled_alert() -> None:
     assert alertmanager_alerts(DOCUMENT) == ALERTS
 
 
-def test_neighbouring_ranks_are_told_as_a_range() -> None:
+def test_neighbouring_ranks_are_written_as_a_range() -> None:
     finding = {**DOCUMENT["finding"], "ranks": [1, *range(6_144, 8_192)]}
 
     (alert,) = alertmanager_alerts({**DOCUMENT, "finding": finding})
@@ -310,12 +310,12 @@ def test_neighbouring_ranks_are_told_as_a_range() -> None:
         ("https://chat.example/hooks?then=/api/v2/alerts", False),
     ],
 )
-def test_an_alertmanager_is_known_by_its_path(url: str, *, expected: bool) -> None:
+def test_an_alertmanager_is_recognized_by_its_path(url: str, *, expected: bool) -> None:
     assert is_alertmanager(url) is expected
 
 
 @pytest.mark.parametrize(("path", "expected"), [("/api/v2/alerts", ALERTS), ("/hook", DOCUMENT)])
-def test_a_webhook_posts_in_the_form_that_its_receiver_takes(
+def test_a_webhook_posts_in_the_form_of_its_receiver(
     receiver: Receiver, path: str, expected: object
 ) -> None:
     webhook = Webhook(f"{receiver.url}{path}", timeout_s=TIMEOUT_S)

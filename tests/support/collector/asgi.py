@@ -1,4 +1,4 @@
-"""Ask an ASGI application in process, with a browser's memory for cookies."""
+"""Client of an ASGI application in this process, with cookies as in a browser."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BASE = "http://127.0.0.1:8050"
 
 
 def in_a_loop(work: Coroutine[None, None, T]) -> T:
-    """Run ``work`` to its end in a thread: Playwright's loop may be running in this one."""
+    """Run ``work`` to its end in a thread, because Playwright's loop may run in this one."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 class Client:
-    """One visitor of ``app``; redirects are shown, not followed."""
+    """One client of ``app``. Redirects are returned, not followed."""
 
     def __init__(self, app: AsgiApp) -> None:
         self.app = app
@@ -44,7 +44,7 @@ class Client:
     async def _request(self, method: str, url: str, options: dict[str, Any]) -> httpx.Response:
         async with httpx.AsyncClient(
             transport=self._transport, base_url=BASE, cookies=self._cookies
-        ) as visitor:
-            answer = await visitor.request(method, url, **options)
-        self._cookies.update(visitor.cookies)
+        ) as client:
+            answer = await client.request(method, url, **options)
+        self._cookies.update(client.cookies)
         return answer

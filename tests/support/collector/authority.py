@@ -1,4 +1,4 @@
-"""A certificate authority of the moment, and the files that it fills."""
+"""Temporary certificate authority that writes certificates into files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Signs what is asked of it into a folder."""
+    """Certificate authority that issues certificates into a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Authority:
     def issue(
         self, *names: str, file: str = "server", from_day: int = -1, days: int = 9
     ) -> TlsFiles:
-        """Return a certificate for ``names``, valid from a day, counted from today."""
+        """Return the files of a certificate for ``names``; its first day is relative to today."""
         begin = datetime.datetime.now(datetime.UTC) + from_day * DAY
         issued = self._authority.issue_cert(*names, not_before=begin, not_after=begin + days * DAY)
         cert, key = self._folder / f"{file}.pem", self._folder / f"{file}.key"

@@ -16,5 +16,5 @@ DAY_NS = 86_400 * 10**9
 def made(
     role: Role = Role.INGEST, *, run_prefix: str = "", days: int = 7, holder: str = "agent"
 ) -> tuple[str, TokenRecord]:
-    """Return a new token of one holder, made now, and its record."""
+    """Return a new token of one holder, created at `NOW_NS`, and its record."""
     return make_token([], role=role, run_prefix=run_prefix, holder=holder, days=days, now_ns=NOW_NS)

@@ -1,4 +1,4 @@
-"""An edge server in a thread of this process, and visitors with raw sockets."""
+"""HTTP server in a thread of this process, and clients with plain sockets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rankscope.collector.http.requests import AsgiApp, Message, Receive, Scope, Send
     from rankscope.collector.http.tls import CertificateRenewal
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
-PATIENT = ConnectionLimits(
+GENEROUS = ConnectionLimits(
     handshake_s=60.0,
     header_s=60.0,
     body_window_s=60.0,
@@ -32,15 +32,14 @@ PATIENT = ConnectionLimits(
     keep_alive_s=60.0,
     sweep_s=0.02,
 )
-"""No deadline that a test reaches, however busy the machine is: a test shortens the one it is
-about."""
+"""Deadlines that no test reaches, even on a busy machine. A test shortens the one that it tests."""
 
-LARGE = replace(PATIENT, max_connections=10_000, max_connections_per_address=10_000)
-"""No cap that a test reaches, either."""
+LARGE = replace(GENEROUS, max_connections=10_000, max_connections_per_address=10_000)
+"""The same, with limits on connections that no test reaches."""
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with how much body came; ``/early`` answers before it, ``/large`` with 8 MiB."""
+    """Answer with the size of the body; ``/early`` before the body, ``/large`` with 8 MiB."""
     if scope["type"] != "http":
         return
     num_bytes = 0
@@ -56,8 +55,8 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Visitors:
-    """Ask a server on a loopback port."""
+class Clients:
+    """Clients of a server on a loopback port."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -65,18 +64,18 @@ class Visitors:
     def connect(self, *, source: str = "127.0.0.1") -> socket.socket:
         """Return a plain connection from a loopback address."""
         return socket.create_connection(
-            ("127.0.0.1", self.port), timeout=PATIENCE_S, source_address=(source, 0)
+            ("127.0.0.1", self.port), timeout=TIMEOUT_S, source_address=(source, 0)
         )
 
     def get(self, *, source: str = "127.0.0.1") -> bytes:
         """Return the whole answer to a small request."""
-        with self.connect(source=source) as visitor:
-            visitor.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-            return read_to_end(visitor)
+        with self.connect(source=source) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            return read_to_end(connection)
 
 
-class Running(Visitors):
-    """What a test sees of a server of this process."""
+class Running(Clients):
+    """Server of this process, as a test sees it."""
 
     def __init__(self, server: HttpServer, port: int, refusals: Refusals) -> None:
         super().__init__(port)
@@ -84,7 +83,7 @@ class Running(Visitors):
         self.refusals = refusals
 
     def wait_for(self, refusal: Refusal) -> None:
-        """Wait until somebody was refused for this reason."""
+        """Wait until a client was refused for this reason."""
         wait_until(lambda: self.refusals.counts[refusal] > 0)
 
 
@@ -92,7 +91,7 @@ class Running(Visitors):
 def running(
     app: AsgiApp = echo,
     *,
-    limits: ConnectionLimits = PATIENT,
+    limits: ConnectionLimits = GENEROUS,
     tls: ssl.SSLContext | None = None,
     renewal: CertificateRenewal | None = None,
 ) -> Iterator[Running]:
@@ -103,12 +102,12 @@ def running(
     def serve() -> None:
         try:
             server.serve_until_stopped()
-        except Exception as problem:  # noqa: BLE001 -- asserted on below
+        except Exception as problem:  # noqa: BLE001  # asserted below
             problems.append(problem)
 
     with socket.create_server(("127.0.0.1", 0), backlog=512) as bound:
-        door = Listener(bound=bound, tls=tls, renewal=renewal)
-        server = HttpServer(app, [door], limits=limits, refusals=refusals)
+        listener = Listener(bound=bound, tls=tls, renewal=renewal)
+        server = HttpServer(app, [listener], limits=limits, refusals=refusals)
         thread = threading.Thread(target=serve)
         thread.start()
         try:
@@ -116,40 +115,40 @@ def running(
             yield Running(server, bound.getsockname()[1], refusals)
         finally:
             server.should_exit = True
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
     assert not thread.is_alive()
     assert problems == []
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for a condition; generous, because tests run on busy machines."""
-    end_s = time.monotonic() + PATIENCE_S
+    """Wait for a condition, with a long timeout for busy machines."""
+    end_s = time.monotonic() + TIMEOUT_S
     while not is_so():
-        assert time.monotonic() < end_s, "it never came true"
+        assert time.monotonic() < end_s, "the condition never became true"
         time.sleep(0.005)
 
 
-def answer_on(visitor: socket.socket) -> bytes:
-    """Return the body of the next answer, which says how long it is."""
+def answer_on(connection: socket.socket) -> bytes:
+    """Return the body of the next answer, which has a Content-Length."""
     text = b""
     while b"\r\n\r\n" not in text:
-        piece = visitor.recv(1)
-        assert piece, "it ended before an answer"
+        piece = connection.recv(1)
+        assert piece, "the connection ended before an answer"
         text += piece
     num_bytes = int(text.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     body = b""
     while len(body) < num_bytes:
-        piece = visitor.recv(num_bytes - len(body))
-        assert piece, "it ended within a body"
+        piece = connection.recv(num_bytes - len(body))
+        assert piece, "the connection ended within a body"
         body += piece
     return body
 
 
-def read_to_end(visitor: socket.socket) -> bytes:
-    """Return what comes until the other side closes; a reset ends it too."""
+def read_to_end(connection: socket.socket) -> bytes:
+    """Return all bytes until the other side closes or resets the connection."""
     pieces = []
     try:
-        while piece := visitor.recv(2**16):
+        while piece := connection.recv(2**16):
             pieces.append(piece)
     except ConnectionResetError:
         pass
