@@ -1,4 +1,4 @@
-"""The deployment's files, read by real parsers."""
+"""Files of the deployment, read by real parsers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compose() -> dict[str, Any]:
 
 
 def services(profile: str | None = None) -> dict[str, Any]:
-    """Return the services, those of one profile where it is named."""
+    """Return the services, or those of one profile."""
     found: dict[str, Any] = compose()["services"]
     if profile is None:
         return found
@@ -39,13 +39,13 @@ def services(profile: str | None = None) -> dict[str, Any]:
 
 
 def profiles_of(name: str, service: dict[str, Any]) -> set[str]:
-    """Return the profiles that start a service; each has one."""
+    """Return the profiles of a service. Each service must have one."""
     assert service.get("profiles"), f"{name} would start in every profile"
     return set(service["profiles"])
 
 
 def xml(path: Path) -> Xml.Element:
-    """Return a ClickHouse configuration's root."""
+    """Return the root element of a ClickHouse configuration."""
     root = Xml.fromstring(path.read_text(encoding="utf-8"))
     assert root.tag == "clickhouse"
     return root
@@ -57,7 +57,7 @@ def texts(root: Xml.Element, path: str) -> list[str]:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Return the files and folders of this repository in a container: target by source."""
+    """Return the targets of a container's mounts from this repository, by source."""
     pairs = [volume.split(":") for volume in service.get("volumes", [])]
     return {source: target for source, target, *_ in pairs if source.startswith("./")}
 

@@ -1,10 +1,10 @@
-"""The engine behind ClickHouse's HTTP form, for tests of `clickhouse://` without a server.
+"""ClickHouse's HTTP protocol with the embedded engine, for tests of `clickhouse://`.
 
     python -m tests.deploy.http_engine FOLDER USER PASSWORD
 
-Prints its port. It knows what our client sends: a statement in the body or, with rows in the
-body, in the address; bound values, settings and the database in the address. Settings are set
-in the engine, which refuses those that it doesn't know. One request at a time.
+It prints its port, and understands the requests of our client: a statement in the body or, if the
+body has rows, in the URL; bound values, settings and the database in the URL. Settings are set in
+the engine, which refuses unknown ones. It answers one request at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOT_SETTINGS = frozenset(
     {"query", "database", "default_format", "session_id", "query_id", "role", "wait_end_of_query"}
 )
 NOT_OF_THIS_ENGINE = frozenset({"client_protocol_version"})
-"""Of the protocol, not the engine: without it rows come in the oldest native form."""
+"""Parameter of the protocol, not of the engine. Without it, rows have the oldest Native form."""
 
 
 class Engine:
@@ -35,10 +35,10 @@ class Engine:
         self._lock = threading.Lock()
 
     def answer(self, given: dict[str, str], body: bytes) -> bytes:
-        """Run one request's statement.
+        """Run the statement of one request.
 
         Raises:
-            Exception: What the engine says of it.
+            Exception: The engine refused the statement.
         """
         bound = {name[6:]: value for name, value in given.items() if name.startswith("param_")}
         settings = {
@@ -69,7 +69,7 @@ class Engine:
 
 
 def handler_of(engine: Engine, account: bytes) -> type[BaseHTTPRequestHandler]:
-    """Return what answers requests of ``account`` (``user:password``) and of nobody else."""
+    """Return a handler that answers requests of ``account`` (``user:password``) only."""
     expected = "Basic " + base64.b64encode(account).decode()
 
     class Handler(BaseHTTPRequestHandler):
@@ -99,7 +99,7 @@ def handler_of(engine: Engine, account: bytes) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Stay silent."""
+            """Log nothing."""
 
     return Handler
 

@@ -1,7 +1,7 @@
-"""A cluster of one server in this process: the engine's own Distributed tables, no keeper.
+"""Cluster of one server in this process: Distributed tables of the engine, without a keeper.
 
-The statements are the cluster's, without ``ON CLUSTER`` and ``Replicated``: both need a
-keeper. What is left is what every query of a cluster goes through.
+The statements are those of a cluster, without ``ON CLUSTER`` and ``Replicated``, which need a
+keeper. Queries take the same path as on a cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONFIGURATION = """
 
 
 class WithoutKeeper(ClusterStatements):
-    """Says what a cluster is told so that a server without a keeper can run it."""
+    """Cluster statements, changed so that a server without a keeper can run them."""
 
     def rewrite(
         self, sql: str, parameters: Mapping[str, Any] | None = None
@@ -52,7 +52,7 @@ class WithoutKeeper(ClusterStatements):
 
 
 class OneNodeCluster(Store):
-    """An embedded store whose tables are made and changed as on a cluster."""
+    """Embedded store whose tables are created and changed as on a cluster."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -60,7 +60,7 @@ class OneNodeCluster(Store):
 
 
 def without_keeper(statement: str) -> str:
-    """Return the statement as a server without a keeper can run it."""
+    """Return a statement in a form that a server without a keeper can run."""
     alone = statement.replace(f" ON CLUSTER `{CLUSTER}`", "")
     return re.sub(r"Replicated(\w*MergeTree)\('[^']*', '[^']*'(?:, )?", r"\1(", alone)
 
@@ -73,7 +73,7 @@ def one_node_cluster(folder: Path) -> Iterator[Store]:
     with pytest.MonkeyPatch.context() as patch:
         options = store.ENGINE_OPTIONS | {"config-file": str(configuration)}
         patch.setattr(store, "ENGINE_OPTIONS", options)
-        # The one server has no port of its own to be asked on.
+        # The embedded server has no port for queries of other servers.
         settings = CLUSTER_SETTINGS | {"prefer_localhost_replica": 1}
         patch.setattr(store, "SETTINGS", store.SETTINGS | settings)
         with OneNodeCluster(f"chdb://{folder / 'store'}") as opened:

@@ -1,4 +1,4 @@
-"""An empty database on a ClickHouse server that was given to the tests."""
+"""Empty databases on a ClickHouse server that the tests were given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def database_of_its_own(url: str) -> Iterator[str]:
-    """Yield the URL of a new database on the server (each of the cluster's), dropped after."""
+    """Yield the URL of a new database on all servers of the cluster, and drop it afterwards."""
     location = parse_store_url(url)
     assert isinstance(location, ServerLocation)
     name = f"test_{uuid.uuid4().hex[:12]}"
@@ -39,7 +39,7 @@ def database_of_its_own(url: str) -> Iterator[str]:
 
 
 def url_of(store: Store) -> str:
-    """Return the URL by which the store can be opened again; its own has no password."""
+    """Return a URL that opens the store again. The store's own URL has no password."""
     location = store.location
     if not isinstance(location, ServerLocation):
         return store.url

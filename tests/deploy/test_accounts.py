@@ -1,8 +1,8 @@
-"""deploy/clickhouse/users.d by the engine itself: each account's rights, profile and limits.
+"""Rights, profiles and limits of deploy/clickhouse/users.d, checked by the engine itself.
 
-The embedded engine has one session, its `default` user's; so that user is given an account's
-profile and grants, and asks. One setting of the real server has no place there
-(`settings_constraints_replace_previous`), and what depends on it is left out: that Grafana may
+The embedded engine has only the user `default`, so that user gets the profile and the grants of an
+account. The embedded engine lacks one setting of the server
+(`settings_constraints_replace_previous`), so what depends on it is not tested: that Grafana may
 choose a time below the limit.
 """
 
@@ -52,7 +52,7 @@ FOREIGN = [
     "SYSTEM DROP MARK CACHE",
     "CREATE DATABASE other",
 ]
-"""Nothing that either account may do."""
+"""Statements that are forbidden for both accounts."""
 
 WRITES = [
     "INSERT INTO rankscope.spans (run_id) SELECT 'x'",
@@ -70,11 +70,11 @@ WRITES = [
     "SELECT * FROM cluster('rankscope', rankscope, spans)",
     "SELECT * FROM clusterAllReplicas('rankscope', system, one)",
 ]
-"""What a reader may not do besides."""
+"""Further statements that are forbidden for the reader."""
 
 
 def as_default(account: str, folder: Path) -> Path:
-    """Write a configuration whose only user has the account's profile and grants."""
+    """Write a configuration whose only user has the profile and grants of the account."""
     root = xml(USERS_XML)
     user = root.find(f"users/{account}")
     profile = root.find(f"profiles/{account}")
@@ -110,7 +110,7 @@ def renamed(element: Xml.Element, tag: str) -> Xml.Element:
 
 
 def asked(account: str, folder: Path, statements: list[str]) -> list[str]:
-    """Return what the engine answers the account, one line a statement."""
+    """Return the engine's answers to an account, one line per statement."""
     configuration = as_default(account, folder)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder / "store"), str(configuration)],
@@ -134,17 +134,17 @@ TWICE = "INSERT INTO rankscope.spans SELECT 'r', 1"
 
 @pytest.mark.multiproc
 def test_a_reader_reads_each_row_once_and_can_do_nothing_else(tmp_path: Path) -> None:
-    # GIVEN a table in which a row lies twice
+    # GIVEN a table with a row that is stored twice
     made = asked(WRITER, tmp_path, [DATABASE, SPANS, TWICE, TWICE])
     assert [answer for answer in made if answer.startswith("refused")] == []
 
-    # WHEN the reader asks for it, and then for everything that it must not have
+    # WHEN the reader selects it, and then tries every forbidden statement
     count = "SELECT count() FROM rankscope.spans"
     counted, *refused = asked(
         READER, tmp_path, [count, *WRITES, *FOREIGN, "SHOW CREATE USER default"]
     )
 
-    # THEN it sees one row, and is refused by the engine each time
+    # THEN it gets one row, and the engine refuses all others
     assert counted == "1"
     assert [answer for answer in refused if not answer.startswith("refused")] == []
     assert [
@@ -194,7 +194,7 @@ def test_a_readers_limits_are_set_and_only_its_time_may_be_chosen_up_to_a_minute
     loose = {one.tag for one in profile if one.find("changeable_in_readonly") is not None}
     assert loose == {"max_execution_time", "enable_http_compression"}
     assert texts(profile, "max_execution_time/max") == ["60"]
-    # Without this the server would not even load the file above.
+    # Without this the server would not load the file above.
     assert texts(
         xml(SERVER_XML), "access_control_improvements/settings_constraints_replace_previous"
     ) == ["true"]

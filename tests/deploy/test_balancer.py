@@ -1,4 +1,4 @@
-"""nginx.conf by nginx's own grammar, and by nginx where it is installed."""
+"""nginx.conf, checked by nginx's grammar, and by nginx if it is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIGURATION = DEPLOY / "nginx" / "nginx.conf"
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    # `resolve` of an upstream's server is younger than the grammar's last release.
+    # `resolve` of an upstream's server is newer than the last release of the grammar.
     found: dict[str, Any] = crossplane.parse(str(path), single=True, strict=True)
     return found
 
@@ -85,7 +85,7 @@ def nginx_has_streams() -> bool:
     not nginx_has_streams(), reason="no nginx with streams: crossplane alone reads the file"
 )
 def test_nginx_itself_accepts_the_configuration(tmp_path: Path) -> None:
-    # Container names cannot be looked up here, and before 1.27.3 `resolve` was not free.
+    # Container names cannot be resolved here, and nginx before 1.27.3 has no free `resolve`.
     alone = re.sub(r"server [\w-]+:(\d+)(.*?) resolve;", r"server 127.0.0.1:\1\2;",
                    CONFIGURATION.read_text())  # fmt: skip
     (tmp_path / "nginx.conf").write_text(alone)

@@ -1,4 +1,4 @@
-"""What a cluster is told, by hand, by the engine's parser, and by its Distributed tables."""
+"""Statements for clusters, checked by text, by the engine's parser and by Distributed tables."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_the_engine_parses_every_migrations_statements_for_a_cluster(store: Stor
     for sql in statements:
         (parsed,) = store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
         assert "ON CLUSTER c1" in parsed["text"]
-    # Rows are in local tables alone: emptying one is a single statement.
+    # Rows are in local tables only, so emptying one is a single statement.
     num_emptied = sum(sql.startswith("TRUNCATE") for sql in shipped)
     assert len(statements) == 2 * (1 + len(shipped)) - num_emptied
 
@@ -190,11 +190,11 @@ CHANGING = ("CREATE ", "ALTER ", "DELETE ", "OPTIMIZE ", "TRUNCATE ", "DROP ", "
 
 
 AGENT = "rankscope.collector.agent"
-"""Its journal is a SQLite file, with statements of its own."""
+"""Modules with statements for SQLite, for the journal."""
 
 
 def changing_statements() -> dict[str, str]:
-    """Return every constant of our packages that changes tables, by its module and name."""
+    """Return all constants of our packages that change tables, by module and name."""
     found: dict[str, str] = {}
     for package in (collector, rankscope):
         for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -268,10 +268,10 @@ def test_rows_that_are_stored_twice_in_a_shard_are_read_once(store: Store, tmp_p
     store_run(store, tmp_path, "twice")
     bound = {"run_id": "twice"}
 
-    # WHEN they are inserted again, by somebody who notes nothing in the ledger
+    # WHEN they are inserted again, without an entry in the ledger
     store.insert_arrow("spans", store.arrow(COPY_SPANS, bound))
 
-    # THEN the shard holds both copies, and reads show one
+    # THEN the shard stores both copies, and queries return one
     assert store.rows(COUNT_COPIES, bound) == [{"num_rows": 12}]
     assert read_spans(store, "twice").num_rows == 6
 
@@ -305,10 +305,10 @@ WHERE table = 'spans_local' AND position(command, 'APPLY DELETED MASK') > 0
 def test_parts_are_rewritten_if_many_of_a_servers_rows_are_hidden(
     store: Store, tmp_path: Path
 ) -> None:
-    # GIVEN a run whose rows lie there twice, and none is hidden: nothing is to be done
+    # GIVEN a run whose rows are stored twice, with none hidden: there is nothing to do
     store_run(store, tmp_path, "hidden")
     store.insert_arrow("spans", store.arrow(COPY_SPANS, {"run_id": "hidden"}))
-    apply_deleted_masks(store, ["spans"])  # of the tests before
+    apply_deleted_masks(store, ["spans"])  # of earlier tests
     wait_until_none_is_hidden(store)
     (before,) = store.rows(COUNT_FREED)
     apply_large_deleted_masks(store, ["spans"])
@@ -319,7 +319,7 @@ def test_parts_are_rewritten_if_many_of_a_servers_rows_are_hidden(
     apply_large_deleted_masks(store, ["spans"])
 
     (after,) = store.rows(COUNT_FREED)
-    # Where a merge came first, it has written them anew already and nothing is hidden.
+    # A merge may have rewritten them already, so that nothing is hidden.
     assert after["n"] == before["n"] + 1 or num_hidden(store) == 0
 
 
@@ -333,7 +333,7 @@ def num_hidden(store: Store) -> int:
 
 
 def wait_until_none_is_hidden(store: Store) -> None:
-    """Wait until no mutation is under way and what they freed shows in the parts."""
+    """Wait until no mutation is running and the parts show the freed rows."""
     until_s = time.monotonic() + TIMEOUT_S
     while (
         store.rows("SELECT count() AS n FROM system.mutations WHERE NOT is_done")[0]["n"]

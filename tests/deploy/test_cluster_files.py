@@ -1,4 +1,4 @@
-"""The servers' own files, loaded by the embedded engine."""
+"""Configuration files of the servers, loaded by the embedded engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(client.command("SELECT macro, substitution FROM system.macros ORDER BY mac
 
 
 def load(tmp_path: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Load server.xml with cluster.xml beside it, as a server does."""
+    """Load server.xml and cluster.xml as a server does."""
     (tmp_path / "config.xml").write_text("<clickhouse/>")
     (tmp_path / "config.d").mkdir()
     (tmp_path / "config.d" / "cluster.xml").write_bytes(CLUSTER_XML.read_bytes())

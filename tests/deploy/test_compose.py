@@ -35,7 +35,7 @@ PROFILES = ("single", "cluster")
 
 
 def names_in(profile: str) -> set[str]:
-    """Return every name by which a container of this profile finds another."""
+    """Return all names of containers in the network of a profile."""
     found = services(profile)
     aliases = {
         alias
@@ -55,7 +55,7 @@ def stores(profile: str) -> dict[str, str]:
 
 
 def test_services_use_known_keys_only() -> None:
-    # Docker refuses a file with a misspelt key, but only when somebody starts it.
+    # Docker refuses a file with a misspelt key, but only when the services are started.
     known = {
         "build", "cap_add", "cap_drop", "command", "depends_on", "environment", "healthcheck",
         "hostname", "image", "networks", "ports", "profiles", "read_only", "restart",
@@ -129,7 +129,7 @@ def test_no_secret_is_in_the_file_and_every_variable_is_set_somewhere() -> None:
 
     required = {name for name, rest in found.items() if not rest.startswith(":-")}
     assert required <= prepared_variables()
-    assert all(found[name].startswith(":?") for name in required)  # an empty one stops it
+    assert all(found[name].startswith(":?") for name in required)  # compose fails if it is empty
     for service in services().values():
         for name, value in (service.get("environment") or {}).items():
             if re.search("PASSWORD|SECRET|TOKEN$", name):
@@ -188,7 +188,10 @@ def test_every_server_is_the_shard_and_replica_of_the_clusters_file() -> None:
     ports = texts(xml(CLUSTER_XML), "remote_servers/rankscope/shard/replica/port")
     assert set(ports) == {native}
     replication = texts(xml(CLUSTER_XML), "remote_servers/rankscope/shard/internal_replication")
-    assert replication == ["true", "true"]  # else the engine would write each row to both itself
+    assert replication == [
+        "true",
+        "true",
+    ]  # otherwise the engine would write each row to both replicas itself
 
 
 def test_keepers_and_servers_have_the_addresses_of_all_keepers() -> None:
@@ -249,7 +252,7 @@ def test_the_commands_and_their_flags_exist_and_name_files_that_are_mounted(name
         assert f"$secrets/tls/{file}" in made
     published = [port.rpartition(":")[2] for one in [service] for port in one.get("ports", [])]
     assert set(published) <= {flags["--port"]}
-    assert service["environment"]["PORT"] == flags["--port"]  # where its health is asked
+    assert service["environment"]["PORT"] == flags["--port"]  # the port of the health check
 
 
 def test_alerts_go_to_the_alertmanager_of_the_deployment() -> None:
@@ -271,7 +274,7 @@ def test_the_image_copies_every_package_and_only_existing_files() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
 
     assert packages <= copied
-    assert "*" in ignored  # keys and passwords stay out of the builder's hands
+    assert "*" in ignored  # keys and passwords are not sent to the builder
     assert {line[1:] for line in ignored if line.startswith("!")} == copied
     assert all((ROOT / name).exists() for name in copied)
     assert compose()["x-rankscope"]["build"]["dockerfile"] == "deploy/Dockerfile"

@@ -1,4 +1,4 @@
-"""What Grafana is provisioned with: its data source, and each panel's statement, run."""
+"""Provisioning of Grafana: its data source, and the statement of each panel, run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def statements() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store that holds a run of two ranks and three steps."""
+    """Open a store with a run of two ranks and three steps."""
     spool = tmp_path_factory.mktemp("spool")
     for rank in range(2):
         builder = SpoolBuilder(spool, run_id="job", rank=rank)
@@ -54,7 +54,7 @@ def run(store: Store, title: str) -> list[dict[str, Any]]:
     sql = statements()[title]
     for macro, value in MACROS.items():
         sql = sql.replace(macro, value)
-    assert "$" not in sql, "a macro or variable that nobody fills in"
+    assert "$" not in sql, "a macro or variable without a value"
     return store.rows(sql)
 
 

@@ -1,4 +1,4 @@
-"""What is installed is pinned: exactly, wholly, and the server's image by hashes. No network."""
+"""Pins of all dependencies by version, and of the server's image by hash. Needs no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.pin_image import closure, pins
 from tests.support.paths import ROOT
 
 EXTRAS = ("server", "trainer", "notebook", "dev")
-"""What `make` installs; ``audit`` gets an environment of its own."""
+"""Extras that `make` installs. ``audit`` has its own environment."""
 
 on_the_pins_platform = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="what needs what is read off another platform's files"
@@ -23,7 +23,7 @@ on_the_pins_platform = pytest.mark.skipif(
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][A-Za-z0-9.]*)")
 HASHED = re.compile(r"([a-z0-9-]+)==([0-9][A-Za-z0-9.]*)((?: --hash=sha256:[0-9a-f]{64})+)")
 OF_TORCH = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
-"""The libraries that torch's build for NVIDIA devices pins itself, each by ``==``."""
+"""Libraries that torch's build for NVIDIA devices pins itself, by ``==``."""
 
 
 def lines_of(path: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""deploy/prepare.sh, run: keys that only their owner reads, and a certificate that holds."""
+"""deploy/prepare.sh: it writes private keys and a valid certificate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_all_files_of_the_compose_file_exist_and_are_private(
         "server.crt",
     }
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
-    # What is mounted into containers holds no key that could sign another certificate.
+    # The folders mounted into containers contain no key that could sign certificates.
     assert not (prepared / "deploy" / "secrets" / "tls" / "ca.key").exists()
 
 

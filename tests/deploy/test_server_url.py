@@ -1,4 +1,4 @@
-"""`clickhouse://`: the same store over HTTP. The engine behind it is the embedded one."""
+"""Stores at `clickhouse://`, with the embedded engine as the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two collectors that start at once on one server, and a server that is not ready."""
+"""Start of two collectors on one server, and of one on a server that is not ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWEST = known_migrations()[-1].version
 
 
 class FakeServer:
-    """Keeps what it was told; refuses some of it, as a replica does that lags behind."""
+    """Fake server that records statements, and refuses some, as a lagging replica does."""
 
     url = "clickhouse://fake"
 
@@ -51,7 +51,7 @@ def test_a_change_that_another_collector_is_making_is_retried() -> None:
 
 
 def test_a_change_that_the_other_collector_finished_is_not_sent_again() -> None:
-    # GIVEN a server that refuses once, and another collector that is done during the pause
+    # GIVEN a server that refuses once, and another collector that finishes during the pause
     server = FakeServer(num_refusals=1)
     said = list[int]()
 
@@ -59,10 +59,10 @@ def test_a_change_that_the_other_collector_finished_is_not_sent_again() -> None:
         server.versions.append(NEWEST)
         said.append(len(server.statements))
 
-    # WHEN the tables are brought up
+    # WHEN the tables are migrated
     assert migrate(server, sleep=finish) == NEWEST  # type: ignore[arg-type]  # fake store
 
-    # THEN nothing was said after that
+    # THEN no statement was sent after that
     assert [len(server.statements)] == said
 
 

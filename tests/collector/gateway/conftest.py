@@ -1,4 +1,4 @@
-"""One store with a row in it, and what answers statements on it."""
+"""Store with one row, and a query engine on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Ask = Callable[..., bytes]
 
 CANARY = "canary-7f3a"
-"""Stands in a file beside the store; no answer may hold it."""
+"""Content of a file next to the store, which no answer may contain."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def engine(store: Store) -> Iterator[QueryEngine]:
 
 @pytest.fixture(scope="module")
 def ask(engine: QueryEngine) -> Ask:
-    """Return what answers a statement with bytes."""
+    """Return a function that executes a statement and returns bytes."""
 
     def answer(text: str, **parameters: str) -> bytes:
         request = QueryRequest(text=text, parameters=parameters)

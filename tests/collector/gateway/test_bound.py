@@ -1,4 +1,4 @@
-"""No text of ours is made into SQL from values: a walk over the whole source (fault E5)."""
+"""Search of the whole source for SQL that is built from values (fault E5)."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ TAKES_SQL = frozenset(
         "send_query", "run", "lines", "answer",
     }
 )  # fmt: skip
-"""Methods whose first argument is a statement, of stores, clients and sessions of the engine."""
+"""Methods of stores, clients and engine sessions whose first argument is a statement."""
 
 ALLOWED = {
-    # Names and values come from a table of ours and from checked integers; SET binds none.
+    # Names and values come from our own tables and checked integers. SET cannot bind values.
     ("collector/gateway/session.py", "_configure"),
-    # What EXPLAIN is given is one statement by the engine's own word, and is parsed, not run.
+    # EXPLAIN gets a single statement in canonical form, and does not run it.
     ("collector/gateway/session.py", "lines"),
 }
-"""Where a statement is put together on purpose, with the reason."""
+"""Places that build a statement on purpose, with the reason."""
 
 
 PUTS_TOGETHER = frozenset({"format", "format_map", "join", "replace"})
 
 
 def made_up(node: ast.expr | None, made: set[str]) -> bool:
-    """Return whether an expression puts text together, other than from our constants alone."""
+    """Return whether an expression builds text from other parts than our constants."""
     if isinstance(node, ast.JoinedStr):
         shown = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         return not all(isinstance(part, ast.Name) and part.id.isupper() for part in shown)
@@ -58,7 +58,7 @@ def made_up(node: ast.expr | None, made: set[str]) -> bool:
 
 
 def names_made_up(scope: ast.AST) -> set[str]:
-    """Return the variables of a scope that hold text which was put together."""
+    """Return the variables of a scope with text that was built from values."""
     made: set[str] = set()
     for node in ast.walk(scope):
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -70,7 +70,7 @@ def names_made_up(scope: ast.AST) -> set[str]:
 
 
 def problems_in(source: str, name: str) -> list[str]:
-    """Return the calls that are given made-up SQL, as ``name:line``."""
+    """Return the calls with SQL that is built from values, as ``name:line``."""
     found: list[str] = []
     for scope in ast.walk(ast.parse(source)):
         if isinstance(scope, ast.Module):
@@ -90,7 +90,7 @@ def is_definition(node: ast.AST) -> bool:
 
 
 def is_given_sql(call: ast.Call, made: set[str]) -> bool:
-    """Return whether a call is one of a store's, with a statement that was put together."""
+    """Return whether a call is a store's and has a statement that is built from values."""
     if not (isinstance(call.func, ast.Attribute) and call.func.attr in TAKES_SQL):
         return False
     given = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "sql")]
@@ -154,7 +154,7 @@ def test_a_runs_name_is_matched_exactly(filled: Store, name: str) -> None:
     try:
         found = read_run(filled, name).epochs
     except StoreQueryError:
-        assert "\0" in name or not name.isprintable()  # the engine takes no such text
+        assert "\0" in name or not name.isprintable()  # the engine refuses such text
     else:
         assert [row["run_id"] for row in found] == ([name] if name == "known" else [])
     assert [row["run_id"] for row in filled.rows("SELECT run_id FROM runs")] == ["known"]

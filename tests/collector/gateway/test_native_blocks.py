@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GO_REVISION = 54_460
-"""What clickhouse-go 2 names in ``client_protocol_version``."""
+"""``client_protocol_version`` of clickhouse-go 2."""
 
 NOTE = bytes([1, 0, 2, 255, 255, 255, 255, 0])
 
@@ -82,7 +82,7 @@ def test_the_length_of_a_column_is_known_for_every_supported_type(
 
     found = bytes(with_revision(memoryview(blocks), GO_REVISION))
 
-    # Blocks of one column, of the same rows: what is between the heads is the column's values.
+    # A block of this column alone, with the same rows, gives the bytes of its values.
     alone = handle.run(f"SELECT {expression} AS value FROM numbers(5)", "Native")
     head_bytes = alone.index(b"value") + len(b"value")
     head_bytes += 1 + alone[head_bytes]

@@ -1,4 +1,4 @@
-"""Nothing but reading the store's own tables: the list of fault E6, and variations of it."""
+"""Refused statements: the list of fault E6, with variations of nesting and spelling."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ SCALAR_CONTEXTS = [
 
 @pytest.fixture(scope="module")
 def filled(store: Store) -> dict[str, str]:
-    """What the statements' placeholders stand for."""
+    """Return the values of the statements' placeholders."""
     assert store.path is not None
     return {
         "secret": str(store.path / "secret.txt"),
@@ -299,7 +299,7 @@ def test_the_same_statement_with_an_allowed_function_is_answered(ask: Ask, conte
 
 
 def spelled(draw: st.DrawFn, text: str) -> str:
-    """Write a statement another way: in another case, with comments and odd blanks."""
+    """Return a statement in another spelling: case, comments and blanks."""
     blank = st.sampled_from([" ", "\n", "\t", " /* x */ ", " -- x\n", "  ", " #! x\n", "\u00a0"])
     words = text.split(" ")
     joined = words[0]
@@ -341,7 +341,7 @@ def test_no_nesting_or_spelling_allows_a_forbidden_source(
 
     error = refuse(ask, statement)
 
-    # 62: written so oddly that it is no statement any more.
+    # 62: in this spelling it is not a statement any more.
     assert error.code in {497, 164, 62}, error.body()
 
 
@@ -360,7 +360,7 @@ def test_a_name_with_a_line_break_is_refused(ask: Ask) -> None:
 
 
 def test_no_text_is_read_as_the_bytes_of_an_aggregates_state(ask: Ask) -> None:
-    # 5 as the bytes of a sum's state. Taken for bytes it would be 5; as a text it is no number.
+    # The bytes of a sum's state of 5. Read as bytes it would be 5; as text it is not a number.
     made = "CAST(unhex('0500000000000000'), concat('Aggregate', 'Function(sum, UInt64)'))"
     assert ask(f"SELECT finalizeAggregation({made})") == b"0\n"
     assert ask("SELECT sumMerge(CAST('5', 'AggregateFunction(sum, UInt64)'))") == b"5\n"

@@ -1,4 +1,4 @@
-"""The interface over HTTP, asked by the client that people use and by hand as Grafana asks."""
+"""Gateway over HTTP, queried by clickhouse-connect, and with the requests that Grafana sends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SELECT
 FROM clock WHERE time >= toDateTime(0) AND time <= toDateTime(100)
 GROUP BY time ORDER BY time ASC
 """
-"""As the query builder writes a time series."""
+"""Time series as Grafana's query builder writes it."""
 
 
 def pages(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401 -- WSGI's own
@@ -51,7 +51,7 @@ def pages(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # n
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One live token a role, and one for some runs only; and where the server finds them."""
+    """Create a valid token of each role, and one for some runs only."""
     path = tmp_path_factory.mktemp("tokens") / "tokens.json"
     records: list[TokenRecord] = []
     shown = {"path": str(path)}
@@ -219,7 +219,7 @@ def test_an_error_has_clickhouses_code_and_one_line(
 
 
 def num_running(store: Store, begin: str) -> int:
-    """Count what runs; the looks at a statement before it runs begin otherwise."""
+    """Return the number of running statements; those that only check begin differently."""
     found = store.rows(
         "SELECT count() AS n FROM system.processes WHERE startsWith(query, {begin:String})",
         {"begin": begin},
@@ -248,7 +248,7 @@ def test_a_statement_ends_if_its_client_disconnects(url: str, store: Store) -> N
     with socket.create_connection(("127.0.0.1", port)) as asker:
         asker.sendall((head + LONG).encode())
         assert until(1)
-    assert until(0)  # its own limit is twice as far
+    assert until(0)  # well before its own time limit
 
 
 def test_a_client_that_disconnects_is_not_an_error(engine: QueryEngine) -> None:

@@ -1,4 +1,4 @@
-"""A session of the engine: what it returns is the caller's own, and failures are the query's."""
+"""Read-only session: results are copied in time, and errors of the engine are QueryError."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = b"what the engine found"
 
 
 class Memory:
-    """Is overwritten once nothing holds it, as the engine's memory may be by another thread."""
+    """Memory that is overwritten once it is released, as another thread may do in the engine."""
 
     def __init__(self) -> None:
         self.content = bytearray(TEXT)
@@ -28,7 +28,7 @@ class Memory:
 
 
 class Overwritten(ReadOnlySession):
-    """A session whose answers lie in a `Memory`."""
+    """Session whose answers are in a `Memory`."""
 
     def answer(
         self, sql: str, output_format: str, parameters: Mapping[str, str] | None = None

@@ -138,7 +138,7 @@ def test_too_many_statements_are_refused_and_an_abandoned_one_is_ended(store: St
 
     begun = time.monotonic()
     assert asyncio.run(crowd()) == [503, 2]
-    # Had the first run to its limit, the second would have waited for it.
+    # If the first had run to its limit, the second would have waited for it.
     assert time.monotonic() - begun < 120
     slow.close()
 
@@ -153,12 +153,12 @@ def test_unfetched_results_block_other_statements_until_released(
         ask(small, "SELECT 1")
     assert len(held.answer.view) == 1_100
     del held
-    # The thread that answered may still hold the result for a moment.
+    # The worker thread may still refer to the result for a moment.
     assert once_let_go(small, "SELECT 1") == b"1\n"
 
 
 def test_rows_that_are_stored_twice_are_read_once(store: Store, ask: Ask) -> None:
-    # GIVEN a sample that was shipped twice
+    # GIVEN a sample that was stored twice
     row = {
         "run_id": "", "host": "twice", "device": -1, "at_ns": 1, "name": "cpu-busy-ratio",
         "value": 0.5,
@@ -166,8 +166,8 @@ def test_rows_that_are_stored_twice_are_read_once(store: Store, ask: Ask) -> Non
     for _ in range(2):
         store.insert_rows("samples", [row])
 
-    # WHEN it is counted from outside
+    # WHEN it is counted through the gateway
     counted = ask("SELECT count() FROM samples WHERE host = 'twice'")
 
-    # THEN it is one
+    # THEN the count is one
     assert counted.strip() == b"1"

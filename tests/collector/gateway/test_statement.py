@@ -1,4 +1,4 @@
-"""What is answered, and in which form it runs."""
+"""Allowed statements, and the canonical form in which they run."""
 
 from __future__ import annotations
 

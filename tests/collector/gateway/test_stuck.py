@@ -26,7 +26,7 @@ from rankscope.collector.gateway.errors import QueryError
 from rankscope.collector.gateway.settings import QueryLimits
 from rankscope.collector.store.store import open_store
 
-# One block of 65,536 rows of which each costs a good while: it would take some ten minutes.
+# One block of 65,536 slow rows, which would take about ten minutes.
 STUCK = (
     "SELECT sum(damerauLevenshteinDistance(repeat('a', 4000 + number % 2), repeat('b', 4000)))"
     " FROM numbers(65536)"
@@ -55,7 +55,7 @@ with open_store("chdb://" + sys.argv[1]) as store:
 def test_a_stuck_statement_is_answered_in_time_and_its_thread_is_left(
     tmp_path: Path,
 ) -> None:
-    # WHEN one statement can't be ended, another comes behind it, and the engine is closed
+    # WHEN a statement cannot be ended, another waits behind it, and the engine is closed
     ended = subprocess.run(
         [sys.executable, "-c", ASK, str(tmp_path)],
         capture_output=True,
@@ -64,7 +64,7 @@ def test_a_stuck_statement_is_answered_in_time_and_its_thread_is_left(
         check=False,
     )
 
-    # THEN the first is told that it took too long, the second to come again, and nothing waits
+    # THEN the first gets a timeout, the second an error to try again, and close returns in time
     expected = ["1", "408 159", "503 202", "left ['query-0']", ""]
     assert ended.stdout.split("\n") == expected, ended.stderr
 

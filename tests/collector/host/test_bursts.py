@@ -17,7 +17,7 @@ UNIX_NS = 1_700_000_000_000_000_000
 
 @dataclass
 class Machine:
-    """A clock that moves when somebody sleeps or reads, and a source on it."""
+    """Clock that advances with sleeps and readings, and a source that uses it."""
 
     read_costs_ns: int
     now_ns: int = 0
@@ -58,7 +58,7 @@ def test_readings_keep_to_the_grid_and_the_cost_is_reported() -> None:
 
 
 def test_overrun_readings_are_counted_and_skipped() -> None:
-    # A reading takes 2.5 periods: those at 1 and 2, 4 and 5, 7 and 8 ms are missed.
+    # A reading takes 2.5 periods, so those at 1, 2, 4, 5, 7 and 8 ms are missed.
     machine = Machine(read_costs_ns=5 * MS // 2)
 
     burst = take_burst(machine, period_ns=MS, duration_ns=10 * MS, clocks=machine.clocks())
@@ -88,7 +88,7 @@ def test_a_burst_out_of_range_is_refused(period_ns: int, duration_ns: int) -> No
 
 
 def asked(folder: Path, text: str) -> tuple[list[Sample], list[str]]:
-    """Return the samples and the lines of a desk at which a file asks for a burst."""
+    """Return the samples and the log lines of a burst that a file requests."""
     path = folder / "burst.json"
     path.write_text(text)
     samples: list[Sample] = []

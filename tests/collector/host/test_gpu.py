@@ -1,4 +1,4 @@
-"""Against a driver's library that behaves like NVML on a host of two devices."""
+"""GPU samples, with a fake of NVML for a host of two devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UUIDS = ("GPU-AAAA0000-1111", "GPU-BBBB0000-2222")
 
 
 class FakeNvml:
-    """Answers for two devices; what is in ``unsupported`` raises as the real one does."""
+    """Fake of NVML with two devices. Functions in ``unsupported`` raise as the real ones do."""
 
     NVMLError = pynvml.NVMLError
     NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
@@ -139,7 +139,7 @@ def test_an_older_driver_has_an_older_function_for_reasons() -> None:
 
 
 def test_a_devices_samples_have_the_local_rank_that_uses_it() -> None:
-    # GIVEN: the second device is the first rank's, and the first is nobody's
+    # GIVEN: the first rank uses the second device, and no rank uses the first
     local_ranks = {plain_uuid("bbbb0000-2222"): 0}
 
     found = GpuSource(load=FakeNvml, local_rank_of=lambda: local_ranks).read(9)

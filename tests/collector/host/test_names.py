@@ -1,4 +1,4 @@
-"""docs/samples.md names what the sources name."""
+"""Names of samples in docs/samples.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees as ConnectX-7 (RoCE), ConnectX-6 (InfiniBand) and EFA show them."""
+"""RDMA samples, with sysfs trees of ConnectX-7 (RoCE), ConnectX-6 (InfiniBand) and EFA."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ def test_an_impossible_reading_is_unknown(tmp_path: Path, odd: int | str) -> Non
     write(folder / "hw_counters", {"out_of_sequence": 5})
     assert read(source)["rdma-out-of-sequence-packets"] == 2
 
-    # WHEN the device is gone from the bus for a moment
+    # WHEN the device disappears from the bus for a moment
     write(folder / "hw_counters", {"out_of_sequence": odd})
     assert read(source)["rdma-out-of-sequence-packets"] == 2
 
-    # THEN the count goes on afterwards
+    # THEN the count continues afterwards
     write(folder / "hw_counters", {"out_of_sequence": 6})
     assert read(source)["rdma-out-of-sequence-packets"] == 3
 

@@ -13,7 +13,7 @@ def test_a_counter_that_was_reset_grew_by_its_value() -> None:
 
 
 def test_a_counter_that_steps_back_a_little_was_not_reset() -> None:
-    # GIVEN 5 TB sent, of which a driver's next sum over its queues has seen 1,500 bytes less
+    # GIVEN 5 TB sent, and a driver's next sum over its queues that is 1,500 bytes lower
     totals = CounterTotals()
     for raw in (5 * 10**12, 5 * 10**12 - 1500, 5 * 10**12 - 1400):
         totals.add_reading("sent-bytes", "eth0", raw)
@@ -47,7 +47,7 @@ def test_a_sum_neither_falls_nor_jumps_if_a_port_returns() -> None:
     totals = CounterTotals()
     totals.add_reading("sent-bytes", "a", 10**9)
     totals.add_reading("sent-bytes", "b", 10**12)
-    totals.add_reading("sent-bytes", "a", 10**9 + 5)  # b can't be read in this round
+    totals.add_reading("sent-bytes", "a", 10**9 + 5)  # b cannot be read in this round
     assert totals.total("sent-bytes") == 5
 
     totals.add_reading("sent-bytes", "b", 10**12 + 2)

@@ -24,7 +24,7 @@ GENEROUS_S = 30.0
 
 
 class Source:
-    """Answers by calling ``answer``, and counts how often it is asked."""
+    """Source that returns ``answer()`` and counts its readings."""
 
     def __init__(self, name: str, answer: Callable[[int], list[Sample]]) -> None:
         self.name = name
@@ -48,7 +48,7 @@ def failing(error: Exception) -> Source:
 
 
 class Rounds:
-    """A sink that keeps each round without the sampler's own cost."""
+    """Sink that keeps each round, without the sample of the sampler's cost."""
 
     def __init__(self) -> None:
         self.rounds: list[list[Sample]] = []
@@ -90,7 +90,7 @@ def test_a_source_that_raises_loses_its_own_samples_and_is_logged_once() -> None
 
 
 def test_a_hanging_source_is_not_read_again_until_it_answers() -> None:
-    # GIVEN: a source that stands in its first reading
+    # GIVEN: a source that hangs in its first reading
     gate, answered = threading.Event(), threading.Event()
 
     def answer(at_ns: int) -> list[Sample]:
@@ -113,15 +113,17 @@ def test_a_hanging_source_is_not_read_again_until_it_answers() -> None:
     for _ in range(3):
         sampler.turn()
 
-    # THEN: the other's samples came, and there is one thread and one unfinished reading
+    # THEN: the other source has samples, and there is one thread and one unfinished reading
     assert all("late-bytes" not in {s.name for s in each} for each in rounds.rounds)
     assert hanging.num_asked == 1
     assert threading.active_count() <= num_threads + 2
     assert sampler.stats["hanging"].num_late == 3
-    its_lines = [line for line in lines if line.startswith("hanging")]  # any may be late so soon
+    its_lines = [
+        line for line in lines if line.startswith("hanging")
+    ]  # others may be late on a busy machine
     assert its_lines == ["hanging: timeout: no samples of it until it answers"]
 
-    # WHEN: it answers, its late answer is dropped and the next is taken
+    # WHEN: it answers, the late answer is dropped and the next one is used
     gate.set()
     assert answered.wait(GENEROUS_S)
     for _ in range(90):
@@ -191,7 +193,7 @@ def test_a_failing_sink_loses_only_its_round() -> None:
     sampler.turn()
     sampler.turn()
     assert lines == ["samples cannot be stored: disk full"]
-    assert sampler.num_lost == 4  # one of the source and one of the sampler's own cost a round
+    assert sampler.num_lost == 4  # per round one of the source and one of the sampler's cost
 
     is_full = False
     sampler.turn()

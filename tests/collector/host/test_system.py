@@ -22,7 +22,7 @@ SECOND = 10**9
 
 
 def process(root: Path, pid: int, command: str, ticks: int, *, start: int = 500) -> None:
-    """Write a ``/proc/PID/stat``; the time is half user's, half system's."""
+    """Write a ``/proc/PID/stat``, with half of the time as user and half as system time."""
     folder = root / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     user = ticks // 2
@@ -59,7 +59,7 @@ def test_the_ten_busiest_commands_are_returned_with_their_processes_summed(tmp_p
     top = source(tmp_path)
     assert top.read(0) == []
 
-    # WHEN: two seconds on, job N used N ticks and one of job0 used 150
+    # WHEN: two seconds later, job N has used N ticks and one process of job0 150
     for pid in range(12):
         process(tmp_path, 100 + pid, f"job{pid}", 1000 + pid)
     process(tmp_path, 200, "job0", 1150)
@@ -103,7 +103,7 @@ def test_a_tree_without_processes_has_no_samples(tmp_path: Path) -> None:
 
 
 def test_this_process_has_the_cpu_time_that_psutil_reports() -> None:
-    """The one reading of a real ``/proc``: its sum lies between two of psutil's."""
+    """A reading of the real ``/proc`` is between two readings of psutil."""
     me = psutil.Process()
     before_s = sum(me.cpu_times()[:2])
     with open(f"/proc/{os.getpid()}/stat", "rb") as file:  # noqa: PTH123

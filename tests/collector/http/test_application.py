@@ -37,7 +37,7 @@ OPEN = {"/healthz", "/readyz", "/login"}
 
 
 def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """A dashboard that shows a run's data on every path."""
+    """Dashboard that shows a run's data on every path."""
     start_response("200 OK", [("Content-Type", "text/html")])
     return [f"data of {environ['PATH_INFO']}".encode()]
 
@@ -52,7 +52,7 @@ def client() -> Client:
 
 
 def test_no_route_of_the_application_answers_without_a_token(client: Client) -> None:
-    # Walks the application's own map, so that a route added later is tested too.
+    # Reads the application's own routes, so that a route added later is tested too.
     app = create_app(Access(port=8050, token=TOKEN), pages=pages, not_ready=ready)
     paths = {route.path for route in app.routes if isinstance(route, Route)}
     mounts = [route for route in app.routes if isinstance(route, Mount)]
@@ -86,7 +86,7 @@ def test_the_clock_answers_with_the_pause_until_the_next_probe(client: Client) -
 
     pauses_ns = [client.post("/v1/clock", headers=headers).json()["pause_ns"] for _ in range(3)]
 
-    # One alone may ask as often as it likes: an agent's own pauses are of 50 ms and more.
+    # A single client may probe without a pause: agents pause for 50 ms or more themselves.
     assert all(0 < pause_ns < 50_000_000 for pause_ns in pauses_ns)
 
 
@@ -130,7 +130,7 @@ def test_the_pages_accept_any_method_on_other_paths(client: Client) -> None:
 
 
 def test_fastapi_serves_no_documentation_pages(client: Client) -> None:
-    # With the token, these fall through to the dashboard instead of FastAPI's own pages.
+    # With the token, these paths reach the dashboard instead of FastAPI's own pages.
     for path in ("/docs", "/redoc", "/openapi.json"):
         answer = client.get(path, headers={"authorization": f"Bearer {TOKEN}"})
         assert answer.text == f"data of {path}"
@@ -229,7 +229,7 @@ def test_an_endless_chunked_body_is_refused_at_the_limit(
         ended = threading.Event()
         sender = threading.Thread(target=pour, args=(connection, ended))
         sender.start()
-        # The answer is whole although the body never ends, and then the connection does.
+        # The answer is complete although the body never ends; then the connection ends.
         answer = read_to_end(connection)
         ended.set()
         sender.join()
@@ -248,7 +248,7 @@ def test_two_lengths_or_a_length_and_chunks_are_refused(server: Running) -> None
         b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
     ):
         with server.connect() as connection:
-            # What stands behind would be the next request for whoever takes the length.
+            # The rest would be the next request for a proxy that uses the length.
             connection.sendall(POST + lengths + b"\r\n0\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n")
             answer = read_to_end(connection)
             assert answer.startswith(b"HTTP/1.1 400")
@@ -283,7 +283,7 @@ def test_a_page_whose_body_is_too_long_ends_and_the_next_request_is_answered(
         start_response("200 OK", [("content-length", str(len(str(len(body)))))])
         return [str(len(body)).encode()]
 
-    application: Any = page  # a2wsgi types environments as its own dictionaries
+    application: Any = page  # a2wsgi declares its own type for environments
     pages: Any = WSGIMiddleware(application, workers=1)
     with running(BodyLimit(pages, refusals), limits=LARGE) as server:
         with server.connect() as connection:
@@ -300,7 +300,7 @@ def test_a_page_whose_body_is_too_long_ends_and_the_next_request_is_answered(
 
 
 def pour(connection: Any, ended: threading.Event) -> None:  # noqa: ANN401 -- a socket
-    """Send pieces of 64 KiB until cut off."""
+    """Send pieces of 64 KiB until the connection is closed."""
     piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
     while not ended.is_set():
         try:
@@ -310,7 +310,7 @@ def pour(connection: Any, ended: threading.Event) -> None:  # noqa: ANN401 -- a 
 
 
 def client_of(store: Store, *, grant: Grant = FULL_GRANT) -> Client:
-    """Return a connection whom the gate has let in with this grant."""
+    """Return a client that the gate has accepted with this grant."""
     app = FastAPI()
     app.include_router(deletion_router(store, Deletions(store)))
 

@@ -26,12 +26,12 @@ QUICK_HEADERS = replace(GENEROUS, header_s=1.0)
 
 def test_a_connection_with_an_endless_header_is_closed() -> None:
     with running(limits=QUICK_HEADERS) as server, server.connect() as slow:
-        # WHEN a header comes letter by letter, each long before any single deadline
+        # WHEN a header arrives byte by byte, each well within the deadline
         slow.sendall(b"GET / HTTP/1.1\r\n")
         ended = threading.Event()
         sender = threading.Thread(target=trickle, args=(slow, b"a: b\r\n", ended))
         sender.start()
-        # THEN the connection ends, and others are answered
+        # THEN the connection is closed, and others are answered
         assert read_to_end(slow) == b""
         ended.set()
         sender.join()
@@ -59,7 +59,7 @@ def test_an_idle_connection_between_two_requests_is_not_slow() -> None:
     with running(limits=QUICK_HEADERS) as server, server.connect() as client:
         client.sendall(POST + b"content-length: 2\r\n\r\nab")
         assert answer_on(client) == b"2"
-        with server.connect() as silent:  # a whole header deadline goes by
+        with server.connect() as silent:  # lasts a whole header deadline
             assert read_to_end(silent) == b""
         client.sendall(POST + b"content-length: 3\r\n\r\nabc")
 
@@ -102,7 +102,7 @@ def test_a_large_answer_that_is_read_is_complete() -> None:
 def test_the_rest_of_an_answered_body_is_not_read_forever() -> None:
     with running(limits=replace(GENEROUS, linger_s=0.3)) as server, server.connect() as client:
         client.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
-        # The answer is there before the body is, and the body goes on without an end.
+        # The answer is sent before the body, and the body never ends.
         assert answer_on(client) == b"0"
         ended = threading.Event()
         sender = threading.Thread(target=trickle, args=(client, b"5\r\nhello\r\n", ended))
@@ -169,12 +169,12 @@ def test_a_long_header_is_refused_even_in_one_piece(text: bytes) -> None:
 def test_300_slow_clients_do_not_slow_down_the_others() -> None:
     ratios: list[float] = []
     with running(limits=replace(GENEROUS, sweep_s=0.05)) as server:
-        # Another program may take the machine in any one round: the best of them tells.
+        # Other programs may disturb single rounds, so the best round counts.
         while len(ratios) < 10 and min(ratios, default=2.0) > 1.5:
-            # GIVEN how long requests take alone
+            # GIVEN the duration of requests without other clients
             wait_until(lambda: server.server.num_connections == 0)
             alone_s = timed(server)
-            # WHEN 300 connections hold half a header and 100 half a body
+            # WHEN 300 connections have sent half a header and 100 half a body
             slow = [server.connect(source=f"127.0.0.{2 + number % 8}") for number in range(400)]
             for number, client in enumerate(slow):
                 half_body = POST + b"content-length: 9000\r\n\r\nab"
@@ -185,12 +185,12 @@ def test_300_slow_clients_do_not_slow_down_the_others() -> None:
                 client.close()
             ratios.append(beside_s / (alone_s + 0.003))
 
-    # THEN the others wait no longer, but for noise
+    # THEN requests take as long as before, within noise
     assert min(ratios) <= 1.5
 
 
 def timed(server: Running) -> float:
-    """Return the median seconds of an answer."""
+    """Return the median duration of an answer in seconds."""
     found = []
     for _ in range(41):
         begin_s = time.perf_counter()
@@ -200,7 +200,7 @@ def timed(server: Running) -> float:
 
 
 def trickle(client: socket.socket, piece: bytes, ended: threading.Event) -> None:
-    """Send a piece again and again until the event or the connection ends."""
+    """Send a piece repeatedly until the event is set or the connection is closed."""
     while not ended.wait(0.02):
         try:
             client.sendall(piece)

@@ -1,4 +1,4 @@
-"""The interface as it describes itself, asked by schemathesis with each sort of token."""
+"""OpenAPI description of the server, tested by schemathesis with each kind of token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY_NS = 86_400 * 10**9
 
 @schemathesis.serializer(ARROW_TYPE)
 def as_it_is(_context: object, value: object) -> bytes:
-    """Let schemathesis make bodies that are no Arrow; the fuzzed ones are the decoder's tests."""
+    """Return a body unchanged. Fuzzed Arrow bodies are in the decoder's tests."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 
@@ -87,12 +87,12 @@ def test_no_generated_request_causes_a_server_error(
         assert {"/v1/spans", "/v1/rows/ranks", "/v1/resume", "/v1/runs", "/metrics"} <= paths
         for operation in operations:
             if operation.path.startswith("/log"):
-                continue  # a browser's, in test_login.py
+                continue  # for browsers: see test_login.py
 
             @settings(
-                max_examples=6 if sort == "own" else 3,  # the others are turned away before
+                max_examples=6 if sort == "own" else 3,  # the others are refused earlier
                 deadline=None,
-                phases=[Phase.generate],  # to shrink a failure takes minutes
+                phases=[Phase.generate],  # shrinking a failure takes minutes
                 derandomize=True,
                 database=None,
                 suppress_health_check=list(HealthCheck),
@@ -108,7 +108,7 @@ def test_no_generated_request_causes_a_server_error(
                 )
                 assert answer.status_code < 500 or answer.status_code == 503
                 if sort == "own" and case.path.startswith("/v1/rows/"):
-                    assert answer.status_code == 200, answer.text  # as described is as taken
+                    assert answer.status_code == 200, answer.text  # a described request is accepted
                 if sort in INVALID and case.path not in {"/healthz", "/readyz"}:
                     assert answer.status_code in {401, 429}
 
@@ -120,7 +120,7 @@ def body_type(case: Any) -> dict[str, str]:  # noqa: ANN401 -- as above
 
 
 def body_of(case: Any) -> bytes:  # noqa: ANN401 -- as above
-    """Return the body as it goes over the wire; random bytes where it is no JSON."""
+    """Return the body as sent: JSON, or random bytes for other types."""
     if isinstance(case.body, NotSet):
         return b""
     if case.media_type == "application/json":
@@ -129,7 +129,7 @@ def body_of(case: Any) -> bytes:  # noqa: ANN401 -- as above
 
 
 def sendable(headers: Mapping[str, Any] | None) -> dict[str, bytes]:
-    """Return those headers that HTTP can carry at all."""
+    """Return the headers that HTTP can transport."""
     return {
         name: str(value).encode()
         for name, value in (headers or {}).items()

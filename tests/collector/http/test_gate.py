@@ -20,7 +20,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml", "sec-fetch-mode": "navig
 
 
 async def everything(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that answers each path it is asked for, so only the gate can refuse."""
+    """Application that answers every path, so that only the gate refuses."""
     await PlainTextResponse(f"saw {scope['path']}")(scope, receive, send)
 
 
@@ -153,7 +153,7 @@ def test_a_token_in_the_url_opens_a_session_and_is_removed_from_the_url(client: 
 
 
 def test_a_token_in_the_url_never_redirects_to_another_host(client: Client) -> None:
-    # Asked for "//evil.example/", a redirect to the same path would leave this server.
+    # For "//evil.example/", a redirect to the same path would leave this server.
     answer = client.get(f"{BASE}//evil.example/?token={TOKEN}")
 
     assert answer.headers["location"] == "/evil.example/"

@@ -1,4 +1,4 @@
-"""Sessions of a browser over the whole application: how they begin, end, and are guarded."""
+"""Browser sessions with the whole application: login, logout and protection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(access: Access, refusals: Refusals) -> Client:
 
 
 def log_in(client: Client, token: str = TOKEN) -> str | None:
-    """Return the session that a browser is given."""
+    """Log in and return the browser's session."""
     answer = client.post("/login", data={"token": token}, headers=OURS)
     return (
         None
@@ -60,11 +60,11 @@ def log_in(client: Client, token: str = TOKEN) -> str | None:
 
 
 def test_a_session_is_never_chosen_by_the_browser(client: Client, access: Access) -> None:
-    # GIVEN a cookie that somebody planted, WHEN its victim logs in
+    # GIVEN a cookie that an attacker set, WHEN its victim logs in
     planted = {"cookie": f"{COOKIE}=planted", **OURS}
     answer = client.post("/login", data={"token": TOKEN}, headers=planted)
 
-    # THEN the session is another, and the planted one opens nothing
+    # THEN the session is a new one, and the attacker's is invalid
     given = SimpleCookie(answer.headers["set-cookie"])[COOKIE].value
     assert given != "planted"
     assert access.sessions.is_open(given)
@@ -140,7 +140,7 @@ def test_a_thousand_invalid_logins_are_not_compared_after_the_tenth(
     ] + [client.get("/", params={"token": f"guess {number}"}).status_code for number in range(20)]
 
     assert statuses == [401] * 10 + [429] * 40
-    # The right one waits too, or waiting would tell which it is.
+    # The valid token waits too: otherwise the wait would reveal it.
     answer = client.post("/login", data={"token": TOKEN}, headers=OURS)
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "60"
@@ -158,7 +158,7 @@ def test_invalid_tokens_in_a_header_are_throttled_and_a_valid_one_never(client: 
 
     assert wrong == [401] * 100 + [429] * 3
     assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
-    # Who shows nothing guesses nothing.
+    # Requests without a token are not failures.
     assert client.get("/").status_code == 401
 
 

@@ -68,7 +68,7 @@ def test_the_number_of_series_is_bounded_for_any_requests(client: Client) -> Non
         client.request(f"BREW{number}", "/", headers=BEARER)
     many = len(scraped(client))
 
-    # Of 240 paths and methods five routes are new: 11 series of time and 2 to 4 of counts each.
+    # 240 paths and methods give five new routes: 11 series of time and 2 to 4 counts each.
     assert many - before <= 5 * (11 + 4)
 
 

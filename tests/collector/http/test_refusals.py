@@ -45,7 +45,7 @@ def test_one_refusal_per_minute_is_logged_and_all_are_counted(
         {**line, "visitor": "10.0.0.8"},
         {"event": "refused", "reason": "slow-body", "visitor": "10.0.0.7"},
     ]
-    # A minute later the next one says how many were not logged.
+    # A minute later, the next line has the number of those that were not logged.
     clock.advance_s(60)
     refusals.note(Refusal.NO_TOKEN, client="10.0.0.7", status=401)
     assert event_log.events[-1] == {**line, "more_since_last": 999}

@@ -1,4 +1,4 @@
-"""Who may ask what: every route of the server, by every sort of token."""
+"""Rights of every kind of token on every route of the server."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ MAY = {
     ("GET", "/run/{run}"): READERS,
     ("PATCH", "/v1/unknown-route"): TRUSTED,
 }
-"""Everybody else with a live token gets 403, and without one 401."""
+"""All other valid tokens get 403, and requests without one 401."""
 
 
 async def anything(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that does whatever it is asked, so only the gate can refuse."""
+    """Application that accepts every request, so that only the gate refuses."""
     await PlainTextResponse("done")(scope, receive, send)
 
 
 def routes_of_the_server() -> set[tuple[str, str]]:
-    """Return method and path of each route that the server has, behind whatever store."""
-    nothing: Any = None  # the routes are looked at, not asked
+    """Return method and path of each route of the server."""
+    nothing: Any = None  # the routes are listed, not called
     app = create_app(
         Access(port=1),
         pages=nothing,
@@ -84,7 +84,7 @@ def routes_of_the_server() -> set[tuple[str, str]]:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> dict[str, str]:
-    """Return a token of each sort; the hashes are in a file beside."""
+    """Return a token of each kind, whose hashes are in a file."""
     made = {
         "ingest": make(Role.INGEST),
         "ingest for a run": make(Role.INGEST, run_prefix="a"),

@@ -30,13 +30,13 @@ def test_connections_of_one_address_are_limited() -> None:
         held = [server.connect(source="127.0.0.2") for _ in range(3)]
         wait_until(lambda: server.server.num_connections == 3)
 
-        # The fourth is closed unheard, another address is answered.
+        # The fourth is closed before it is read; another address is answered.
         with server.connect(source="127.0.0.2") as fourth:
             assert read_to_end(fourth) == b""
         assert server.get(source="127.0.0.3").endswith(b"0")
         assert server.refusals.counts == {Refusal.TOO_MANY_FROM_ADDRESS: 1}
 
-        # AND when one goes its place is free; the others were never harmed.
+        # AND when one is closed, a new one is accepted; the others stay open.
         held.pop().close()
         wait_until(lambda: server.server.num_connections == 2)
         assert server.get(source="127.0.0.2").endswith(b"0")
@@ -64,7 +64,7 @@ def test_all_connections_are_limited_and_the_oldest_are_kept() -> None:
 
 
 class Accepted(asyncio.Protocol):
-    """A connection that tells how its socket is set."""
+    """Connection that reports an option of its socket."""
 
     def __init__(self) -> None:
         self.is_delayed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -77,7 +77,7 @@ class Accepted(asyncio.Protocol):
 
 
 async def is_answer_delayed() -> bool:
-    """Return whether the second piece of an answer waits until the first one is confirmed."""
+    """Return whether the second piece of an answer waits for the ACK of the first (Nagle)."""
     accepted = Accepted()
     with socket.create_server(("127.0.0.1", 0)) as bound:
         acceptor = Acceptor(
@@ -112,7 +112,7 @@ with running(limits=LARGE) as server:
 
 @pytest.mark.multiproc
 def test_a_server_without_open_files_left_recovers() -> None:
-    # GIVEN a process that may open 60 files, and caps that let far more connections in
+    # GIVEN a process that may open 60 files, with limits that allow more connections
     with subprocess.Popen(
         [sys.executable, "-c", FEW_FILES],
         stdin=subprocess.PIPE,
@@ -123,11 +123,11 @@ def test_a_server_without_open_files_left_recovers() -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         client = Clients(port)
-        # WHEN 200 connect at once
+        # WHEN 200 clients connect at once
         held = [client.connect() for _ in range(200)]
         held[0].sendall(REQUEST)
         assert answer_on(held[0]) == b"0"
-        # THEN once they are gone the next is answered
+        # THEN the next is answered once they have disconnected
         for connection in held:
             connection.close()
         assert client.get().endswith(b"0")

@@ -21,7 +21,7 @@ ETAG = b'"5-1"'
 
 
 class Files:
-    """An application of files that notes what it is asked."""
+    """Application with files that records the requests."""
 
     def __init__(self, **bodies: bytes) -> None:
         self.bodies = bodies
@@ -108,7 +108,7 @@ def test_other_requests_are_passed_on(files: Files) -> None:
 
 
 def test_files_beyond_the_size_limit_are_answered_and_not_cached(files: Files) -> None:
-    # Of 5 bytes: one content, by whatever names.
+    # A limit of 5 bytes fits one content, under any number of names.
     client = kept(files, max_bytes=9)
     for _ in range(2):
         assert [client.get(f"/assets/{name}").text for name in ("a", "copy", "b")] == [
@@ -129,7 +129,7 @@ def test_files_beyond_the_path_limit_are_answered_and_not_cached(files: Files) -
 
 
 def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """A page, and below ``/assets/`` more than any socket buffers."""
+    """A page, and below ``/assets/`` files larger than socket buffers."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     if environ["PATH_INFO"].startswith("/assets/"):
         return [b"x" * 2**16] * 256
@@ -142,7 +142,7 @@ def test_slow_readers_of_static_files_do_not_block_the_pages() -> None:
         for _ in range(2 * PAGE_THREADS):
             slow_client = stack.enter_context(server.connect())
             slow_client.sendall(b"GET /assets/plotly.js HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert slow_client.recv(8) == b"HTTP/1.1"  # its answer has begun, and it takes no more
+            assert slow_client.recv(8) == b"HTTP/1.1"  # reads no more than this
         with server.connect() as connection:
             connection.sendall(
                 b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"

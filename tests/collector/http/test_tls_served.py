@@ -84,7 +84,7 @@ def test_an_old_tls_is_refused(
 ) -> None:
     client = trusting(authority)
     client.minimum_version = client.maximum_version = version
-    client.set_ciphers("DEFAULT@SECLEVEL=0")  # else this client would not even ask
+    client.set_ciphers("DEFAULT@SECLEVEL=0")  # otherwise the client itself refuses
 
     with pytest.raises(ssl.SSLError, match=r"(?i)version|protocol"):
         ask(server, client)
@@ -105,19 +105,19 @@ def test_a_connection_without_a_handshake_is_closed(authority: Authority) -> Non
         with server.connect() as silent:
             assert read_to_end(silent) == b""
         server.wait_for(Refusal.TLS_HANDSHAKE)
-        # Others are answered, once the machine lets one be quick enough.
+        # Other clients are answered; on a busy machine a first one may be too slow.
         wait_until(lambda: not refused(server, trusting(authority)))
 
 
 def test_a_client_without_tls_close_does_not_break_the_shutdown(
     authority: Authority,
 ) -> None:
-    # GIVEN a connection who was answered and has not agreed to the end of TLS
+    # GIVEN a client that was answered and has not sent close_notify
     with running(tls=load_tls(authority.issue(NAME)).context) as server:
         connection = trusting(authority).wrap_socket(server.connect(), server_hostname=NAME)
         connection.sendall(REQUEST)
         assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
-        # WHEN the server ends THEN it does so without an error, which `running` asserts
+        # WHEN the server ends THEN there is no error, which `running` asserts
     connection.close()
 
 
@@ -149,7 +149,7 @@ def test_mutual_tls_refuses_clients_without_a_valid_certificate(
 ) -> None:
     files = dataclasses.replace(authority.issue(NAME), client_ca=authority.file)
     with running(tls=load_tls(files).context) as server:
-        # None, one of another authority, an expired one: refused; ours: answered.
+        # No certificate, one of another authority, an expired one: refused. Ours: answered.
         assert refused(server, trusting(authority))
         (tmp_path / "other").mkdir()
         foreign = trusting(authority)
@@ -168,7 +168,7 @@ def test_mutual_tls_refuses_clients_without_a_valid_certificate(
 
 
 def refused(server: Running, client: ssl.SSLContext) -> bool:
-    """Tell whether a request was not answered: TLS 1.3 tells a client only after its own part."""
+    """Return whether a request failed. Under TLS 1.3, a client learns of it after the handshake."""
     try:
         return ask(server, client) == b""
     except (ssl.SSLError, ConnectionError):
@@ -187,7 +187,7 @@ def watched(files: TlsFiles, said: list[str]) -> CertificateRenewal:
 
 
 def serial_of(server: Running, authority: Authority) -> str:
-    """Return the serial number of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate of a new connection."""
     with (
         server.connect() as plain,
         trusting(authority).wrap_socket(plain, server_hostname=NAME) as connection,
@@ -208,11 +208,11 @@ def test_new_connections_get_a_renewed_certificate(authority: Authority) -> None
             server.connect() as plain,
             trusting(authority).wrap_socket(plain, server_hostname=NAME) as standing,
         ):
-            # WHEN the files are written anew, under the same names
+            # WHEN the files are replaced
             authority.issue(NAME, days=9)
             wait_until(lambda: bool(said))
 
-            # THEN new clients see it, and one who was there goes on
+            # THEN new connections get the new certificate, and an open one stays open
             assert serial_of(server, authority) != before
             standing.sendall(REQUEST)
             assert read_to_end(standing).startswith(b"HTTP/1.1 200")
@@ -227,7 +227,7 @@ def test_an_invalid_pair_is_logged_once_and_the_old_one_stays_in_use(authority: 
     with running(tls=renewal.served.context, renewal=renewal) as server:
         before = serial_of(server, authority)
 
-        # WHEN another certificate's key takes the key's place
+        # WHEN the key is replaced by that of another certificate
         other = authority.issue(NAME, file="other")
         other.key.replace(files.key)
         wait_until(lambda: bool(said))
@@ -235,7 +235,7 @@ def test_an_invalid_pair_is_logged_once_and_the_old_one_stays_in_use(authority: 
         assert "is invalid, the old one stays in use" in said[0]
         assert "the key does not match the certificate" in said[0]
         assert serial_of(server, authority) == before
-        # AND when the certificate follows, the pair is served
+        # AND when the certificate is replaced too, the pair is in use
         other.cert.replace(files.cert)
         wait_until(lambda: len(said) > 1)
         assert said[1].startswith("the renewed certificate is in use")

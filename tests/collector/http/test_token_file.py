@@ -140,16 +140,16 @@ def test_concurrent_commands_lose_no_tokens(path: Path) -> None:
 
 
 def test_the_server_follows_the_file_without_a_restart(path: Path) -> None:
-    # GIVEN a server that started before there was any token
+    # GIVEN a server that started without tokens
     book = TokenFile(path, unix_ns=lambda: NOW_NS)
     token, record = made()
     assert book.grant(token) is None
-    # WHEN one is made THEN it opens; revoked, it no longer does
+    # WHEN one is created THEN it is valid, until it is revoked
     write_tokens(path, [record])
     assert book.grant(token) is not None
     write_tokens(path, mark_revoked([record], record.token_id, now_ns=NOW_NS))
     assert book.grant(token) is None
-    # AND a file opened to others opens nothing until that is mended
+    # AND while others can access the file, no token is valid
     write_tokens(path, [record])
     path.chmod(0o644)
     assert book.grant(token) is None
@@ -165,7 +165,7 @@ def test_the_path_of_the_file_comes_from_the_environment(tmp_path: Path) -> None
     assert found == tmp_path / "rankscope" / "tokens.json"
 
 
-# A client's own token
+# Token of a client
 
 
 def test_a_client_reads_its_token_from_the_environment_or_a_private_file(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_client_reads_its_token_from_the_environment_or_a_private_file(tmp_pat
     assert read_client_token({"RANKSCOPE_TOKEN": " rst_a\n"}) == ClientToken("rst_a")
     both = {"RANKSCOPE_TOKEN": "rst_a", "RANKSCOPE_TOKEN_FILE": str(file)}
     assert read_client_token(both) == ClientToken("rst_from_file")
-    # Rotation: the file is read anew.
+    # Rotation: the file is read again.
     write_private(file, b"rst_next\n")
     assert read_client_token(both) == ClientToken("rst_next")
 
@@ -202,6 +202,3 @@ def test_a_clients_token_file_that_is_accessible_missing_or_empty_is_refused(
 def test_a_clients_token_does_not_show_when_printed() -> None:
     assert "rst_a" not in f"{ClientToken('rst_a')!r} {ClientToken('rst_a')}"
     assert ClientToken("rst_a").header() == "Bearer rst_a"
-
-
-# The gate

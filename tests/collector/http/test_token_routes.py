@@ -37,13 +37,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """A dashboard that shows all runs on every path."""
+    """Dashboard that shows all runs on every path."""
     start_response("200 OK", [("Content-Type", "text/html")])
     return [f"data of {environ['PATH_INFO']}".encode()]
 
 
 class TokenServer:
-    """A server with one token of each sort."""
+    """Server with one token of each kind."""
 
     def __init__(self, path: Path) -> None:
         self.tokens = {"none": "", "own": OWN}
@@ -69,7 +69,7 @@ class TokenServer:
         self.client = Client(create_server(access, pages=pages, not_ready=lambda: None))
 
     def routes(self) -> Iterator[tuple[str, str]]:
-        """The application's own map, so that a route added later is walked too."""
+        """Return the application's own routes, so that a route added later is tested too."""
         for route in self.app.routes:
             if isinstance(route, Route) and route.path not in OPEN:
                 yield from ((method, route.path) for method in sorted(route.methods or ()))

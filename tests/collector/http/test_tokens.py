@@ -74,15 +74,15 @@ def test_a_token_with_a_changed_missing_or_added_letter_is_invalid() -> None:
 
 
 def test_a_holder_has_at_most_two_valid_tokens_for_rotation() -> None:
-    # GIVEN two live ones
+    # GIVEN two valid tokens
     records = [made()[1], made()[1]]
     fields = {"role": Role.INGEST, "run_prefix": "", "holder": "agent", "days": 7}
 
-    # WHEN a third is asked for, THEN it is refused, naming both
+    # WHEN a third is requested, THEN it is refused, with the ids of both
     with pytest.raises(TokenRequestError, match=records[0].token_id):
         make_token(records, **fields, now_ns=NOW_NS)  # type: ignore[arg-type]
 
-    # AND it is made once one is revoked or expired, for another holder, scope or role
+    # AND it is created if one is revoked or expired, or for another holder, scope or role
     left = mark_revoked(records, records[0].token_id, now_ns=NOW_NS)
     make_token(left, **fields, now_ns=NOW_NS)  # type: ignore[arg-type]
     make_token(records, **fields, now_ns=NOW_NS + 7 * DAY_NS)  # type: ignore[arg-type]
@@ -119,6 +119,3 @@ def test_a_revoked_token_is_invalid_and_keeps_its_revocation_time() -> None:
     assert twice[0].revoked_ns == NOW_NS + 5
     with pytest.raises(TokenRequestError, match="no token has the id 'none'"):
         mark_revoked([record], "none", now_ns=NOW_NS)
-
-
-# The file

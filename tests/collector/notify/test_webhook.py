@@ -34,7 +34,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def deliver(url: str, *, retries: int = 0) -> Delivery:
-    """Post one document and return what became of it."""
+    """Post one document and return the outcome."""
     outcomes: Queue[Delivery] = Queue()
     webhook = Webhook(url, timeout_s=TIMEOUT_S, retry_delays_s=(0.0,) * retries)
     webhook.post({"run": "AR"}, on_done=outcomes.put)
@@ -91,7 +91,7 @@ def test_posting_never_blocks_and_drops_alerts_beyond_the_queue(receiver: Receiv
     outcomes: Queue[Delivery] = Queue()
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=())
     webhook.post({}, on_done=outcomes.put)
-    receiver.bodies.get(timeout=TIMEOUT_S)  # the first is under way and held
+    receiver.bodies.get(timeout=TIMEOUT_S)  # the first is being posted
 
     for _ in range(CAPACITY + 3):
         webhook.post({}, on_done=outcomes.put)
@@ -115,7 +115,7 @@ def test_closing_does_not_wait_for_retries(receiver: Receiver) -> None:
 
     after = set(threading.enumerate()) - before
     assert not any(thread.name == "webhook" for thread in after)
-    assert outcomes.empty()  # neither delivered nor given up: it stays pending
+    assert outcomes.empty()  # neither delivered nor dropped: it stays pending
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_the_refusal_does_not_repeat_the_secret_in_the_path() -> None:
     assert "SECRET" not in str(caught.value)
 
 
-def told_to(addresses: list[list[str]]) -> Resolve:
-    """Return a name server that answers in turn, the last answer for ever."""
+def resolves_to(addresses: list[list[str]]) -> Resolve:
+    """Return a fake name server that returns the answers in turn, and then the last one."""
 
     def resolve(_host: str, _port: int) -> list[str]:
         return addresses.pop(0) if len(addresses) > 1 else addresses[0]
@@ -166,7 +166,7 @@ def test_metadata_and_unusable_addresses_are_never_allowed(host: str) -> None:
 )
 def test_an_obscured_address_is_refused(host: str) -> None:
     with pytest.raises(WebhookUrlError, match="usual form"):
-        Webhook(f"https://{host}/", resolve=told_to([["127.0.0.1"]]))
+        Webhook(f"https://{host}/", resolve=resolves_to([["127.0.0.1"]]))
 
 
 @pytest.mark.parametrize("scheme", ["file", "gopher", "ftp", "dict", "ldap", "data", "unix"])
@@ -183,13 +183,13 @@ def test_another_scheme_is_refused(scheme: str) -> None:
 def test_a_public_name_with_an_internal_address_is_refused(address: str) -> None:
     both = [["93.184.215.14", address]]
     with pytest.raises(WebhookUrlError, match=r"internal address|cannot be a receiver"):
-        Webhook("https://hooks.example.com/", resolve=told_to(both))
+        Webhook("https://hooks.example.com/", resolve=resolves_to(both))
 
 
 def test_a_public_name_that_becomes_internal_later_is_refused(receiver: Receiver) -> None:
-    # GIVEN a name that was the outside's when the server started, and is our own machine's now
+    # GIVEN a name that was public when the server started, and leads to this machine now
     port = int(receiver.url.rpartition(":")[2])
-    answers = told_to([["93.184.215.14"], ["127.0.0.1"]])
+    answers = resolves_to([["93.184.215.14"], ["127.0.0.1"]])
     outcomes: Queue[Delivery] = Queue()
     webhook = Webhook(f"https://hooks.example.com:{port}/", resolve=answers)
 
@@ -203,9 +203,9 @@ def test_a_public_name_that_becomes_internal_later_is_refused(receiver: Receiver
 def test_a_name_is_resolved_once_per_post_and_the_result_is_used(
     receiver: Receiver,
 ) -> None:
-    # GIVEN a name server that would lead elsewhere when asked a second time
+    # GIVEN a name server whose third answer is another address
     port = int(receiver.url.rpartition(":")[2])
-    answers = told_to([["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]])
+    answers = resolves_to([["127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]])
     outcomes: Queue[Delivery] = Queue()
     webhook = Webhook(f"http://alertmanager:{port}/", timeout_s=TIMEOUT_S, resolve=answers)
 
@@ -217,14 +217,14 @@ def test_a_name_is_resolved_once_per_post_and_the_result_is_used(
 
 def test_plain_http_is_for_internal_addresses_only() -> None:
     with pytest.raises(WebhookUrlError, match="needs https"):
-        Webhook("http://hooks.example.com/", resolve=told_to([["93.184.215.14"]]))
+        Webhook("http://hooks.example.com/", resolve=resolves_to([["93.184.215.14"]]))
 
 
 def test_an_operator_may_declare_a_name_internal(receiver: Receiver) -> None:
     port = int(receiver.url.rpartition(":")[2])
     url = f"http://alerts.corp.example:{port}/"
     outcomes: Queue[Delivery] = Queue()
-    addresses = told_to([["127.0.0.1"]])
+    addresses = resolves_to([["127.0.0.1"]])
     webhook = Webhook(url, is_internal=True, timeout_s=TIMEOUT_S, resolve=addresses)
 
     webhook.post({"run": "AR"}, on_done=outcomes.put)
@@ -237,7 +237,7 @@ def test_an_operator_may_declare_a_name_internal(receiver: Receiver) -> None:
 def test_over_tls_the_certificate_must_be_valid_for_the_name(
     name: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a receiver with a certificate of some name, of an authority that this machine trusts
+    # GIVEN a receiver with a certificate for a name, from a trusted authority
     files = Authority(tmp_path).issue(name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.cert, files.key)
