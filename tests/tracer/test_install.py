@@ -331,7 +331,7 @@ def test_a_child_forked_while_another_thread_installs_may_install_itself(tmp_pat
             started.set()
             forked.wait()
 
-        tracer.job.slow_step_stacks.watch_late_steps = in_the_midst
+        tracer.job.slow_step_stacks.watch_slow_steps = in_the_midst
         installing = threading.Thread(target=tracer.install)
         installing.start()
         started.wait()

@@ -27,7 +27,7 @@ def after_import(name: str, call: Callable[[], None]) -> Callable[[], None]:
     """
     finder = ImportWatch(name, call)
     with contextlib.suppress(Exception):  # promise 1: harmless
-        if name in sys.modules:
+        if sys.modules.get(name) is not None:  # None forbids the import
             call()
         else:
             sys.meta_path.insert(0, finder)

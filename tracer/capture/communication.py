@@ -240,7 +240,7 @@ class Communication:
             return ()
 
     def find_by_thread(self, thread_id: int, since_ns: int) -> Sequence[Launch]:
-        """Return the launches of a thread since then that nothing has waited for, oldest first."""
+        """Return the launches of a thread since ``since_ns`` without a wait yet, oldest first."""
         if not self._pending.entries:
             return ()
         try:

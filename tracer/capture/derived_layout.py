@@ -165,7 +165,7 @@ class LayoutDerivation:
         self._recorder.on_tick(self._write)
 
     def forward_begins(self, model: Any) -> None:  # noqa: ANN401 - a Module
-        """Note a model that is trained, and its wrapper that was made after the job declared it."""
+        """Note a trained model, and its wrapper if the job made that after passing the model."""
         self._guard.call(self._note_models, model)
 
     def on_stage(self, stage: Any) -> None:  # noqa: ANN401 - a private class of torch

@@ -72,8 +72,8 @@ def start_captures(
 ) -> None:
     """Start the captures, which run until the recorder shuts down.
 
-    The captures are independent. If this version of torch cannot support one, the failure is
-    counted, reported as an event, and the others go on.
+    The captures are independent. If this version of torch does not support one, the failure is
+    counted and reported as an event, and the others go on.
 
     Args:
         recorder: Where the spans go.

@@ -59,7 +59,7 @@ class ComputeState(Protocol):
     """Whether the thread is in a compute span."""
 
 
-class StepCounter(Protocol):
+class HasStepNumber(Protocol):
     """An object that knows the current step."""
 
     step_number: int
@@ -280,7 +280,7 @@ class ComputeSpan(HostSpan):
     def __init__(
         self,
         state: ComputeState,
-        recorder: StepCounter,
+        recorder: HasStepNumber,
         lane: LaneState,
         head: int,
         microbatch: int,

@@ -52,7 +52,8 @@ def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
     """Remove the compiler from the imported modules, and restore the import system afterwards."""
     import torch
 
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, ImportWatch)]
+    monkeypatch.setattr(sys, "meta_path", finders)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     monkeypatch.setattr(torch, "_dynamo", None, raising=False)
     yield monkeypatch

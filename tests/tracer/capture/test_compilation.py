@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.distributed import _functional_collectives as functional
 
 from rankscope import tracer
-from rankscope.tracer.capture.compilation import ENGINE_MODULE, CompilerExclusions
+from rankscope.tracer.capture.compilation import CALLS_JOB, ENGINE_MODULE, CompilerExclusions
 from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
 from tests.support.tracer.reading import dropped, only_folder, read_rows, read_spans
 from tests.support.tracer.recording import run_script
@@ -66,7 +67,7 @@ MODEL = """
 def test_an_untraced_job_has_whole_graphs(
     tmp_path: Path, begin: str, environ: dict[str, str]
 ) -> None:
-    left = "    assert not [it for it in sys.meta_path if type(it).__name__ == 'CompilerWatch']"
+    left = "    assert not [it for it in sys.meta_path if type(it).__name__ == 'ImportWatch']"
     done = run_script(f"    import sys\n    {begin}\n{MODEL}\n{left}\n", tmp_path, **environ)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -236,6 +237,10 @@ def test_an_older_compiler_skips_each_function_of_the_tracer(
     assert len(skipped) == num_skipped > 100
     assert {"kernel", "wait", "backward", "before", "after"} <= {code.co_name for code in skipped}
     assert all("/tracer/" in code.co_filename for code in skipped)
+
+
+def test_each_module_that_calls_functions_of_the_job_exists() -> None:
+    assert all(find_spec(name.removesuffix(".")) is not None for name in CALLS_JOB)
 
 
 def test_manual_spans_in_compiled_code_break_no_graph(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The layout that ranks derive in jobs that declare none; see `placement_job`."""
+"""The layout that ranks derive in jobs that declare none; see `undeclared_layout_job`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.ranks import run_ranks
 from tests.support.tracer.reading import dropped, process_folders
 from tests.tracer.jobs import gloo_job, matrix_recipes
-from tests.tracer.jobs.placement_job import RECIPES
+from tests.tracer.jobs.undeclared_layout_job import RECIPES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOT_DERIVED = {
     "expert_parallel",  # unknown whether the ranks of its experts have their own tokens
-    "reduced_by_hand",
-    "experts_by_hand",
-    "ring_by_hand",
-    "halves_by_hand",
+    "reduced_manually",
+    "experts_distributed_manually",
+    "ring_manually",
+    "halves_manually",
     "part_of_the_job",
     "half_wrapped",
 }
@@ -42,9 +42,9 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run each recipe with its number of ranks; return the folder of the records."""
     folder: Path = tmp_path_factory.mktemp("placement")
     few = [recipe for recipe in RECIPES if recipe != "three_axes"]
-    run_ranks("tests.tracer.jobs.placement_job", 4, folder, *few)
+    run_ranks("tests.tracer.jobs.undeclared_layout_job", 4, folder, *few)
     if "three_axes" in RECIPES:
-        run_ranks("tests.tracer.jobs.placement_job", 8, folder, "three_axes")
+        run_ranks("tests.tracer.jobs.undeclared_layout_job", 8, folder, "three_axes")
     return folder / "spool"
 
 
