@@ -85,7 +85,7 @@ class Quality:
     """Account of all records: spans, and those of steps and micro-batches."""
 
     account_by_rank: Mapping[tuple[int, int], RecordAccount]
-    """By (epoch, rank); rank -1 stands for records of several ranks that were stored together."""
+    """By (epoch, rank); rank -1 is for records of several ranks that were stored together."""
 
     clock_error_ns: int | None
     """None if unknown."""
