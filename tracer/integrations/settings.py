@@ -78,7 +78,9 @@ def harmless(hook: Callable[P, None]) -> Callable[P, None]:
             name = hook.__qualname__
             if name not in _reported:
                 _reported.add(name)
-                print_notice(f"{name}: {type_name(problem)}: {problem}")
+                print_notice(
+                    f"{name} failed, the training goes on: {type_name(problem)}: {problem}"
+                )
 
     return call
 

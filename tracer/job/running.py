@@ -81,13 +81,14 @@ def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Ru
 def print_running(spool: Path) -> None:
     """Print what is open, one line each, by rank."""
     for entry in read_running(spool):
-        since = "?" if entry.since_ns is None else f"{entry.since_ns / NS_PER_S:.1f} s"
+        since_ns = entry.since_ns
+        duration = "an unknown time" if since_ns is None else f"{since_ns / NS_PER_S:.1f} s"
         where = "" if entry.step == NONE else f"  step {entry.step}"
         group = f"  {entry.group_name or f'{entry.group_id:016x}'}" if entry.group_id else ""
         seq = f" seq {entry.seq}" if entry.group_id and entry.seq != NONE else ""
         sys.stdout.write(
             f"rank {entry.rank}  pid {entry.pid}  {entry.kind} {entry.name!r}"
-            f"{group}{seq}{where}  since {since}\n"
+            f"{group}{seq}{where}  open for {duration}\n"
         )
 
 

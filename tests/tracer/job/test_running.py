@@ -77,7 +77,9 @@ def test_a_hang_shows_operation_group_and_number_and_the_rank_elsewhere(tmp_path
     assert first.startswith(
         f"rank 0  pid {ranks[0].pid}  other 'all_reduce'  world:0 seq 1  step 7"
     )
-    assert second.startswith(f"rank 1  pid {ranks[1].pid}  host 'lost in thought'  step 7  since ")
+    assert second.startswith(
+        f"rank 1  pid {ranks[1].pid}  host 'lost in thought'  step 7  open for "
+    )
     assert read_running(spool) == []  # both have an exit record
 
 
