@@ -1,7 +1,7 @@
-"""What was lost, doubled, made up or changed between those who produced rows and the store.
+"""Checker of lost, duplicated, invented and changed rows between producers and the store.
 
-The oracle is written by whoever produces, on another path than the pipeline's, and synced
-line by line: what it says was attempted was, and what it says was acknowledged was told so.
+Producers write the oracle on a path of their own and sync every line: a row that it lists as
+attempted was attempted, and one that it lists as acknowledged was acknowledged to the producer.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Key = tuple[str, ...]
-"""What identifies one thing that is stored once: a row, or a batch."""
+"""Key of a row or batch, which is stored once."""
 
 
 def key_of(*parts: object) -> Key:
-    """Return the key of these parts, as it is after a journey through JSON."""
+    """Return the key of these parts, as it is after JSON encoding and decoding."""
     return tuple(str(part) for part in parts)
 
 
 def content_hash(*values: object) -> str:
-    """Return the SHA-256 of values, by their JSON."""
+    """Return the SHA-256 of the JSON of values."""
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 class Oracle:
-    """The record of what was attempted and what was acknowledged.
+    """Record of attempted and acknowledged rows.
 
     Args:
         path: The file; appended to, so that producers restart.
-        is_synced: Whether each line is on disk when its call returns. Off only where no
-            process that writes it is killed.
+        is_synced: Whether each line is on disk when its call returns. Off only if no process that
+            writes it is killed.
     """
 
     def __init__(self, path: Path, *, is_synced: bool = True) -> None:
@@ -46,11 +46,11 @@ class Oracle:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def attempt(self, key: Key, content: str) -> None:
-        """Note that a thing is about to be handed over; ``content`` is its hash."""
+        """Record that a row is about to be sent; ``content`` is its hash."""
         self._write({"attempt": key, "sha256": content})
 
     def acknowledge(self, key: Key) -> None:
-        """Note that the pipeline said that it keeps a thing."""
+        """Record that the pipeline acknowledged a row."""
         self._write({"ack": key})
 
     def __enter__(self) -> Self:
@@ -72,36 +72,36 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the checker found; `is_clean` says whether all of it is as promised."""
+    """Result of the checker."""
 
     lost: tuple[Key, ...]
     """Acknowledged and not stored."""
 
     duplicated: tuple[Key, ...]
-    """Seen more than once."""
+    """Found more than once."""
 
     unexpected: tuple[Key, ...]
-    """Stored and never attempted."""
+    """Stored without an attempt."""
 
     corrupt: tuple[Key, ...]
-    """Stored with a content that nobody attempted under that key, or attempted with two."""
+    """Stored with a content that was not attempted under that key, or attempted with two."""
 
     num_recovered: int
-    """Stored without an acknowledgement that arrived: no fault."""
+    """Stored without an acknowledgement that arrived, which is allowed."""
 
     num_stored: int
     num_unaccounted: int
-    """``produced - stored - dropped - buffered``: 0 where the account holds."""
+    """``produced - stored - dropped - buffered``: 0 if all rows are accounted for."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is lost, doubled, made up, changed or unaccounted for."""
+        """True if no row is lost, duplicated, invented, changed or unaccounted for."""
         found = self.lost or self.duplicated or self.unexpected or self.corrupt
         return not found and self.num_unaccounted == 0
 
 
 @dataclass(slots=True)
-class _Told:
+class _Record:
     contents: dict[Key, set[str]] = field(default_factory=dict)
     acknowledged: set[Key] = field(default_factory=set)
 
@@ -113,27 +113,26 @@ def check(
     num_dropped: int = 0,
     num_buffered: int = 0,
 ) -> Verdict:
-    """Compare the oracle with everything that queries show.
+    """Compare the oracle with the results of queries.
 
     Args:
-        oracle_path: What `Oracle` wrote.
-        stored: (key, hash of the content as it was read back) of each thing that a query
-            returned, as often as it returned it.
-        num_dropped: Things that the pipeline says it dropped.
-        num_buffered: Things that wait where the pipeline says they do.
+        oracle_path: File of the `Oracle`.
+        stored: (key, hash of the content) of each row that a query returned, with duplicates.
+        num_dropped: Number of rows that the pipeline reports as dropped.
+        num_buffered: Number of rows that the pipeline reports as buffered.
     """
-    told = _read(oracle_path)
+    record = _read(oracle_path)
     rows = list(stored)
     seen = Counter(key for key, _ in rows)
-    ambiguous = {key for key, contents in told.contents.items() if len(contents) > 1}
-    changed = {key for key, content in rows if content not in told.contents.get(key, {content})}
-    num_produced = len(told.contents)
+    ambiguous = {key for key, contents in record.contents.items() if len(contents) > 1}
+    changed = {key for key, content in rows if content not in record.contents.get(key, {content})}
+    num_produced = len(record.contents)
     return Verdict(
-        lost=_ordered(told.acknowledged - seen.keys()),
+        lost=_ordered(record.acknowledged - seen.keys()),
         duplicated=_ordered(key for key, times in seen.items() if times > 1),
-        unexpected=_ordered(seen.keys() - told.contents.keys()),
+        unexpected=_ordered(seen.keys() - record.contents.keys()),
         corrupt=_ordered(ambiguous | changed),
-        num_recovered=len((seen.keys() & told.contents.keys()) - told.acknowledged),
+        num_recovered=len((seen.keys() & record.contents.keys()) - record.acknowledged),
         num_stored=len(seen),
         num_unaccounted=num_produced - len(seen) - num_dropped - num_buffered,
     )
@@ -143,17 +142,17 @@ def _ordered(keys: Iterable[Key]) -> tuple[Key, ...]:
     return tuple(sorted(keys))
 
 
-def _read(path: Path) -> _Told:
-    told = _Told()
+def _read(path: Path) -> _Record:
+    record = _Record()
     for line in path.read_bytes().splitlines(keepends=True):
         if not line.endswith(b"\n"):
-            break  # the producer was killed in the middle of it: not attempted yet
+            break  # The producer was killed while writing this line: not attempted yet.
         document = json.loads(line)
         if "ack" in document:
-            told.acknowledged.add(_key(document["ack"]))
+            record.acknowledged.add(_key(document["ack"]))
         else:
-            told.contents.setdefault(_key(document["attempt"]), set()).add(document["sha256"])
-    return told
+            record.contents.setdefault(_key(document["attempt"]), set()).add(document["sha256"])
+    return record
 
 
 def _key(parts: Sequence[str]) -> Key:

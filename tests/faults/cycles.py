@@ -1,7 +1,8 @@
-"""The whole path as processes, some of which are killed again and again while ranks write.
+"""Kill cycles: the whole data path as processes, which are killed at random while ranks write.
 
-A seed gives the order of faults. Rows go into the spool of three ranks by the test's own process,
-each noted in the oracle first; `rankscope agent` ships them to `rankscope serve --only collector`.
+A seed determines the order of faults. The test process writes rows into the spools of three ranks,
+each recorded in the oracle first; `rankscope agent` sends them to `rankscope serve --only
+collector`.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
 RUN = "run"
 NUM_RANKS = 3
 ROWS_A_BURST = 100
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 ANSWER_S = 60.0
-"""How long one that stands still is waited for; one that is killed ends its connections."""
+"""Timeout for a frozen collector; a killed one closes its connections."""
 
 MOST_WAIT_S = 0.6
-"""How long a cycle may last before its fault, so that faults fall into any moment of a batch."""
+"""Longest time of a cycle before its fault, so that faults hit every moment of a batch."""
 
 WAITED_SHARE = 0.5
-"""Of the collectors that were killed: until the next fault they are waited for."""
+"""Timeout for the start of a killed collector before the next fault."""
 
 COUNT_ROWS = "SELECT count() FROM (SELECT DISTINCT epoch, rank, segment, row FROM spans)"
 SELECT_ROWS = """
@@ -54,7 +55,7 @@ SELECT run_id, epoch, rank, segment, row, name, step, duration_ns FROM spans{fin
 
 @dataclass(kw_only=True)
 class WholePath:
-    """An agent and a collector, and three ranks' spools."""
+    """An agent, a collector, and the spools of three ranks."""
 
     folder: Path
     chooser: random.Random
@@ -71,7 +72,7 @@ class WholePath:
         made = subprocess.run(
             [*COMMAND, "token", "create", "--role", "ingest", "--holder", "cycles",
              "--out", str(self.folder / "agent.token")],
-            env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            env=self._environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
         self.oracle = Oracle(self.folder / "oracle", is_synced=False)
@@ -116,7 +117,7 @@ class WholePath:
         return f"http://127.0.0.1:{self.port}"
 
     def commands(self) -> dict[str, list[str]]:
-        """Return the processes and what they run, in the order in which they are started."""
+        """Return the commands of the processes, in the order of their start."""
         return {
             "collector": [*COMMAND, "serve", "--only", "collector", "--port", str(self.port)],
             "agent": [
@@ -133,29 +134,29 @@ class WholePath:
             )
 
     def kill(self, name: str) -> None:
-        """Kill a process as a power cut would, and start it again.
+        """Kill a process with SIGKILL and start it again.
 
-        Half of the collectors are killed next while they still start.
+        Half of the collectors are killed again while they start.
         """
         self._processes[name].send_signal(signal.SIGKILL)
-        self._processes[name].wait(PATIENCE_S)
+        self._processes[name].wait(TIMEOUT_S)
         self.start(name)
         if name == "collector" and self.chooser.random() < WAITED_SHARE:
             self.wait_for(self.is_ready)
 
     def kill_only(self, name: str) -> None:
-        """Kill a process, and leave it so."""
+        """Kill a process and do not start it again."""
         process = self._processes.pop(name)
         process.kill()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
     def pid_of(self, name: str) -> int:
-        """Return a process's id, 0 where it does not run."""
+        """Return the id of a process, 0 if it does not run."""
         process = self._processes.get(name)
         return 0 if process is None else process.pid
 
     def freeze(self, seconds: float) -> None:
-        """Let the collector stand still for a while: connections stay open, nothing answers."""
+        """Freeze the collector for some time: connections stay open without an answer."""
         self._processes["collector"].send_signal(signal.SIGSTOP)
         try:
             self.write()
@@ -164,7 +165,7 @@ class WholePath:
             self._processes["collector"].send_signal(signal.SIGCONT)
 
     def end(self, name: str) -> None:
-        """Ask a process to end, and wait for it."""
+        """Terminate a process and wait for its end."""
         process = self._processes.get(name)
         if process is None:
             return
@@ -172,18 +173,18 @@ class WholePath:
             process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
 
     def end_all(self) -> None:
-        """Ask every process to end, the first one last."""
+        """Terminate all processes, the first one last."""
         for name in reversed(self.commands()):
             self.end(name)
 
     def cycle(self) -> None:
-        """Write, wait a moment, and do one of the faults."""
+        """Write, wait for a moment, and cause one of the faults."""
         self.write()
         time.sleep(self.chooser.uniform(0.0, MOST_WAIT_S))
         fault = self.chooser.choice(sorted(FAULTS))
@@ -191,18 +192,18 @@ class WholePath:
         FAULTS[fault](self)
 
     def write(self) -> None:
-        """Let each rank write a burst."""
+        """Write a burst for each rank."""
         if not self._builders:
             self._builders = self.begin_ranks()
         for builder in self._builders:
             write_spans(builder, self.oracle, self.rows_a_burst, chooser=self.chooser)
 
     def begin_ranks(self) -> list[SpoolBuilder]:
-        """Return what writes the ranks' spools."""
+        """Return the writers of the spools."""
         return [SpoolBuilder(self.spool, run_id=RUN, rank=rank) for rank in range(NUM_RANKS)]
 
     def drain(self) -> float:
-        """Let the ranks end and everything arrive; return how long that took, in seconds."""
+        """End the ranks, wait until all rows are stored, and return the seconds."""
         for builder in self._builders:
             builder.end()
         began_s = time.monotonic()
@@ -212,7 +213,7 @@ class WholePath:
         return time.monotonic() - began_s
 
     def verdict(self) -> Verdict:
-        """End who writes, and compare what was written with what the store shows."""
+        """End the writers and compare the written rows with the stored ones."""
         for name in reversed(self.commands()):
             if name != "store":
                 self.end(name)
@@ -222,14 +223,14 @@ class WholePath:
         return check(self.folder / "oracle", [_seen(row) for row in rows])
 
     def wait_for(self, is_done: Callable[[], bool]) -> None:
-        """Look again and again until something holds; fail with the logs when it never does."""
-        until_s = time.monotonic() + PATIENCE_S
+        """Poll until a condition holds; fail with the logs after a timeout."""
+        until_s = time.monotonic() + TIMEOUT_S
         while not is_done():
-            assert time.monotonic() < until_s, self.told()
+            assert time.monotonic() < until_s, self.logs()
             time.sleep(0.05)
 
-    def told(self) -> str:
-        """Return what the processes said, and which faults there were."""
+    def logs(self) -> str:
+        """Return the logs of the processes and the list of faults."""
         logs = [
             (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
             for name in self.commands()
@@ -238,12 +239,12 @@ class WholePath:
         return "\n".join([", ".join(self.faults), *logs])
 
     def is_ready(self) -> bool:
-        """Return whether the collector takes something in."""
-        assert self._processes["collector"].poll() is None, self.told()
+        """Return whether the collector accepts rows."""
+        assert self._processes["collector"].poll() is None, self.logs()
         return self.ask("/readyz") is not None
 
     def num_stored(self) -> int:
-        """Return how many rows can be read."""
+        """Return the number of rows that a query returns."""
         server = read_server_file(self.store)
         if server is None or server.token is None:
             return 0
@@ -251,7 +252,7 @@ class WholePath:
         return int(answer) if answer else 0
 
     def ask(self, path: str, body: str | None = None, **headers: str) -> str | None:
-        """Ask the collector; None where it does not answer, or refuses."""
+        """Query the collector; None if it does not answer or refuses."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=None if body is None else body.encode(),
@@ -284,7 +285,7 @@ def _seen(row: Mapping[str, object]) -> tuple[Key, str]:
 
 
 def main() -> None:
-    """Run cycles and print what they left: ``python -m tests.faults.cycles FOLDER NUM SEED``."""
+    """Run cycles and print the result: ``python -m tests.faults.cycles FOLDER NUM SEED``."""
     from pathlib import Path
 
     folder, num_cycles, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -301,7 +302,7 @@ def main() -> None:
         f"seed {seed}, {num_cycles} cycles in {time.monotonic() - began_s:.0f} s: {counts}\n"
         f"drained {drained_s:.1f} s after the last fault\n"
         f"stored {verdict.num_stored}, lost {len(verdict.lost)}, doubled"
-        f" {len(verdict.duplicated)}, made up {len(verdict.unexpected)}, changed"
+        f" {len(verdict.duplicated)}, invented {len(verdict.unexpected)}, changed"
         f" {len(verdict.corrupt)}, unaccounted {verdict.num_unaccounted}\n"
     )
     sys.exit(0 if verdict.is_clean else 1)

@@ -1,8 +1,8 @@
-"""Bytes that may break what reads them: a body for the collector, a file in a process's spool.
+"""Fuzzing of the readers of bytes: bodies for the collector, files in the spool of a process.
 
 `try_body` and `ProcessFolder.try_file` try one input; an error that they raise is a finding.
-``python -m tests.faults.fuzzing bodies --seconds 600`` lets atheris look for one, guided by which
-of our lines an input reaches; it must be installed (`make fuzz` sees to that).
+``python -m tests.faults.fuzzing bodies --seconds 600`` searches with atheris, guided by coverage;
+`make fuzz` installs it.
 """
 
 from __future__ import annotations
@@ -50,23 +50,20 @@ LIMITS = WireLimits(max_wire_bytes=MIB, max_inflated_bytes=16 * MIB, max_rows=20
 REFUSALS = {413, 422}
 MOST_MEMORY = 8 << 30
 MAX_INPUT = 64 << 10
-PATIENCE_S = 20
+TIMEOUT_S = 20
 NOW_NS = 1_700_000_001_000_000_000
 WORDS = (0, 1, 2, 0x7F, 0x80, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 LONG_WORDS = (-1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63), -2)
 
 
-# -- bodies -----------------------------------------------------------------------------------
-
-
 def decoded(body: bytes) -> CutBatch | None:
-    """Return what the decoder makes of a body, handed over as between its process and ours.
+    """Return the decoded body, transferred as between the decoder process and the service.
 
-    None where it is refused.
+    None if it is refused.
 
     Raises:
-        AssertionError: It was answered in another way than any that the service knows.
-        Exception: The decoder's process would have died of this.
+        AssertionError: The answer is of a form that the service does not know.
+        Exception: The decoder process would have crashed.
     """
     held = create_memory("body")
     try:
@@ -87,13 +84,13 @@ def decoded(body: bytes) -> CutBatch | None:
 
 
 def try_body(body: bytes) -> None:
-    """Decode a body; what is taken must be taken again, the same, when it is passed on.
+    """Decode a body. An accepted body must be accepted unchanged when it is sent on.
 
     Raises:
         Exception: A finding.
     """
     if not body:
-        return  # the service refuses it unread
+        return  # The service refuses it unread.
     batch = decoded(body)
     if batch is None or not batch.keys:
         return
@@ -102,13 +99,16 @@ def try_body(body: bytes) -> None:
     assert again is not None, "what was taken once is refused when it is sent on"
     assert again.keys == batch.keys
     for table, rows in batch.tables.items():
-        told = again.tables[table]
-        # By value: a dictionary may be coded anew, and a loss that is no number is equal to none.
-        assert repr(told.to_pylist()) == repr(rows.select(told.column_names).to_pylist()), table
+        decoded_again = again.tables[table]
+        # Compared by value: dictionaries may be encoded differently, and a NaN loss equals an
+        # unknown one.
+        assert repr(decoded_again.to_pylist()) == repr(
+            rows.select(decoded_again.column_names).to_pylist()
+        ), table
 
 
 def body_seeds() -> list[bytes]:
-    """Return sound bodies: few and many cuts, each way of compressing, one of another version."""
+    """Return valid bodies: few and many cuts, each compression, one of another version."""
     one = encode_cuts([span_cut("run", 0, 3)])
     two = encode_cuts([span_cut("run", 0, 2), span_cut("run", 2, 40, rank=1)])
     plain = [_as_plain(body, None) for body in (one, two)]
@@ -116,7 +116,7 @@ def body_seeds() -> list[bytes]:
 
 
 def _as_plain(body: bytes, codec: Literal["lz4"] | None) -> bytes:
-    """Return the same stream, compressed in another way."""
+    """Return the same stream with another compression."""
     table = pa.ipc.open_stream(body).read_all()
     options = pa.ipc.IpcWriteOptions(compression=codec)
     sink = pa.BufferOutputStream()
@@ -126,7 +126,7 @@ def _as_plain(body: bytes, codec: Literal["lz4"] | None) -> bytes:
 
 
 def messages(body: bytes) -> list[bytes]:
-    """Return the stream's messages as far as they can be told apart."""
+    """Return the messages of a stream as far as they can be separated."""
     found: list[bytes] = []
     at = 0
     try:
@@ -141,9 +141,9 @@ def messages(body: bytes) -> list[bytes]:
 
 
 def mutated_body(body: bytes, chooser: random.Random) -> bytes:
-    """Return a body with a lie in a word, or with its messages in another order."""
+    """Return a body with one forged word, or with its messages in another order."""
     if chooser.random() < 0.7:
-        return _with_a_lie(body, chooser)
+        return _with_forged_word(body, chooser)
     parts = messages(body)
     others = messages(chooser.choice(body_seeds()))
     place = chooser.randrange(len(parts))
@@ -159,8 +159,8 @@ def mutated_body(body: bytes, chooser: random.Random) -> bytes:
     return b"".join(parts)
 
 
-def _with_a_lie(data: bytes, chooser: random.Random) -> bytes:
-    """Return the bytes with one word forged, at a place where one may stand."""
+def _with_forged_word(data: bytes, chooser: random.Random) -> bytes:
+    """Return the bytes with one forged word at an aligned position."""
     if len(data) < 8:
         return data + bytes(chooser.randrange(256) for _ in range(8))
     broken = bytearray(data)
@@ -174,11 +174,8 @@ def _with_a_lie(data: bytes, chooser: random.Random) -> bytes:
     return bytes(broken)
 
 
-# -- a spool ----------------------------------------------------------------------------------
-
-
 class _Collector:
-    """Takes what an agent sends as a collector does, and refuses what that would refuse."""
+    """A collector that decodes and refuses as the real one does."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -204,13 +201,13 @@ class _Collector:
             stored = batch.cut(place)
             assert stored.key == cut.key
             tables = (stored.rows.spans, stored.rows.steps, stored.rows.microbatches)
-            num_told = sum(table.num_rows for table in (*tables, stored.rows.bad_rows))
-            assert num_told + stored.num_torn == cut.key.end_row - cut.key.first_row, cut.key
+            num_reported = sum(table.num_rows for table in (*tables, stored.rows.bad_rows))
+            assert num_reported + stored.num_torn == cut.key.end_row - cut.key.first_row, cut.key
         self.num_rows += sum(cut.key.end_row - cut.key.first_row for cut in cuts)
 
 
 class ProcessFolder:
-    """The folder of a process that has ended, of which one file is changed."""
+    """The folder of an ended process, in which one file is changed."""
 
     def __init__(self, spool: Path) -> None:
         built = SpoolBuilder(spool, run_id="run", capacity=4, host=socket.gethostname())
@@ -228,21 +225,21 @@ class ProcessFolder:
         self.names = sorted(self._whole)
 
     def seeds(self) -> list[bytes]:
-        """Return each file as it is, behind the byte that names it."""
+        """Return each unchanged file after the byte that selects it."""
         return [
             bytes([number]) + self._whole[name][: MAX_INPUT - 1]
             for number, name in enumerate(self.names)
         ]
 
     def try_file(self, data: bytes) -> int:
-        """Read the folder with one file changed; return how many rows came of it.
+        """Read the folder with one changed file and return the number of rows.
 
         Args:
-            data: Which file, by its number, and what stands in it.
+            data: Number and content of the file.
 
         Raises:
-            Exception: A finding: nothing that a process left may end its host's agent, and the
-                collector takes all that an agent reads.
+            Exception: A finding: no file of a process may crash the agent of its host, and the
+                collector must accept every row that the agent reads.
         """
         if not data:
             return 0
@@ -261,20 +258,17 @@ class ProcessFolder:
 
 
 def mutated_file(data: bytes, chooser: random.Random) -> bytes:
-    """Return an input of `ProcessFolder.try_file` with a word or a number of its text forged."""
+    """Return an input of `ProcessFolder.try_file` with a forged word or number."""
     if chooser.random() < 0.5:
-        return data[:1] + _with_a_lie(data[1:], chooser)
+        return data[:1] + _with_forged_word(data[1:], chooser)
     texts = [b"-1", b"1e999", b"NaN", b"[]", b"{}", b'"\\ud800"', b"null", b"9" * 30, b'""', b"\n"]
     digits = [at for at in range(1, len(data)) if data[at : at + 1] in b'0123456789"' and data[at]]
     place = chooser.choice(digits) if digits else 1
     return data[:place] + chooser.choice(texts) + data[place + 1 :]
 
 
-# -- by hand ----------------------------------------------------------------------------------
-
-
 def main() -> None:
-    """Look for a finding until the time is up; the input of one is left in ``--keep``."""
+    """Search for a finding until the time is over; its input is kept in ``--keep``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["bodies", "files"])
     parser.add_argument("--seconds", type=int, default=600)
@@ -286,7 +280,7 @@ def main() -> None:
         for thing in list(vars(sys.modules[name]).values()):
             _instrument(thing, name, atheris.instrument_func)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # as of the kernel
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # As from the kernel.
     work = Path(tempfile.mkdtemp(dir=memory))
     folder = ProcessFolder(work / "spool")
     try_one: Callable[[bytes], object] = try_body if options.what == "bodies" else folder.try_file
@@ -305,7 +299,7 @@ def main() -> None:
         return mutated(data, chooser)[:max_size]
 
     flags = [f"-max_total_time={options.seconds}", f"-seed={options.seed}"]
-    flags += [f"-max_len={MAX_INPUT}", f"-timeout={PATIENCE_S}", "-rss_limit_mb=0"]
+    flags += [f"-max_len={MAX_INPUT}", f"-timeout={TIMEOUT_S}", "-rss_limit_mb=0"]
     flags += [f"-artifact_prefix={options.keep}/", "-len_control=0", "-reduce_inputs=0"]
     atheris.Setup([sys.argv[0], *flags, str(corpus)], try_one, custom_mutator=mutator)
     try:
@@ -315,7 +309,7 @@ def main() -> None:
 
 
 def _instrument(thing: Any, module: str, change: Callable[[Any], object]) -> None:  # noqa: ANN401
-    """Let a function, or a class's functions, tell which of their lines were reached."""
+    """Instrument a function, or the functions of a class, for coverage."""
     if getattr(thing, "__module__", None) != module:
         return
     for one in list(vars(thing).values()) if isinstance(thing, type) else [thing]:

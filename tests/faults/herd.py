@@ -1,7 +1,7 @@
-"""64 hosts' agents lose their collector at once and come back when it does.
+"""Restart of a collector under the agents of 64 hosts.
 
-``python -m tests.faults.herd FOLDER`` runs it at the real pace of probes (10 minutes) and prints
-what the collector was asked, and what that took of a processor, before and after.
+``python -m tests.faults.herd FOLDER`` runs with the real interval of probes (10 minutes) and prints
+the requests and CPU time of the collector before and after.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ ROWS_A_BURST = 10
 LOOK_S = 0.5
 WORST_S = 2.0
 STEADY_REQUESTS_PER_S = 2.0 * NUM_AGENTS
-"""A probe and a body of cuts a second from each. A machine that is too busy sees fewer, so what
-comes later is compared with this and not with what it saw."""
+"""One probe and one body of cuts per second from each agent. A busy machine has fewer, so later
+values are compared with this and not with the measured ones."""
 
 REAL_STEADY_AFTER_S = 260.0
-"""Probes come once a second when an agent is 256 s old."""
+"""An agent probes once per second when it is 256 s old."""
 
 COUNTED = re.compile(r'^rankscope_http_requests_total\{.*route="(/v1/[a-z]+)".*\} ([0-9.e+]+)$')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a collector had done at one moment."""
+    """Counters of a collector at one moment."""
 
     at_s: float
     num_requests: int
-    """Of agents, since it was started."""
+    """Requests of agents since its start."""
 
     cpu_s: float
-    """Of it and its decoders, since they were started."""
+    """CPU time of it and its decoders since their start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What a collector did in a stretch of time."""
+    """Rates of a collector over a period."""
 
     seconds: float
     requests_per_s: float
     most_requests_per_s: float
-    """In the worst `WORST_S` or more."""
+    """Rate in the worst `WORST_S` or more."""
 
     cpu_ratio: float
-    """Seconds of one processor a second."""
+    """CPU seconds per second."""
 
     cpu_s_a_request: float
 
 
 @dataclass(kw_only=True)
 class Herd(WholePath):
-    """A collector and 64 agents, each with a rank of its own."""
+    """A collector and 64 agents with one rank each."""
 
     rows_a_burst: int = ROWS_A_BURST
     is_soon_steady: bool = True
@@ -94,17 +94,17 @@ class Herd(WholePath):
         ]
 
     def look(self) -> Look:
-        """Return what the collector has done by now."""
+        """Return the current counters of the collector."""
         server = read_server_file(self.store)
         assert server is not None
         figures: list[str] = []
 
-        def is_told() -> bool:
+        def is_stored() -> bool:
             text = self.ask("/metrics", Authorization=f"Bearer {server.token}")
             figures[:] = (text or "").splitlines()
             return bool(figures)
 
-        self.wait_for(is_told)
+        self.wait_for(is_stored)
         counts = [found[2] for line in figures if (found := COUNTED.match(line))]
         return Look(
             at_s=time.monotonic(),
@@ -113,7 +113,7 @@ class Herd(WholePath):
         )
 
     def watch(self, is_done: Callable[[float], bool]) -> Pace:
-        """Let the ranks write, and look, until ``is_done`` of the seconds that passed."""
+        """Write and read the counters until ``is_done`` of the elapsed seconds."""
         looks = [self.look()]
         while not is_done(looks[-1].at_s - looks[0].at_s):
             self.write()
@@ -122,19 +122,19 @@ class Herd(WholePath):
         return pace_of(looks)
 
     def write_while(self, is_so: Callable[[], bool]) -> None:
-        """Let the ranks write as long as something holds."""
+        """Write while a condition holds."""
         while is_so():
             self.write()
             time.sleep(LOOK_S)
 
     def num_written(self) -> int:
-        """Return how many rows the ranks have written."""
+        """Return the number of written rows."""
         with (self.folder / "oracle").open("rb") as lines:
             return sum(b'"attempt"' in line for line in lines)
 
 
 def pace_of(looks: list[Look]) -> Pace:
-    """Return what was done between the first look and the last."""
+    """Return the rates between the first and the last reading."""
     first, last = looks[0], looks[-1]
     seconds, num_requests = last.at_s - first.at_s, last.num_requests - first.num_requests
     rates = [
@@ -153,7 +153,7 @@ def pace_of(looks: list[Look]) -> Pace:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what a process and its children have taken of processors."""
+    """Return the CPU time of a process and its children."""
     total = 0.0
     process = psutil.Process(pid)
     for one in [process, *process.children(recursive=True)]:
@@ -164,12 +164,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def restart(herd: Herd, *, steady_s: float, recovery_s: float) -> tuple[Pace, Pace]:
-    """Kill the collector and start it again; return its pace before, and from when it answers.
+    """Kill and restart the collector; return its rates before, and after it answers again.
 
     Args:
-        herd: Its agents are steady.
-        steady_s: How long to look before.
-        recovery_s: How long to look afterwards, and at least until the outage's rows are stored.
+        herd: A herd whose agents are in a steady state.
+        steady_s: Duration of the measurement before.
+        recovery_s: Shortest duration of the measurement after; it lasts until the rows of the
+            outage are stored.
     """
     steady = herd.watch(lambda seconds: seconds >= steady_s)
     herd.kill_only("collector")
@@ -184,7 +185,7 @@ def restart(herd: Herd, *, steady_s: float, recovery_s: float) -> tuple[Pace, Pa
 
 
 def main() -> None:
-    """Run it at the real pace, and print both paces."""
+    """Run with the real interval, and print both rates."""
     folder = Path(sys.argv[1])
     with Herd(folder=folder, chooser=random.Random(1), is_soon_steady=False) as herd:
         herd.watch(lambda seconds: seconds >= REAL_STEADY_AFTER_S)

@@ -1,6 +1,6 @@
-"""A wall clock that a test sets while a process runs: libfaketime, before any other library.
+"""A wall clock that a test sets while a process runs, by libfaketime.
 
-The monotonic clock is the machine's own, as where somebody sets the time of a real host.
+The monotonic clock is not changed, as when the time of a real host is set.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class JumpingClock:
-    """The wall clock of the processes that get its environment.
+    """Wall clock of the processes that are started with its environment.
 
     Args:
-        path: The file that tells by how much it is off; made here.
+        path: File for the offset, created here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -21,13 +21,13 @@ class JumpingClock:
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """Let the wall clock be so many seconds ahead of the machine's, from now on."""
+        """Set the wall clock ahead of the machine's by some seconds."""
         beside = self._path.with_suffix(".new")
         beside.write_text(f"{seconds:+d}s\n")
-        beside.rename(self._path)  # a process that looks meanwhile sees the one or the other
+        beside.rename(self._path)  # A process that reads meanwhile gets the old or the new offset.
 
     def environment(self) -> dict[str, str]:
-        """Return what a process must be started with."""
+        """Return the environment variables for a process."""
         return {
             "LD_PRELOAD": str(library()),
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
@@ -39,7 +39,7 @@ class JumpingClock:
 
 
 def library() -> Path:
-    """Return the shared library that the package ``libfaketime`` brings, without loading it."""
+    """Return the path of the shared library in the package ``libfaketime``."""
     spec = importlib.util.find_spec("libfaketime")
     assert spec is not None
     assert spec.origin is not None

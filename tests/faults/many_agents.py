@@ -1,7 +1,8 @@
-"""Several hosts' agents in a process: ``python -m tests.faults.many_agents URL FOLDER FIRST NUM``.
+"""Agents of several hosts in one process: ``python -m tests.faults.many_agents URL FOLDER FIRST
+NUM``.
 
-Each is what `rankscope agent --no-samples` is made of, with a spool, a journal, a connection and a
-clock of its own. Ends with SIGTERM.
+Each has the parts of `rankscope agent --no-samples`: a spool, a journal, a connection and a clock.
+Ends with SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOON_STEADY = ProbeConfig(first_probes=4)
-"""So that an agent probes once a second when it is 4 s old, and not only when it is 256 s old."""
+"""Makes an agent probe once per second when it is 4 s old, instead of 256 s."""
 
 
 def spool_of(folder: Path, number: int) -> Path:
-    """Return the spool of one host."""
+    """Return the spool of a host."""
     return folder / f"host-{number:03d}"
 
 
 def start_agent(
     url: str, folder: Path, number: int, *, stack: ExitStack, probing: ProbeConfig
 ) -> NodeAgent:
-    """Return an agent whose probes have begun; ``stack`` ends it."""
+    """Return an agent with running probes; ``stack`` ends it."""
     spool = spool_of(folder, number)
     state = spool / ".agent"
     state.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def start_agent(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ship until SIGTERM."""
+    """Send until SIGTERM."""
     url, folder, first, num = arguments[0], Path(arguments[1]), int(arguments[2]), int(arguments[3])
     probing = SOON_STEADY if "--soon-steady" in arguments else ProbeConfig()
     stopping = threading.Event()
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         threads = [threading.Thread(target=agent.run, args=(stopping,)) for agent in agents]
         for thread in threads:
             thread.start()
-        while not stopping.wait(0.5):  # the handler runs in this thread, and not while it sleeps
+        while not stopping.wait(0.5):  # The handler runs in this thread, and not during a sleep.
             pass
         for thread in threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""A TCP proxy that does to a connection what networks do, on the loopback and without root."""
+"""TCP proxy with network faults, on the loopback and without root."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16_384
 LOOK_AGAIN_S = 0.01
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 RETRANSMIT_S = 0.2
-"""First pause before a lost packet is sent again; it doubles. Linux's least is the same."""
+"""First pause before a lost packet is sent again, as in Linux; it doubles."""
 
 MOST_LOSSES = 4
-"""Of one packet; then the connection is reset."""
+"""Attempts to send a packet before the connection is reset."""
 RESET = struct.pack("ii", 1, 0)
 """`SO_LINGER` on with no time: closing sends RST and no FIN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is wrong with the network just now; by default nothing."""
+    """Current faults of the network; none by default."""
 
     is_cut: bool = False
     """New connections are reset at once, old ones at their next byte."""
 
     is_blackholed: bool = False
-    """Nothing is passed on and nothing is closed, in either direction."""
+    """Nothing is forwarded and nothing is closed, in both directions."""
 
     latency_s: float = 0.0
-    """Added to each chunk, each way."""
+    """Delay of each chunk in each direction."""
 
     bytes_per_s: float | None = None
-    """Of one connection, each way."""
+    """Bandwidth of one connection in each direction."""
 
     lost_ratio: float = 0.0
-    """Of the packets: TCP sends them again after a pause, and what is behind them waits."""
+    """Share of lost packets: TCP sends them again after a pause, and later ones wait."""
 
     slice_bytes: int = CHUNK_BYTES
-    """Longest piece that is passed on at once."""
+    """Largest chunk that is forwarded at once."""
 
     reset_after_request_bytes: int | None = None
-    """Reset when so many bytes of the connection went to the server; it gets these."""
+    """Reset after the server got this many bytes of the connection."""
 
     reset_after_reply_bytes: int | None = None
-    """Reset when so many bytes came back; the client gets these and the server knows nothing."""
+    """Reset after the client got this many bytes of the answer; the server does not notice."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went through so far."""
+    """Forwarded traffic so far."""
 
     num_connections: int = 0
     num_resets: int = 0
@@ -89,14 +89,14 @@ class _Pair:
 
 
 class FaultProxy:
-    """Forwards a port of the loopback to another one, as badly as it is told to.
+    """Forwards a port of the loopback to another one with the given faults.
 
-    Runs in a thread of its own. ``faults`` may be replaced at any time, from any thread; it
-    holds for open connections too.
+    Runs in its own thread. ``faults`` may be replaced at any time from any thread, and also affects
+    open connections.
 
     Args:
         target_port: Port of the server on the loopback; may be changed later.
-        chooser: Which packets are lost.
+        chooser: Random generator of lost packets.
     """
 
     def __init__(self, target_port: int, *, chooser: random.Random | None = None) -> None:
@@ -113,7 +113,7 @@ class FaultProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        if not self._ready.wait(PATIENCE_S):
+        if not self._ready.wait(TIMEOUT_S):
             raise RuntimeError("the fault proxy did not start")
         return self
 
@@ -124,10 +124,10 @@ class FaultProxy:
         traceback: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
 
     def reset_all(self) -> None:
-        """Reset every open connection; new ones are served."""
+        """Reset every open connection; new ones are accepted."""
         self._loop.call_soon_threadsafe(self._end_all)
 
     def _run(self) -> None:
@@ -214,7 +214,7 @@ class FaultProxy:
                     await asyncio.sleep(len(kept) / faults.bytes_per_s)
 
     async def _arrives(self, faults: Faults) -> bool:
-        """Wait as long as a packet takes that may be lost; False where it is given up."""
+        """Wait for the delivery of a packet that may be lost; False if it is given up."""
         pause_s = RETRANSMIT_S
         for _ in range(MOST_LOSSES):
             if self._chooser.random() >= faults.lost_ratio:
@@ -236,7 +236,7 @@ class FaultProxy:
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Return when one of them is done; the others are given up."""
+    """Return when one of the tasks is done, and cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

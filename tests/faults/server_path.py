@@ -1,4 +1,4 @@
-"""The whole path onto a ClickHouse server, which dies and comes back while the collector stays."""
+"""Data path onto a ClickHouse server that is killed and restarted while the collector runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import Store, open_store
-from tests.faults.cycles import COUNT_ROWS, PATIENCE_S, RUN, WholePath
+from tests.faults.cycles import COUNT_ROWS, RUN, TIMEOUT_S, WholePath
 from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ REFUSED = re.compile(
 
 @dataclass(kw_only=True)
 class ServerPath(WholePath):
-    """A store, a collector, an agent, and ranks that are traced processes.
+    """A store, a collector, an agent, and ranks as traced processes.
 
     Args:
-        max_spool_bytes: The agent's own limit.
+        max_spool_bytes: Limit of the agent.
     """
 
     max_spool_bytes: int | None = None
@@ -45,7 +45,7 @@ class ServerPath(WholePath):
     def commands(self) -> dict[str, list[str]]:
         commands = super().commands()
         if self.max_spool_bytes is not None:
-            # The journal's size depends on the time: not in the spool.
+            # Not in the spool, because the size of the journal depends on the time.
             commands["agent"] += ["--state", str(self.folder / "agent-state")]
             commands["agent"] += ["--max-spool-bytes", str(self.max_spool_bytes)]
         engine = [sys.executable, "-m", "tests.faults.store_process"]
@@ -71,7 +71,7 @@ class ServerPath(WholePath):
         super().__exit__(exc_type, exc, traceback)
 
     def start_rank(self, rank: int, **limits: str) -> None:
-        """Start a traced process; ``limits`` are the tracer's."""
+        """Start a traced process with limits of the tracer."""
         self.ranks[rank] = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.writing_rank", str(self.folder / "oracle")],
             env={
@@ -89,7 +89,7 @@ class ServerPath(WholePath):
         )
 
     def record(self, rank: int, num_spans: int) -> int:
-        """Let a rank record spans; return how many it has recorded by now."""
+        """Record spans on a rank and return their total number."""
         process = self.ranks[rank]
         assert process.stdin is not None
         assert process.stdout is not None
@@ -98,12 +98,12 @@ class ServerPath(WholePath):
         return int(process.stdout.readline())
 
     def end_rank(self, rank: int) -> None:
-        """Let a rank say goodbye."""
-        self.ranks[rank].communicate(timeout=PATIENCE_S)
+        """End a rank."""
+        self.ranks[rank].communicate(timeout=TIMEOUT_S)
         assert self.ranks[rank].returncode == 0
 
     def store_answers(self) -> bool:
-        """Return whether the store does."""
+        """Return whether the store answers."""
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._store_port)):
             return True
         return False
@@ -115,12 +115,12 @@ class ServerPath(WholePath):
         return 0
 
     def num_refused(self) -> int:
-        """Return how many requests of the agent the collector has answered 503."""
+        """Return the number of requests that the collector answered with 503."""
         *_, token = OWN_TOKEN.findall((self.folder / "collector.log").read_text())
         figures = self.ask("/metrics", Authorization=f"Bearer {token}") or ""
         return round(sum(float(found) for found in REFUSED.findall(figures)))
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        """Return what the store answers."""
+        """Return the rows of a query."""
         with open_store(self.store_url) as store:
             return list(store.rows(sql))

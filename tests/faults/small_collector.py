@@ -1,4 +1,4 @@
-"""A collector as a process whose budgets are small: ``python -m tests.faults.small_collector DIR``.
+"""A collector process with small quotas: ``python -m tests.faults.small_collector DIR``.
 
 Prints its port; ends with SIGTERM.
 """
@@ -24,7 +24,7 @@ from tests.support.collector.serving import OWN, no_pages
 MIB = 1 << 20
 INFLATED_BYTES = 24 * MIB
 WIRE_BYTES = 2 * MIB
-"""Of all bodies under way."""
+"""Quota of all bodies in progress."""
 
 LIMITS = ServiceLimits(
     wire=WireLimits(max_wire_bytes=2 * MIB, max_inflated_bytes=24 * MIB),
@@ -35,7 +35,7 @@ LIMITS = ServiceLimits(
 
 
 async def serve(folder: Path) -> None:
-    """Serve until told to end."""
+    """Serve until SIGTERM."""
     with open_store(f"chdb://{folder}") as store:
         service = IngestService(store, limits=LIMITS)
         service.start()

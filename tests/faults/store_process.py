@@ -1,7 +1,8 @@
-"""A ClickHouse server to be killed: ``python -m tests.faults.store_process FOLDER ACCOUNT PORT``.
+"""A ClickHouse server for tests that kill it: ``python -m tests.faults.store_process FOLDER ACCOUNT
+PORT``.
 
-The engine behind ClickHouse's HTTP form, as in `tests.deploy.http_engine`, at a port that stays
-the same when it is started again. Every insert is on disk when it is answered.
+The embedded engine with ClickHouse's HTTP interface, as in `tests.deploy.http_engine`, at the same
+port after a restart. Every insert is on disk before it is answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checker on pipelines that are broken on purpose: a green result of it must mean something."""
+"""The checker on pipelines with known errors, so that a clean result is meaningful."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def acknowledges_before_it_writes(oracle: Oracle, stored: Stored) -> None:
     sound(oracle, stored)
     key, content = batch(NUM_BATCHES)
     oracle.attempt(key, content)
-    oracle.acknowledge(key)  # and is killed here
+    oracle.acknowledge(key)  # Killed here.
 
 
 def reuses_a_number(oracle: Oracle, stored: Stored) -> None:
@@ -80,7 +80,7 @@ def run(pipeline: Pipeline, folder: Path, **account: int) -> Verdict:
     return check(folder / "oracle", stored, **account)
 
 
-def test_a_sound_pipeline_is_clean(tmp_path: Path) -> None:
+def test_a_correct_pipeline_is_clean(tmp_path: Path) -> None:
     verdict = run(sound, tmp_path)
 
     assert verdict.is_clean
@@ -98,7 +98,7 @@ def test_a_sound_pipeline_is_clean(tmp_path: Path) -> None:
         (makes_one_up, "unexpected", 77),
     ],
 )
-def test_each_broken_pipeline_is_found_out_by_the_batch_it_broke(
+def test_each_broken_pipeline_is_reported_with_its_broken_batch(
     tmp_path: Path, pipeline: Pipeline, fault: str, seq: int
 ) -> None:
     verdict = run(pipeline, tmp_path)
@@ -107,24 +107,22 @@ def test_each_broken_pipeline_is_found_out_by_the_batch_it_broke(
     assert getattr(verdict, fault) == (("run", "0", "0", str(seq)),)
 
 
-def test_what_nobody_counted_as_dropped_is_unaccounted_for(tmp_path: Path) -> None:
+def test_missing_rows_without_a_drop_count_are_unaccounted_for(tmp_path: Path) -> None:
     assert run(drops_one_it_never_acknowledged, tmp_path).num_unaccounted == 1
 
 
 @pytest.mark.parametrize("where", ["num_dropped", "num_buffered"])
-def test_what_the_pipeline_says_it_dropped_or_holds_is_accounted_for(
-    tmp_path: Path, where: str
-) -> None:
+def test_dropped_and_buffered_rows_are_accounted_for(tmp_path: Path, where: str) -> None:
     verdict = run(drops_one_it_never_acknowledged, tmp_path, **{where: 1})
 
     assert verdict.is_clean
 
 
-def test_more_dropped_than_is_missing_does_not_add_up(tmp_path: Path) -> None:
+def test_a_drop_count_above_the_missing_rows_is_unaccounted_for(tmp_path: Path) -> None:
     assert run(sound, tmp_path, num_dropped=1).num_unaccounted == -1
 
 
-def test_a_row_stored_without_an_acknowledgement_that_arrived_is_no_fault(tmp_path: Path) -> None:
+def test_a_row_stored_after_a_lost_acknowledgement_is_allowed(tmp_path: Path) -> None:
     def loses_an_acknowledgement(oracle: Oracle, stored: Stored) -> None:
         oracle.attempt(*batch(0))
         stored.append(batch(0))
@@ -135,7 +133,7 @@ def test_a_row_stored_without_an_acknowledgement_that_arrived_is_no_fault(tmp_pa
     assert verdict.num_recovered == 1
 
 
-def test_a_line_that_the_producer_was_killed_in_counts_for_nothing(tmp_path: Path) -> None:
+def test_an_incomplete_line_of_a_killed_producer_is_ignored(tmp_path: Path) -> None:
     with Oracle(tmp_path / "oracle") as oracle:
         oracle.attempt(*batch(0))
     whole = (tmp_path / "oracle").read_bytes()

@@ -1,4 +1,4 @@
-"""A spool of which one byte is wrong, at every place that means something (fault B11)."""
+"""A spool with one wrong byte, at every position that has a meaning (fault B11)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 NUM_ROWS = 3
 HEADER_PLACES = range(SEALED_OFFSET + SEALED.size)
-"""Who wrote it, and whether its lane has moved on."""
+"""Process of the segment, and whether its lane has a later one."""
 
 Seen = tuple[int, str, int, int]
 
 
 class OwnedCuts(KeptCuts):
-    """Tells whose rows it was given."""
+    """A sink that records the owners of rows."""
 
     def owners(self) -> set[tuple[str, int, int]]:
-        """Return whose the rows are: run, epoch and rank."""
+        """Return the owners of the rows: run, epoch and rank."""
         return {(cut.key.run_id, cut.key.epoch, cut.key.rank) for cut in self.cuts}
 
     def seen(self) -> set[Seen]:
@@ -42,7 +42,7 @@ class OwnedCuts(KeptCuts):
         return {(row["row"], row["name"], row["step"], row["duration_ns"]) for row in rows}
 
     def num_accounted(self) -> int:
-        """Return how many rows were stored, set aside with a reason, or counted as torn."""
+        """Return the number of rows that were stored, rejected, or counted as torn."""
         return sum(
             cut.num_torn
             + sum(
@@ -69,23 +69,23 @@ WHOLE = {(0, "a", 0, 10), (1, "b", 1, 11), (2, "c", 2, 12)}
 
 
 def read(spool: Path) -> tuple[OwnedCuts, tuple[str, ...]]:
-    """Read a spool as an agent does, look twice, and return what came and what was told."""
+    """Read a spool as an agent does, twice, and return rows and log lines."""
     sink = OwnedCuts()
     tail = SpoolTail(spool, sink)
-    told = tail.poll().problems + tail.poll().problems
+    problems = tail.poll().problems + tail.poll().problems
     tail.close()
-    return sink, told
+    return sink, problems
 
 
-def test_it_is_read_whole_before_anything_is_damaged(builder: SpoolBuilder, tmp_path: Path) -> None:
-    sink, told = read(tmp_path)
+def test_an_undamaged_spool_is_read_completely(builder: SpoolBuilder, tmp_path: Path) -> None:
+    sink, problems = read(tmp_path)
 
     assert sink.seen() == WHOLE
-    assert (sink.num_accounted(), told) == (NUM_ROWS, ())
+    assert (sink.num_accounted(), problems) == (NUM_ROWS, ())
 
 
 @pytest.mark.parametrize("flip", [0xFF, 0x01])
-def test_a_wrong_byte_in_a_record_costs_that_record_alone_and_each_is_accounted_for(
+def test_a_wrong_byte_in_a_record_loses_only_that_record_and_is_counted(
     builder: SpoolBuilder, tmp_path: Path, flip: int
 ) -> None:
     whole = builder.segment.read_bytes()
@@ -103,7 +103,7 @@ def test_a_wrong_byte_in_a_record_costs_that_record_alone_and_each_is_accounted_
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"x" * 4096, b"\xff" * 9000])
-def test_a_segment_of_another_content_is_named_and_its_neighbour_read(
+def test_a_segment_of_other_content_is_reported_and_its_neighbour_read(
     builder: SpoolBuilder, tmp_path: Path, content: bytes
 ) -> None:
     other = SpoolBuilder(tmp_path, run_id="run", rank=1)
@@ -116,25 +116,25 @@ def test_a_segment_of_another_content_is_named_and_its_neighbour_read(
     assert {name for _, name, _, _ in sink.seen()} == {"fine"}
 
 
-def test_a_wrong_byte_in_a_segments_header_changes_no_row_and_is_told_where_it_costs_them(
+def test_a_wrong_byte_in_a_segment_header_changes_no_row_and_is_reported_if_rows_are_lost(
     builder: SpoolBuilder, tmp_path: Path
 ) -> None:
     whole = builder.segment.read_bytes()
-    num_told = 0
+    num_problems = 0
     for place in HEADER_PLACES:
         broken = bytearray(whole)
         broken[place] ^= 0xFF
         builder.segment.write_bytes(broken)
 
-        sink, told = read(tmp_path)
+        sink, problems = read(tmp_path)
 
-        assert sink.seen() == (set() if told else WHOLE), place
+        assert sink.seen() == (set() if problems else WHOLE), place
         assert sink.owners() <= {OWNER}, place
-        num_told += len(told)
-    assert num_told >= 40  # magic word, version, both sizes, run, epoch, rank and process
+        num_problems += len(problems)
+    assert num_problems >= 40  # magic word, version, both sizes, run, epoch, rank and process
 
 
-def test_a_wrong_byte_in_a_processs_header_or_names_costs_no_row_untold(
+def test_a_wrong_byte_in_a_process_header_or_names_loses_no_row_without_a_report(
     builder: SpoolBuilder, tmp_path: Path
 ) -> None:
     path = builder.folder / PROCESS_FILE
@@ -145,9 +145,9 @@ def test_a_wrong_byte_in_a_processs_header_or_names_costs_no_row_untold(
         broken[place] ^= 0xFF
         path.write_bytes(broken)
 
-        sink, told = read(tmp_path)
+        sink, problems = read(tmp_path)
 
-        assert sink.num_accounted() == (0 if told else NUM_ROWS), place
+        assert sink.num_accounted() == (0 if problems else NUM_ROWS), place
         assert sink.owners() <= {OWNER}, place
-        # a name may read otherwise; which row it was, its step and its length do not
+        # A name may differ; row, step and duration do not.
         assert {(row, step) for row, _, step, _ in sink.seen()} <= {(0, 0), (1, 1), (2, 2)}

@@ -1,4 +1,4 @@
-"""`docs/faults.md` names for each fault the tests that prove it: here it is held to its word."""
+"""Check of the table in `docs/faults.md`, which names the tests of each fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEVER_RUN = {"skip", "xfail"}
 
 @cache
 def functions_of(path: Path) -> dict[str, set[str]]:
-    """Return the functions of a file, each with the marks on it; none where it is not there."""
+    """Return the functions of a file with their marks; none if there is no file."""
     if not path.is_file():
         return {}
     return {
@@ -40,11 +40,11 @@ def functions_of(path: Path) -> dict[str, set[str]]:
 
 
 def problems_of(page: str, tests: Path = TESTS) -> list[str]:
-    """Return what is wrong with a page of faults, one line each.
+    """Return the problems of a page of faults, one line each.
 
     Args:
-        page: Its text.
-        tests: The folder below which it names tests.
+        page: Text of the page.
+        tests: Root folder of the tests that it names.
     """
     wanted = [f"{group}{number + 1}" for group, most in NUM_ROWS.items() for number in range(most)]
     found = [match["row"] for match in ROW.finditer(page)]
@@ -68,7 +68,7 @@ def problems_of(page: str, tests: Path = TESTS) -> list[str]:
     return problems
 
 
-def test_every_fault_is_in_the_table_and_every_test_that_it_names_is_there() -> None:
+def test_every_fault_is_in_the_table_and_its_tests_exist() -> None:
     assert problems_of(TABLE.read_text(encoding="utf-8")) == []
 
 
@@ -92,7 +92,7 @@ def tests(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_sound_table_has_no_problem(tests: Path) -> None:
+def test_a_correct_table_has_no_problem(tests: Path) -> None:
     assert problems_of(GOOD, tests) == []
 
 
@@ -109,7 +109,7 @@ def test_a_sound_table_has_no_problem(tests: Path) -> None:
         ("test_fine", "fine", ["B1: own/test_it.py has no test fine"]),
     ],
 )
-def test_a_broken_table_is_found_out(
+def test_a_broken_table_is_reported(
     tests: Path, right: str, wrong: str, problems: list[str]
 ) -> None:
     assert problems_of(GOOD.replace(right, wrong, 1), tests) == problems

@@ -1,4 +1,4 @@
-"""The disk below an embedded store fills up to its last byte under a collector (fault B9)."""
+"""A full disk below the embedded store of a collector (fault B9)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
 DISK_MIB = 300
-"""A collector takes nothing when less than 256 are left."""
+"""A collector accepts nothing with less than 256 MiB free."""
 
 BLOCK_BYTES = 1 << 20
 OWN_TOKEN = re.compile(r"\?token=(\S+)")
 
 
 class SmallDisk(WholePath):
-    """A path whose collector has a disk of its own for its store."""
+    """A data path whose store is on a small disk."""
 
     def commands(self) -> dict[str, list[str]]:
         commands = super().commands()
@@ -41,11 +41,11 @@ class SmallDisk(WholePath):
 
     @property
     def disk(self) -> Path:
-        """The store's folder as the collector sees it."""
+        """Folder of the store, as the collector sees it."""
         return Path(f"/proc/{self.pid_of('collector')}/root{self.store}")
 
     def fill(self) -> None:
-        """Take what is left of the disk."""
+        """Fill the disk."""
         filler = os.open(self.disk / "filler", os.O_WRONLY | os.O_CREAT)
         try:
             size_bytes = BLOCK_BYTES
@@ -59,11 +59,11 @@ class SmallDisk(WholePath):
             os.close(filler)
 
     def make_room(self) -> None:
-        """Give it back."""
+        """Free the disk."""
         (self.disk / "filler").unlink()
 
     def query(self, sql: str) -> str | None:
-        """Ask the collector; None where it does not answer."""
+        """Query the collector; None if it does not answer."""
         *_, token = OWN_TOKEN.findall((self.folder / "collector.log").read_text())
         return self.ask("/", sql, **{"X-ClickHouse-Key": token})
 
@@ -71,7 +71,7 @@ class SmallDisk(WholePath):
         return int(self.query(COUNT_ROWS) or 0)
 
     def seen(self) -> list[tuple[Key, str]]:
-        """Return the key of each row and the hash of what it holds."""
+        """Return the key of each row and the hash of its content."""
         sql = SELECT_ROWS.format(final=" FINAL") + " FORMAT JSONEachRow"
         found = []
         for line in (self.query(sql) or "").splitlines():
@@ -81,7 +81,7 @@ class SmallDisk(WholePath):
         return found
 
 
-def test_a_disk_without_a_byte_left_stops_no_reader_and_loses_no_row(tmp_path: Path) -> None:
+def test_a_full_disk_blocks_no_query_and_loses_no_row(tmp_path: Path) -> None:
     needs_mounts()
     with SmallDisk(folder=tmp_path / "path", chooser=random.Random(2)) as path:
         # GIVEN rows that have arrived
@@ -95,14 +95,14 @@ def test_a_disk_without_a_byte_left_stops_no_reader_and_loses_no_row(tmp_path: P
         path.write()
         path.wait_for(lambda: "MiB free" in (path.folder / "collector.log").read_text())
 
-        # THEN it takes nothing, says so, and is read as before
+        # THEN it accepts nothing, reports this, and answers queries as before
         assert path.ask("/readyz") is None
         assert path.ask("/healthz") is not None
         assert path.num_stored() == num_before
 
-        # AND goes on by itself when there is room
+        # AND continues by itself when there is space
         path.make_room()
         path.drain()
         verdict = check(path.folder / "oracle", path.seen())
-        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.is_clean, (verdict, path.logs())
         assert verdict.num_stored == 2 * num_first

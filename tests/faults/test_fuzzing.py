@@ -1,4 +1,4 @@
-"""What `make fuzz` tries for minutes, guided by coverage, tried on some hundred inputs."""
+"""Fuzzing with some hundred inputs; `make fuzz` runs for minutes, guided by coverage."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUM_MUTANTS = 60
-"""Of each seed."""
+"""Inputs per seed."""
 
 
-def test_bodies_that_lie_are_refused_or_taken_as_what_they_say() -> None:
+def test_forged_bodies_are_refused_or_accepted_as_they_are() -> None:
     chooser = random.Random(18)
     seeds = body_seeds()
     assert [decoded(seed) is not None for seed in seeds] == [True] * 5 + [False]
@@ -41,10 +41,10 @@ def test_bodies_that_lie_are_refused_or_taken_as_what_they_say() -> None:
             try_body(mutant)
             found[decoded(mutant) is not None] += 1
 
-    assert min(found[True], found[False]) > 20, found  # neither all nor nothing is refused
+    assert min(found[True], found[False]) > 20, found  # Some are refused and some accepted.
 
 
-def test_whatever_stands_in_a_processs_files_the_agent_goes_on_and_the_collector_takes_it(
+def test_any_file_of_a_process_leaves_agent_and_collector_running(
     tmp_path: Path,
 ) -> None:
     chooser = random.Random(11)
@@ -59,7 +59,7 @@ def test_whatever_stands_in_a_processs_files_the_agent_goes_on_and_the_collector
 
 
 @pytest.mark.parametrize("run_id", ["", "two words", "-", "../up", "naïve"])
-def test_a_folder_whose_run_no_collector_takes_is_named_and_left_and_others_go_on(
+def test_a_folder_with_an_invalid_run_is_reported_and_left_unchanged(
     tmp_path: Path, run_id: str
 ) -> None:
     strange = SpoolBuilder(tmp_path / "strange", run_id="run")
@@ -72,10 +72,10 @@ def test_a_folder_whose_run_no_collector_takes_is_named_and_left_and_others_go_o
     sink = KeptCuts()
     tail = SpoolTail(tmp_path / "strange", sink)
 
-    told = tail.poll().problems + tail.poll().problems
+    problems = tail.poll().problems + tail.poll().problems
 
     assert [cut.key.rank for cut in sink.cuts] == [1]
-    (line,) = told
+    (line,) = problems
     assert str(strange.folder) in line
     assert "left unchanged" in line
     assert repr(run_id) in line

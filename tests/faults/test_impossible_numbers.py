@@ -1,4 +1,4 @@
-"""Records with any numbers at all (fault D3): kept or set aside, and no sum is spoilt."""
+"""Records with arbitrary numbers (fault D3): stored or rejected, and sums stay finite."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def spools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(spans=st.lists(SPANS, max_size=6), steps=st.lists(STEPS, max_size=3))
-def test_whatever_a_record_says_it_is_kept_or_set_aside_and_sums_stay_finite(
+def test_any_record_is_stored_or_rejected_and_sums_stay_finite(
     store: Store,
     spools: Path,
     spans: list[tuple[int, int]],
     steps: list[tuple[float, int]],
 ) -> None:
-    # GIVEN a process that recorded a good span, and others of any times, losses and counts
+    # GIVEN a process that recorded a valid span, and others with any times, losses and counts
     run_id = f"numbers-{next(_NUMBERS)}"
     builder = SpoolBuilder(spools / run_id, run_id=run_id)
     builder.span("good", start_ns=100, duration_ns=7)
@@ -64,13 +64,13 @@ def test_whatever_a_record_says_it_is_kept_or_set_aside_and_sums_stay_finite(
     # WHEN it is stored
     progress = SpoolTail(spools / run_id, StoreWriter(store)).poll()
 
-    # THEN each row is accounted for, and those that can't be are named
+    # THEN each row is accounted for, and impossible ones are reported
     num_rows = 1 + len(spans) + len(steps)
     assert progress.num_spans + progress.num_steps + progress.num_bad == num_rows
     described = read_run(store, run_id)
     assert sum(bad["num_rows"] for bad in described.bad) == progress.num_bad
     assert all(bad["reason"] for bad in described.bad)
-    # and what is shown is possible
+    # AND results of queries are possible
     kept = read_spans(store, run_id).to_pylist()
     assert "good" in {span["name"] for span in kept}
     assert all(0 <= span["duration_ns"] <= MONTH_NS and span["start_ns"] >= 0 for span in kept)

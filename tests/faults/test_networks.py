@@ -1,6 +1,6 @@
-"""The agent over bad networks that do not heal, and past a collector that stands still.
+"""The agent over permanently bad networks, and with a frozen collector.
 
-Times are a tenth of real ones: a round trip of 2 s is 0.2 s here, and so are the deadlines.
+Times are a tenth of real ones, deadlines included: a round trip of 2 s is 0.2 s here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.faults.proxy import FaultProxy, Faults
-from tests.integration.programs import PATIENCE_S, serving
+from tests.integration.programs import TIMEOUT_S, serving
 from tests.support.collector.agent_rig import Rig, any_settled, write_spans
 from tests.support.collector.fake_collector import FakeCollector, Stored
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -37,7 +37,7 @@ SELECT_ROWS = "SELECT run_id, epoch, rank, segment, row, name, step, duration_ns
 
 
 def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[SpoolBuilder]:
-    """Let four ranks write, and end."""
+    """Write the spools of four ranks that end."""
     builders = [SpoolBuilder(spool, run_id="run", rank=rank) for rank in range(4)]
     for builder in builders:
         write_spans(builder, oracle, num_rows // 4)
@@ -55,7 +55,7 @@ def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[Spo
     ],
     ids=["64-kbit", "2-s-round-trip", "5-percent-lost", "lost-and-far"],
 )
-def test_a_bad_network_that_stays_bad_gets_all_through_once(
+def test_a_permanently_bad_network_delivers_all_rows_once(
     faults: Faults, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
@@ -72,26 +72,26 @@ def test_a_bad_network_that_stays_bad_gets_all_through_once(
         rig.close()
 
 
-def test_while_nothing_gets_through_the_rows_wait_on_disk_and_no_rank_does(
+def test_without_a_network_rows_wait_on_disk_and_no_rank_waits(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN a network that swallows everything
+    # GIVEN a network that drops everything
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         proxy.faults = Faults(is_blackholed=True)
         rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=SHORT)
         builders = write_job(spool, oracle)
         written = {path: path.stat().st_size for path in spool.glob("run/*/seg-*")}
 
-        # WHEN the agent tries again and again; each try waits twice as long as the one before
+        # WHEN the agent retries with a doubling backoff
         rig.turn_until(lambda: proxy.traffic.num_connections >= 4)
 
-        # THEN all of it is where the ranks put it, and nothing was given up
+        # THEN all rows are still in the spool, and none was given up
         assert {path: path.stat().st_size for path in spool.glob("run/*/seg-*")} == written
         assert not any_settled(rig)
         assert not (rig.state / "dead").exists()
         assert sum(line.startswith("the collector") for line in rig.lines) == 1
 
-        # AND it is caught up with when the network is back
+        # AND all rows are sent when the network is back
         proxy.faults = Faults()
         rig.turn_until(lambda: len(collector.stored.rows) >= NUM_ROWS)
         rig.turn()
@@ -102,10 +102,10 @@ def test_while_nothing_gets_through_the_rows_wait_on_disk_and_no_rank_does(
         rig.close()
 
 
-def test_what_stands_at_one_collector_is_sent_to_another_and_stored_once(
+def test_a_request_blocked_at_one_collector_is_sent_to_another_and_stored_once(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    # GIVEN two collectors of one store, the first of which stops in the middle of everything
+    # GIVEN two collectors of one store, the first of which freezes with open requests
     stored = Stored()
     with (
         FakeCollector(stored) as first,
@@ -126,7 +126,7 @@ def test_what_stands_at_one_collector_is_sent_to_another_and_stored_once(
         rig.turn_until(lambda: len(stored.rows) >= 50 and not rig.journal.unanswered("run"))
         assert second.num_requests("/v1/spans") > 0
 
-        # AND what stood there arrives after all
+        # AND the blocked request is stored later
         num_before = first.num_requests("/v1/spans")
         proxy.faults = Faults()
         rig.turn_until(lambda: first.num_requests("/v1/spans") > num_before)
@@ -137,20 +137,20 @@ def test_what_stands_at_one_collector_is_sent_to_another_and_stored_once(
 
 
 @pytest.mark.multiproc
-def test_a_collector_that_was_stopped_stores_what_came_twice_once(
+def test_a_frozen_collector_stores_repeated_requests_once(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     # GIVEN a real collector with some rows
     store_path = tmp_path / "store"
     with serving("--only", "collector", store=store_path) as server:
         environment = {"RANKSCOPE_TOKEN": server.token}
-        patient = Deadlines(connect_s=2, stall_s=2, answer_s=1)
-        rig = Rig(spool, server.url, deadlines=patient, environment=environment)
+        with_timeout = Deadlines(connect_s=2, stall_s=2, answer_s=1)
+        rig = Rig(spool, server.url, deadlines=with_timeout, environment=environment)
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 10)
         rig.turn_until(lambda: any_settled(rig))
 
-        # WHEN it stands still beyond every deadline, and rows are sent to it meanwhile
+        # WHEN it is frozen beyond every deadline, and rows are sent to it meanwhile
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
             write_spans(builder, oracle, 90)
@@ -173,7 +173,7 @@ def test_a_collector_that_was_stopped_stores_what_came_twice_once(
 
 def _num_rows(url: str, token: str) -> int:
     asked = "SELECT count() FROM (SELECT DISTINCT rank, segment, row FROM spans)"
-    answer = httpx.post(url, content=asked, auth=("any", token), timeout=PATIENCE_S)
+    answer = httpx.post(url, content=asked, auth=("any", token), timeout=TIMEOUT_S)
     return int(answer.text)
 
 

@@ -1,4 +1,4 @@
-"""More than a collector has room for: it says so before it decodes, and grows no larger."""
+"""Overload of a collector: it answers 429 before decoding, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ pytestmark = pytest.mark.multiproc
 
 NUM_SENDERS = 20
 NUM_ROWS = 120_000
-"""Of a body, which inflates to some 11 MiB: all of them are ten times what may be under way."""
+"""Size of a body, which inflates to some 11 MiB: all of them are ten times the quota."""
 
 NAMES = ["op"] * NUM_ROWS
 
 GROWTH_BYTES = 192 * MIB
-"""What inserting one such body may take besides; 60 MiB were measured."""
-PATIENCE_S = 120.0
+"""Additional memory for inserting one such body; 60 MiB were measured."""
+TIMEOUT_S = 120.0
 ARROW = "application/vnd.apache.arrow.stream"
 
 
 @contextmanager
 def small_collector(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run one until the block ends; give its process and port."""
+    """Run a collector until the block ends; yield its process and port."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.small_collector", str(folder)],
         stdout=subprocess.PIPE,
@@ -50,17 +50,17 @@ def small_collector(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]
         yield process, int(process.stdout.readline())
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=TIMEOUT_S)
 
 
 def most_resident_bytes(pid: int) -> int:
-    """Return the most memory that a process ever held."""
+    """Return the peak resident set of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
 
 class Sender(threading.Thread):
-    """Posts a body until it is stored; keeps the statuses that came."""
+    """Posts a body until it is stored, and keeps the statuses."""
 
     def __init__(self, port: int, body: bytes) -> None:
         super().__init__(daemon=True)
@@ -69,10 +69,10 @@ class Sender(threading.Thread):
         self._body = body
 
     def run(self) -> None:
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + TIMEOUT_S
         headers = {"authorization": f"Bearer {OWN}", "content-type": ARROW}
         while time.monotonic() < until_s:
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
             with closing(connection):
                 connection.request("POST", "/v1/spans", self._body, headers)
                 answer = connection.getresponse()
@@ -83,10 +83,10 @@ class Sender(threading.Thread):
             time.sleep(0.2)
 
 
-def test_ten_times_what_there_is_room_for_is_stored_once_and_takes_no_more_memory(
+def test_ten_times_the_quota_is_stored_once_without_more_memory(
     tmp_path: Path,
 ) -> None:
-    # GIVEN a collector that has stored a body of this size, and a visitor who is connected
+    # GIVEN a collector that has stored a body of this size, and a connected client
     one = encode_cuts([span_cut("before", 0, NUM_ROWS, names=NAMES)])
     body = encode_cuts([span_cut("run", 0, NUM_ROWS, names=NAMES)])
     with small_collector(tmp_path / "store") as (process, port):
@@ -94,11 +94,11 @@ def test_ten_times_what_there_is_room_for_is_stored_once_and_takes_no_more_memor
         first.run()
         assert first.statuses == [200]
         resident_bytes = most_resident_bytes(process.pid)
-        visitor = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        visitor = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         visitor.connect()
         own_socket = visitor.sock
 
-        # WHEN many send at once what one of them alone nearly fills
+        # WHEN many send bodies at once, of which one nearly exhausts the quota
         senders = [Sender(port, body) for _ in range(NUM_SENDERS)]
         for sender in senders:
             sender.start()
@@ -110,7 +110,7 @@ def test_ten_times_what_there_is_room_for_is_stored_once_and_takes_no_more_memor
             seen.append(answer.status)
             senders[0].join(0.1)
 
-        # THEN some are told to come again, all are stored in the end, and nobody was cut off
+        # THEN some get 429, all are stored in the end, and no connection was closed
         statuses = [status for sender in senders for status in sender.statuses]
         assert set(statuses) == {200, 429}
         assert [sender.statuses[-1] for sender in senders] == [200] * NUM_SENDERS
@@ -118,7 +118,7 @@ def test_ten_times_what_there_is_room_for_is_stored_once_and_takes_no_more_memor
         assert visitor.sock is own_socket
         visitor.close()
 
-        # AND the process is hardly larger than after the first
+        # AND the process has hardly more memory than after the first
         assert most_resident_bytes(process.pid) - resident_bytes < GROWTH_BYTES
 
     with open_store(f"chdb://{tmp_path / 'store'}") as store:

@@ -1,4 +1,4 @@
-"""The proxy against plain sockets: each fault must be the fault that it is called."""
+"""The proxy with plain sockets: each fault has the effect of its name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.faults.proxy import FaultProxy, Faults
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what comes."""
+    """A server that echoes."""
 
     received: bytearray
 
@@ -53,7 +53,7 @@ def proxy(received: bytearray) -> Iterator[FaultProxy]:
 
 
 def connect(proxy: FaultProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=TIMEOUT_S)
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
@@ -71,7 +71,7 @@ def read_to_the_end(sock: socket.socket, found: bytearray) -> None:
         found += piece
 
 
-def test_without_a_fault_bytes_come_through_both_ways(proxy: FaultProxy) -> None:
+def test_without_a_fault_bytes_pass_in_both_directions(proxy: FaultProxy) -> None:
     with connect(proxy) as sock:
         sock.sendall(b"x" * 100_000)
         assert receive_exactly(sock, 100_000) == b"x" * 100_000
@@ -79,14 +79,14 @@ def test_without_a_fault_bytes_come_through_both_ways(proxy: FaultProxy) -> None
     assert (proxy.traffic.num_connections, proxy.traffic.num_resets) == (1, 0)
 
 
-def test_a_cut_network_resets(proxy: FaultProxy) -> None:
+def test_a_cut_network_resets_connections(proxy: FaultProxy) -> None:
     proxy.faults = Faults(is_cut=True)
 
     with pytest.raises(ConnectionResetError), connect(proxy) as sock:
         sock.recv(1)
 
 
-def test_a_blackhole_neither_answers_nor_closes_and_goes_on_when_it_is_over(
+def test_a_blackhole_neither_answers_nor_closes_until_it_is_over(
     proxy: FaultProxy,
 ) -> None:
     with connect(proxy) as sock:
@@ -96,7 +96,7 @@ def test_a_blackhole_neither_answers_nor_closes_and_goes_on_when_it_is_over(
         with pytest.raises(TimeoutError):
             sock.recv(1)
         proxy.faults = Faults()
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         assert receive_exactly(sock, 5) == b"hello"
 
 
@@ -115,7 +115,7 @@ def test_a_lost_answer_reaches_the_server_and_not_the_client(
     assert len(found) <= 3
 
 
-def test_a_request_is_cut_where_it_was_said(proxy: FaultProxy, received: bytearray) -> None:
+def test_a_request_is_cut_at_the_given_byte(proxy: FaultProxy, received: bytearray) -> None:
     proxy.faults = Faults(reset_after_request_bytes=3)
 
     with connect(proxy) as sock:
@@ -125,7 +125,7 @@ def test_a_request_is_cut_where_it_was_said(proxy: FaultProxy, received: bytearr
     assert b"hel".startswith(bytes(received))
 
 
-def test_slices_arrive_whole(proxy: FaultProxy) -> None:
+def test_data_sent_in_slices_arrives_completely(proxy: FaultProxy) -> None:
     proxy.faults = Faults(slice_bytes=7)
 
     with connect(proxy) as sock:
@@ -133,7 +133,7 @@ def test_slices_arrive_whole(proxy: FaultProxy) -> None:
         assert receive_exactly(sock, 100) == bytes(range(100))
 
 
-def test_a_narrow_way_takes_its_time(proxy: FaultProxy) -> None:
+def test_a_low_bandwidth_delays_data(proxy: FaultProxy) -> None:
     proxy.faults = Faults(bytes_per_s=20_000, slice_bytes=500)
 
     begun = time.monotonic()
@@ -152,7 +152,7 @@ def test_open_connections_can_all_be_reset(proxy: FaultProxy) -> None:
             sock.recv(1)
 
 
-def test_lost_packets_come_late_and_in_order(proxy: FaultProxy) -> None:
+def test_lost_packets_arrive_late_and_in_order(proxy: FaultProxy) -> None:
     proxy.faults = Faults(lost_ratio=0.05, slice_bytes=200)
 
     with connect(proxy) as sock:

@@ -1,4 +1,4 @@
-"""The ClickHouse server is down, and dies at work, while collector, agent and ranks go on."""
+"""Outages and kills of the ClickHouse server while collector, agent and ranks run."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SEGMENT_BYTES = 32_768
 SEGMENT_ROWS = (SEGMENT_BYTES - 4096) // 128
 NUM_KILLS = 4
 LONGEST_S = 1.2
-"""Between a burst and a kill: the agent ships once a second."""
+"""Time between a burst and a kill; the agent sends once per second."""
 
 LIVE, OVER = 0, (1, 2, 3)
 NUM_OVER = 3 * SEGMENT_ROWS
 LIVE_SEGMENTS = 4
 KEPT_SEGMENTS = 4
-"""Of the ranks that are over."""
+"""Ranks that have ended."""
 
 OTHER_BYTES = 1_084_000
-"""Of a process beside its segments: its names, allocated beforehand, its manifest and, while it
-runs, its exit record. Less than a segment is left of that of all processes together."""
+"""Bytes of a process besides its segments: names (allocated in advance), manifest and, while it
+runs, exit record. Together less than a segment remains for all processes."""
 
 MAX_SPOOL_BYTES = (1 + len(OVER)) * OTHER_BYTES + (LIVE_SEGMENTS + KEPT_SEGMENTS) * SEGMENT_BYTES
 OWN_REASONS = {"spool-full", "no-segment"}
@@ -53,14 +53,14 @@ def names_on_disk(path: ServerPath, rank: int) -> set[str]:
 
 
 def num_given_up(path: ServerPath) -> int:
-    """Return how many rows the agent says that it dropped."""
+    """Return the number of rows that the agent reports as dropped."""
     return sum(map(int, GIVEN_UP.findall((path.folder / "agent.log").read_text())))
 
 
 def num_gone(path: ServerPath, *, num_live_kept: int) -> int:
-    """Return how many rows of all ranks had room and lie on the disk no more.
+    """Return how many rows of all ranks were stored in segments that are no longer on disk.
 
-    A busy machine may have made a segment too late for some.
+    On a busy machine a segment may have been created too late for some.
     """
     folders = process_folders(path.spool)
     num_over_kept = NUM_OVER * len(OVER) - sum(count_dropped(folders[rank]) for rank in OVER)
@@ -73,7 +73,7 @@ def num_segments(path: ServerPath) -> int:
 
 
 def is_kept(path: ServerPath, rank: int) -> bool:
-    """Let a rank record a span; return whether it had room for it."""
+    """Record a span on a rank; return whether it was within the quota."""
     folder = process_folders(path.spool)[rank]
     num_before = count_dropped(folder)
     path.record(rank, 1)
@@ -81,10 +81,11 @@ def is_kept(path: ServerPath, rank: int) -> bool:
 
 
 def check_newest_dropped(kept: set[str], *, num_live: int, num_kept: int) -> None:
-    """Check what a rank without room has kept; a busy machine may make a segment too late.
+    """Check which rows a rank over its quota kept.
 
-    That costs a few rows in the middle, too. Where the agent waits for an answer about a newer
-    segment, that stays, and it drops a whole one of this rank instead.
+    On a busy machine a segment may be created too late, which costs a few rows in the middle. If
+    the agent waits for an answer about a newer segment, it keeps that one and drops a whole one of
+    this rank instead.
     """
     assert num_kept - len(kept) in {0, SEGMENT_ROWS}
     assert num_kept < num_live
@@ -92,17 +93,17 @@ def check_newest_dropped(kept: set[str], *, num_live: int, num_kept: int) -> Non
     assert f"s{LIVE}-{num_live - 1}" not in kept
 
 
-def check_told_shortly(log: str) -> None:
-    """Check what a collector has said while its store was away for less than two minutes."""
+def check_short_log(log: str) -> None:
+    """Check the log of a collector whose store was down for less than two minutes."""
     assert 1 <= log.count("store-unreachable") <= 3, log
     assert 1 <= log.count("does not answer") <= 3, log
     assert not {"secret", "urllib3", "clickhouse_connect", "query_id"} & set(WORD.findall(log)), log
 
 
 def seen(path: ServerPath) -> list[tuple[Key, str]]:
-    """Return the spans as readers see them.
+    """Return the spans in results of queries.
 
-    If the store dies before the ledger has a cut, its rows are there twice.
+    If the store is killed before the ledger has a cut, its rows are stored twice.
     """
     with open_store(path.store_url) as store:
         final = " FINAL" if has_repeated_cuts(store, RUN) else ""
@@ -112,12 +113,12 @@ def seen(path: ServerPath) -> list[tuple[Key, str]]:
     ]
 
 
-def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_tells_how_many(
+def test_a_store_down_beyond_every_capacity_loses_the_newest_rows_and_counts_them(
     tmp_path: Path,
 ) -> None:
     folder, chooser = tmp_path / "path", random.Random(1)
     with ServerPath(folder=folder, chooser=chooser, max_spool_bytes=MAX_SPOOL_BYTES) as path:
-        # GIVEN a rank whose rows arrive, with room for four segments of its own
+        # GIVEN a rank whose rows arrive, with a quota of four segments
         limits = {
             "RANKSCOPE_SEGMENT_BYTES": str(SEGMENT_BYTES),
             "RANKSCOPE_SPOOL_BYTES": str(LIVE_SEGMENTS * SEGMENT_BYTES),
@@ -126,7 +127,7 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         num_live = path.record(LIVE, 100)
         path.wait_for(lambda: path.num_stored() >= num_live - 1)
 
-        # WHEN the store is gone, the rank goes on and others come and go
+        # WHEN the store is down, the rank continues and others start and end
         path.kill_only("store")
         while num_live < 2 * LIVE_SEGMENTS * SEGMENT_ROWS:
             num_live = path.record(LIVE, 50)
@@ -138,20 +139,20 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         path.wait_for(lambda: num_given_up(path) > 0)
         path.wait_for(lambda: used_bytes(path.spool) <= MAX_SPOOL_BYTES)
 
-        # THEN the collector refuses all of it, and lives
+        # THEN the collector refuses all rows and keeps running
         assert path.is_ready() is False
         assert path.ask("/healthz") is not None
-        # the rank has dropped its newest, and everything that it kept lies in its segments
+        # AND the rank has dropped its newest rows, and its segments hold all others
         assert len(list(process_folders(path.spool)[LIVE].glob("seg-*"))) <= LIVE_SEGMENTS
         num_rank_dropped = count_dropped(process_folders(path.spool)[LIVE])
         num_kept = num_live - num_rank_dropped
         check_newest_dropped(names_on_disk(path, LIVE), num_live=num_live, num_kept=num_kept)
-        # and the agent has dropped whole segments, counted to the row: it says so when they are
-        # gone
+        # AND the agent has dropped whole segments, counted to the row; it reports them when they
+        # are gone
         path.wait_for(lambda: num_given_up(path) == num_gone(path, num_live_kept=num_kept))
 
-        # and the collector has told of it in a line or two, without an address or a secret
-        check_told_shortly((folder / "collector.log").read_text())
+        # AND the collector has logged one or two lines, without an address or a secret
+        check_short_log((folder / "collector.log").read_text())
 
         # WHEN the store is back
         path.start("store")
@@ -159,24 +160,24 @@ def test_a_store_down_past_every_capacity_costs_the_newest_rows_and_each_tier_te
         path.end_rank(LIVE)
         path.wait_for(lambda: num_segments(path) == 0)
 
-        # THEN all that was kept is stored once, and every other row is told, by who dropped it
+        # THEN all kept rows are stored once, and every other row is in a drop count
         num_rank_dropped = count_dropped(process_folders(path.spool)[LIVE])
-        told = {row["rank"]: row["dropped"] for row in path.rows(DROPPED)}
-        by_ranks = {reason: num for reason, num in told[LIVE].items() if reason in OWN_REASONS}
+        dropped = {row["rank"]: row["dropped"] for row in path.rows(DROPPED)}
+        by_ranks = {reason: num for reason, num in dropped[LIVE].items() if reason in OWN_REASONS}
         assert sum(by_ranks.values()) == num_rank_dropped
-        by_agent = [told[rank].get("agent-spool-full", 0) for rank in (LIVE, *OVER)]
+        by_agent = [dropped[rank].get("agent-spool-full", 0) for rank in (LIVE, *OVER)]
         assert sum(by_agent) == num_given_up(path)
         num_late = sum(count_dropped(process_folders(path.spool)[rank]) for rank in OVER)
-        num_dropped = sum(sum(reasons.values()) for reasons in told.values())
+        num_dropped = sum(sum(reasons.values()) for reasons in dropped.values())
         assert num_dropped == num_rank_dropped + num_late + num_given_up(path)
         verdict = check(folder / "oracle", seen(path), num_dropped=num_dropped)
-        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.is_clean, (verdict, path.logs())
 
 
-def test_a_store_that_is_killed_again_and_again_loses_and_doubles_no_row(tmp_path: Path) -> None:
+def test_repeated_kills_of_the_store_lose_and_duplicate_no_row(tmp_path: Path) -> None:
     chooser = random.Random(3)
     with ServerPath(folder=tmp_path / "path", chooser=chooser, rows_a_burst=50) as path:
-        # WHEN it is killed at any moment of what it does, while rows keep coming
+        # WHEN it is killed at any moment while rows arrive
         for _ in range(NUM_KILLS):
             path.write()
             time.sleep(chooser.uniform(0.0, LONGEST_S))
@@ -185,7 +186,7 @@ def test_a_store_that_is_killed_again_and_again_loses_and_doubles_no_row(tmp_pat
             path.start("store")
         path.drain()
 
-        # THEN each row is there once, and the collector was never restarted
+        # THEN each row is stored once, without a restart of the collector
         verdict = path.verdict()
-        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.is_clean, (verdict, path.logs())
         assert verdict.num_stored == 2 * NUM_KILLS * NUM_RANKS * path.rows_a_burst

@@ -1,4 +1,4 @@
-"""The wall clock of a host is set while a rank trains and its agent ships (fault D1)."""
+"""Setting the wall clock of a host while a rank trains and its agent sends (fault D1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from rankscope.collector.wire.codec import decode_cuts
 from tests.faults.jumping_clock import JumpingClock
-from tests.integration.programs import COMMAND, PATIENCE_S, environment
+from tests.integration.programs import COMMAND, TIMEOUT_S, environment
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ tracer.shutdown()
 
 
 class Seen:
-    """What a collector was sent, with its times."""
+    """Rows that a collector received, with their times."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
@@ -64,30 +64,30 @@ class Seen:
         return None
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Return the spans of a name, each once, in the order in which they were recorded."""
+        """Return the spans of a name once each, in the order of recording."""
         by_row = {(row["segment"], row["row"]): row for row in self.spans if row["name"] == name}
         return [by_row[key] for key in sorted(by_row)]
 
-    def has_told(self, num_steps: int) -> bool:
-        """Return whether so many steps of the wall clock came."""
+    def has_steps(self, num_steps: int) -> bool:
+        """Return whether this many steps of the wall clock were reported."""
         return len(self.steps_s()) >= num_steps
 
     def steps_s(self) -> list[int]:
-        """Return by how much each told step of the wall clock was, in whole seconds."""
-        told = {row["at_ns"]: row for row in self.events if row["kind"] == "wall-clock-step"}
-        shifts = [json.loads(told[at_ns]["data"])["shift_ns"] for at_ns in sorted(told)]
+        """Return the size of each reported step of the wall clock, in whole seconds."""
+        steps = {row["at_ns"]: row for row in self.events if row["kind"] == "wall-clock-step"}
+        shifts = [json.loads(steps[at_ns]["data"])["shift_ns"] for at_ns in sorted(steps)]
         return [round(shift_ns / NS_PER_S) for shift_ns in shifts]
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.02)
 
 
-def test_a_wall_clock_set_back_an_hour_and_forward_a_day_moves_no_span(tmp_path: Path) -> None:
-    # GIVEN a rank and its agent on a host whose wall clock somebody sets
+def test_setting_the_wall_clock_moves_no_span(tmp_path: Path) -> None:
+    # GIVEN a rank and its agent on a host whose wall clock can be set
     spool, clock, seen = tmp_path / "spool", JumpingClock(tmp_path / "clock"), Seen()
     own = environment(tmp_path, RANKSCOPE_TOKEN=TOKEN, **clock.environment())
     with FakeCollector() as collector:
@@ -106,20 +106,20 @@ def test_a_wall_clock_set_back_an_hour_and_forward_a_day_moves_no_span(tmp_path:
             begun_ns = time.time_ns()
             wall_s = {name: record(rank, seen, name) for name in ["before"]}
             # WHEN it is set back an hour, and then forward a day
-            for name, ahead_s, num_told in (("back", -HOUR_S, 1), ("ahead", DAY_S - HOUR_S, 2)):
+            for name, ahead_s, num_steps in (("back", -HOUR_S, 1), ("ahead", DAY_S - HOUR_S, 2)):
                 clock.set(ahead_s)
                 wall_s[name] = record(rank, seen, name)
-                wait_for(partial(seen.has_told, num_told))
+                wait_for(partial(seen.has_steps, num_steps))
             ended_ns = time.time_ns()
         finally:
             for process in (rank, agent):
                 process.terminate()
-                process.communicate(timeout=PATIENCE_S)
+                process.communicate(timeout=TIMEOUT_S)
 
-    # THEN the rank did see another time of day
-    assert wall_s["back"] - wall_s["before"] < -HOUR_S + PATIENCE_S
+    # THEN the rank read another time of day
+    assert wall_s["back"] - wall_s["before"] < -HOUR_S + TIMEOUT_S
     assert wall_s["ahead"] - wall_s["back"] > DAY_S - 1
-    # and its spans lie one after the other, where they were by the collector's clock
+    # AND its spans follow each other, at their times on the collector's clock
     spans = [span for name in ("before", "back", "ahead") for span in seen.named(name)]
     assert len(spans) == 3 * SPANS_A_CLOCK
     starts_ns = [span["start_ns"] for span in spans]
@@ -128,12 +128,12 @@ def test_a_wall_clock_set_back_an_hour_and_forward_a_day_moves_no_span(tmp_path:
     for span, following in pairwise(spans):
         assert span["start_ns"] + span["duration_ns"] <= following["start_ns"]
     assert all(SPAN_S * NS_PER_S <= span["duration_ns"] < 60 * NS_PER_S for span in spans)
-    # and both jumps are events of the run
+    # AND both steps are events of the run
     assert seen.steps_s() == [-HOUR_S, DAY_S]
 
 
 def record(rank: subprocess.Popen[str], seen: Seen, name: str) -> float:
-    """Let the rank record spans of a name; return its time of day in s once they have arrived."""
+    """Record spans of a name; return the rank's time of day in s after they have arrived."""
     assert rank.stdin is not None
     assert rank.stdout is not None
     rank.stdin.write(f"{name}\n")

@@ -1,7 +1,7 @@
-"""A traced process that records as many spans as it is told to, each with a name of its own.
+"""A traced process that records a requested number of spans, each with its own name.
 
-``python -m tests.faults.writing_rank ORACLE`` reads a number a line and answers with the number of
-all spans so far. What it records is noted in the oracle first. Ends with its input.
+``python -m tests.faults.writing_rank ORACLE`` reads one number per line and answers with the number
+of all spans so far. Spans are written to the oracle first. It ends with its input.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.faults.checker import Oracle, content_hash, key_of
 
 
 def main() -> None:
-    """Record what is asked for."""
-    gc.disable()  # a pause would be a span that nobody noted
+    """Record the requested spans."""
+    gc.disable()  # A collection would be a span that is not in the oracle.
     rank, num_spans = int(os.environ["RANK"]), 0
     tracer.install()
     with Oracle(Path(sys.argv[1]), is_synced=False) as oracle:

@@ -1,4 +1,4 @@
-"""Our programs as processes: the command run to its end, and a server that runs for a while."""
+"""Programs as processes: a command until its end, and a server for a block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "rankscope")
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def environment(store: Path, **more: str) -> dict[str, str]:
@@ -27,7 +27,7 @@ def environment(store: Path, **more: str) -> dict[str, str]:
 
 
 def rankscope(
-    *arguments: str, store: Path, timeout_s: float = PATIENCE_S, **more: str
+    *arguments: str, store: Path, timeout_s: float = TIMEOUT_S, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
@@ -42,11 +42,11 @@ def rankscope(
 
 @dataclass(frozen=True)
 class Server:
-    """A `rankscope serve` under way."""
+    """A running `rankscope serve`."""
 
     process: subprocess.Popen[str]
     part: str
-    """What it says that it is."""
+    """Address that it prints."""
 
     url: str
     token: str
@@ -58,8 +58,8 @@ class Server:
 
 @contextmanager
 def serving(*arguments: str, store: Path, **more: str) -> Iterator[Server]:
-    """Serve ``store`` until the block ends, then ask the server to end and wait for it."""
-    # A shell's background job ignores SIGINT, and so would every program that we start.
+    """Serve ``store`` until the block ends, then terminate the server and wait for it."""
+    # A background job of a shell ignores SIGINT, and so would every program started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*COMMAND, "serve", *arguments],
@@ -80,5 +80,5 @@ def serving(*arguments: str, store: Path, **more: str) -> Iterator[Server]:
         yield Server(process=process, part=part, url=f"http://{address.netloc}", token=token)
     finally:
         process.terminate()
-        _, told = process.communicate(timeout=PATIENCE_S)
-        assert "Traceback (most recent call last)" not in told, told
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert "Traceback (most recent call last)" not in err, err

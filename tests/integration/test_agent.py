@@ -1,4 +1,4 @@
-"""`rankscope agent` as a process: what it refuses, and how it ends."""
+"""`rankscope agent` as a process: refusals, signals, end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
-from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope
+from tests.integration.programs import COMMAND, TIMEOUT_S, environment, rankscope
 from tests.support.collector.agent_rig import write_spans
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 def shipping(
     spool: Path, url: str, *arguments: str, token: str = TOKEN
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run an agent until the block ends; one that still runs then is killed."""
+    """Run an agent until the block ends, and kill it if it still runs."""
     process = subprocess.Popen(
         [*COMMAND, "agent", "--spool", str(spool), "--collector", url, *arguments],
         env=environment(spool, RANKSCOPE_TOKEN=token),
@@ -46,13 +46,13 @@ def shipping(
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
 
-def test_an_agent_ships_a_host_and_ends_when_told_to_and_goes_on_later(tmp_path: Path) -> None:
+def test_an_agent_sends_the_spool_of_a_host_and_resumes_after_a_restart(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with Oracle(tmp_path / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run")
@@ -61,9 +61,9 @@ def test_an_agent_ships_a_host_and_ends_when_told_to_and_goes_on_later(tmp_path:
             wait_for(lambda: len(collector.stored.rows) >= 49)
             wait_for(lambda: bool(collector.stored.described.get("samples")))
             agent.send_signal(signal.SIGTERM)
-            _, told = agent.communicate(timeout=PATIENCE_S)
+            _, err = agent.communicate(timeout=TIMEOUT_S)
             assert agent.returncode == 0
-            assert "stopped" in told
+            assert "stopped" in err
         write_spans(builder, oracle, 50)
         builder.end()
         with shipping(spool, collector.url, "--no-samples"):
@@ -74,7 +74,7 @@ def test_an_agent_ships_a_host_and_ends_when_told_to_and_goes_on_later(tmp_path:
         assert {"disk-free-bytes:/", "sampler-cpu-ns"} <= names
 
 
-def test_an_agent_tells_where_its_ranks_run_and_how_far_they_are(tmp_path: Path) -> None:
+def test_an_agent_reports_host_and_progress_of_its_ranks(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     builder = SpoolBuilder(spool, run_id="run", rank=3, **this_host())
     builder.span(step=41)
@@ -82,7 +82,7 @@ def test_an_agent_tells_where_its_ranks_run_and_how_far_they_are(tmp_path: Path)
         with shipping(spool, collector.url) as agent:
             wait_for(lambda: bool(collector.stored.described.get("heartbeats")))
             agent.send_signal(signal.SIGTERM)
-            agent.communicate(timeout=PATIENCE_S)
+            agent.communicate(timeout=TIMEOUT_S)
         beat = collector.stored.described["heartbeats"][0]
 
     assert (beat["run_id"], beat["rank"], beat["step"]) == ("run", 3, 41)
@@ -98,17 +98,17 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
             wait_for(lambda: proxy.traffic.num_connections >= 2)
             begun_s = time.monotonic()
             agent.send_signal(signal.SIGTERM)
-            agent.communicate(timeout=PATIENCE_S)
+            agent.communicate(timeout=TIMEOUT_S)
 
             assert agent.returncode == 0
-            assert time.monotonic() - begun_s < 45  # it would wait 50 s for the answer
+            assert time.monotonic() - begun_s < 45  # It would wait 50 s for the answer.
 
 
 def signal_another_thread(pid: int) -> None:
-    """Send SIGTERM to the oldest thread of ``pid`` that takes it and isn't its first.
+    """Send SIGTERM to the oldest thread of ``pid`` that accepts it, except for the main thread.
 
-    It was there before the agent began, and lasts. One of a single request may be ending: the
-    kernel lets it take the signal, and forgets it.
+    That thread exists before the agent starts and until its end. A thread of a single request may
+    be ending: the kernel delivers the signal to it and loses it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     others = [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]
@@ -117,7 +117,7 @@ def signal_another_thread(pid: int) -> None:
 
 
 def began_ticks(task: Path) -> int:
-    """Return when a thread began; far in the future for one that is over."""
+    """Return the start of a thread; far in the future if it has ended."""
     try:
         return int((task / "stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -125,7 +125,7 @@ def began_ticks(task: Path) -> int:
 
 
 def takes_sigterm(task: Path) -> bool:
-    """Return whether a thread is there and does not block the signal, as the allocator's does."""
+    """Return whether a thread exists and does not block the signal, as the allocator's does."""
     try:
         lines = (task / "status").read_text().splitlines()
     except OSError:
@@ -134,19 +134,19 @@ def takes_sigterm(task: Path) -> bool:
     return not blocked >> (signal.SIGTERM - 1) & 1
 
 
-def test_a_signal_that_another_thread_is_given_ends_the_agent_too(tmp_path: Path) -> None:
+def test_a_signal_to_another_thread_ends_the_agent(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     SpoolBuilder(spool, run_id="run").end()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples") as agent:
         wait_for(lambda: collector.num_requests("/v1/resume") > 0)
         signal_another_thread(agent.pid)
-        _, told = agent.communicate(timeout=PATIENCE_S)
+        _, err = agent.communicate(timeout=TIMEOUT_S)
 
     assert agent.returncode == 0
-    assert "stopped" in told
+    assert "stopped" in err
 
 
-def test_a_second_agent_of_one_spool_is_refused(tmp_path: Path) -> None:
+def test_a_second_agent_on_a_spool_is_refused(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples"):
@@ -159,7 +159,7 @@ def test_a_second_agent_of_one_spool_is_refused(tmp_path: Path) -> None:
     assert "another agent uses" in second.stderr
 
 
-def test_what_would_send_the_token_in_plain_text_is_refused(tmp_path: Path) -> None:
+def test_sending_the_token_without_tls_is_refused(tmp_path: Path) -> None:
     url = "http://collector.example"
     found = rankscope("agent", "--spool", str(tmp_path), "--collector", url, store=tmp_path)
 
@@ -168,7 +168,7 @@ def test_what_would_send_the_token_in_plain_text_is_refused(tmp_path: Path) -> N
     assert "plain text" in line
 
 
-def test_the_token_stands_in_no_command_line_and_no_output(tmp_path: Path) -> None:
+def test_the_token_is_in_no_command_line_and_no_output(tmp_path: Path) -> None:
     secret = "canary-4f1c"
     spool = tmp_path / "spool"
     SpoolBuilder(spool, run_id="run").end()
@@ -178,9 +178,9 @@ def test_the_token_stands_in_no_command_line_and_no_output(tmp_path: Path) -> No
     ):
         wait_for(lambda: collector.num_requests("/v1/resume") > 0)
         agent.send_signal(signal.SIGTERM)
-        out, told = agent.communicate(timeout=PATIENCE_S)
+        out, err = agent.communicate(timeout=TIMEOUT_S)
 
-    assert "does not know the token" in told
-    assert secret not in out + told
+    assert "does not know the token" in err
+    assert secret not in out + err
     for file in (spool / ".agent").iterdir():
         assert secret.encode() not in file.read_bytes()

@@ -1,4 +1,4 @@
-"""Every failure that a user can cause is one plain line on stderr, exit 2, and nothing written."""
+"""Invalid input of users: one line on stderr, exit status 2, and nothing is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ META = "dp_size: 2\ndsp_size: 1\npp_size: 1\ntp_size: 1\nvpp_size: 1\nworld_size
 
 
 class Command:
-    """The command in this process, on a store of its own."""
+    """The command in this process, with a new store."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -41,7 +41,7 @@ class Command:
         return status, captured.out, captured.err
 
     def refuses(self, *arguments: str) -> str:
-        """Run what must be refused; return the line that says why."""
+        """Run a command that must be refused, and return its error line."""
         status, out, err = self.run(*arguments)
         assert status == 2
         assert out == ""
@@ -84,7 +84,9 @@ def command(
         ),
     ],
 )
-def test_a_wrong_flag_says_what_to_give(command: Command, arguments: list[str], says: str) -> None:
+def test_an_invalid_flag_is_refused_with_the_fix(
+    command: Command, arguments: list[str], says: str
+) -> None:
     assert says in command.refuses(*arguments)
 
 
@@ -92,21 +94,23 @@ def import_arguments(file: Path, meta: Path) -> list[str]:
     return ["import", str(file), "--format", "bytedance", "--meta", str(meta), "--run", "x"]
 
 
-def test_a_wrong_trace_is_refused_and_no_run_appears(command: Command, tmp_path: Path) -> None:
+def test_an_invalid_trace_is_refused_and_creates_no_run(command: Command, tmp_path: Path) -> None:
     not_parquet = tmp_path / "not.parquet"
     not_parquet.write_bytes(b"PAR? no")
-    lacking = tmp_path / "lacking.parquet"
-    pq.write_table(pa.table({"dp_rank": [0], "stage": [0]}), lacking)
+    incomplete = tmp_path / "incomplete.parquet"
+    pq.write_table(pa.table({"dp_rank": [0], "stage": [0]}), incomplete)
     empty = tmp_path / "empty.parquet"
     empty.touch()
 
-    for file in (not_parquet, lacking, empty, tmp_path / "missing.parquet", tmp_path):
+    for file in (not_parquet, incomplete, empty, tmp_path / "missing.parquet", tmp_path):
         assert str(file) in command.refuses(*import_arguments(file, command.meta))
 
     assert command.run("runs", "--json")[1] == '{"runs": []}\n'
 
 
-def test_an_import_without_the_jobs_sizes_asks_for_them(command: Command, tmp_path: Path) -> None:
+def test_an_import_without_the_sizes_of_the_job_asks_for_them(
+    command: Command, tmp_path: Path
+) -> None:
     file = tmp_path / "x.parquet"
 
     said = command.refuses("import", str(file), "--format", "bytedance", "--run", "x")
@@ -114,10 +118,12 @@ def test_an_import_without_the_jobs_sizes_asks_for_them(command: Command, tmp_pa
     assert "--meta" in said
 
 
-def test_a_spool_of_a_future_version_is_refused_by_name(command: Command, tmp_path: Path) -> None:
+def test_a_spool_of_a_future_version_is_refused_with_its_name(
+    command: Command, tmp_path: Path
+) -> None:
     SpoolBuilder(tmp_path / "spool", run_id="later", version=99)
 
-    port = str(fixed_port())  # a server of another test may hold the default one
+    port = str(fixed_port())  # A server of another test may hold the default port.
     said = command.refuses("serve", "--port", port, "--spool", str(tmp_path / "spool"))
 
     assert "version 99" in said

@@ -1,4 +1,4 @@
-"""A run is deleted while a server holds the store and follows its ranks."""
+"""Deletion of a run while a server holds the store and receives its rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.multiproc
 
 
 def runs_of(store: Path) -> tuple[str, ...]:
-    """Return what the store holds now that nobody serves it."""
+    """Return the runs in a store without a server."""
     with open_store(f"chdb://{store}", read_only=True) as opened:
         return read_run_names(opened)
 
 
-def test_a_served_run_is_deleted_through_its_server_and_stays_so(tmp_path: Path) -> None:
+def test_a_served_run_is_deleted_through_its_server_and_stays_deleted(tmp_path: Path) -> None:
     store, spool = tmp_path / "store", tmp_path / "spool"
     job, other = Job(spool, run_id="job"), Job(spool, run_id="other")
     for one in (job, other):
@@ -38,11 +38,11 @@ def test_a_served_run_is_deleted_through_its_server_and_stays_so(tmp_path: Path)
         assert "no run 'jop'" in missing.stderr
     assert runs_of(store) == ("other",)
 
-    # WHEN the job goes on and another server reads the whole spool from its beginning
+    # WHEN the job continues and another server reads the whole spool from its beginning
     for one in (job, other):
         one.train(3)
         one.end()
     with serving("--spool", str(spool), store=store):
-        pass  # it looks once before it says where it is
+        pass  # It reads once before it prints its address.
 
     assert runs_of(store) == ("other",)

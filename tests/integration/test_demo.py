@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, small: real processes, a planted rank, one verdict."""
+"""A small demo with real processes, one slow rank, and its verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.alone]
 
 TRIES = 3
-"""A machine that is too busy for the pace is told as such, and proves nothing."""
+"""Attempts: on a machine that is too busy for the pace, the result is no evidence."""
 
 FOUR_RANKS = ("demo", "--pp", "1", "--dp", "2", "--tp", "2", "--no-serve", "--json")
 KEYS = {
@@ -28,7 +28,7 @@ KEYS = {
 
 
 def demo(folder: Path, fault: str) -> tuple[CompletedProcess[str], dict[str, Any]]:
-    """Run the demo until the machine was not too busy for it."""
+    """Run the demo until the machine is not too busy for it."""
     number = 0
     while True:
         store = folder / str(number)
@@ -40,7 +40,7 @@ def demo(folder: Path, fault: str) -> tuple[CompletedProcess[str], dict[str, Any
             return done, document
 
 
-def test_the_planted_rank_is_found_and_the_ranks_that_wait_for_it(tmp_path: Path) -> None:
+def test_the_slow_rank_is_found_and_the_ranks_that_wait_for_it(tmp_path: Path) -> None:
     fault = "slow-compute:rank=2,factor=2.5,steps=2-5"
     done, document = demo(tmp_path, fault)
 
@@ -58,6 +58,6 @@ def test_the_planted_rank_is_found_and_the_ranks_that_wait_for_it(tmp_path: Path
     assert starved[3]["waits_on"][0]["rank"] == 2
     for rank in (0, 1, 3):
         assert starved[rank]["wait_ratio"] > 2 * starved.get(2, {"wait_ratio": 0})["wait_ratio"]
-    # Progress goes to stderr, so that stdout is one document.
+    # Progress goes to stderr, so that stdout is one JSON document.
     assert "training a small GPT on 4 local processes" in done.stderr
     assert "step 5 of 6" in done.stderr

@@ -1,4 +1,4 @@
-"""`rankscope serve` as others meet it: over TLS, without secrets, and never in a debugger."""
+"""`rankscope serve` for other hosts: TLS, no secrets in its output, no debugger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.http.token_file import write_tokens
 from rankscope.collector.http.tokens import Role, make_token
-from tests.integration.programs import COMMAND, PATIENCE_S, environment, rankscope, serving
+from tests.integration.programs import COMMAND, TIMEOUT_S, environment, rankscope, serving
 from tests.support.collector.authority import Authority
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ NAME = "localhost"
 CANARY = "canary-" + "z" * 40
 
 
-def test_beyond_loopback_the_command_ends_and_says_what_to_set(tmp_path: Path) -> None:
+def test_an_open_address_without_tls_is_refused_with_the_fix(tmp_path: Path) -> None:
     ended = rankscope("serve", "--host", "0.0.0.0", store=tmp_path / "store")
 
     assert ended.returncode == 2
@@ -40,7 +40,7 @@ def test_beyond_loopback_the_command_ends_and_says_what_to_set(tmp_path: Path) -
     assert "rankscope token create" in line
 
 
-def test_over_tls_it_serves_who_trusts_it_and_its_own_host(tmp_path: Path) -> None:
+def test_over_tls_it_serves_clients_that_trust_it_and_its_own_host(tmp_path: Path) -> None:
     files = Authority(tmp_path).issue(NAME)
     token = kept_token(tmp_path / "tokens.json", Role.READ)
     with serving(
@@ -52,7 +52,7 @@ def test_over_tls_it_serves_who_trusts_it_and_its_own_host(tmp_path: Path) -> No
         trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
         bearer = {"authorization": f"Bearer {token}"}
         with httpx.Client(
-            base_url=f"https://{NAME}:{port}", verify=trusting, timeout=PATIENCE_S
+            base_url=f"https://{NAME}:{port}", verify=trusting, timeout=TIMEOUT_S
         ) as client:
             assert client.get("/healthz").status_code == 200
             assert client.get("/", headers=bearer).status_code == 200
@@ -70,12 +70,12 @@ def test_over_tls_it_serves_who_trusts_it_and_its_own_host(tmp_path: Path) -> No
             "rankscope_store_rows",
             "rankscope_store_up",
         } <= names
-        # A command of this host finds the store through the server, without a certificate.
+        # A command on this host reaches the store through the server, without a certificate.
         listed = rankscope("runs", "--json", store=tmp_path / "store")
         assert listed.returncode == 0, listed.stderr
 
 
-def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
+def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
     # GIVEN a server whose log goes to a journal
     tokens = tmp_path / "tokens.json"
     token = kept_token(tokens, Role.INGEST)
@@ -91,13 +91,13 @@ def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
         ending(process),
     ):
         assert process.stderr is not None
-        told = [process.stderr.readline()]
-        while json.loads(told[-1])["event"] != "serving":
-            told.append(process.stderr.readline())
-        url = json.loads(told[-1])["url"]
+        lines = [process.stderr.readline()]
+        while json.loads(lines[-1])["event"] != "serving":
+            lines.append(process.stderr.readline())
+        url = json.loads(lines[-1])["url"]
         own = json.loads((tmp_path / "store" / "server.json").read_text())["token"]
-        # WHEN secrets come by every way, right ones and wrong ones
-        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        # WHEN valid and invalid secrets are sent in every possible way
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
             bearer = {"authorization": f"Bearer {own}"}
             for secret in (CANARY, token):
                 client.get("/", headers={"authorization": f"Bearer {secret}"})
@@ -113,14 +113,14 @@ def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
         with open(command_line, encoding="utf-8") as file:  # noqa: PTH123  # not a real file
             shown = file.read()
         process.terminate()
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=TIMEOUT_S)
 
     # THEN each line is one event, and none holds a secret; nor do figures and process list
     assert asked.status_code == 200
-    events = [json.loads(line) for line in [*told, *err.splitlines()]]
+    events = [json.loads(line) for line in [*lines, *err.splitlines()]]
     reasons = {event.get("reason") for event in events if event["event"] == "refused"}
     assert {"no-token", "wrong-role", "wrong-login"} <= reasons
-    everything = "".join(told) + out + err + figures + shown
+    everything = "".join(lines) + out + err + figures + shown
     for secret in (own, token, CANARY):
         assert secret not in everything
     assert out == ""
@@ -129,12 +129,12 @@ def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
 DEBUGGING = ("FLASK_DEBUG", "DASH_DEBUG", "DASH_UI", "WERKZEUG_DEBUG_PIN")
 
 
-def test_no_variable_brings_a_debugger(tmp_path: Path) -> None:
+def test_no_environment_variable_enables_a_debugger(tmp_path: Path) -> None:
     with (
         serving(store=tmp_path / "store", **dict.fromkeys(DEBUGGING, "1")) as server,
-        httpx.Client(base_url=server.url, headers=server.bearer, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=server.url, headers=server.bearer, timeout=TIMEOUT_S) as client,
     ):
-        # Every path of the pages is the one frame; a console would be another document.
+        # Every path of the pages returns the same frame; a console would be another document.
         frame = client.get("/").text
         console = client.get("/console")
         broken = client.post("/_dash-update-component", content=b"{")
@@ -149,7 +149,7 @@ def test_no_variable_brings_a_debugger(tmp_path: Path) -> None:
 
 @contextmanager
 def ending(process: subprocess.Popen[str]) -> Iterator[None]:
-    """End the process whatever becomes of the block."""
+    """End the process after the block."""
     try:
         yield
     finally:
@@ -157,7 +157,7 @@ def ending(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def without_end(frame: str) -> str:
-    """Return the frame without the name that Dash makes up for each visit."""
+    """Return the frame without the random name of each visit."""
     return re.sub(r'"end_id":"[^"]*"', "", frame)
 
 

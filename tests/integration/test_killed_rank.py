@@ -1,4 +1,4 @@
-"""A rank that dies by `kill -9` in the middle of a training loses nothing that it had written."""
+"""A rank that is killed with SIGKILL loses no written span."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 VICTIM = 1
 STORED = """
 SELECT sum(num_spans + num_steps + num_microbatches) AS num_stored, sum(num_bad) AS num_bad
@@ -39,12 +39,12 @@ def process_folder(spool: Path, rank: int) -> Path:
 
 
 def num_committed(folder: Path) -> int:
-    """Count the complete records by the contract's reader, which the collector does not use."""
+    """Count the complete records with a reader that the collector does not use."""
     segments = (path.read_bytes() for path in folder.glob(SEGMENT_GLOB))
     return sum(1 for data in segments for _ in iter_committed(data))
 
 
-def test_all_its_complete_spans_are_in_the_store(tmp_path: Path) -> None:
+def test_all_complete_spans_of_a_killed_rank_are_stored(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     plan = plan_demo(layout=Layout(dp=2), num_steps=500, fault="none")
     command = training_command(plan, spool=spool)
@@ -53,9 +53,9 @@ def test_all_its_complete_spans_are_in_the_store(tmp_path: Path) -> None:
         Training(command, run_id="killed", log=tmp_path / "log") as training,
     ):
         tail = SpoolTail(spool, StoreWriter(store))
-        while (step := training.next_step(PATIENCE_S)) is None or step.step < 2:
+        while (step := training.next_step(TIMEOUT_S)) is None or step.step < 2:
             assert training.status is None, training.last_error()
-        tail.poll()  # so that the death falls between two looks
+        tail.poll()  # So that it is killed between two reads.
         victim = process_folder(spool, VICTIM)
         os.kill(json.loads((victim / MANIFEST_FILE).read_text())["pid"], signal.SIGKILL)
         while training.status is None:

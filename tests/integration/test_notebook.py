@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last and arrives at the culprit."""
+"""The notebook, from its first cell to its last."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def test_it_is_committed_without_outputs() -> None:
 
 @needs_traces
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter's own event loop
-def test_it_finds_the_worker_that_was_slowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # The event loop of jupyter.
+def test_it_finds_the_slow_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_STORE", f"chdb://{tmp_path / 'store'}")
     monkeypatch.setenv("RANKSCOPE_TRACE_DIR", str(TRACES.absolute()))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

@@ -1,4 +1,4 @@
-"""An outage of the store while the job goes on, as processes, and what anybody hears of secrets."""
+"""An outage of the store during a job, and secrets in the output of all processes."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from tests.faults.cycles import NUM_RANKS, ROWS_A_BURST, WholePath
 pytestmark = pytest.mark.multiproc
 
 NUM_BURSTS = 38
-"""Of 100 rows a rank: a minute of 64 rows/s; 64,000 a second only make the same longer."""
+"""Bursts of 100 rows per rank: a minute of 64 rows/s. A higher rate does not change the result."""
 
 CAPACITY = 64
 SEGMENT_BYTES = 4096 + CAPACITY * 128
 AGENT_BYTES = 256 << 10
-"""What the agent may keep beside the spool: its journal and lock."""
+"""Bytes of the agent besides the spool: journal and lock."""
 
 
 @pytest.mark.timeout(600)
-def test_an_outage_costs_the_spools_own_bytes_and_no_row(tmp_path: Path) -> None:
+def test_an_outage_takes_only_the_bytes_of_the_spool_and_no_row(tmp_path: Path) -> None:
     with WholePath(folder=tmp_path / "path", chooser=random.Random(7)) as path:
-        # GIVEN a collector that is gone, with its store
+        # GIVEN a collector that is down, with its store
         path.kill_only("collector")
 
-        # WHEN the ranks write on
+        # WHEN the ranks continue to write
         for _ in range(NUM_BURSTS):
             path.write()
 
-        # THEN the rows wait as they were written and no copy of them is made
+        # THEN the rows wait in the spool without a copy
         num_segments = -(-NUM_BURSTS * ROWS_A_BURST // CAPACITY)
         waiting = sum(file.stat().st_size for file in path.spool.glob("run/*/seg-*"))
         assert waiting == NUM_RANKS * num_segments * SEGMENT_BYTES
         state = path.spool / ".agent"
         assert used_bytes(state) < AGENT_BYTES
 
-        # AND all of them arrive, once, when it is back, while more are written
+        # AND all of them arrive once when it is back, while more are written
         path.start("collector")
         for _ in range(3):
             path.write()
         path.drain()
         verdict = path.verdict()
-        assert verdict.is_clean, (verdict, path.told())
+        assert verdict.is_clean, (verdict, path.logs())
         assert verdict.num_stored == (NUM_BURSTS + 3) * NUM_RANKS * ROWS_A_BURST
 
 
 @pytest.mark.timeout(600)
-def test_no_token_is_in_anything_that_a_run_of_agent_and_collector_leaves(tmp_path: Path) -> None:
-    # GIVEN both, which come through a kill and a stop
+def test_no_token_is_in_any_file_or_output_of_agent_and_collector(tmp_path: Path) -> None:
+    # GIVEN both, after a kill and a stop
     with WholePath(folder=tmp_path / "path", chooser=random.Random(8)) as path:
         ingest = (path.folder / "agent.token").read_text().strip()
         path.write()
@@ -69,18 +69,20 @@ def test_no_token_is_in_anything_that_a_run_of_agent_and_collector_leaves(tmp_pa
         ]
         assert path.verdict().is_clean
 
-        # WHEN all that they wrote is looked through
-        apart = {path.folder / "agent.token"}
-        files = [file for file in path.folder.rglob("*") if file.is_file() and file not in apart]
+        # WHEN all their files and output are searched
+        own_files = {path.folder / "agent.token"}
+        files = [
+            file for file in path.folder.rglob("*") if file.is_file() and file not in own_files
+        ]
         texts = {file: file.read_bytes() for file in files}
 
-    # THEN the agent's token is nowhere but in its own file, not in the store, the log or a list
+    # THEN the agent's token is in its own file only, not in the store, the log or a list
     secret = ingest.encode()
     assert len(texts) > 10
     assert not [file for file, text in texts.items() if secret in text]
     assert figures
     assert ingest not in figures
     assert not [line for line in shown if ingest in line]
-    # and the server's own stands in what it prints for the terminal alone
-    told = {file.name for file, text in texts.items() if server.token.encode() in text}
-    assert told <= {"collector.log", "server.json"}
+    # AND the server's token is only in what it prints to the terminal
+    found = {file.name for file, text in texts.items() if server.token.encode() in text}
+    assert found <= {"collector.log", "server.json"}

@@ -1,4 +1,4 @@
-"""The job of 64 GPUs that ByteDance published, through two fresh processes."""
+"""Import and analysis of the published trace of 64 GPUs, in two new processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def document(run: str, *, store: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_the_worker_that_was_slowed_is_named_and_nobody_else(store: Path) -> None:
+def test_only_the_slow_worker_is_reported(store: Path) -> None:
     # Rank 0 is the traced TP member of the worker at dp 0, stage 0.
     found = document("AR", store=store)
 
@@ -50,7 +50,7 @@ def test_the_worker_that_was_slowed_is_named_and_nobody_else(store: Path) -> Non
     assert found["slowdown"] == pytest.approx(1.9730450967, rel=1e-6)
 
 
-def test_the_overlong_last_stage_is_named(store: Path) -> None:
+def test_the_slow_last_stage_is_reported(store: Path) -> None:
     found = document("ST", store=store)
 
     assert found["findings"][0]["cause"] == "stage-imbalance"
@@ -58,7 +58,7 @@ def test_the_overlong_last_stage_is_named(store: Path) -> None:
     assert found["slowdown"] == pytest.approx(1.1787021837, rel=1e-6)
 
 
-def test_the_sentence_for_people_comes_first(store: Path) -> None:
+def test_the_verdict_comes_first(store: Path) -> None:
     done = rankscope("analyze", "AR", store=store, COLUMNS="80")
 
     first = done.stdout.splitlines()[0]
@@ -67,7 +67,7 @@ def test_the_sentence_for_people_comes_first(store: Path) -> None:
     assert "finding" in done.stdout
 
 
-def test_a_run_that_is_there_is_not_imported_twice(store: Path) -> None:
+def test_an_existing_run_is_not_imported_again(store: Path) -> None:
     again = rankscope(*import_arguments("AR"), store=store)
     runs = json.loads(rankscope("runs", "--json", store=store).stdout)["runs"]
 

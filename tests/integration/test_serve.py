@@ -1,4 +1,4 @@
-"""`rankscope serve` as a process: who gets in, what it stores, whom it tells, how it ends."""
+"""`rankscope serve` as a process: access, storage, notifications, end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rankscope.tracer.span import NONE, SpanKind
-from tests.integration.programs import PATIENCE_S, rankscope, serving
+from tests.integration.programs import TIMEOUT_S, rankscope, serving
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.receiver import Receiver
 
@@ -27,7 +27,7 @@ GROUP = 0xFEED
 
 
 class Job:
-    """Two data-parallel ranks that write a spool; rank 1 computes as long as it is told."""
+    """Two data-parallel ranks that write a spool; the compute time of rank 1 is set by the test."""
 
     def __init__(self, spool: Path, *, run_id: str = "job") -> None:
         self.ranks = [SpoolBuilder(spool, run_id=run_id, rank=rank, capacity=512) for rank in RANKS]
@@ -42,7 +42,7 @@ class Job:
 
     def _step(self, *, slow_ms: int) -> None:
         step = self.num_steps
-        begin = self.now_ns  # no pause between steps: that would be a data stall
+        begin = self.now_ns  # No pause between steps, which would be a data stall.
         done = begin + max(100, slow_ms) * MS + 10 * MS
         for rank, builder in enumerate(self.ranks):
             own_ns = (slow_ms if rank else 100) * MS
@@ -73,10 +73,10 @@ def receiver() -> Iterator[Receiver]:
     running.close()
 
 
-def test_nothing_but_the_open_paths_answers_without_the_token(tmp_path: Path) -> None:
+def test_only_the_open_paths_answer_without_the_token(tmp_path: Path) -> None:
     with (
         serving(store=tmp_path / "store") as server,
-        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as client,
     ):
         for path in ("/healthz", "/readyz", "/login", "/_favicon.ico"):
             assert client.get(path).status_code == 200, path
@@ -90,15 +90,15 @@ def test_nothing_but_the_open_paths_answers_without_the_token(tmp_path: Path) ->
         assert "token" not in str(page.url)
         assert client.get("/_dash-layout").status_code == 200
 
-        told = tmp_path / "store" / "server.json"
-        assert stat.S_IMODE(told.stat().st_mode) == 0o600
-        assert json.loads(told.read_text())["url"] == server.url
-    assert not told.exists()
+        described = tmp_path / "store" / "server.json"
+        assert stat.S_IMODE(described.stat().st_mode) == 0o600
+        assert json.loads(described.read_text())["url"] == server.url
+    assert not described.exists()
 
 
-def test_a_collector_alone_says_what_it_is_and_has_no_pages(tmp_path: Path) -> None:
+def test_a_collector_only_server_has_no_pages(tmp_path: Path) -> None:
     with serving("--only", "collector", store=tmp_path / "store") as server:
-        page = httpx.get(f"{server.url}/", headers=server.bearer, timeout=PATIENCE_S)
+        page = httpx.get(f"{server.url}/", headers=server.bearer, timeout=TIMEOUT_S)
 
     assert server.part == "collector"
     assert page.status_code == 404
@@ -108,18 +108,18 @@ def test_a_collector_alone_says_what_it_is_and_has_no_pages(tmp_path: Path) -> N
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with serving("--spool", str(tmp_path / "spool"), store=tmp_path / "store") as server:
         server.process.send_signal(number)
-        _, err = server.process.communicate(timeout=PATIENCE_S)
+        _, err = server.process.communicate(timeout=TIMEOUT_S)
 
     assert server.part == "dashboard"
     assert server.process.returncode == 0
-    # Another server of this machine may hold the first port, and a busy one keeps a source of
-    # samples waiting; nothing else may be said.
+    # Another server of this machine may hold the first port, and a busy machine may delay a source
+    # of samples; nothing else may be logged.
     chance = ("is in use", "timeout: no samples")
-    told = [line for line in err.splitlines() if not any(text in line for text in chance)]
-    assert told == ["rankscope: stopping"]
+    logged = [line for line in err.splitlines() if not any(text in line for text in chance)]
+    assert logged == ["rankscope: stopping"]
 
 
-def test_a_drop_of_mfu_is_posted_once_also_after_a_restart(
+def test_an_mfu_drop_is_posted_once_even_after_a_restart(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     store, spool = tmp_path / "store", tmp_path / "spool"
@@ -128,13 +128,13 @@ def test_a_drop_of_mfu_is_posted_once_also_after_a_restart(
         job = Job(spool)
         job.train(8)
         job.train(4, slow_ms=180)
-        posted = json.loads(receiver.bodies.get(timeout=PATIENCE_S))
+        posted = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
 
-    job.train(2, slow_ms=180)  # the same drop goes on while nobody watches
+    job.train(2, slow_ms=180)  # The same drop continues while no server runs.
     job.train(4, slow_ms=100)
     with serving(*arguments, store=store):
         job.train(3, slow_ms=180)
-        again = json.loads(receiver.bodies.get(timeout=PATIENCE_S))
+        again = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
 
     assert posted["run"] == "job"
     assert posted["steps"][0] == 8

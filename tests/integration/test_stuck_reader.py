@@ -1,4 +1,4 @@
-"""A reader's statement that the engine can't end keeps neither its asker nor the server."""
+"""A statement that the engine cannot cancel blocks neither its client nor the server."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.integration.programs import PATIENCE_S, serving
+from tests.integration.programs import TIMEOUT_S, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.multiproc
 
-# One block of 65,536 rows of which each costs a good while: it would take some ten minutes.
+# One block of 65,536 expensive rows, which would take some ten minutes.
 STUCK = (
     "SELECT sum(damerauLevenshteinDistance(repeat('a', 4000 + number % 2), repeat('b', 4000)))"
     " FROM numbers(65536)"
 )
 
 
-def test_a_server_with_a_statement_that_can_not_be_ended_answers_and_ends(tmp_path: Path) -> None:
+def test_a_server_with_a_statement_that_cannot_be_cancelled_answers_and_ends(
+    tmp_path: Path,
+) -> None:
     with serving(store=tmp_path / "store") as server:
-        # WHEN a statement of one second can't be ended
+        # WHEN a statement with a limit of one second cannot be cancelled
         answer = httpx.post(
             server.url,
             params={"max_execution_time": "1"},
             content=STUCK,
             headers=server.bearer,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
         )
 
-        # THEN its asker is told, others are answered, and the server ends when it is told to
+        # THEN its client gets an error, others are answered, and the server ends when terminated
         assert (answer.status_code, answer.headers["x-clickhouse-exception-code"]) == (408, "159")
-        other = httpx.post(
-            server.url, content="SELECT 1", headers=server.bearer, timeout=PATIENCE_S
-        )
+        other = httpx.post(server.url, content="SELECT 1", headers=server.bearer, timeout=TIMEOUT_S)
         assert other.text == "1\n"
         server.process.terminate()
-        assert server.process.wait(PATIENCE_S) == 0
+        assert server.process.wait(TIMEOUT_S) == 0
         assert server.process.stderr is not None
         assert "exiting although a statement still runs" in server.process.stderr.read()
