@@ -151,7 +151,7 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
 
 
 def _accounts(rows: RunRows) -> dict[tuple[int, int], RecordAccount]:
-    """Return the account of each (epoch, rank); rank -1 stands for cuts with several ranks."""
+    """Return the account of each (epoch, rank); rank -1 is for cuts of several ranks."""
     published: dict[tuple[int, int], int | None] = {}
     dropped: dict[tuple[int, int], Counter[str]] = {}
     stored: Counter[tuple[int, int]] = Counter()
