@@ -275,7 +275,7 @@ def _by_cause(results: Sequence[Result]) -> str:
         [cause, str(num), f"{value:.3f}", share_text(located[cause]) if located[cause] else "-"]
         for cause, (value, num) in _f1_by_cause(results).items()
     ]
-    return _table(["cause", "planted, due", "F1", "its ranks named"], rows)
+    return _table(["cause", "faults of 10 % or more", "F1", "its ranks named"], rows)
 
 
 def _confusion(results: Sequence[Result]) -> str:

@@ -132,7 +132,7 @@ class RealRun:
     """A run and its findings."""
 
     cause: str
-    planted: str
+    fault: str
     findings: tuple[dict[str, Any], ...]
     """Findings without their evidence."""
 
@@ -177,7 +177,7 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
     first = None if fault is None or fault.cause in ENDING_CAUSES else fault.first_step
     run = RealRun(
         cause=cause,
-        planted=spec,
+        fault=spec,
         findings=tuple(
             {key: value for key, value in asdict(finding).items() if key != "evidence"}
             for finding in findings
@@ -330,7 +330,7 @@ def _run_row(run: dict[str, Any]) -> str:
     alarm_text = "; ".join(_format_finding(one) for one in alarms)
     overruns, step_s = run["worst_overrun_ratio"], run["step_s"]
     cells = (
-        f"`{run['planted']}`",
+        f"`{run['fault']}`",
         alarm_text,
         run["verdict"],
         "-" if overruns is None else f"{overruns:.1%}",
@@ -374,7 +374,7 @@ def main() -> None:
             for run in run_all(causes, numbers, seed=options.seed, keep=keep):
                 out.write(json.dumps(asdict(run)) + "\n")
                 out.flush()
-                print(f"{run.verdict}: {run.planted}", file=sys.stderr)
+                print(f"{run.verdict}: {run.fault}", file=sys.stderr)
     lines = (options.summary or options.out).read_text().splitlines()
     print(summary([json.loads(line) for line in lines]))
 

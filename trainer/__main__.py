@@ -66,7 +66,7 @@ def _run(
 
     from rankscope import tracer
 
-    from .faults.planted import set_environment
+    from .faults.rank_faults import set_environment
     from .loop import build_rank, train, warm_up
     from .parallel import build_mesh, join_job
     from .tracing import report_pace, start_tracing
@@ -81,7 +81,7 @@ def _run(
     warm_up(state, next(state.batches))
     gc.collect()
     gc.freeze()
-    state.planted.prepare()
+    state.faults.prepare()
     dist.barrier()
     tracer.begin_steps(0)
     for report in train(state):
@@ -111,7 +111,7 @@ def _announce(config: TrainerConfig) -> None:
             f" and {2 * config.pace_ms:g} ms backward; times show this pace, not the CPU"
         )
     for fault in config.faults:
-        print(f"planted: {fault}")
+        print(f"fault: {fault}")
     sys.stdout.flush()
 
 

@@ -28,7 +28,7 @@ class LinkError(TrainerError):
     """The kernel does not allow setting the speed of a link."""
 
 
-class PlantedCrashError(TrainerError):
+class CrashFaultError(TrainerError):
     """The exception of a crash fault."""
 
     def __init__(self, *, rank: int, step: int) -> None:

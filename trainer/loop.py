@@ -15,7 +15,7 @@ from rankscope import tracer
 from rankscope.tracer.span import SpanKind
 
 from .data import iter_batches
-from .faults.planted import PlantedFaults
+from .faults.rank_faults import RankFaults
 from .faults.spec import COMPUTE_CAUSES
 from .model import Stage, initialize
 from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
@@ -59,7 +59,7 @@ class RankState:
     optimizer: torch.optim.Optimizer
     batches: Iterator[Batch]
     timer: SegmentTimer
-    planted: PlantedFaults
+    faults: RankFaults
 
 
 def warm_up(state: RankState, batch: Batch) -> None:
@@ -94,16 +94,16 @@ def train(state: RankState) -> Iterator[StepReport]:
 def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
     """Train on one batch."""
     config = state.config
-    state.planted.begin_step(step)
+    state.faults.begin_step(step)
 
     with tracer.span("next batch", kind=SpanKind.DATA):
         batch = next(state.batches)
-        state.planted.read_input(in_span=True)
-    state.planted.read_input(in_span=False)
-    note_microbatches(config, state.planted.documents)
+        state.faults.read_input(in_span=True)
+    state.faults.read_input(in_span=False)
+    note_microbatches(config, state.faults.documents)
 
     totals = _forward_backward_update(state, batch)
-    state.planted.after_update(state.optimizer)
+    state.faults.after_update(state.optimizer)
 
     tracer.step(
         tokens=config.num_tokens_per_position, loss=totals.loss if state.is_last_stage else None
@@ -161,18 +161,18 @@ def build_rank(
     shard_stage(stage, mesh)
     optimizer = torch.optim.AdamW(parameter_groups(stage), lr=config.learning_rate, fused=True)
     timer = _attach_timer(stage, optimizer, config, rank=rank)
-    planted = PlantedFaults(config, rank=rank, stage=stage, timer=timer)
+    faults = RankFaults(config, rank=rank, stage=stage, timer=timer)
     return RankState(
         config=config,
         rank=rank,
         is_first_stage=stage_number == 0,
         is_last_stage=stage_number == config.layout.pp - 1,
         stage=stage,
-        schedule=build_schedule(stage, config, mesh=mesh, device=device, planted=planted),
+        schedule=build_schedule(stage, config, mesh=mesh, device=device, faults=faults),
         optimizer=optimizer,
         batches=iter_batches(config, dp_position=mesh["dp"].get_local_rank(), device=device),
         timer=timer,
-        planted=planted,
+        faults=faults,
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Layout
 
     from .config import TrainerConfig
-    from .faults.planted import PlantedFaults
+    from .faults.rank_faults import RankFaults
     from .model import Stage
 
 
@@ -120,21 +120,21 @@ MESH_AXES = ("pp", "dp", "tp")
 class FaultyStage(PipelineStage):
     """A pipeline stage that applies the faults of its rank before it launches work."""
 
-    planted: PlantedFaults
+    faults: RankFaults
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run one forward."""
-        self.planted.before_forward(fwd_chunk_id)
+        self.faults.before_forward(fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run one backward."""
-        self.planted.before_backward(bwd_chunk_id)
+        self.faults.before_backward(bwd_chunk_id)
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the step's gradients."""
-        self.planted.before_reduction()
+        self.faults.before_reduction()
         super().perform_reduce_grad(grad_scale_factor)
 
 
@@ -144,7 +144,7 @@ def build_schedule(
     *,
     mesh: DeviceMesh,
     device: torch.device,
-    planted: PlantedFaults,
+    faults: RankFaults,
 ) -> Schedule1F1B:
     """Return the 1F1B schedule of this rank's stage.
 
@@ -167,5 +167,5 @@ def build_schedule(
         output_args=logits if is_last else hidden,
         group=mesh.get_group("pp"),
     )
-    pipeline_stage.planted = planted
+    pipeline_stage.faults = faults
     return Schedule1F1B(pipeline_stage, config.num_microbatches, loss_fn=token_loss)

@@ -151,7 +151,7 @@ def test_a_paced_job_explains_its_times(paced_pipeline: TracedJob) -> None:
         "paced: each local compute segment is padded, asleep, to 10 ms forward and 20 ms backward;"
         " times show this pace, not the CPU"
     )
-    assert lines[2] == "planted: slow-compute:rank=1,factor=3,steps=3-5"
+    assert lines[2] == "fault: slow-compute:rank=1,factor=3,steps=3-5"
     # 2 ranks x 6 steps x (4 micro-batches x 1 layer x 2 segments x 2 directions + the update).
     assert lines[-1].startswith("pace num_segments 204 num_overruns ")
 

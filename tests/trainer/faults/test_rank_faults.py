@@ -20,8 +20,8 @@ from rankscope.collector.store.writer import StoreWriter
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.config import TrainerConfig
-from rankscope.trainer.errors import PlantedCrashError
-from rankscope.trainer.faults.planted import GarbageHeap, PlantedFaults, die, is_slow
+from rankscope.trainer.errors import CrashFaultError
+from rankscope.trainer.faults.rank_faults import GarbageHeap, RankFaults, die, is_slow
 from rankscope.trainer.faults.spec import CrashKind, parse_faults
 from rankscope.trainer.model import Stage
 from rankscope.trainer.pace import MonotonicPaceClock, StretchedSegments
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.multiproc
 
-RUN = "planted"
+RUN = "faulty"
 MS = 1_000_000
 STALL_MS, INPUT_MS, PAUSE_MS, SAVE_MS = 60, 250, 40, 50
 """Far above the delays of a busy machine."""
@@ -252,38 +252,38 @@ def late_ns(job: Job, rank: int, step: int) -> int:
     return min(begins) - last
 
 
-def rank_with(fault: str, *, rank: int) -> PlantedFaults:
+def rank_with(fault: str, *, rank: int) -> RankFaults:
     """Return the faults of one rank of two stages, without a job."""
     config = TrainerConfig(
         layout=Layout(pp=2), world_size=2, num_microbatches=4, faults=parse_faults([fault])
     )
     stage = Stage(config.model, stage=rank, num_stages=2)
     timer = StretchedSegments(clock=MonotonicPaceClock())
-    return PlantedFaults(config, rank=rank, stage=stage, timer=timer)
+    return RankFaults(config, rank=rank, stage=stage, timer=timer)
 
 
 def test_a_crash_is_before_the_middle_forward_of_its_step() -> None:
-    planted = rank_with("crash:rank=1,step=1", rank=1)
+    faults = rank_with("crash:rank=1,step=1", rank=1)
 
-    planted.begin_step(0)
-    planted.before_forward(2)
-    planted.begin_step(1)
-    planted.before_forward(1)
-    with pytest.raises(PlantedCrashError):
-        planted.before_forward(2)
+    faults.begin_step(0)
+    faults.before_forward(2)
+    faults.begin_step(1)
+    faults.before_forward(1)
+    with pytest.raises(CrashFaultError):
+        faults.before_forward(2)
 
 
 def test_a_crash_ends_no_other_rank() -> None:
-    planted = rank_with("crash:rank=1,step=1", rank=0)
+    faults = rank_with("crash:rank=1,step=1", rank=0)
 
-    planted.begin_step(1)
-    planted.before_forward(2)
+    faults.begin_step(1)
+    faults.before_forward(2)
 
 
 def test_faults_do_not_act_in_the_warm_up() -> None:
-    planted = rank_with("crash:rank=1,step=0", rank=1)
+    faults = rank_with("crash:rank=1,step=0", rank=1)
 
-    planted.before_forward(2)
+    faults.before_forward(2)
 
 
 @pytest.mark.parametrize(
@@ -294,20 +294,20 @@ def test_faults_do_not_act_in_the_warm_up() -> None:
     ],
 )
 def test_a_link_is_slow_at_both_of_its_ends(fault: str, slow: set[tuple[int, int]]) -> None:
-    (planted,) = parse_faults([fault])
+    (slow_link,) = parse_faults([fault])
 
     found = {
         (rank, peer)
         for rank in range(4)
         for peer in range(4)
-        if rank != peer and is_slow(planted, rank, peer)
+        if rank != peer and is_slow(slow_link, rank, peer)
     }
 
     assert found == slow
 
 
 def test_an_exception_names_rank_and_step() -> None:
-    with pytest.raises(PlantedCrashError, match="rank 3 fails in step 7"):
+    with pytest.raises(CrashFaultError, match="rank 3 fails in step 7"):
         die(CrashKind.EXCEPTION, rank=3, step=7)
 
 
@@ -321,7 +321,7 @@ def test_host_oom_raises_a_memory_error() -> None:
 )
 def test_exit_and_kill_print_nothing(kind: CrashKind, status: int) -> None:
     program = (
-        "from rankscope.trainer.faults.planted import die;"
+        "from rankscope.trainer.faults.rank_faults import die;"
         " from rankscope.trainer.faults.spec import CrashKind;"
         f" die(CrashKind({str(kind)!r}), rank=0, step=0)"
     )

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from ..config import coords_of
 from ..data import compute_factor, draw_documents
-from ..errors import PlantedCrashError
+from ..errors import CrashFaultError
 from ..model import pack
 from .links import Links
 from .spec import ENDING_CAUSES, CrashKind, FaultCause, slowdown_of
@@ -42,7 +42,7 @@ SKEW_PERIOD_STEPS = 8.0
 """Steps after which the same member of a skewed group is latest again, as in the simulator."""
 
 
-class PlantedFaults:
+class RankFaults:
     """The faults of one rank. It does nothing before the first `begin_step`.
 
     Args:
@@ -71,9 +71,9 @@ class PlantedFaults:
 
     def prepare(self) -> None:
         """Prepare links and heaps. All ranks must call this, after the warm-up."""
-        if self._planted(FaultCause.SLOW_LINK):
+        if self._faults_of(FaultCause.SLOW_LINK):
             self._links = Links()
-        for fault in self._planted(FaultCause.GC_PAUSE):
+        for fault in self._faults_of(FaultCause.GC_PAUSE):
             if fault.extra_ns not in self._heaps:
                 self._heaps[fault.extra_ns] = GarbageHeap(fault.extra_ns)
 
@@ -124,7 +124,7 @@ class PlantedFaults:
                 has_span=fault.has_spans,
             )
 
-    def _planted(self, cause: FaultCause) -> Sequence[Fault]:
+    def _faults_of(self, cause: FaultCause) -> Sequence[Fault]:
         return [fault for fault in self._config.faults if fault.cause is cause]
 
     def _here(self, *causes: FaultCause) -> Iterator[Fault]:
@@ -171,7 +171,7 @@ class PlantedFaults:
     def _slow_peers(self) -> dict[int, float]:
         """Return the factor of each slow link in this step, by peer."""
         slow: dict[int, float] = {}
-        for fault in self._planted(FaultCause.SLOW_LINK):
+        for fault in self._faults_of(FaultCause.SLOW_LINK):
             if self._step is None or not fault.is_active(self._step):
                 continue
             for peer in range(self._config.layout.world_size):
@@ -180,10 +180,10 @@ class PlantedFaults:
         return slow
 
     def _draw_documents(self, step: int) -> None:
-        planted = self._planted(FaultCause.SEQUENCE_IMBALANCE)
-        if not planted:
+        found = self._faults_of(FaultCause.SEQUENCE_IMBALANCE)
+        if not found:
             return
-        spread = math.hypot(*(fault.spread for fault in planted if fault.is_active(step)))
+        spread = math.hypot(*(fault.spread for fault in found if fault.is_active(step)))
         self.documents = tuple(
             draw_documents(
                 self._config, step=step, dp=self._coords.dp, microbatch=number, spread=spread
@@ -227,7 +227,7 @@ def die(kind: CrashKind, *, rank: int, step: int) -> NoReturn:
     """End this process by the given kind of crash.
 
     Raises:
-        PlantedCrashError: The kind is an exception.
+        CrashFaultError: The kind is an exception.
         MemoryError: The kind is host-oom: more memory is requested than exists.
     """
     if kind is CrashKind.EXIT:
@@ -236,7 +236,7 @@ def die(kind: CrashKind, *, rank: int, step: int) -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind is CrashKind.HOST_OOM:
         bytearray(sys.maxsize)
-    raise PlantedCrashError(rank=rank, step=step)
+    raise CrashFaultError(rank=rank, step=step)
 
 
 def hang() -> NoReturn:
