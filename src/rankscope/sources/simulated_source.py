@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -57,7 +58,8 @@ class SimulatedSource:
             pace=[],
             clocks=list(simulation.clock_rows()),
         )
-        self._info = build_run_info(run_id, rows)
+        # The records are in memory: none was stored, dropped or buffered.
+        self._info = replace(build_run_info(run_id, rows), accounts={})
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return no runs: only a store lists its runs."""

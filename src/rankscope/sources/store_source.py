@@ -36,6 +36,7 @@ from rankscope.collector.read.steps import (
 )
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
+from rankscope.tracer.span import NONE
 from rankscope.tracer.spool import KEPT_REASONS, drop_name
 from rankscope.tracer.topology import Coords, Layout
 
@@ -151,19 +152,24 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
 
 
 def _accounts(rows: RunRows) -> dict[tuple[int, int], RecordAccount]:
-    """Return the account of each (epoch, rank); rank -1 is for cuts of several ranks."""
+    """Return the account of each (epoch, rank).
+
+    Cuts with several ranks, of imported and simulated runs, are counted under rank -1. The whole
+    epoch then has one account of that rank.
+    """
+    shared = {row["epoch"] for row in rows.account if row["rank"] == NONE}
     published: dict[tuple[int, int], int | None] = {}
     dropped: dict[tuple[int, int], Counter[str]] = {}
     stored: Counter[tuple[int, int]] = Counter()
     for row in rows.ranks:
-        key = (row["epoch"], row["rank"])
+        key = (row["epoch"], NONE if row["epoch"] in shared else row["rank"])
         dropped.setdefault(key, Counter()).update(
             {reason: count for reason, count in row["dropped"].items() if reason not in KEPT}
         )
         before, produced = published.get(key, 0), row.get("produced")
         published[key] = None if before is None or produced is None else before + produced
     for row in rows.account:
-        key = (row["epoch"], row["rank"])
+        key = (row["epoch"], NONE if row["epoch"] in shared else row["rank"])
         dropped.setdefault(key, Counter()).update({TORN: row["num_torn"], INVALID: row["num_bad"]})
         stored[key] += row["num_spans"] + row["num_steps"] + row["num_microbatches"]
     return {

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankscope.__main__ import main
+from rankscope.analysis.trace.account import RecordAccount
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.errors import RunExistsError
 from rankscope.collector.read.runs import read_events, read_run, read_run_names
@@ -21,6 +22,8 @@ from rankscope.collector.store.store import Store, open_store
 from rankscope.commands.simulate import format_label
 from rankscope.errors import BadInputError
 from rankscope.simulation import SimulateOptions, build_scenario, store_simulation, write_files
+from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.span import NONE
 from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.simulator.presets import preset_scenario
 from rankscope.trainer.simulator.simulation import simulate
@@ -57,6 +60,10 @@ def test_a_stored_run_holds_all_rows_of_the_simulation(store: Store) -> None:
         assert np.array_equal(np.sort(to_numpy(spans[column])), np.sort(expected))
     assert read_steps(store, "whole").num_rows == 3 * 16
     assert read_microbatches(store, "whole").num_rows == 3 * 16 * 4
+    stored = spans.num_rows + 3 * 16 + 3 * 16 * 4
+    # Its cuts have several ranks, so one account stands for all, and nothing counted the records.
+    accounts = StoreSource(store).run_info("whole").accounts
+    assert accounts == {(0, NONE): RecordAccount(stored=stored)}
     samples = read_samples(store, "whole", first_ns=0, last_ns=2**62)
     assert samples.num_rows == 3 * 16 * 6
 
