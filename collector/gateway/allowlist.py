@@ -59,6 +59,21 @@ SELECT name, is_aggregate, alias_to, categories FROM system.functions WHERE orig
 """
 SELECT_COMBINATORS = "SELECT name FROM system.aggregate_function_combinators"
 
+OWN_DATABASE = "default"
+"""Database of the embedded store's tables."""
+
+SYSTEM_TABLES = frozenset(
+    {
+        "aggregate_function_combinators", "columns", "contributors", "data_type_families",
+        "databases", "formats", "functions", "licenses", "numbers", "numbers_mt", "one",
+        "settings", "table_functions", "tables", "time_zones", "zeros", "zeros_mt",
+    }
+)  # fmt: skip
+"""Tables of database ``system`` that clients query and that describe only the engine. The others
+show users, queries, logs, the host or its files."""
+
+OTHER_DATABASES = frozenset({"system", "information_schema"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Functions:
@@ -113,22 +128,6 @@ def _is_allowed(row: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) 
         or target["categories"] in CATEGORIES
         or target["name"] in OTHER_FUNCTIONS
     )
-
-
-OWN_DATABASE = "default"
-"""Database of the embedded store's tables."""
-
-SYSTEM_TABLES = frozenset(
-    {
-        "aggregate_function_combinators", "columns", "contributors", "data_type_families",
-        "databases", "formats", "functions", "licenses", "numbers", "numbers_mt", "one",
-        "settings", "table_functions", "tables", "time_zones", "zeros", "zeros_mt",
-    }
-)  # fmt: skip
-"""Tables of database ``system`` that clients query and that describe only the engine. The others
-show users, queries, logs, the host or its files."""
-
-OTHER_DATABASES = frozenset({"system", "information_schema"})
 
 
 def may_read(name: str) -> bool:

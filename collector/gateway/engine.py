@@ -35,6 +35,24 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
+KILL_PAUSE_S = 0.02
+KILL_TIMEOUT_S = 10.0
+"""Time for which the gateway tries to end the statement of a client that has gone. After it, the
+engine's own time limit has to end it."""
+
+GRACE_S = 10.0
+"""Time beyond a statement's limit after which its client gets an error. The engine checks the time
+only between two blocks of rows, and the worker thread stays occupied until it does."""
+
+CLOSE_TIMEOUT_S = 5.0
+PARSER_SETTINGS: dict[str, int | str] = {
+    "max_threads": 1,
+    "max_execution_time": 10,
+    "max_query_size": 1 << 20,
+    "aggregate_function_input_format": VALUES,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -128,25 +146,6 @@ class Workers:
             del work  # otherwise it would keep the result alive until the next call
 
 
-KILL = "KILL QUERY WHERE Settings['log_comment'] = {mark:String} ASYNC"
-KILL_PAUSE_S = 0.02
-KILL_TIMEOUT_S = 10.0
-"""Time for which the gateway tries to end the statement of a client that has gone. After it, the
-engine's own time limit has to end it."""
-
-GRACE_S = 10.0
-"""Time beyond a statement's limit after which its client gets an error. The engine checks the time
-only between two blocks of rows, and the worker thread stays occupied until it does."""
-
-CLOSE_TIMEOUT_S = 5.0
-PARSER_SETTINGS: dict[str, int | str] = {
-    "max_threads": 1,
-    "max_execution_time": 10,
-    "max_query_size": 1 << 20,
-    "aggregate_function_input_format": VALUES,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRequest:
     """One statement, as received."""
@@ -172,16 +171,16 @@ class QueryResult:
 class _Deadline:
     """Times for which a statement may wait, and then run."""
 
-    came_s: float
+    received_s: float
     timeout_s: float
-    most_s: float
-    begun_s: float | None = None
+    limit_s: float
+    started_s: float | None = None
 
-    def left_s(self, now_s: float) -> float:
+    def remaining_s(self, now_s: float) -> float:
         """Return the time until the next check; 0 or less if the time is over."""
-        if self.begun_s is not None:
-            return self.begun_s + self.most_s - now_s
-        return min(self.came_s + self.timeout_s - now_s, self.most_s)
+        if self.started_s is not None:
+            return self.started_s + self.limit_s - now_s
+        return min(self.received_s + self.timeout_s - now_s, self.limit_s)
 
 
 class QueryEngine:
@@ -214,28 +213,28 @@ class QueryEngine:
         """
         settings = choose_settings(request.settings, self._limits)
         mark = uuid.uuid4().hex
-        watch = _Deadline(
-            came_s=time.monotonic(),
+        deadline = _Deadline(
+            received_s=time.monotonic(),
             timeout_s=self._limits.max_seconds + GRACE_S,
-            most_s=int(settings["max_execution_time"]) + GRACE_S,
+            limit_s=int(settings["max_execution_time"]) + GRACE_S,
         )
-        running = self._submit(request, settings, mark, watch)
+        running = self._submit(request, settings, mark, deadline)
         try:
-            return await self._in_time(running, watch)
+            return await self._in_time(running, deadline)
         except asyncio.CancelledError:
             await self._end(running, mark)
             raise
 
-    async def _in_time(self, running: Future[QueryResult], watch: _Deadline) -> QueryResult:
+    async def _in_time(self, running: Future[QueryResult], deadline: _Deadline) -> QueryResult:
         """Return the result, or raise if it is late; the statement may then go on alone."""
         answered = asyncio.wrap_future(running)
         answered.add_done_callback(_retrieve_exception)
         try:
             while not answered.done():
-                left_s = watch.left_s(time.monotonic())
-                if left_s > 0:
-                    await asyncio.wait({answered}, timeout=left_s)
-                elif watch.begun_s is not None:
+                remaining_s = deadline.remaining_s(time.monotonic())
+                if remaining_s > 0:
+                    await asyncio.wait({answered}, timeout=remaining_s)
+                elif deadline.started_s is not None:
                     raise QueryError(TIMEOUT_EXCEEDED, "the statement took longer than its limit")
                 elif running.cancel():
                     raise QueryError(TOO_MANY_QUERIES, "other statements take long: try again")
@@ -269,15 +268,19 @@ class QueryEngine:
         self._parsers.clear()
 
     def _answer(
-        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Deadline
+        self,
+        request: QueryRequest,
+        settings: Mapping[str, int | str],
+        mark: str,
+        deadline: _Deadline,
     ) -> QueryResult:
-        watch.begun_s = time.monotonic()
+        deadline.started_s = time.monotonic()
         parser = self._parser()
         statement = check_statement(
             request.text,
             parameters=request.parameters,
             default_format=request.default_format,
-            functions=self._allowed(parser),
+            functions=self._allowed_functions(parser),
             handle=parser,
         )
         handle = ReadOnlySession(self._path, {**settings, "log_comment": mark})
@@ -295,28 +298,32 @@ class QueryEngine:
         num_bytes = len(answer.view)
         with self._lock:
             self._held_bytes += num_bytes
-        weakref.finalize(result, self._let_go, num_bytes)
+        weakref.finalize(result, self._release_bytes, num_bytes)
         return result
 
     def _submit(
-        self, request: QueryRequest, settings: Mapping[str, int | str], mark: str, watch: _Deadline
+        self,
+        request: QueryRequest,
+        settings: Mapping[str, int | str],
+        mark: str,
+        deadline: _Deadline,
     ) -> Future[QueryResult]:
-        most = self._limits.max_running + self._limits.max_waiting
+        limit = self._limits.max_running + self._limits.max_waiting
         with self._lock:
-            if self._is_closed or self._num_present >= most:
-                raise QueryError(TOO_MANY_QUERIES, f"{most} statements run or wait: try again")
+            if self._is_closed or self._num_present >= limit:
+                raise QueryError(TOO_MANY_QUERIES, f"{limit} statements run or wait: try again")
             if self._held_bytes >= self._limits.max_held_bytes:
                 raise QueryError(TOO_MANY_QUERIES, "too many unfetched results: try again")
             self._num_present += 1
-            running = self._workers.submit(lambda: self._answer(request, settings, mark, watch))
-        running.add_done_callback(self._left)
+            running = self._workers.submit(lambda: self._answer(request, settings, mark, deadline))
+        running.add_done_callback(self._count_finished)
         return running
 
-    def _left(self, _: Future[QueryResult]) -> None:
+    def _count_finished(self, _: Future[QueryResult]) -> None:
         with self._lock:
             self._num_present -= 1
 
-    def _let_go(self, num_bytes: int) -> None:
+    def _release_bytes(self, num_bytes: int) -> None:
         with self._lock:
             self._held_bytes -= num_bytes
 
@@ -330,7 +337,7 @@ class QueryEngine:
                 self._parsers.append(parser)
         return parser
 
-    def _allowed(self, parser: ReadOnlySession) -> Functions:
+    def _allowed_functions(self, parser: ReadOnlySession) -> Functions:
         if self._functions is None:
             rows = [
                 json.loads(line)

@@ -49,6 +49,11 @@ CONTENT_TYPES = {
 }
 """Content types by format; never HTML. The gate adds ``nosniff``, so browsers show no page."""
 
+Codec = Literal["lz4", "zstd", "gzip"]
+CODECS: tuple[Codec, ...] = ("lz4", "zstd", "gzip")
+"""The cheapest first, because the same cores serve ingest. The names are those of both HTTP and
+Arrow; lz4 is the frame format in both."""
+
 
 class QueryRoute(Route):
     """``GET /`` with a statement. Without one, the dashboard's first page answers."""
@@ -174,13 +179,6 @@ def _pieces(view: memoryview, result: QueryResult) -> Iterator[memoryview]:
     for first in range(0, len(view), PIECE_BYTES):
         yield view[first : first + PIECE_BYTES]
     del result
-
-
-Codec = Literal["lz4", "zstd", "gzip"]
-
-CODECS: tuple[Codec, ...] = ("lz4", "zstd", "gzip")
-"""The cheapest first, because the same cores serve ingest. The names are those of both HTTP and
-Arrow; lz4 is the frame format in both."""
 
 
 def choose_codec(accepted: str) -> Codec | None:

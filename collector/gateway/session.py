@@ -25,7 +25,7 @@ class Answer:
 
 
 @contextmanager
-def _its_errors() -> Iterator[None]:
+def _query_errors() -> Iterator[None]:
     """Raise the engine's errors as `QueryError`. Their own class has no public name."""
     try:
         yield
@@ -52,10 +52,10 @@ class ReadOnlySession:
 
         # The engine compares paths literally, and the store was opened with the real path.
         where = os.path.realpath(path)
-        with _its_errors():
+        with _query_errors():
             self._connection: Any = chdb.connect(where)  # type: ignore[no-untyped-call]
         try:
-            with _its_errors():
+            with _query_errors():
                 self._configure(settings)
         except BaseException:
             self._connection.close()
@@ -80,7 +80,7 @@ class ReadOnlySession:
         Raises:
             QueryError: The engine refused the statement.
         """
-        with _its_errors():
+        with _query_errors():
             result = self._connection.query(sql, output_format, params=dict(parameters or {}))
         held = result.get_memview()
         return Answer(view=held.view() if result.size() else memoryview(b""), owner=(result, held))

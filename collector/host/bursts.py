@@ -184,7 +184,7 @@ class BurstRequests:
         except OSError as error:
             self._say(f"{self._path} cannot be read and removed ({error.strerror}): no burst")
             return
-        self._thread = threading.Thread(target=self._take, args=(text,), name="burst", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(text,), name="burst", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
@@ -192,21 +192,21 @@ class BurstRequests:
         if self._thread is not None:
             self._thread.join()
 
-    def _take(self, text: bytes) -> None:
+    def _run(self, text: bytes) -> None:
         try:
-            name, period_ns, duration_ns = _request(text)
+            name, period_ns, duration_ns = _parse_request(text)
             burst = take_burst(SOURCES[name](), period_ns=period_ns, duration_ns=duration_ns)
         except CollectorError as error:
             self._say(f"{self._path.name}: {error}")
             return
-        self._sink([*burst.samples, *_account(burst, time.time_ns())])
+        self._sink([*burst.samples, *_cost_samples(burst, time.time_ns())])
         self._say(
             f"{self._path.name}: {burst.num_rounds} readings of {name}, {burst.num_missed} missed,"
             f" {100 * burst.cpu_ratio:.1f} % of a CPU"
         )
 
 
-def _request(text: bytes) -> tuple[str, int, int]:
+def _parse_request(text: bytes) -> tuple[str, int, int]:
     try:
         document: Any = json.loads(text)
         name = document["source"]
@@ -222,7 +222,7 @@ def _request(text: bytes) -> tuple[str, int, int]:
     return name, times_ns[0], times_ns[1]
 
 
-def _account(burst: Burst, at_ns: int) -> list[Sample]:
+def _cost_samples(burst: Burst, at_ns: int) -> list[Sample]:
     return [
         Sample(at_ns, COST_NAME, burst.cpu_ratio),
         Sample(at_ns, MISSED_NAME, float(burst.num_missed)),

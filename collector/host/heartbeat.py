@@ -31,6 +31,8 @@ STARTING, TRAINING, SILENT = "starting", "training", "silent"
 STEP_NAME = "training-step"
 ALIVE_NAME = "training-is-alive"
 
+TEXTS = ("host", "address", "pod", "hardware", "state")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
@@ -194,9 +196,6 @@ def _samples(beat: Heartbeat) -> list[Sample]:
 
 def _processors() -> str:
     return f"{os.cpu_count()} x {os.uname().machine}"
-
-
-TEXTS = ("host", "address", "pod", "hardware", "state")
 
 
 def heartbeat_row(beat: Heartbeat) -> Row:

@@ -43,6 +43,20 @@ PATTERNS = (
 """Statistics of mlx5 and our names. Those of the same name are summed.
 Source: Linux, ``Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst``."""
 
+ROOT = Path("/sys/class/net")
+COUNTERS = {
+    "statistics/tx_bytes": "nic-sent-bytes",
+    "statistics/rx_bytes": "nic-received-bytes",
+    "statistics/rx_errors": "nic-receive-errors",
+    "statistics/tx_errors": "nic-transmit-errors",
+    "statistics/rx_dropped": "nic-dropped-packets",
+    "carrier_down_count": "nic-link-down-events",
+}
+"""Source: Linux, ``Documentation/ABI/testing/sysfs-class-net`` and ``-statistics``."""
+
+BYTES_PER_S_PER_MEGABIT = 125_000
+LOOPBACK_TYPE = 772
+
 
 def congestion_counters(statistics: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
     """Yield (our name, the driver's name, value) of pause frames, ECN marks and losses."""
@@ -59,7 +73,7 @@ def device_statistics(interface: str) -> dict[str, int]:
         return {}
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            return _ask(sock, name)
+            return _read_statistics(sock, name)
     except OSError:
         return {}
 
@@ -73,40 +87,24 @@ def parse_statistics(strings: bytes, values: bytes) -> dict[str, int]:
     return dict(zip(texts, numbers, strict=True))
 
 
-def _ask(sock: socket.socket, name: bytes) -> dict[str, int]:
-    info = _request(sock, name, struct.pack("=I", GET_DRIVER_INFO).ljust(DRIVER_INFO_BYTES, b"\0"))
+def _read_statistics(sock: socket.socket, name: bytes) -> dict[str, int]:
+    info = _ioctl(sock, name, struct.pack("=I", GET_DRIVER_INFO).ljust(DRIVER_INFO_BYTES, b"\0"))
     (num,) = struct.unpack_from("=I", info, NUM_STATISTICS_OFFSET)
     if not 0 < num <= MAX_STATISTICS:
         return {}
     head = struct.pack("=III", GET_STRINGS, STATISTICS_SET, num)
-    strings = _request(sock, name, head + bytes(num * STRING_BYTES))[len(head) :]
+    strings = _ioctl(sock, name, head + bytes(num * STRING_BYTES))[len(head) :]
     # A driver that gained statistics meanwhile writes more than `num`: leave space for them.
     head = struct.pack("=II", GET_STATISTICS, num)
-    values = _request(sock, name, head + bytes(2 * num * 8))[len(head) :]
+    values = _ioctl(sock, name, head + bytes(2 * num * 8))[len(head) :]
     return parse_statistics(strings, values[: num * 8])
 
 
-def _request(sock: socket.socket, name: bytes, data: bytes) -> bytes:
+def _ioctl(sock: socket.socket, name: bytes, data: bytes) -> bytes:
     buffer = ctypes.create_string_buffer(data, len(data))
     ifreq = struct.pack("16sP16x", name, ctypes.addressof(buffer))
     fcntl.ioctl(sock.fileno(), SIOCETHTOOL, ifreq)
     return buffer.raw
-
-
-ROOT = Path("/sys/class/net")
-
-COUNTERS = {
-    "statistics/tx_bytes": "nic-sent-bytes",
-    "statistics/rx_bytes": "nic-received-bytes",
-    "statistics/rx_errors": "nic-receive-errors",
-    "statistics/tx_errors": "nic-transmit-errors",
-    "statistics/rx_dropped": "nic-dropped-packets",
-    "carrier_down_count": "nic-link-down-events",
-}
-"""Source: Linux, ``Documentation/ABI/testing/sysfs-class-net`` and ``-statistics``."""
-
-BYTES_PER_S_PER_MEGABIT = 125_000
-LOOPBACK_TYPE = 772
 
 
 class NicSource:

@@ -20,6 +20,18 @@ PART_MARK = ":"
 
 MAX_FILE_BYTES = 4096
 
+MAX_PARTS = 4096
+"""Largest number of counters: 64 ports of 64 counters."""
+
+WRAP_BITS = 32
+MAX_WRAPPED_GROWTH = 1 << 28
+"""A counter that fell is assumed to have 32 bits and to have overflowed, if that means no more
+growth than this: more packets than a port of 400 Gb/s moves in a second."""
+
+MOST_BACK_RATIO = 0.5
+"""A counter that fell to more than this share of its value was not reset to zero. It stepped back,
+as sums over a driver's queues do, and its growth is unknown."""
+
 
 class Sample(NamedTuple):
     """One value that was read at one time."""
@@ -74,19 +86,6 @@ def read_number(path: Path) -> int | None:
         return None
     number = int(text)
     return number if -(1 << 63) <= number < (1 << 64) - 1 else None
-
-
-MAX_PARTS = 4096
-"""Largest number of counters: 64 ports of 64 counters."""
-
-WRAP_BITS = 32
-MAX_WRAPPED_GROWTH = 1 << 28
-"""A counter that fell is assumed to have 32 bits and to have overflowed, if that means no more
-growth than this: more packets than a port of 400 Gb/s moves in a second."""
-
-MOST_BACK_RATIO = 0.5
-"""A counter that fell to more than this share of its value was not reset to zero. It stepped back,
-as sums over a driver's queues do, and its growth is unknown."""
 
 
 @dataclass(slots=True)

@@ -44,6 +44,9 @@ ABSENT_ROUNDS = 60
 
 COST_NAME = "sampler-cpu-ns"
 
+NO_RUN = ""
+"""Run of the samples of a host: all runs on the host use them (`read.samples.read_samples`)."""
+
 
 @dataclass(slots=True)
 class SourceStats:
@@ -113,25 +116,25 @@ class Sampler:
         """Read each source once, and pass the samples on. Never raises."""
         at_ns = self._unix_ns()
         deadline_s = time.monotonic() + self._timeout_s
-        asked = [worker for worker in self._workers if worker.ask(at_ns)]
+        started = [worker for worker in self._workers if worker.start(at_ns)]
         found: list[Sample] = []
         for worker in self._workers:
             stats = worker.stats
-            if worker in asked:
+            if worker in started:
                 worker.wait(deadline_s - time.monotonic())
             elif stats.is_absent:
                 continue
             found += worker.take()
             self._report(worker.source.name, worker.problem)
         found.append(Sample(at_ns, COST_NAME, float(self.cpu_ns)))
-        self._hand_on(found)
+        self._send(found)
 
     def close(self) -> None:
         """End the threads of idle sources. Threads in a reading end with the process."""
         for worker in self._workers:
             worker.close()
 
-    def _hand_on(self, found: Sequence[Sample]) -> None:
+    def _send(self, found: Sequence[Sample]) -> None:
         try:
             self._sink(found)
         except Exception as error:  # noqa: BLE001  # the next round may succeed
@@ -156,7 +159,7 @@ class _Worker:
         """Reason why the last reading returned no samples; None if it did."""
 
         self._changed = threading.Condition()
-        self._asked_ns: int | None = None
+        self._requested_ns: int | None = None
         self._is_busy = False
         self._is_closing = False
         self._outcome: list[Sample] | Exception | None = None
@@ -164,7 +167,7 @@ class _Worker:
         self._rounds_to_skip = 0
         self._thread: threading.Thread | None = None
 
-    def ask(self, at_ns: int) -> bool:
+    def start(self, at_ns: int) -> bool:
         """Start a reading; return whether one was started."""
         if self._rounds_to_skip:
             self._rounds_to_skip -= 1
@@ -174,7 +177,7 @@ class _Worker:
                 return False
             self._outcome = None  # a late one
             self._is_busy = True
-            self._asked_ns = at_ns
+            self._requested_ns = at_ns
             self._changed.notify_all()
         if self._thread is None:
             name = f"sample-{self.source.name}"
@@ -220,8 +223,8 @@ class _Worker:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked_ns is not None or self._is_closing)
-                at_ns, self._asked_ns = self._asked_ns, None
+                self._changed.wait_for(lambda: self._requested_ns is not None or self._is_closing)
+                at_ns, self._requested_ns = self._requested_ns, None
             if at_ns is None:
                 return
             outcome: list[Sample] | Exception
@@ -234,10 +237,6 @@ class _Worker:
                 self._is_busy = False
                 self._cpu_ns = time.thread_time_ns()
                 self._changed.notify_all()
-
-
-NO_RUN = ""
-"""Run of the samples of a host: all runs on the host use them (`read.samples.read_samples`)."""
 
 
 def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]:

@@ -16,6 +16,19 @@ from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+PROC = Path("/proc")
+NUM_PROCESSES = 10
+HZ_PER_MHZ = 1e6
+STAT_BYTES = 1024
+USER_TICKS, SYSTEM_TICKS, START_TICKS = 11, 12, 19
+"""Fields of ``/proc/PID/stat`` after the command. Source: proc_pid_stat(5)."""
+
+PROCESS_NAME = "process-cpu-cores"
+KERNEL_WORKER = re.compile(r"^(k\w+|irq|migration|ksoftirqd)/.*")
+BLOCK_ROOT = Path("/sys/block")
+NOT_DISKS = ("loop", "ram", "zram")
+NS_PER_MS = 1_000_000
+
 
 class MemorySource:
     """Memory and swap of the host."""
@@ -35,18 +48,6 @@ class MemorySource:
             "swap-out-bytes": swap.sout,
         }
         return [Sample(at_ns, name, float(value)) for name, value in values.items()]
-
-
-PROC = Path("/proc")
-NUM_PROCESSES = 10
-HZ_PER_MHZ = 1e6
-
-STAT_BYTES = 1024
-USER_TICKS, SYSTEM_TICKS, START_TICKS = 11, 12, 19
-"""Fields of ``/proc/PID/stat`` after the command. Source: proc_pid_stat(5)."""
-
-PROCESS_NAME = "process-cpu-cores"
-KERNEL_WORKER = re.compile(r"^(k\w+|irq|migration|ksoftirqd)/.*")
 
 
 class CpuSource:
@@ -201,11 +202,6 @@ def _used_ticks(
     return used
 
 
-BLOCK_ROOT = Path("/sys/block")
-NOT_DISKS = ("loop", "ram", "zram")
-NS_PER_MS = 1_000_000
-
-
 class DiskCounts(NamedTuple):
     """The kernel's counters of a disk; times in ms."""
 
@@ -254,7 +250,7 @@ class DiskSource:
         Raises:
             SourceAbsentError: No folder and no disk can be read.
         """
-        found = [sample for folder in self._folders for sample in _room(folder, at_ns)]
+        found = [sample for folder in self._folders for sample in _free_space(folder, at_ns)]
         for disk, counts in self._counts().items():
             if (self._block_root / disk).exists() and not disk.startswith(NOT_DISKS):
                 found += self._disk(disk, counts, at_ns)
@@ -278,7 +274,7 @@ class DiskSource:
         return [Sample(at_ns, f"{name}{PART_MARK}{disk}", value) for name, value in values.items()]
 
 
-def _room(folder: Path, at_ns: int) -> list[Sample]:
+def _free_space(folder: Path, at_ns: int) -> list[Sample]:
     try:
         usage = psutil.disk_usage(str(folder))
     except OSError:

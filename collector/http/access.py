@@ -23,6 +23,19 @@ SESSION_BYTES = 32
 SESSION_NS = 7 * 86_400 * 10**9
 """Limits the use of a stolen cookie to a week."""
 
+NS_PER_S = 1_000_000_000
+WINDOW_S = 60
+TRIES = 10
+"""Failures of one client in a window."""
+
+TRIES_OF_UNKNOWN = 100
+"""Failures of all clients that never succeeded. Bounds an attacker with many addresses."""
+
+MAX_VISITORS = 4096
+TOKEN_BYTES = 32
+BEARER_TRIES = 100
+"""Failures of one client a minute: agents behind one address may share it."""
+
 
 class Sessions:
     """Open sessions of browsers. Their names are random and given out by the server alone.
@@ -52,17 +65,6 @@ class Sessions:
     def end(self, session: str) -> None:
         """End a session. Does nothing if it is not open."""
         self._opened_ns.pop(session, None)
-
-
-NS_PER_S = 1_000_000_000
-WINDOW_S = 60
-TRIES = 10
-"""Failures of one client in a window."""
-
-TRIES_OF_UNKNOWN = 100
-"""Failures of all clients that never succeeded. Bounds an attacker with many addresses."""
-
-MAX_VISITORS = 4096
 
 
 class Throttle:
@@ -200,10 +202,3 @@ class Access:
     def session_in(self, headers: Mapping[str, str]) -> str:
         """Return the session named in a request's cookie; "" if there is none."""
         return cookie_in(headers, self.cookie_name)
-
-
-TOKEN_BYTES = 32
-
-
-BEARER_TRIES = 100
-"""Failures of one client a minute: agents behind one address may share it."""

@@ -26,7 +26,7 @@ from .gate import (
 )
 from .metrics import MeasuredApp, metrics_router
 from .refusals import Refusal, Refusals
-from .requests import headers_of, is_secure, request_client
+from .requests import is_secure, read_headers, request_client
 from .static_files import StaticFiles
 from .tokens import Role
 
@@ -73,8 +73,24 @@ LEAVE = '<form method="post" action="/logout"><button>Sign out</button></form>\n
 WAIT = "Too many invalid tokens from your address. Wait {wait_s} s, then try again."
 WRONG = "Invalid token. The token changes at each start: copy it from the server's terminal."
 
+SHARED_PATH = "/"
+"""Path of both the first page and the gateway's statements (POST)."""
 
-def create_server(  # noqa: PLR0913  # all that is wired together here
+MIB = 2**20
+DEFAULT_MAX_BYTES = MIB
+"""Limit for bodies of pages, statements and commands."""
+
+MAX_BYTES = {"/v1/spans": 64 * MIB, "/v1/rows/": 16 * MIB}
+"""Limits by prefix of the path. The routes have lower limits with more exact messages."""
+
+TOO_LARGE = b"413: the body is too long\n"
+BAD_LENGTH = b"400: Content-Length is not a number\n"
+
+DELETION_SCHEMA = 1
+"""Version of the answer of ``DELETE /v1/runs``."""
+
+
+def create_server(  # noqa: PLR0913  # one parameter per part
     access: Access,
     *,
     pages: Callable[..., Iterable[bytes]],
@@ -165,9 +181,9 @@ def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
             )
             return answer
         if not wait_s:
-            refusals.note(Refusal.WRONG_LOGIN, client=client, status=401)
+            refusals.record(Refusal.WRONG_LOGIN, client=client, status=401)
             return _login_page(WRONG, following, status=401)
-        refusals.note(Refusal.THROTTLED, client=client, path="/login", status=429)
+        refusals.record(Refusal.THROTTLED, client=client, path="/login", status=429)
         page = _login_page(WAIT.format(wait_s=wait_s), following, status=429)
         page.headers["retry-after"] = str(wait_s)
         return page
@@ -219,10 +235,6 @@ async def _read_form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
-SHARED_PATH = "/"
-"""Path of both the first page and the gateway's statements (POST)."""
-
-
 class AllowedMethods:
     """Mounted pages that answer 405 for a route's path with a wrong method.
 
@@ -260,17 +272,6 @@ class AllowedMethods:
         }
 
 
-MIB = 2**20
-DEFAULT_MAX_BYTES = MIB
-"""Limit for bodies of pages, statements and commands."""
-
-MAX_BYTES = {"/v1/spans": 64 * MIB, "/v1/rows/": 16 * MIB}
-"""Limits by prefix of the path. The routes have lower limits with more exact messages."""
-
-TOO_LARGE = b"413: the body is too long\n"
-BAD_LENGTH = b"400: Content-Length is not a number\n"
-
-
 class BodyLimit:
     """ASGI middleware that answers 413 to bodies that are too long.
 
@@ -294,12 +295,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = headers_of(scope).get("content-length", "0")
+        declared = read_headers(scope).get("content-length", "0")
         body = _Body(receive, send, max_bytes=self._cap(scope["path"]))
         if not (declared.isascii() and declared.isdigit()):
             await _answer(send, 400, BAD_LENGTH)
         elif int(declared[:20]) > body.max_bytes:
-            self._note(scope)
+            self._record_refusal(scope)
             await _answer(send, 413, TOO_LARGE)
         else:
             await self._pass_on(scope, body)
@@ -314,14 +315,14 @@ class BodyLimit:
             if not body.is_too_long:
                 raise
         if body.is_too_long:
-            self._note(scope)
+            self._record_refusal(scope)
 
     def _cap(self, path: str) -> int:
         found = (cap for begin, cap in self._max_bytes.items() if path.startswith(begin))
         return next(found, DEFAULT_MAX_BYTES)
 
-    def _note(self, scope: Scope) -> None:
-        self._refusals.note(
+    def _record_refusal(self, scope: Scope) -> None:
+        self._refusals.record(
             Refusal.BODY_TOO_LARGE,
             client=request_client(scope),
             method=scope["method"],
@@ -378,9 +379,6 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-SCHEMA = 1
-
-
 def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
     """Return the route ``DELETE /v1/runs?run_id=``, which deletes a run of this server's store.
 
@@ -403,7 +401,7 @@ def deletion_router(store: Store, deletions: Deletions) -> APIRouter:
             raise HTTPException(404, f"no run {run_id!r} in this store")
         deletion = deletions.delete(run_id)
         return {
-            "schema": SCHEMA,
+            "schema": DELETION_SCHEMA,
             "run": deletion.run_id,
             "at_ns": deletion.at_ns,
             "num_rows": deletion.num_rows,

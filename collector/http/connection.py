@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 
+RESET = struct.pack("ii", 1, 0)
+"""``SO_LINGER`` on with a timeout of 0: closing sends a reset."""
+
 
 class StrictConnection(h11.Connection):
     """Server side of an h11 connection that refuses ambiguous requests and long headers.
@@ -99,10 +102,6 @@ class Window:
         return total - before < least_per_s * self._length_s
 
 
-RESET = struct.pack("ii", 1, 0)
-"""``SO_LINGER`` on with a timeout of 0: closing sends a reset."""
-
-
 class LimitedConnection(H11Protocol):
     """uvicorn's HTTP/1.1 connection with deadlines, which `sweep` checks.
 
@@ -170,7 +169,7 @@ class LimitedConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not valid HTTP."""
-        self._refusals.note(Refusal.BAD_HTTP, client=self._visitor, status=400)
+        self._refusals.record(Refusal.BAD_HTTP, client=self._visitor, status=400)
         super().send_400_response(msg)
 
     def shutdown(self) -> None:
@@ -196,7 +195,7 @@ class LimitedConnection(H11Protocol):
             or self._slow_body(now_s)
         )
         if slow is not None:
-            self._refusals.note(slow, client=self._visitor)
+            self._refusals.record(slow, client=self._visitor)
             self._cut_off()
 
     def _cut_off(self) -> None:

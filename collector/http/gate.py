@@ -13,12 +13,12 @@ from urllib.parse import urlencode, urlsplit
 from .refusals import Refusal, Refusals
 from .requests import (
     clean_url,
-    headers_of,
     host_name,
     is_foreign,
     is_navigation,
     is_secure,
     query_tokens,
+    read_headers,
     request_client,
     request_token,
 )
@@ -33,6 +33,46 @@ if TYPE_CHECKING:
 
 
 API_PREFIX = "/v1/"
+
+LOGIN_PATH = "/login"
+OPEN_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, "/_favicon.ico"})
+"""Paths that need no token, besides `OPEN_PREFIXES`."""
+
+OPEN_PREFIXES = ("/assets/", "/_dash-component-suites/")
+"""Static files: our own assets and the bundles of Dash. They contain no data of runs."""
+
+STRICT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
+"""``Content-Security-Policy`` of a page without scripts."""
+
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    # "no-referrer" would make browsers send "Origin: null" with the login form.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+GRANT_KEY = "rankscope.grant"
+"""Key of the request's `Grant` in the ASGI scope."""
+
+UNAUTHORIZED = b"401: no valid token. Open the URL that `rankscope serve` printed\n"
+WRONG_ROLE = b"403: this token does not allow this request\n"
+FOREIGN_ORIGIN = b"403: this request came from a page of another site\n"
+FOREIGN_HOST = b"400: unknown host name. Allow it with --server-name when the server starts\n"
+THROTTLED = b"429: too many invalid tokens. Wait, then fix the token.\n"
+ANSWERS = {
+    Refusal.FOREIGN_HOST: (400, FOREIGN_HOST),
+    Refusal.NO_TOKEN: (401, UNAUTHORIZED),
+    Refusal.WRONG_ROLE: (403, WRONG_ROLE),
+    Refusal.FOREIGN_ORIGIN: (403, FOREIGN_ORIGIN),
+    Refusal.THROTTLED: (429, THROTTLED),
+}
+"""Status and body by reason. They are constant: a refusal reveals nothing about the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,51 +129,7 @@ def is_allowed(grant: Grant, method: str, path: str) -> bool:
     return grant.allows(rule.role) and (rule.any_scope or not grant.run_prefix)
 
 
-LOGIN_PATH = "/login"
-OPEN_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, "/_favicon.ico"})
-"""Paths that need no token, besides `OPEN_PREFIXES`."""
-
-OPEN_PREFIXES = ("/assets/", "/_dash-component-suites/")
-"""Static files: our own assets and the bundles of Dash. They contain no data of runs."""
-
-STRICT_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none';"
-    " frame-ancestors 'none'"
-)
-"""``Content-Security-Policy`` of a page without scripts."""
-
-SECURITY_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    # "no-referrer" would make browsers send "Origin: null" with the login form.
-    (b"referrer-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
-
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-SAFE_METHODS = frozenset({"GET", "HEAD"})
-
-GRANT_KEY = "rankscope.grant"
-"""Key of the request's `Grant` in the ASGI scope."""
-
-UNAUTHORIZED = b"401: no valid token. Open the URL that `rankscope serve` printed\n"
-WRONG_ROLE = b"403: this token does not allow this request\n"
-FOREIGN_ORIGIN = b"403: this request came from a page of another site\n"
-FOREIGN_HOST = b"400: unknown host name. Allow it with --server-name when the server starts\n"
-THROTTLED = b"429: too many invalid tokens. Wait, then fix the token.\n"
-
-ANSWERS = {
-    Refusal.FOREIGN_HOST: (400, FOREIGN_HOST),
-    Refusal.NO_TOKEN: (401, UNAUTHORIZED),
-    Refusal.WRONG_ROLE: (403, WRONG_ROLE),
-    Refusal.FOREIGN_ORIGIN: (403, FOREIGN_ORIGIN),
-    Refusal.THROTTLED: (429, THROTTLED),
-}
-"""Status and body by reason. They are constant: a refusal reveals nothing about the request."""
-
-
-class Proof(Enum):
+class Credential(Enum):
     """Kind of credential of a request."""
 
     NONE = "none"
@@ -181,48 +177,50 @@ class AccessGate:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope)
+        headers = read_headers(scope)
         readable = scope["method"] in SAFE_METHODS
-        proof = self._proof(scope, headers)
+        credential = self._authenticate(scope, headers)
         if host_name(headers.get("host", "")) not in self._names:
-            await self._turn_away(scope, send, Refusal.FOREIGN_HOST)
-        elif readable and proof is not Proof.OPEN and query_tokens(scope):
-            await self._trade_token(scope, send, proof)
-        elif proof is Proof.NONE:
+            await self._send_refusal(scope, send, Refusal.FOREIGN_HOST)
+        elif readable and credential is not Credential.OPEN and query_tokens(scope):
+            await self._exchange_token(scope, send, credential)
+        elif credential is Credential.NONE:
             await self._refuse(scope, send, headers)
-        elif proof is not Proof.OPEN and not is_allowed(
+        elif credential is not Credential.OPEN and not is_allowed(
             scope[GRANT_KEY], scope["method"], scope["path"]
         ):
-            await self._turn_away(scope, send, Refusal.WRONG_ROLE)
-        elif not readable and is_foreign(scope, headers, requires_origin=proof is Proof.SESSION):
-            await self._turn_away(scope, send, Refusal.FOREIGN_ORIGIN)
+            await self._send_refusal(scope, send, Refusal.WRONG_ROLE)
+        elif not readable and is_foreign(
+            scope, headers, requires_origin=credential is Credential.SESSION
+        ):
+            await self._send_refusal(scope, send, Refusal.FOREIGN_ORIGIN)
         else:
             await self._app(scope, receive, send)
 
-    def _proof(self, scope: Scope, headers: dict[str, str]) -> Proof:
+    def _authenticate(self, scope: Scope, headers: dict[str, str]) -> Credential:
         """Return the kind of credential, and store the grant in the scope."""
         token = request_token(headers)
         grant = self._access.grant(token) if token else None
-        proof = Proof.BEARER if grant is not None else Proof.NONE
+        credential = Credential.BEARER if grant is not None else Credential.NONE
         if grant is None and self._access.sessions.is_open(self._access.session_in(headers)):
-            grant, proof = FULL_GRANT, Proof.SESSION
+            grant, credential = FULL_GRANT, Credential.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant
-        return Proof.OPEN if _is_open(scope) else proof
+        return Credential.OPEN if _is_open(scope) else credential
 
-    async def _trade_token(self, scope: Scope, send: Send, proof: Proof) -> None:
+    async def _exchange_token(self, scope: Scope, send: Send, credential: Credential) -> None:
         """Exchange ``?token=`` for a session, and redirect to a URL that is safe in histories."""
-        headers = headers_of(scope)
+        headers = read_headers(scope)
         wait_s = self._access.log_in(query_tokens(scope)[-1], client=request_client(scope))
         if wait_s is None:
             cookie = self._access.set_cookie_header(
                 is_secure=is_secure(scope), instead_of=self._access.session_in(headers)
             )
             await _redirect(send, clean_url(scope), cookie)
-        elif proof is not Proof.NONE:
+        elif credential is not Credential.NONE:
             await _redirect(send, clean_url(scope))
         elif wait_s:
-            await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
+            await self._send_refusal(scope, send, Refusal.THROTTLED, wait_s=wait_s)
         else:
             await self._refuse(scope, send, headers)
 
@@ -234,18 +232,18 @@ class AccessGate:
         client = request_client(scope)
         wait_s = self._access.bearers.wait_s(client) if request_token(headers) else 0
         if wait_s:
-            await self._turn_away(scope, send, Refusal.THROTTLED, wait_s=wait_s)
+            await self._send_refusal(scope, send, Refusal.THROTTLED, wait_s=wait_s)
             return
         if request_token(headers):
             self._access.bearers.failed(client)
-        await self._turn_away(scope, send, Refusal.NO_TOKEN)
+        await self._send_refusal(scope, send, Refusal.NO_TOKEN)
 
-    async def _turn_away(
+    async def _send_refusal(
         self, scope: Scope, send: Send, refusal: Refusal, *, wait_s: int = 0
     ) -> None:
         status, body = ANSWERS[refusal]
         grant = scope.get(GRANT_KEY)
-        self._refusals.note(
+        self._refusals.record(
             refusal,
             client=request_client(scope),
             method=scope["method"],

@@ -5,18 +5,18 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass, fields
 
-MOST_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096
 """Connections of all clients. A job of 12,288 ranks has 1,536 hosts, with one agent each."""
 
-MOST_FROM_ONE_ADDRESS = 512
+MAX_CONNECTIONS_PER_ADDRESS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """Deadlines and limits of connections. All are above 0."""
 
-    max_connections: int = MOST_CONNECTIONS
-    max_connections_per_address: int = MOST_FROM_ONE_ADDRESS
+    max_connections: int = MAX_CONNECTIONS
+    max_connections_per_address: int = MAX_CONNECTIONS_PER_ADDRESS
     handshake_s: float = 10.0
     """Timeout of the TLS handshake."""
 
@@ -50,7 +50,7 @@ class ConnectionLimits:
                 raise ValueError(f"ConnectionLimits.{field.name} must be above 0, not {value}")
 
 
-def fit_connections(wanted: int = MOST_CONNECTIONS) -> int:
+def fit_connections(wanted: int = MAX_CONNECTIONS) -> int:
     """Raise the limit of open files towards its hard limit; return how many connections fit.
 
     Half of the files are for connections: the store and the spool need the others.

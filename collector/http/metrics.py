@@ -149,7 +149,7 @@ class MeasuredApp:
                 status = str(message["status"])
             await send(message)
 
-        route = route_of(scope["path"])
+        route = route_label(scope["path"])
         try:
             await self._app(scope, receive, counted)
         finally:
@@ -169,7 +169,7 @@ def metrics_router(metrics: Metrics) -> APIRouter:
     return router
 
 
-def route_of(path: str) -> str:
+def route_label(path: str) -> str:
     """Return the label of a path: one of a small fixed set."""
     if path in NAMED_PATHS:
         return path

@@ -62,7 +62,7 @@ class Refusals:
         self.counts: Counter[Refusal] = Counter()
         """Refusals by reason, since the start."""
 
-    def note(self, reason: Refusal, *, client: str, **fields: object) -> None:
+    def record(self, reason: Refusal, *, client: str, **fields: object) -> None:
         """Count one refusal, and log it unless it was logged within the last minute.
 
         Args:

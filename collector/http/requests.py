@@ -24,6 +24,9 @@ HOST_FORM = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?"
 )
 
+NETWORK_BITS = 64
+"""Length of an IPv6 network. A host usually owns all addresses of its /64."""
+
 
 def request_client(scope: Scope) -> str:
     """Return the key of a request's client; "" if unknown."""
@@ -36,7 +39,7 @@ def is_secure(scope: Scope) -> bool:
     return str(scope.get("scheme", "http")) == "https"
 
 
-def headers_of(scope: Scope) -> dict[str, str]:
+def read_headers(scope: Scope) -> dict[str, str]:
     """Return the headers by lower-case name."""
     return {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
@@ -123,10 +126,6 @@ def clean_url(scope: Scope) -> str:
     path = "/" + quote(scope["path"].lstrip("/\\"))
     query = urlencode([(key, value) for key, value in _query(scope) if key != "token"])
     return f"{path}?{query}" if query else path
-
-
-NETWORK_BITS = 64
-"""Length of an IPv6 network. A host usually owns all addresses of its /64."""
 
 
 def client_key(address: str) -> str:

@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     """Takes the client's key and a function to call when the connection has ended."""
 
 
-NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-NONE_LEFT_PAUSE_S = 0.2
+OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+OUT_OF_FILES_PAUSE_S = 0.2
 """Pause if no file descriptor is left. The connection stays in the kernel's queue, so retrying
 without a pause would spin."""
 
-HERE = "this-server"
+THIS_SERVER = "this-server"
+
+SHUTDOWN_S = 2
+DEFAULT_LIMITS = ConnectionLimits()
 
 
 class Acceptor:
@@ -61,13 +64,13 @@ class Acceptor:
         self._tls = tls
         self._limits = limits
         self._refusals = refusals
-        self._seats: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._handshakes: set[asyncio.Task[None]] = set()
 
     @property
     def num_connections(self) -> int:
         """Number of open connections, including those in a TLS handshake."""
-        return self._seats.total()
+        return self._counts.total()
 
     def renew(self, tls: ssl.SSLContext) -> None:
         """Use another certificate for new connections."""
@@ -82,38 +85,38 @@ class Acceptor:
                 try:
                     connection, address = await loop.sock_accept(self._bound)
                 except OSError as error:
-                    await self._wait_out(error)
+                    await self._handle_accept_error(error)
                 else:
-                    self._take(connection, client_key(str(address[0])))
+                    self._accept(connection, client_key(str(address[0])))
         finally:
             for handshake in self._handshakes:
                 handshake.cancel()
 
-    async def _wait_out(self, error: OSError) -> None:
+    async def _handle_accept_error(self, error: OSError) -> None:
         """Pause if no file descriptor is left. A connection that broke is not an error.
 
         Raises:
             OSError: The listening socket is broken.
         """
-        if error.errno in NONE_LEFT:
-            self._refusals.note(Refusal.NO_FILES_LEFT, client=HERE)
-            await asyncio.sleep(NONE_LEFT_PAUSE_S)
+        if error.errno in OUT_OF_FILES:
+            self._refusals.record(Refusal.NO_FILES_LEFT, client=THIS_SERVER)
+            await asyncio.sleep(OUT_OF_FILES_PAUSE_S)
         elif error.errno in {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}:
             raise error
 
-    def _take(self, connection: socket.socket, client: str) -> None:
-        refusal = self._full(client)
+    def _accept(self, connection: socket.socket, client: str) -> None:
+        refusal = self._reached_limit(client)
         if refusal is not None:
-            self._refusals.note(refusal, client=client)
+            self._refusals.record(refusal, client=client)
             connection.close()
             return
-        self._seats[client] += 1
+        self._counts[client] += 1
         task = asyncio.get_running_loop().create_task(self._connect(connection, client))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    def _full(self, client: str) -> Refusal | None:
-        if self._seats[client] >= self._limits.max_connections_per_address:
+    def _reached_limit(self, client: str) -> Refusal | None:
+        if self._counts[client] >= self._limits.max_connections_per_address:
             return Refusal.TOO_MANY_FROM_ADDRESS
         # Reading a missing key of a Counter adds none, so the number of keys stays bounded.
         if self.num_connections >= self._limits.max_connections:
@@ -121,7 +124,7 @@ class Acceptor:
         return None
 
     async def _connect(self, connection: socket.socket, client: str) -> None:
-        seat = _Seat(self._seats, client)
+        slot = _Slot(self._counts, client)
         handshake_s = None if self._tls is None else self._limits.handshake_s
         shutdown_s = None if self._tls is None else self._limits.linger_s
         try:
@@ -129,45 +132,41 @@ class Acceptor:
             # without it the second would wait 40 ms for the delayed ACK of the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make_protocol(client, seat.leave),
+                lambda: self._make_protocol(client, slot.release),
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=handshake_s,
                 ssl_shutdown_timeout=shutdown_s,
             )
         except OSError as error:
-            seat.leave()
+            slot.release()
             if self._tls is not None:
                 reason = getattr(error, "reason", None) or type(error).__name__
-                self._refusals.note(Refusal.TLS_HANDSHAKE, client=client, why=str(reason))
+                self._refusals.record(Refusal.TLS_HANDSHAKE, client=client, why=str(reason))
         except asyncio.CancelledError:
-            seat.leave()
+            slot.release()
             raise
         finally:
-            if seat.is_left:
+            if slot.is_released:
                 with contextlib.suppress(OSError):
                     connection.close()
 
 
-class _Seat:
-    """One counted connection. It is subtracted once, even if `leave` is called again."""
+class _Slot:
+    """One counted connection. It is subtracted once, even if `release` is called again."""
 
-    def __init__(self, seats: Counter[str], client: str) -> None:
-        self._seats = seats
+    def __init__(self, counts: Counter[str], client: str) -> None:
+        self._counts = counts
         self._client = client
-        self.is_left = False
+        self.is_released = False
 
-    def leave(self) -> None:
-        if self.is_left:
+    def release(self) -> None:
+        if self.is_released:
             return
-        self.is_left = True
-        self._seats[self._client] -= 1
-        if not self._seats[self._client]:
-            del self._seats[self._client]
-
-
-SHUTDOWN_S = 2
-DEFAULT_LIMITS = ConnectionLimits()
+        self.is_released = True
+        self._counts[self._client] -= 1
+        if not self._counts[self._client]:
+            del self._counts[self._client]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +296,7 @@ class HttpServer(uvicorn.Server):
         while True:
             await asyncio.sleep(self._limits.sweep_s)
             for renewal, acceptor in self._renewals:
-                if renewal.take():
+                if renewal.reload():
                     acceptor.renew(renewal.served.context)
             now_s = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):

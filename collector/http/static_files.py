@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .requests import headers_of
+from .requests import read_headers
 
 if TYPE_CHECKING:
     from .requests import AsgiApp, Message, Receive, Scope, Send
@@ -20,10 +20,10 @@ NOT_MODIFIED = 304
 PIECE_BYTES = 2**16
 """Size of a transport's write buffer. Larger pieces would be in memory twice."""
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Largest size of the cache: three times the files of Dash, its components and plotly."""
 
-MOST_PATHS = 1024
+MAX_PATHS = 1024
 """Largest number of cached paths. Dash accepts any version in a file's name, so the number of
 valid paths is unbounded."""
 
@@ -58,8 +58,8 @@ class StaticFiles:
         app: AsgiApp,
         *,
         prefixes: tuple[str, ...],
-        max_bytes: int = MOST_BYTES,
-        max_paths: int = MOST_PATHS,
+        max_bytes: int = MAX_BYTES,
+        max_paths: int = MAX_PATHS,
     ) -> None:
         self._app = app
         self._prefixes = prefixes
@@ -68,7 +68,7 @@ class StaticFiles:
         self._files: dict[str, _File] = {}
         self._bodies: dict[bytes, bytes] = {}
         self._num_bytes = 0
-        self._asking = asyncio.Lock()
+        self._fetching = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one request."""
@@ -81,18 +81,18 @@ class StaticFiles:
             return
         file = self._files.get(scope["path"])
         if file is None:
-            file = await self._ask(scope)
-        if file.status == OK and _is_held(scope, file):
+            file = await self._fetch_file(scope)
+        if file.status == OK and _has_current_copy(scope, file):
             file = _File(status=NOT_MODIFIED, headers=file.headers, body=b"")
         await _answer(file, send, with_body=scope["method"] == "GET")
 
-    async def _ask(self, scope: Scope) -> _File:
+    async def _fetch_file(self, scope: Scope) -> _File:
         """Return a file of the application, and cache it if it fits. One request at a time."""
         path = scope["path"]
-        async with self._asking:
+        async with self._fetching:
             if path in self._files:  # another request cached it meanwhile
                 return self._files[path]
-            file = await _asked(self._app, scope)
+            file = await _fetch(self._app, scope)
             if file.status != OK:
                 return file
             digest = hashlib.sha256(file.body).digest()
@@ -107,7 +107,7 @@ class StaticFiles:
             return file
 
 
-async def _asked(app: AsgiApp, scope: Scope) -> _File:
+async def _fetch(app: AsgiApp, scope: Scope) -> _File:
     """Return the application's complete answer to a plain GET."""
     status, headers, pieces = OK, [], []
 
@@ -128,10 +128,10 @@ async def _asked(app: AsgiApp, scope: Scope) -> _File:
     return _File(status=status, headers=headers, body=b"".join(pieces))
 
 
-def _is_held(scope: Scope, file: _File) -> bool:
+def _has_current_copy(scope: Scope, file: _File) -> bool:
     """Return whether the client has the file already, compared by ``ETag``."""
     etag = dict(file.headers).get(b"etag", b"").decode("latin-1")
-    held = headers_of(scope).get("if-none-match", "")
+    held = read_headers(scope).get("if-none-match", "")
     return bool(etag) and etag in [one.strip().removeprefix("W/") for one in held.split(",")]
 
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ..file_change import FileStamps
 
 
-MAX_FLIGHTS = 8
+MAX_ROUNDS = 8
 """Rounds of a handshake in memory. TLS 1.3 takes three, TLS 1.2 four."""
 
-WORDS = {
+MESSAGES = {
     "KEY_VALUES_MISMATCH": "the key does not match the certificate",
     "NO_START_LINE": "it is not a PEM file",
 }
@@ -145,7 +145,7 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     near = client.wrap_bio(to_client, to_server)
     far = server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(MAX_FLIGHTS):
+    for _ in range(MAX_ROUNDS):
         for side in (near, far):
             try:
                 side.do_handshake()
@@ -160,7 +160,7 @@ def _reason(error: OSError) -> str:
         reason: str | None = getattr(error, "reason", None)
         if reason is None:
             return "it is not a PEM file with a certificate and its key"
-        return WORDS.get(reason, reason.lower().replace("_", " "))
+        return MESSAGES.get(reason, reason.lower().replace("_", " "))
     return str(error.strerror).lower()
 
 
@@ -180,15 +180,15 @@ class CertificateRenewal:
     def __init__(self, files: TlsFiles, served: ServerTls, *, log: Callable[[str], None]) -> None:
         self._files = files
         self._log = log
-        self._marks = self._look()
+        self._stamps = self._read_stamps()
         self.served = served
 
-    def take(self) -> bool:
+    def reload(self) -> bool:
         """Load the files if they have changed; return whether a new certificate is in use."""
-        marks = self._look()
-        if marks == self._marks:
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
             return False
-        self._marks = marks
+        self._stamps = stamps
         try:
             fresh = load_tls(self._files)
         except TlsError as error:
@@ -199,7 +199,7 @@ class CertificateRenewal:
         self._log(f"the renewed certificate is in use; it expires {ends:%Y-%m-%d %H:%M} UTC")
         return True
 
-    def _look(self) -> FileStamps:
+    def _read_stamps(self) -> FileStamps:
         client_ca = self._files.client_ca
         named = [self._files.cert, self._files.key, *([] if client_ca is None else [client_ca])]
         return read_file_stamps(*named)

@@ -40,6 +40,9 @@ SUCCESS = range(200, 300)
 REFUSED = 403
 """Status returned instead of an answer if the host resolves to a refused address."""
 
+ALERTS_PATH = "/api/v2/alerts"
+"""End of the URL of an Alertmanager. Source: Alertmanager's API, version 2."""
+
 
 class WebhookUrlError(CollectorError):
     """The URL of the webhook is invalid or not allowed."""
@@ -194,10 +197,6 @@ class Webhook:
 
 def _is_passing(status: int) -> bool:
     return status == TOO_MANY_REQUESTS or status >= RETRIED_FROM
-
-
-ALERTS_PATH = "/api/v2/alerts"
-"""End of the URL of an Alertmanager. Source: Alertmanager's API, version 2."""
 
 
 def is_alertmanager(url: str) -> bool:

@@ -189,7 +189,7 @@ def _sample_loops(
     buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
     sink = buffer_sink(buffer.add, host=host)
     request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
-    desk = BurstRequests(request, buffer_sink(burst_buffer.add, host=host), say=say)
+    bursts = BurstRequests(request, buffer_sink(burst_buffer.add, host=host), say=say)
     sources = host_sources(
         options.spool, dcgm_url=options.dcgm_url, on_heartbeats=heartbeat_sink(beats.add)
     )
@@ -198,7 +198,7 @@ def _sample_loops(
     agent.send_rows("samples", buffer)
     agent.send_rows("samples", burst_buffer)
     agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
-    return [sampler_loop(sampler), Loop("bursts", desk.poll, pause_s=BURST_PAUSE_S)]
+    return [sampler_loop(sampler), Loop("bursts", bursts.poll, pause_s=BURST_PAUSE_S)]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:

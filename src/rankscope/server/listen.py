@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from rankscope.collector.http.gate import LOOPBACK_NAMES
-from rankscope.collector.http.limits import MOST_FROM_ONE_ADDRESS
+from rankscope.collector.http.limits import MAX_CONNECTIONS_PER_ADDRESS
 from rankscope.collector.http.server import Listener
 from rankscope.collector.http.tls import CertificateRenewal, TlsFiles, load_tls
 from rankscope.collector.http.token_file import default_tokens_path, read_tokens
@@ -45,7 +45,7 @@ class ListenOptions:
     server_names: tuple[str, ...] = ()
     """Host names of this server besides those of its certificate."""
 
-    connections_per_address: int = MOST_FROM_ONE_ADDRESS
+    connections_per_address: int = MAX_CONNECTIONS_PER_ADDRESS
     """Largest number at one time. Behind a load balancer, all clients have its address."""
 
 

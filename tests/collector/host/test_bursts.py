@@ -93,9 +93,9 @@ def asked(folder: Path, text: str) -> tuple[list[Sample], list[str]]:
     path.write_text(text)
     samples: list[Sample] = []
     lines: list[str] = []
-    desk = BurstRequests(path, samples.extend, say=lines.append)
-    desk.poll()
-    desk.join()
+    bursts = BurstRequests(path, samples.extend, say=lines.append)
+    bursts.poll()
+    bursts.join()
     assert not path.exists()
     return samples, lines
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.metrics import Metrics, Reading, route_of
+from rankscope.collector.http.metrics import Metrics, Reading, route_label
 from tests.support.collector.asgi import Client
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_the_number_of_series_is_bounded_for_any_requests(client: Client) -> Non
     ],
 )
 def test_a_path_has_one_of_few_labels(path: str, route: str) -> None:
-    assert route_of(path) == route
+    assert route_label(path) == route
 
 
 def test_readers_are_called_at_each_scrape(client: Client, metrics: Metrics) -> None:

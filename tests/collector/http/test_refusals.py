@@ -34,9 +34,9 @@ def test_one_refusal_per_minute_is_logged_and_all_are_counted(
     refusals: Refusals, event_log: EventLog, clock: FakeClock
 ) -> None:
     for _ in range(1000):
-        refusals.note(Refusal.NO_TOKEN, client="10.0.0.7", path="/v1/spans", status=401)
-    refusals.note(Refusal.NO_TOKEN, client="10.0.0.8", status=401)
-    refusals.note(Refusal.SLOW_BODY, client="10.0.0.7")
+        refusals.record(Refusal.NO_TOKEN, client="10.0.0.7", path="/v1/spans", status=401)
+    refusals.record(Refusal.NO_TOKEN, client="10.0.0.8", status=401)
+    refusals.record(Refusal.SLOW_BODY, client="10.0.0.7")
 
     assert refusals.counts == {Refusal.NO_TOKEN: 1001, Refusal.SLOW_BODY: 1}
     line = {"event": "refused", "reason": "no-token", "visitor": "10.0.0.7", "status": 401}
@@ -47,18 +47,18 @@ def test_one_refusal_per_minute_is_logged_and_all_are_counted(
     ]
     # A minute later, the next line has the number of those that were not logged.
     clock.advance_s(60)
-    refusals.note(Refusal.NO_TOKEN, client="10.0.0.7", status=401)
+    refusals.record(Refusal.NO_TOKEN, client="10.0.0.7", status=401)
     assert event_log.events[-1] == {**line, "more_since_last": 999}
 
 
 def test_a_long_path_is_cut(refusals: Refusals, event_log: EventLog) -> None:
-    refusals.note(Refusal.NO_TOKEN, client="a", path="/" + "x" * 30_000)
+    refusals.record(Refusal.NO_TOKEN, client="a", path="/" + "x" * 30_000)
 
     assert len(str(event_log.events[0]["path"])) == 200
 
 
 def test_the_number_of_remembered_clients_is_bounded(refusals: Refusals) -> None:
     for number in range(MAX_LOGGED + 500):
-        refusals.note(Refusal.NO_TOKEN, client=str(number))
+        refusals.record(Refusal.NO_TOKEN, client=str(number))
 
     assert len(refusals._logged) == MAX_LOGGED

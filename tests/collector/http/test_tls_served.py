@@ -250,13 +250,13 @@ def test_files_that_are_missing_for_a_moment_change_nothing(authority: Authority
     kept = files.cert.read_bytes()
 
     files.cert.unlink()
-    assert not renewal.take()
-    assert not renewal.take()
+    assert not renewal.reload()
+    assert not renewal.reload()
     assert len(said) == 1
 
     files.cert.write_bytes(kept)
-    assert renewal.take()
-    assert not renewal.take()
+    assert renewal.reload()
+    assert not renewal.reload()
 
 
 def test_a_changed_authority_for_clients_is_used_from_then_on(
