@@ -158,6 +158,7 @@ def test_one_slow_step_of_the_network_without_counters_is_not_reported() -> None
     assert [finding.cause for finding in findings] == ["healthy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spans", ["yes", "no"])
 def test_pauses_that_ranks_take_in_turn_are_garbage_collection(spans: str) -> None:
     findings = diagnosis(f"gc-pause:ms=200,probability=0.01,spans={spans}")
@@ -252,6 +253,7 @@ def test_tensor_parallel_groups_across_hosts_are_reported() -> None:
     assert "span several hosts" in finding.evidence
 
 
+@pytest.mark.slow
 def test_three_faults_at_once_are_all_named() -> None:
     findings = diagnosis(
         "slow-compute:rank=4,factor=1.3", "slow-link:rank=26,factor=3", "data-stall:rank=20,ms=60",

@@ -156,6 +156,7 @@ def test_only_a_cluster_has_settings_and_a_quorum_on_request() -> None:
     assert settings("clickhouse://db/x?cluster=c&quorum=2")["insert_quorum"] == 2
 
 
+@pytest.mark.slow
 def test_the_engine_knows_every_setting(store: Store) -> None:
     names = {row["name"] for row in store.rows("SELECT name FROM system.settings")}
 
@@ -248,6 +249,7 @@ def store_run(store: Store, spool: Path, run_id: str) -> None:
     SpoolTail(spool, StoreWriter(store)).poll()
 
 
+@pytest.mark.slow
 def test_a_run_is_written_and_read_through_the_distributed_tables(
     store: Store, tmp_path: Path
 ) -> None:
@@ -287,6 +289,7 @@ def test_a_writer_finds_the_rows_that_another_stored_on_a_cluster(
     assert resumed.unanswered == ()
 
 
+@pytest.mark.slow
 def test_a_run_is_deleted_on_every_shard(store: Store, tmp_path: Path) -> None:
     store_run(store, tmp_path, "gone")
 
@@ -302,6 +305,7 @@ WHERE table = 'spans_local' AND position(command, 'APPLY DELETED MASK') > 0
 """
 
 
+@pytest.mark.slow
 def test_parts_are_rewritten_if_many_of_a_servers_rows_are_hidden(
     store: Store, tmp_path: Path
 ) -> None:

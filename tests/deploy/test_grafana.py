@@ -58,6 +58,7 @@ def run(store: Store, title: str) -> list[dict[str, Any]]:
     return store.rows(sql)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", sorted(statements()))
 def test_every_statement_runs(store: Store, title: str) -> None:
     run(store, title)

@@ -84,6 +84,7 @@ def test_an_undamaged_spool_is_read_completely(builder: SpoolBuilder, tmp_path: 
     assert (sink.num_accounted(), problems) == (NUM_ROWS, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip", [0xFF, 0x01])
 def test_a_wrong_byte_in_a_record_loses_only_that_record_and_is_counted(
     builder: SpoolBuilder, tmp_path: Path, flip: int
@@ -116,6 +117,7 @@ def test_a_segment_of_other_content_is_reported_and_its_neighbour_read(
     assert {name for _, name, _, _ in sink.seen()} == {"fine"}
 
 
+@pytest.mark.slow
 def test_a_wrong_byte_in_a_segment_header_changes_no_row_and_is_reported_if_rows_are_lost(
     builder: SpoolBuilder, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_wrong_byte_in_a_segment_header_changes_no_row_and_is_reported_if_rows
     assert num_problems >= 40  # magic word, version, both sizes, run, epoch, rank and process
 
 
+@pytest.mark.slow
 def test_a_wrong_byte_in_a_process_header_or_names_loses_no_row_without_a_report(
     builder: SpoolBuilder, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ NUM_MUTANTS = 60
 """Inputs per seed."""
 
 
+@pytest.mark.slow
 def test_forged_bodies_are_refused_or_accepted_as_they_are() -> None:
     chooser = random.Random(18)
     seeds = body_seeds()
@@ -44,6 +45,7 @@ def test_forged_bodies_are_refused_or_accepted_as_they_are() -> None:
     assert min(found[True], found[False]) > 20, found  # Some are refused and some accepted.
 
 
+@pytest.mark.slow
 def test_any_file_of_a_process_leaves_agent_and_collector_running(
     tmp_path: Path,
 ) -> None:

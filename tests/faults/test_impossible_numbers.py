@@ -43,6 +43,7 @@ def spools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spools")
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(spans=st.lists(SPANS, max_size=6), steps=st.lists(STEPS, max_size=3))
 def test_any_record_is_stored_or_rejected_and_sums_stay_finite(

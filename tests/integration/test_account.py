@@ -6,6 +6,7 @@ import json
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
 from typer.testing import CliRunner
 
 from rankscope.analysis.analyze import analyze_run
@@ -48,6 +49,7 @@ def analyze(url: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_each_record_of_a_killed_rank_with_a_full_spool_is_accounted_for(
     tmp_path: Path,
 ) -> None:

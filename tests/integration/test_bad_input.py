@@ -94,6 +94,7 @@ def import_arguments(file: Path, meta: Path) -> list[str]:
     return ["import", str(file), "--format", "bytedance", "--meta", str(meta), "--run", "x"]
 
 
+@pytest.mark.slow
 def test_an_invalid_trace_is_refused_and_creates_no_run(command: Command, tmp_path: Path) -> None:
     not_parquet = tmp_path / "not.parquet"
     not_parquet.write_bytes(b"PAR? no")
@@ -118,6 +119,7 @@ def test_an_import_without_the_sizes_of_the_job_asks_for_them(
     assert "--meta" in said
 
 
+@pytest.mark.slow
 def test_a_spool_of_a_future_version_is_refused_with_its_name(
     command: Command, tmp_path: Path
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_spool_of_a_future_version_is_refused_with_its_name(
     assert command.run("runs", "--json")[1] == '{"runs": []}\n'
 
 
+@pytest.mark.slow
 def test_a_store_that_a_server_holds_is_read_through_that_server(tmp_path: Path) -> None:
     with serving(store=tmp_path / "store"):
         listed = rankscope("runs", "--json", store=tmp_path / "store")

@@ -32,6 +32,7 @@ def loaded_by(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_collector_analysis_and_dashboard_never_load_torch() -> None:
     assert "torch" not in loaded_by(*MODULES)
 

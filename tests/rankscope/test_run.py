@@ -84,6 +84,7 @@ def write_ahead(spool_dir: Path) -> None:
     spool.end(at_ns=500 * MS)
 
 
+@pytest.mark.slow
 def test_the_critical_path_runs_through_the_slow_rank(run: Run) -> None:
     path = run.critical_path(1)
 

@@ -37,6 +37,7 @@ def fails(*about: object) -> bool:
 fails.__code__ = fails.__code__.replace(co_filename=tracer.__file__)
 
 
+@pytest.mark.slow
 def test_a_job_computes_the_same_if_any_part_of_the_tracer_fails(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.tracer.jobs.harmless_job", str(tmp_path)],
@@ -231,6 +232,7 @@ def test_a_record_that_fails_does_not_disturb_the_collector(
     assert dropped(tmp_path)[ERRORS] >= 1
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_handler_during_a_collection_reaches_the_job(tmp_path: Path) -> None:
     class Deadline(Exception):  # noqa: N818 - the job's own
         pass

@@ -201,6 +201,7 @@ def test_a_generated_run_name_is_printed_once(tmp_path: Path) -> None:
     assert done.stderr == f"rankscope: recording run {done.stdout}"
 
 
+@pytest.mark.slow
 def test_captures_start_if_the_job_imports_torch_after_the_tracer(tmp_path: Path) -> None:
     done = run_script(
         """

@@ -280,6 +280,7 @@ def test_wait_and_transfer_sum_to_the_duration(some: list[Span]) -> None:
     assert ((split.last_rank == NONE) == ~known).all()
 
 
+@pytest.mark.slow
 @given(some_spans(), st.randoms(use_true_random=False))
 def test_the_order_of_the_spans_does_not_matter(some: list[Span], chance: random.Random) -> None:
     order = list(range(len(some)))
@@ -316,6 +317,7 @@ def arrivals_of(spans: SpanTable) -> Arrivals:
     )
 
 
+@pytest.mark.slow
 @given(some_spans(), st.sets(st.sampled_from([0, 1, 2, 4])))
 def test_some_ranks_with_all_arrivals_split_like_the_whole_step(
     some: list[Span], ranks: set[int]

@@ -162,6 +162,7 @@ def test_hosts_that_share_a_collector_reach_50_us_later() -> None:
         assert sorted(found_ns)[197] <= 50 * US, age_s
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_the_true_offset_is_within_the_bound_for_any_delays(data: st.DataObject) -> None:

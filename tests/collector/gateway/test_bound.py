@@ -101,6 +101,7 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_no_statement_is_built_from_values() -> None:
     assert len(sources()) > 150
     found = [
@@ -148,6 +149,7 @@ NAUGHTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.one_of(st.sampled_from(NAUGHTY), st.text(max_size=40)))
 def test_a_runs_name_is_matched_exactly(filled: Store, name: str) -> None:

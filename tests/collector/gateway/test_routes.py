@@ -99,6 +99,7 @@ def post(url: str, body: str, *, token: str = TOKEN, **query: str) -> httpx.Resp
     return httpx.post(url, params=query, content=body, auth=("any", token), timeout=TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_the_python_client_reads_rows_frames_and_arrow(client: Client) -> None:
     assert client.query("SELECT host, at_ns FROM clock").result_rows == [("node-1", 1)]
     assert client.query("SELECT number FROM numbers(0)").result_rows == []

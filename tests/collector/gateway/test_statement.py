@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.collector.gateway.conftest import Ask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "answer"),
     [

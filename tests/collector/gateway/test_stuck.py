@@ -52,6 +52,7 @@ with open_store("chdb://" + sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_stuck_statement_is_answered_in_time_and_its_thread_is_left(
     tmp_path: Path,
 ) -> None:

@@ -69,6 +69,7 @@ def tokens(folder: Path) -> tuple[TokenFile, dict[str, str]]:
     return book, {"own": OWN, "unknown": f"rst_0123456789ab_{'A' * 43}", "none": "", **shown}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", SORTS)
 def test_no_generated_request_causes_a_server_error(
     store: Store, engine: QueryEngine, tmp_path: Path, sort: str

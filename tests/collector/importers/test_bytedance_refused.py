@@ -64,6 +64,7 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD_COLUMNS)
 def test_a_bad_trace_is_refused_and_nothing_is_written(
     store: Store, run_id: str, tmp_path: Path, case: str

@@ -187,6 +187,7 @@ def test_a_future_schema_version_is_rejected_with_the_supported_ones(
 # --- malicious
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_flipped_bytes_never_break_the_service(collector: Collector, data: st.DataObject) -> None:

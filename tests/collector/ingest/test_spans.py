@@ -38,6 +38,7 @@ def states(answer: Any) -> list[str]:  # noqa: ANN401 -- httpx's
     return [cut["state"] for cut in answer.json()["cuts"]]
 
 
+@pytest.mark.slow
 def test_acknowledged_cuts_can_be_read(collector: Collector, store: Store, run_id: str) -> None:
     answer = collector.ship(span_cut(run_id, 0, 3), span_cut(run_id, 3, 5))
 
@@ -105,6 +106,7 @@ def test_concurrent_requests_share_inserts(store: Store, run_id: str) -> None:
 # --- owners of runs
 
 
+@pytest.mark.slow
 def test_a_token_for_some_runs_reaches_no_other(store: Store, run_id: str, tmp_path: Path) -> None:
     tokens, by = tokens_for(tmp_path, team=(Role.INGEST, f"{run_id}-a"))
     with serving(store, tokens=tokens) as served:

@@ -100,6 +100,7 @@ def test_a_body_that_the_store_rejects_stops_no_other(store: Store, run_id: str)
     assert shown(store, run_id) == ["s3", "s4"]
 
 
+@pytest.mark.slow
 def test_a_nearly_full_disk_pauses_ingest_until_there_is_room(store: Store, run_id: str) -> None:
     if store.path is None:
         pytest.skip("a server keeps its own disk")
@@ -118,6 +119,7 @@ def test_a_nearly_full_disk_pauses_ingest_until_there_is_room(store: Store, run_
     assert "MiB" not in refused.text  # no detail of the machine is sent
 
 
+@pytest.mark.slow
 def test_a_dropped_table_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
     clock, cut = Clock(), span_cut(run_id, 0, 3)
     with serving(store, monotonic_s=clock) as served:
@@ -135,6 +137,7 @@ def test_a_dropped_table_pauses_ingest_until_it_is_back(run_id: str, store: Stor
     assert shown(store, run_id) == ["s0", "s1", "s2"]
 
 
+@pytest.mark.slow
 def test_a_dropped_column_pauses_ingest_until_it_is_back(run_id: str, store: Store) -> None:
     """As while another version migrates the tables: the rows are good, and must not be parked."""
     asked = "SELECT type FROM system.columns WHERE table = 'spans' AND name = 'depth'"

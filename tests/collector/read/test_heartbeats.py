@@ -42,6 +42,7 @@ def times_and_steps(store: Store, run_id: str) -> list[tuple[int, int, int]]:
     return [(row["rank"], row["at_ns"], row["step"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_merges_keep_only_the_newest_heartbeat_of_each_rank_after_an_hour(
     store: Store, run_id: str
 ) -> None:

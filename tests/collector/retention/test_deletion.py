@@ -113,6 +113,7 @@ def test_the_tombstone_is_written_before_the_first_row_is_removed(
     assert Deletions(store).sweep() == ()
 
 
+@pytest.mark.slow
 def test_a_second_deletion_keeps_the_first_time_and_removes_late_rows(
     store: Store, run_id: str
 ) -> None:

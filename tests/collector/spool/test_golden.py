@@ -59,6 +59,7 @@ def test_there_is_a_golden_spool_of_every_layout() -> None:
     assert names == {f"spool-v{version}" for version in range(1, SPOOL_VERSION + 1)}
 
 
+@pytest.mark.slow
 def test_the_second_layout_reads_as_it_was_written(store: Store, tmp_path: Path) -> None:
     lay_out(tmp_path, 2)
 

@@ -257,6 +257,7 @@ def test_a_bound_parameter_is_never_parsed_as_sql(folder: Path) -> None:
     assert found == [{"host": hostile}]
 
 
+@pytest.mark.slow
 def test_columns_are_stored_and_read_unchanged(folder: Path) -> None:
     table = pa.Table.from_arrays(
         [
@@ -300,6 +301,7 @@ CACHES = (
 )
 
 
+@pytest.mark.slow
 def test_the_settings_limit_the_engines_memory(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         found = {

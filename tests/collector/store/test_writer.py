@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
+@pytest.mark.slow
 def test_a_cut_sent_a_thousand_times_is_stored_once(store: Store, run_id: str) -> None:
     writer, cut = StoreWriter(store), span_cut(run_id, 0, 10)
 

@@ -36,6 +36,7 @@ def test_findings_are_listed_with_their_first_and_last_step(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_findings_of_all_runs_are_one_json_document(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path}"
     with open_store(url) as store:

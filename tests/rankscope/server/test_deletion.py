@@ -53,6 +53,7 @@ def test_the_command_deletes_a_run_and_counts_its_rows(tmp_path: Path) -> None:
     assert (again["run"], again["num_rows"]) == ("job", {})
 
 
+@pytest.mark.slow
 def test_a_run_with_only_spans_can_be_deleted(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path / 'store'}"
     with open_store(url) as store:

@@ -156,6 +156,7 @@ def slow_rank_3(store: Store) -> list[tuple[int | None, int | None, int, int | N
     ]
 
 
+@pytest.mark.slow
 def test_late_rows_of_an_ended_run_are_analysed(store: Store, whole: Source) -> None:
     # GIVEN an ended run that lacks the last step of rank 3
     job = WithSlowHost(whole, newest=17, state="ended")
@@ -257,6 +258,7 @@ def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
         server.train(9)
 
 
+@pytest.mark.slow
 def test_a_hang_is_found_without_a_new_step(store: Store, whole: Source) -> None:
     server = serve(store, Job(whole))
     server.train(3)

@@ -225,6 +225,7 @@ def test_a_viewport_is_cut_out_of_a_finer_level(store: Store) -> None:
     assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
 
 
+@pytest.mark.slow
 def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> None:
     source = StoreSource(store)
     reports = Reports(source)
@@ -368,6 +369,7 @@ def test_a_picture_drawn_in_portions_equals_one_drawn_from_all_spans(
     assert drawn.coords == whole.coords
 
 
+@pytest.mark.slow
 def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
     store: Store, wide: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_step_that_is_larger_than_a_batch_is_read_in_portions(store: Store, ru
     assert read_open_steps(store, run_id, state="ended") == ()
 
 
+@pytest.mark.slow
 def test_a_row_that_arrives_between_two_portions_leaves_the_step_open(
     store: Store, run_id: str
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_running_job_is_scanned_fully_once_a_minute(store: Store) -> None:
     assert read_rolled_up(store, RUN) == computed_anew(store, RUN)
 
 
+@pytest.mark.slow
 def test_a_run_without_new_rows_is_not_scanned_after_a_full_scan(store: Store) -> None:
     describe(store, RUN, state="running")
     rows = span_rows(RUN, num_steps=6)
@@ -94,6 +95,7 @@ def test_a_run_without_new_rows_is_not_scanned_after_a_full_scan(store: Store) -
     assert recording.firsts == [0]
 
 
+@pytest.mark.slow
 def test_steps_of_an_earlier_epoch_are_not_scanned_again(store: Store) -> None:
     # GIVEN a run whose steps begin again in a second epoch
     describe(store, RUN, state="running")

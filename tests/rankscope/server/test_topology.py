@@ -104,6 +104,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read_topology(tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 def test_stored_ranks_and_new_ranks_get_their_topology(tmp_path: Path) -> None:
     topology = Topology(
         hosts=(HostPlace(pattern=ELSEWHERE, switch="leaf-1", rack="A"),),

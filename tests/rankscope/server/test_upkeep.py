@@ -31,6 +31,7 @@ class Clock:
         return self.now_ns
 
 
+@pytest.mark.slow
 def test_late_rows_of_a_deleted_run_are_removed(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
         store.insert_rows("runs", [{"run_id": "job"}])
@@ -52,6 +53,7 @@ def test_late_rows_of_a_deleted_run_are_removed(tmp_path: Path) -> None:
         assert lines == ["removed late rows of the deleted run 'job'"]
 
 
+@pytest.mark.slow
 def test_rows_expire_a_minute_after_the_start_and_then_every_hour(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
         deletions, clock, lines = Deletions(store), Clock(), list[str]()
@@ -100,6 +102,7 @@ def test_each_duration_must_be_at_least_the_one_before() -> None:
         parse_keep(spans="forever", findings="30d", runs="365d")
 
 
+@pytest.mark.slow
 def test_a_run_with_expired_spans_is_analysed_with_a_warning(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
         simulation = simulate(

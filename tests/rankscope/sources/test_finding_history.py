@@ -101,6 +101,7 @@ def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int)
     assert follows(url, "second") is None
 
 
+@pytest.mark.slow
 def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
     # GIVEN rank 2 slow on host 1, and in the next run rank 6, which host 1 now has
     with open_store(url) as store:
@@ -122,6 +123,7 @@ def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
     assert listed.splitlines()[1].endswith("the host")
 
 
+@pytest.mark.slow
 def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
@@ -135,6 +137,7 @@ def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str
     assert {document["follows"]["what"] for document in documents} == {"position"}
 
 
+@pytest.mark.slow
 def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
@@ -147,6 +150,7 @@ def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
     assert "nothing has moved" in str(found["evidence"])
 
 
+@pytest.mark.slow
 def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})
@@ -165,6 +169,7 @@ def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> Non
     assert "in runs first (epoch 0) and second (epoch 0)" in str(found["evidence"])
 
 
+@pytest.mark.slow
 def test_a_first_finding_has_no_recurrence(url: str) -> None:
     with open_store(url) as store:
         train(store, "first", slow=2, moved={})

@@ -83,6 +83,7 @@ def context(source: StoreSource) -> RunContext:
     return source.context("r")
 
 
+@pytest.mark.slow
 def test_microbatches_are_those_of_the_requested_steps(source: StoreSource) -> None:
     found = source.context("r", first=1, last=1).microbatches
 

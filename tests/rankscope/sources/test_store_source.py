@@ -62,6 +62,7 @@ def names_of(spans: SpanTable) -> list[str]:
     return [spans.names[code] for code in spans.name]
 
 
+@pytest.mark.slow
 def test_spans_are_sorted_by_epoch_step_rank_and_start(source: SpanSource) -> None:
     spans = source.spans("r")
 

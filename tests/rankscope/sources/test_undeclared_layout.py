@@ -60,6 +60,7 @@ def record(spool: Path, rank: int) -> None:
     own.end(at_ns=(1000 + NUM_STEPS * STEP_MS) * MS)
 
 
+@pytest.mark.slow
 def test_only_the_slow_rank_is_named(store: Store, tmp_path: Path) -> None:
     for rank in range(NUM_RANKS):
         record(tmp_path / "spool", rank)

@@ -51,6 +51,7 @@ MODEL = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begin", "environ"),
     [
@@ -105,6 +106,7 @@ def read_records(spool: Path) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.slow
 def test_step_functions_in_compiled_code_are_called_each_time(spool: Path) -> None:
     @torch.compile(backend="eager")
     def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
@@ -205,6 +207,7 @@ def compiler_saw() -> tuple[list[str], Any]:
     return reasons, counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_group_of_one")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # a warning of torch 2.10
 def test_after_a_graph_break_no_function_of_the_tracer_is_compiled(tmp_path: Path) -> None:

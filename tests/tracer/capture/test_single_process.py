@@ -410,6 +410,7 @@ def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_long_garbage_collection_is_a_span(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")
     kept = [[number] for number in range(400_000)]  # objects that a full collection visits

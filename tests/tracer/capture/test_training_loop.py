@@ -180,6 +180,7 @@ def test_prefetched_batches_belong_to_the_forward_that_gets_them(tmp_path: Path)
     assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 2, 4), (1, 0, 3, 9)]
 
 
+@pytest.mark.slow
 def test_each_next_is_a_data_span_and_the_end_of_the_data_no_error(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="data")
     assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
@@ -244,6 +245,7 @@ def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
     assert dropped(only_folder(tmp_path / "spool")) == {}
 
 
+@pytest.mark.slow
 def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path) -> None:
     def doubled(values: torch.Tensor) -> torch.Tensor:
         return values.sin() * 2

@@ -60,6 +60,7 @@ def train(
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: Path) -> None:
     from rankscope.tracer.integrations.huggingface import RankscopeCallback

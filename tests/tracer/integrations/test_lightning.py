@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: Path) -> None:
     import lightning.pytorch as lightning

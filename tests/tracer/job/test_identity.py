@@ -35,6 +35,7 @@ def test_a_run_id_that_is_no_text_is_converted(run_id: object) -> None:
     assert clean_run_id(run_id) == str(run_id)
 
 
+@pytest.mark.slow
 @given(st.text(), st.text())
 def test_cleaning_keeps_different_names_different(one: str, other: str) -> None:
     assert RUN_ID.fullmatch(clean_run_id(one))

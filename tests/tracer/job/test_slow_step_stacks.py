@@ -118,6 +118,7 @@ def test_stacks_name_the_line_and_leave_the_tracer_out(recorder: Recorder) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_thread_that_runs_during_a_garbage_collection_is_dumped_without_a_crash(
     tmp_path: Path,
 ) -> None:

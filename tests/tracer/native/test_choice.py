@@ -91,6 +91,7 @@ def test_the_extension_is_used_if_there_is_a_compiler() -> None:
     assert (can_compile() and not is_python_requested()) == IS_COMPILED
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_python_without_the_extension_passes_the_same_tests(tmp_path: Path) -> None:
     run = subprocess.run(
@@ -158,6 +159,7 @@ def test_a_ready_span_needs_a_lane(wrong: tuple[Any, ...]) -> None:
         ReadySpan(*wrong)
 
 
+@pytest.mark.slow
 def test_unreferenced_spans_and_lanes_are_collected(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
 
@@ -180,6 +182,7 @@ def test_unreferenced_spans_and_lanes_are_collected(tmp_path: Path) -> None:
     recorder.shutdown()
 
 
+@pytest.mark.slow
 def test_a_million_spans_leak_no_memory_and_no_reference(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, spool_bytes=1 << 17)
     recorder.begin_steps()

@@ -204,6 +204,7 @@ def test_a_full_open_table_raises_nothing(job: Job, tmp_path: Path) -> None:
     assert len(read_spans(tmp_path)) == OPEN_CAPACITY + 3
 
 
+@pytest.mark.slow
 def test_launches_leak_no_reference(tmp_path: Path) -> None:
     job = Job(recorder_in(tmp_path, spool_bytes=1 << 17))
     lanes = (job.lane, job.recorder.comm_lane)

@@ -211,6 +211,7 @@ def test_without_torch_numpy_and_arrow_spans_and_steps_are_recorded(tmp_path: Pa
 # -- A18: restarts -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_restarted_rank_writes_into_a_folder_of_its_own(tmp_path: Path) -> None:
     script = """
         import os, signal, sys

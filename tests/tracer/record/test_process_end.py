@@ -164,6 +164,7 @@ def torn(folder: Path) -> int:
     return gaps
 
 
+@pytest.mark.slow
 def test_forked_children_write_nothing_and_the_parent_loses_nothing(tmp_path: Path) -> None:
     # In a separate process: a fork of this one would copy all its page tables.
     done = run_script(

@@ -194,6 +194,7 @@ def test_a_handlers_exception_in_python_code_at_the_end_of_a_span_reaches_the_jo
     assert dropped(installed) == {}
 
 
+@pytest.mark.slow
 def test_handlers_and_finalizers_that_use_the_interrupted_name_lose_nothing(
     tmp_path: Path,
 ) -> None:

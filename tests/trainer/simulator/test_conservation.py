@@ -56,6 +56,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(scenarios())
 def test_every_communication_has_all_members_and_ends_after_the_arrival(
@@ -80,6 +81,7 @@ def test_every_communication_has_all_members_and_ends_after_the_arrival(
         assert group.group_id == hash_group(group.name, group.members)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(scenarios())
 def test_every_wait_is_within_its_communication(scenario: Scenario) -> None:
@@ -96,6 +98,7 @@ def test_every_wait_is_within_its_communication(scenario: Scenario) -> None:
     assert (spans["launch_ns"] <= spans["start_ns"]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(scenarios())
 def test_work_of_a_rank_never_overlaps_and_steps_follow_each_other(
@@ -118,6 +121,7 @@ def test_work_of_a_rank_never_overlaps_and_steps_follow_each_other(
         assert own.end_ns[-1] <= steps["end_ns"][-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(scenarios())
 def test_equal_scenarios_give_equal_bytes(scenario: Scenario) -> None:
