@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope.tracer.span import NS_PER_MS
 from rankscope.tracer.spool import open_spool_file
 
 from ..errors import CollectorError
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 
     from .sample import Source
 
-MS = 1_000_000
-MIN_PERIOD_NS = 1 * MS
-MAX_PERIOD_NS = 10 * MS
-MAX_DURATION_NS = 10_000 * MS
+MIN_PERIOD_NS = 1 * NS_PER_MS
+MAX_PERIOD_NS = 10 * NS_PER_MS
+MAX_DURATION_NS = 10_000 * NS_PER_MS
 MAX_SAMPLES = 1_000_000
 """Samples of one burst: about 150 MB."""
 
@@ -113,7 +113,9 @@ def take_burst(
     if not MIN_PERIOD_NS <= period_ns <= MAX_PERIOD_NS:
         raise BurstError(f"the period of a burst must be 1 to 10 ms, not {period_ns} ns")
     if not 0 < duration_ns <= MAX_DURATION_NS:
-        raise BurstError(f"a burst lasts at most {MAX_DURATION_NS // MS} ms, not {duration_ns} ns")
+        raise BurstError(
+            f"a burst lasts at most {MAX_DURATION_NS // NS_PER_MS} ms, not {duration_ns} ns"
+        )
     monotonic_ns = clocks.monotonic_ns
     began_cpu_ns = clocks.cpu_ns()
     began_ns = monotonic_ns()
@@ -210,7 +212,7 @@ def _parse_request(text: bytes) -> tuple[str, int, int]:
     try:
         document: Any = json.loads(text)
         name = document["source"]
-        times_ns = [round(document[key] * MS) for key in ("period_ms", "duration_ms")]
+        times_ns = [round(document[key] * NS_PER_MS) for key in ("period_ms", "duration_ms")]
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         raise BurstRequestError(
             'invalid request: write {"source": ..., "period_ms": ..., "duration_ms": ...}'

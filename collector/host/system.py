@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
+from rankscope.tracer.span import NS_PER_MS
+
 from ..names import storable_name
 from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError
 
@@ -27,7 +29,6 @@ PROCESS_NAME = "process-cpu-cores"
 KERNEL_WORKER = re.compile(r"^(k\w+|irq|migration|ksoftirqd)/.*")
 BLOCK_ROOT = Path("/sys/block")
 NOT_DISKS = ("loop", "ram", "zram")
-NS_PER_MS = 1_000_000
 
 
 class MemorySource:

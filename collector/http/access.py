@@ -9,6 +9,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_S
+
 from .requests import cookie_in
 from .tokens import FULL_GRANT, Grant
 
@@ -23,7 +25,6 @@ SESSION_BYTES = 32
 SESSION_NS = 7 * 86_400 * 10**9
 """Limits the use of a stolen cookie to a week."""
 
-NS_PER_S = 1_000_000_000
 WINDOW_S = 60
 TRIES = 10
 """Failures of one client in a window."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..spool.descriptions import LOST, RUNNING
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from ..identity import Row
     from ..store.store import Store
 
-SILENCE_NS = 15 * 60 * 1_000_000_000
+SILENCE_NS = 15 * 60 * NS_PER_S
 """Time without spans or heartbeats of any rank. Heartbeats come once a second while a process of
 the run lives, whatever it does. Agents that cannot reach a collector send them later; the longest
 planned outage is 10 minutes (fault C1)."""

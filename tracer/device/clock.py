@@ -8,12 +8,13 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..span import NS_PER_MS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .backend import DeviceEvent, DeviceStream, EventPool
 
-NS_PER_MS = 1_000_000
 
 NUM_PROBES = 8
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..span import KINDS, NONE, SpanKind
+from ..span import KINDS, NONE, NS_PER_S, SpanKind
 from ..spool import (
     EXIT_FILE,
     GROUPS_FILE,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-NS_PER_S = 1_000_000_000
 MAX_FILE_BYTES = 64 << 20
 """A longer file is skipped: the names of a process take some MB."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import PACKAGE_FOLDER
 from ..native.choice import frames_of_threads
+from ..span import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ..native.choice import FrameLine
     from ..record.recorder import Recorder
 
-NS_PER_S = 1_000_000_000
 
 REMEMBERED_STEPS = 64
 MIN_STEPS = 8

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..faults.spec import FaultCause, NetworkReason
 from .chance import Purpose, stream
 from .placement import host_name
@@ -115,9 +117,6 @@ class Monitors:
                 rates[counter, list(effects.ranks_of(number))] += DEGRADED_RATES[counter]
         self._counts = self._counts + rng.poisson(rates)
         return self._counts
-
-
-NS_PER_S = 1e9
 
 
 SHORTEST_PERIOD_S = 300.0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from .placement import GRID_AXES, Axis, expert_blocks
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from ..faults.spec import Fault
     from .placement import Placement
     from .scenario import Scenario
-
-NS_PER_S = 1e9
 
 
 class Links:
