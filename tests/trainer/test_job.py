@@ -148,7 +148,7 @@ def test_a_paced_job_explains_its_times(paced_pipeline: TracedJob) -> None:
     lines = paced_pipeline.job.stdout.splitlines()
 
     assert lines[1] == (
-        "paced: each local compute segment is padded, asleep, to 10 ms forward and 20 ms backward;"
+        "paced: each local compute segment is padded by sleep to 10 ms forward and 20 ms backward;"
         " times show this pace, not the CPU"
     )
     assert lines[2] == "fault: slow-compute:rank=1,factor=3,steps=3-5"
