@@ -68,12 +68,12 @@ def intercept(communication: Communication, patches: Patches) -> Callable[[], No
     ]
     wrap_wait = functools.partial(_wrap_work_wait, communication)
     patches.wrap(dist.Work, "wait", wrap_wait)
-    called_from = functools.partial(_leave_batch, communication, _batch_code())
+    leave_batch = functools.partial(_leave_batch, communication, _batch_code())
     PythonGroups(
         communication,
         patches,
         wrap_wait=wrap_wait,
-        before_launch=called_from,
+        before_launch=leave_batch,
         after_launch=watch.watch_backward,
     ).watch()
     for owner, name in BLOCKING_CALLS:
