@@ -35,10 +35,13 @@ OTHER_PATHS = {"docs/extending.md", "docs/faults.md"}
 
 @cache
 def tracked() -> tuple[str, ...]:
-    """Return the files of the checkout, as paths below its root."""
+    """Return the files of the checkout, as paths below its root; without git, all files there."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
+    if (ROOT / ".git").exists():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return tuple(name for name in done.stdout.splitlines() if (ROOT / name).is_file())
+    files = [*ROOT.glob("*.*"), *(path for top in TOP_FOLDERS for path in (ROOT / top).rglob("*"))]
+    return tuple(path.relative_to(ROOT).as_posix() for path in files if path.is_file())
 
 
 DOCUMENTS = [name for name in tracked() if name.endswith(".md")]
