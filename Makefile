@@ -55,9 +55,10 @@ nightly: $(STAMP) browser ## all tests; hypothesis explores with more examples a
 	@$(BIN)/python -m pytest $(SHARED_RUN) $(EXPLORING)
 	@$(BIN)/python -m pytest -m alone $(EXPLORING)
 
-lint: $(STAMP) ## ruff, linting and format
+lint: $(STAMP) ## ruff (lint and format), retired words
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/python -m tests.lint.retired_words
 
 types: $(STAMP) ## mypy, strict
 	@$(BIN)/mypy

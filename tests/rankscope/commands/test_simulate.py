@@ -61,7 +61,7 @@ def test_a_stored_run_holds_all_rows_of_the_simulation(store: Store) -> None:
     assert read_steps(store, "whole").num_rows == 3 * 16
     assert read_microbatches(store, "whole").num_rows == 3 * 16 * 4
     stored = spans.num_rows + 3 * 16 + 3 * 16 * 4
-    # Its cuts have several ranks, so one account stands for all, and nothing counted the records.
+    # Its cuts have several ranks, so there is one account for all, and nothing counted the records.
     accounts = StoreSource(store).run_info("whole").accounts
     assert accounts == {(0, NONE): RecordAccount(stored=stored)}
     samples = read_samples(store, "whole", first_ns=0, last_ns=2**62)
