@@ -166,6 +166,7 @@ def test_a_diagnosis_stays_the_same(
     assert findings(analyze_run(changed, RUN)) == findings(unchanged(faults))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", FAULTS)
 def test_other_rank_numbers_change_only_the_numbers(faults: tuple[str, ...]) -> None:
     moved = relabelled(recorded(faults))

@@ -209,6 +209,7 @@ def changing_statements() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_statement_that_changes_tables_has_a_form_for_clusters() -> None:
     found = changing_statements()
 

@@ -45,6 +45,7 @@ def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[Spo
     return builders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [
@@ -72,6 +73,7 @@ def test_a_permanently_bad_network_delivers_all_rows_once(
         rig.close()
 
 
+@pytest.mark.slow
 def test_without_a_network_rows_wait_on_disk_and_no_rank_waits(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:

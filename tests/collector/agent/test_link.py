@@ -167,6 +167,7 @@ def test_a_connection_closed_while_idle_is_no_error() -> None:
         assert [link.get("/v1/resume").status for _ in range(3)] == [200, 200, 200]
 
 
+@pytest.mark.slow
 def test_each_timeout_doubles_the_next_until_an_answer_is_in_time() -> None:
     # GIVEN a collector that always takes longer than the first deadline
     has_timed_out = threading.Event()

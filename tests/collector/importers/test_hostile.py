@@ -243,6 +243,7 @@ def test_every_hostile_file_is_refused_in_one_line_with_status_2(outcome: Outcom
     assert len(outcome.answers) > 150
 
 
+@pytest.mark.slow
 def test_no_hostile_file_runs_code_or_writes_elsewhere(outcome: Outcome) -> None:
     root = outcome.folder.parent.parent
     after = {str(path) for path in root.rglob("*") if "store" not in path.parts}

@@ -190,6 +190,7 @@ def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
     assert picture is None or picture.num_spans == num_spans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", GroupBy)
 @pytest.mark.parametrize("run_id", SCENARIOS)
 def test_the_figure_of_tiles_equals_the_figure_of_spans(

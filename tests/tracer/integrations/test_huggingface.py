@@ -97,6 +97,7 @@ def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: P
     assert os.fspath(tmp_path) not in str(recorded.manifest["config"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_that_is_not_logged_has_no_loss(tmp_path: Path) -> None:
     from rankscope.tracer.integrations.huggingface import RankscopeCallback
