@@ -82,9 +82,6 @@ class PartPrice:
     step_ns: NDArray[np.float64]
     """Shape (steps,): steps of the full replay with the set made ideal."""
 
-    recorded_step_ns: NDArray[np.float64]
-    """Shape (steps,): steps of the full replay as recorded."""
-
 
 def select_operations(
     part: Part, run: RunInfo, reading: Reading, *, spans: SpanTable | None = None
@@ -230,7 +227,6 @@ def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
         ),
         steps=replayer.model.operations.steps,
         step_ns=step_ns,
-        recorded_step_ns=recorded_ns,
     )
 
 

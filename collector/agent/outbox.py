@@ -64,6 +64,8 @@ REFUSED = "refused"
 """Reasons in `ranks.dropped`."""
 
 MAX_DEAD_LETTER_BYTES = 256 << 20
+"""Limit of all bodies together; beyond it only reasons are kept."""
+
 MAX_DEAD_LETTER_FILES = 10_000
 
 HEARTBEAT_PERIOD_S = 10.0
@@ -269,12 +271,10 @@ class DeadLetters:
 
     Args:
         folder: Created with the first batch.
-        max_bytes: Limit of all bodies together; beyond it only reasons are kept.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int = MAX_DEAD_LETTER_BYTES) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._max_bytes = max_bytes
 
     def add(self, name: str, body: bytes, document: dict[str, Any]) -> None:
         """Keep a batch; return once it is on disk.
@@ -290,10 +290,11 @@ class DeadLetters:
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             num_files, num_bytes = self._used()
-            is_kept = num_bytes + len(body) <= self._max_bytes and num_files < MAX_DEAD_LETTER_FILES
+            has_place = num_files < MAX_DEAD_LETTER_FILES
+            is_kept = has_place and num_bytes + len(body) <= MAX_DEAD_LETTER_BYTES
             if is_kept:
                 write_durably(self.folder / f"{name}.body", body)
-            if num_files < MAX_DEAD_LETTER_FILES:
+            if has_place:
                 text = json.dumps({**document, "is_body_kept": is_kept}, indent=1)
                 write_durably(self.folder / f"{name}.json", text.encode())
             sync_folder(self.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -65,10 +64,6 @@ class Heartbeat:
     """RDMA traffic of the host since the sampler started; None if no port counts it."""
 
     rdma_received_bytes: int | None
-
-    def to_json(self) -> str:
-        """Return the heartbeat as one line of JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 class HeartbeatSource:

@@ -28,7 +28,6 @@ class Refusal(StrEnum):
     FOREIGN_HOST = "foreign-host"
     FOREIGN_ORIGIN = "foreign-origin"
     BODY_TOO_LARGE = "body-too-large"
-    BAD_BODY = "bad-body"
     BAD_HTTP = "bad-http"
     SLOW_HEADER = "slow-header"
     SLOW_BODY = "slow-body"

@@ -94,7 +94,6 @@ class SpoolTail:
         batch_rows: int = BATCH_ROWS,
         grace_ns: int = GRACE_NS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
-        unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Prepare to follow ``spool_dir``, which need not exist yet.
 
@@ -107,7 +106,6 @@ class SpoolTail:
             batch_rows: Rows that are held in memory and given to the sink at once.
             grace_ns: How long a claimed row may stay uncommitted.
             monotonic_ns: Clock for the grace time.
-            unix_ns: Clock for the revision of rows.
         """
         self._spool_dir = Path(spool_dir)
         self._sink = sink
@@ -116,7 +114,6 @@ class SpoolTail:
         self._batch_rows = batch_rows
         self._grace_ns = grace_ns
         self._monotonic_ns = monotonic_ns
-        self._unix_ns = unix_ns
         self._clocks = clocks
         self._resumes: dict[str, Resume] = {}
         self._epochs: dict[tuple[str, int], _Epoch] = {}
@@ -322,7 +319,7 @@ class SpoolTail:
         if not rows:
             return
         if table in {"ranks", "runs"}:
-            revision = self._unix_ns()
+            revision = time.time_ns()
             rows = [{**row, "revision": revision} for row in rows]
         self._pending_rows.append((table, rows))
         self._flush_rows()

@@ -66,9 +66,6 @@ class WireLimits:
     max_cuts: int = 800
     """The answer has 72 bytes per cut, and an agent reads 64 KiB of it."""
 
-    max_text_bytes: int = MIB
-    """Limit of one text; names are cut to 256 bytes later."""
-
 
 DEFAULT_LIMITS = WireLimits()
 

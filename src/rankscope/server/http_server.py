@@ -253,14 +253,14 @@ def read_ingest(service: IngestService) -> Reader:
     return read
 
 
-def read_store(store: Store, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> Reader:
+def read_store(store: Store) -> Reader:
     """Return the metrics of the store's size, read every `STORE_PAUSE_NS` at most."""
     readings: list[Reading] = []
     read_ns: int | None = None
 
     def read() -> Iterable[Reading]:
         nonlocal readings, read_ns
-        now_ns = monotonic_ns()
+        now_ns = time.monotonic_ns()
         if read_ns is None or now_ns - read_ns >= STORE_PAUSE_NS:
             readings, read_ns = _read_sizes(store), now_ns
         return readings

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -85,7 +84,6 @@ def test_a_heartbeat_has_rank_host_device_and_step(tmp_path: Path) -> None:
         Sample(9, "training-is-alive", 1.0, 1),
         Sample(9, "training-step", 42.0, 1),
     ]
-    assert json.loads(beats.rounds[0][0].to_json())["step"] == 42
 
 
 def test_a_rank_without_a_step_is_starting(tmp_path: Path) -> None:
