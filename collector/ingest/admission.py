@@ -15,7 +15,6 @@ from .shared_memory import create_memory, seal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from types import TracebackType
 
     from fastapi import Request
 
@@ -32,12 +31,7 @@ class Body:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
 

@@ -15,7 +15,6 @@ from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from types import TracebackType
 
     import networkx as nx
     import numpy as np
@@ -214,12 +213,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

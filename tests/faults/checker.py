@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
 Key = tuple[str, ...]
 """Key of a row or batch, which is stored once."""
@@ -56,12 +55,7 @@ class Oracle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def _write(self, document: Mapping[str, object]) -> None:

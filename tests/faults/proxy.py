@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from types import TracebackType
     from typing import Any
 
 CHUNK_BYTES = 16_384
@@ -117,12 +116,7 @@ class FaultProxy:
             raise RuntimeError("the fault proxy did not start")
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(TIMEOUT_S)
 

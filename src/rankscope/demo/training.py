@@ -18,7 +18,6 @@ from ..errors import BadInputError
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from .plan import DemoPlan
 
@@ -95,12 +94,7 @@ class Training:
         self._reader.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_group(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)

@@ -16,7 +16,6 @@ from tests.faults.checker import content_hash, key_of
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
-    from types import TracebackType
 
     from rankscope.collector.spool.cut import Cut
     from tests.faults.checker import Key
@@ -120,12 +119,7 @@ class FakeCollector:
         thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
