@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.diagnosis_scenarios import Labelled, scenarios
 from benchmarks.diagnosis_summary import summary
 from rankscope.analysis.analyze import analyze_run
-from rankscope.sources.simulated_source import SimulatedSource
+from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

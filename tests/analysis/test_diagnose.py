@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
+from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding

@@ -18,9 +18,9 @@ from rankscope.analysis.causes.layout import (
 )
 from rankscope.analysis.trace.context import MicrobatchTable, RankManifest, RunContext
 from rankscope.analysis.trace.tables import RankInfo
-from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.topology import Coords
 from rankscope.trainer.simulator.scenario import Scenario
+from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding

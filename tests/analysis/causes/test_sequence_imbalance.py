@@ -12,12 +12,12 @@ from rankscope.analysis.causes.equal_lengths import equalize_declared_lengths
 from rankscope.analysis.causes.sequence_imbalance import measure_sequence_effect
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.trace.context import MicrobatchTable, empty_microbatches
-from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.analysis.cluster import MS
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
+from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.sources.simulated_source import SimulatedSource
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.analysis.cluster import MS, Compute
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
+from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,9 @@ from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.read.runs import RunRows
 from rankscope.collector.spool.descriptions import manifest_settings
+from rankscope.sources.arrow_tables import microbatch_table, sample_table, span_table, step_table
+from rankscope.sources.store_source import build_run_info, to_event, to_exit
 from rankscope.trainer.simulator.simulation import Simulation
-
-from .arrow_tables import microbatch_table, sample_table, span_table, step_table
-from .store_source import build_run_info, to_event, to_exit
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable
