@@ -1,7 +1,7 @@
 """Codec of cuts: one compressed Arrow IPC stream with one row per cut.
 
-`decode_cuts` is the inverse of `encode_cuts`. `decode_batch` keeps the rows of all cuts together,
-so that a request of a thousand small cuts costs a few calls instead of thousands.
+`decode_batch` is the inverse of `encode_cuts`. It keeps the rows of all cuts together, so that a
+request of a thousand small cuts costs a few calls instead of thousands.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def encode_cuts(cuts: Sequence[Cut]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode_cuts(
+def decode_batch(
     body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
-) -> list[Cut]:
-    """Return the cuts of a body, in its order.
+) -> CutBatch:
+    """Return the cuts of a body in its order, with their rows together.
 
     Args:
         body: Result of `encode_cuts`, or any bytes of a client.
@@ -160,14 +160,6 @@ def decode_cuts(
     Raises:
         WireError: The body is rejected; ``status`` is the status of the answer.
     """
-    batch = decode_batch(body, limits=limits)
-    return [batch.cut(index) for index in range(len(batch.keys))]
-
-
-def decode_batch(
-    body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
-) -> CutBatch:
-    """Return the cuts of a body with their rows together; else like `decode_cuts`."""
     held = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
     check_inflated_size(
         held, max_bytes=limits.max_inflated_bytes, max_wire_bytes=limits.max_wire_bytes

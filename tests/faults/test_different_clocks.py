@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.clock.sync import ProbeConfig
-from rankscope.collector.wire.codec import decode_cuts
 from tests.faults.many_agents import spool_of, start_agent
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
+from tests.support.collector.kept_cuts import decode_cuts
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.wire.codec import decode_cuts
 from tests.faults.jumping_clock import JumpingClock
 from tests.integration.programs import COMMAND, TIMEOUT_S, environment
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
+from tests.support.collector.kept_cuts import decode_cuts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..spool import open_regular_file
-from .exit_record import write_json
 from .plain_values import type_name
 
 if TYPE_CHECKING:
@@ -115,19 +114,6 @@ def read_control(path: Path) -> dict[str, object]:
     if type(document) is not dict:
         raise ControlError(f"{path.name} must hold one JSON object")
     return document
-
-
-def write_control(folder: Path, document: Mapping[str, object]) -> None:
-    """Write the control file of a run or of one process, atomically by rename.
-
-    Args:
-        folder: The folder of the run or of the process in the spool.
-        document: The new content, which replaces the former.
-
-    Raises:
-        OSError: The file could not be written; a former one remains.
-    """
-    write_json(folder / CONTROL_FILE, dict(document))
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,21 +38,6 @@ class Preset:
 
     faults: Callable[[Scenario], tuple[str, ...]] = lambda _: ()
     """Returns the texts of the faults for a scenario of any size."""
-
-
-def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401  # fields of Scenario
-    """Return a named scenario.
-
-    Args:
-        name: One of `PRESETS`.
-        **settings: Fields of `Scenario` that replace the preset's, except ``faults``.
-
-    Raises:
-        ScenarioError: There is no such preset, or the settings contradict each other.
-        FaultSpecError: The scenario is too small for the preset's fault.
-    """
-    scenario = Scenario(**preset_settings(name, **settings))
-    return replace(scenario, faults=preset_faults(name, scenario))
 
 
 def preset_settings(name: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401  # likewise

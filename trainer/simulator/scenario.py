@@ -88,17 +88,6 @@ class Noise:
     """Largest difference of two hosts' clocks; each stays within half of it."""
 
 
-EXACT = Noise(
-    rank_bias_ratio=0.0,
-    compute_jitter_ratio=0.0,
-    transfer_jitter_ratio=0.0,
-    end_jitter_ns=0,
-    launch_gap_ns=0,
-    clock_error_ns=0,
-)
-"""No noise, so that expected times are easy to compute."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Latency and bandwidth of each class of link.

@@ -186,7 +186,7 @@ def test_an_outage_loses_nothing_and_is_logged_once(
 def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arrive(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    from rankscope.collector.wire.codec import decode_cuts
+    from tests.support.collector.kept_cuts import decode_cuts
 
     for rank in range(100):
         builder = SpoolBuilder(spool, run_id="run", rank=rank)
@@ -281,7 +281,7 @@ def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
 def test_a_deleted_run_is_dropped_and_others_continue(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
-    from rankscope.collector.wire.codec import decode_cuts
+    from tests.support.collector.kept_cuts import decode_cuts
 
     for run_id in ("gone", "kept"):
         builder = SpoolBuilder(spool, run_id=run_id)
@@ -308,7 +308,7 @@ def test_a_deleted_run_is_dropped_and_others_continue(
 def test_a_run_that_the_token_does_not_cover_delays_no_other(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
-    from rankscope.collector.wire.codec import decode_cuts
+    from tests.support.collector.kept_cuts import decode_cuts
 
     for run_id in ("a-foreign", "own"):
         builder = SpoolBuilder(spool, run_id=run_id)

@@ -14,16 +14,10 @@ from rankscope.collector.errors import WireError
 from rankscope.collector.spool.cut import Cut, CutKey
 from rankscope.collector.spool.records import CutRows
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.wire.codec import (
-    WireLimits,
-    decode_batch,
-    decode_cuts,
-    empty_column,
-    encode_cuts,
-)
+from rankscope.collector.wire.codec import WireLimits, decode_batch, empty_column, encode_cuts
 from rankscope.collector.wire.schema import WIRE_TABLES, cuts_schema
 from rankscope.tracer.span import SpanKind
-from tests.support.collector.kept_cuts import KeptCuts
+from tests.support.collector.kept_cuts import KeptCuts, decode_cuts
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
@@ -254,7 +248,7 @@ def test_nulls_in_a_column_without_nulls_are_rejected(cuts: list[Cut]) -> None:
 
 def test_a_body_that_is_too_long_is_rejected_unread() -> None:
     with pytest.raises(WireError, match="the limit is 10") as caught:
-        decode_cuts(b"\0" * 11, limits=WireLimits(max_wire_bytes=10))
+        decode_batch(b"\0" * 11, limits=WireLimits(max_wire_bytes=10))
     assert caught.value.status == 413
 
 
@@ -282,7 +276,7 @@ def test_a_body_that_inflates_too_much_is_rejected_before_it_is_inflated() -> No
 
     before = pa.total_allocated_bytes()
     with pytest.raises(WireError, match="inflates to more than 1000000 bytes") as caught:
-        decode_cuts(body, limits=WireLimits(max_inflated_bytes=1_000_000))
+        decode_batch(body, limits=WireLimits(max_inflated_bytes=1_000_000))
 
     assert caught.value.status == 413
     assert pa.total_allocated_bytes() == before
@@ -292,10 +286,10 @@ def test_a_body_that_inflates_too_much_is_rejected_before_it_is_inflated() -> No
 def test_too_many_cuts_or_rows_are_rejected(cuts: list[Cut]) -> None:
     body = encode_cuts(cuts)
     with pytest.raises(WireError, match="more than 1 cuts") as caught:
-        decode_cuts(body, limits=WireLimits(max_cuts=1))
+        decode_batch(body, limits=WireLimits(max_cuts=1))
     assert caught.value.status == 413
     with pytest.raises(WireError, match="more than 2 rows") as caught:
-        decode_cuts(body, limits=WireLimits(max_rows=2))
+        decode_batch(body, limits=WireLimits(max_rows=2))
     assert caught.value.status == 413
 
 

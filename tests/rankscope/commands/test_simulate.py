@@ -25,8 +25,8 @@ from rankscope.simulation import SimulateOptions, build_scenario, store_simulati
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE
 from rankscope.trainer.errors import ScenarioError
-from rankscope.trainer.simulator.presets import preset_scenario
 from rankscope.trainer.simulator.simulation import simulate
+from tests.support.trainer.recorded import preset_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
 
 from rankscope.collector.clock.reference import ReferenceClock
-from rankscope.collector.wire.codec import decode_cuts
 from tests.faults.checker import content_hash, key_of
+from tests.support.collector.kept_cuts import decode_cuts
 
 if TYPE_CHECKING:
     import ssl

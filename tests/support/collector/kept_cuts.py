@@ -1,13 +1,16 @@
-"""Sink that keeps its cuts in memory."""
+"""Cuts kept in memory by a sink, or decoded from a body."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rankscope.collector.spool.cut import Resume
+from rankscope.collector.wire.codec import decode_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
     from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut
@@ -30,3 +33,9 @@ class KeptCuts:
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
         self.cuts += cuts
+
+
+def decode_cuts(body: bytes | memoryview | pa.Buffer) -> list[Cut]:
+    """Return the cuts of a body, in its order: the inverse of `encode_cuts`."""
+    batch = decode_batch(body)
+    return [batch.cut(index) for index in range(len(batch.keys))]

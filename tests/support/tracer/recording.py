@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.install import make_spool_identity
 from rankscope.tracer.job.identity import read_identity
+from rankscope.tracer.record.control import CONTROL_FILE
+from rankscope.tracer.record.exit_record import write_json
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.segment import segment_capacity
 from rankscope.tracer.record.segment_pool import STARTER_BYTES, SpoolLimits
@@ -18,7 +20,7 @@ from rankscope.tracer.spool import read_anchor
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rankscope.tracer.record.sampling import Settings
@@ -69,3 +71,8 @@ def run_script(script: str, spool: Path, **environ: str) -> subprocess.Completed
         timeout=180,
         check=False,
     )
+
+
+def write_control(folder: Path, document: Mapping[str, object]) -> None:
+    """Write the control file of a run's or a process's folder, atomically by rename."""
+    write_json(folder / CONTROL_FILE, dict(document))

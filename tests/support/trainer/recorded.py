@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankscope.trainer.simulator.fault import parse_simulated_faults
-from rankscope.trainer.simulator.scenario import EXACT, Network, Scenario
+from rankscope.trainer.simulator.presets import preset_faults, preset_settings
+from rankscope.trainer.simulator.scenario import Network, Noise, Scenario
 from rankscope.trainer.simulator.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MS = 1_000_000
+EXACT = Noise(
+    rank_bias_ratio=0.0,
+    compute_jitter_ratio=0.0,
+    transfer_jitter_ratio=0.0,
+    end_jitter_ns=0,
+    launch_gap_ns=0,
+    clock_error_ns=0,
+)
+"""No noise, so that expected times are easy to compute."""
+
 FREE = Network(host_latency_ns=0, rack_latency_ns=0, spine_latency_ns=0)
 """A network without latency."""
 
@@ -97,3 +108,9 @@ def _columns(tables: list[pa.Table]) -> Columns:
             for name in lists[0]
         }
     )
+
+
+def preset_scenario(name: str, **settings: Any) -> Scenario:  # noqa: ANN401
+    """Return a scenario of `PRESETS`; ``settings`` replace its fields, except ``faults``."""
+    scenario = Scenario(**preset_settings(name, **settings))
+    return replace(scenario, faults=preset_faults(name, scenario))

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from rankscope.tracer.job.profile import ProfileError, Request, offer_profiles, read_request
-from rankscope.tracer.record.control import write_control
-from tests.support.tracer.recording import recorder_in, wait_until
+from tests.support.tracer.recording import recorder_in, wait_until, write_control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope import tracer
-from rankscope.tracer.record.control import (
-    CONTROL_FILE,
-    Control,
-    ControlError,
-    read_control,
-    write_control,
-)
+from rankscope.tracer.record.control import CONTROL_FILE, Control, ControlError, read_control
 from rankscope.tracer.record.current import set_current
 from rankscope.tracer.record.interface import NOOP_TRACER
 from rankscope.tracer.record.sampling import ALL_KINDS, Settings
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.support.tracer.reading import dropped, read_rows, read_spans
-from tests.support.tracer.recording import recorder_in, wait_until
+from tests.support.tracer.recording import recorder_in, wait_until, write_control
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,10 +12,11 @@ from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.faults.spec import FaultCause
 from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.placement import Axis, make_groups, place
-from rankscope.trainer.simulator.presets import PRESETS, preset_scenario
+from rankscope.trainer.simulator.presets import PRESETS
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
 from rankscope.trainer.simulator.scenario_file import read_scenario_file
 from rankscope.trainer.simulator.simulation import simulate
+from tests.support.trainer.recorded import preset_scenario
 
 if TYPE_CHECKING:
     from pathlib import Path
