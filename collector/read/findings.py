@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,44 +92,20 @@ def read_findings(store: Store, run_id: str | None = None) -> tuple[StoredFindin
     return tuple(_finding(row) for row in store.rows(SELECT_FINDINGS, {"run_id": run_id}))
 
 
+_COLUMNS = {"number": "position", "onset_step": "first_step", "opened_ns": "analysed_ns"}
+"""Columns that are named otherwise than the field."""
+
+
 def _row(finding: StoredFinding) -> Row:
-    return {
-        "run_id": finding.run_id,
-        "analysed_ns": finding.opened_ns,
-        "position": finding.number,
-        "epoch": finding.epoch,
-        "cause": finding.cause,
-        "ranks": list(finding.ranks),
-        "first_step": finding.onset_step,
-        "last_step": finding.last_step,
-        "checked_step": finding.checked_step,
-        "slowdown": finding.slowdown,
-        "recoverable_ratio": finding.recoverable_ratio,
-        "confidence": finding.confidence,
-        "evidence": finding.evidence,
-        "updated_ns": finding.updated_ns,
-        "closed_ns": finding.closed_ns,
-    }
+    row = {_COLUMNS.get(name, name): value for name, value in asdict(finding).items()}
+    return row | {"ranks": list(finding.ranks)}
 
 
 def _finding(row: Row) -> StoredFinding:
-    return StoredFinding(
-        run_id=row["run_id"],
-        number=row["position"],
-        epoch=row["epoch"],
-        cause=row["cause"],
-        ranks=tuple(row["ranks"]),
-        onset_step=row["first_step"],
-        last_step=row["last_step"],
-        checked_step=row["checked_step"],
-        slowdown=row["slowdown"],
-        recoverable_ratio=row["recoverable_ratio"],
-        confidence=row["confidence"],
-        evidence=row["evidence"],
-        opened_ns=row["analysed_ns"],
-        updated_ns=row["updated_ns"],
-        closed_ns=row["closed_ns"],
-    )
+    values = {
+        field.name: row[_COLUMNS.get(field.name, field.name)] for field in fields(StoredFinding)
+    }
+    return StoredFinding(**values | {"ranks": tuple(row["ranks"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +139,7 @@ def read_finding_places(store: Store) -> tuple[StoredPlace, ...]:
     Ranks with an unknown position are left out.
     """
     rows = store.rows(SELECT_FINDING_PLACES, {"most_ranks": MAX_FINDING_RANKS})
-    return tuple(map(_place, rows))
+    return tuple(StoredPlace(**row) for row in rows)
 
 
 def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
@@ -183,16 +159,5 @@ def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
 
 def read_places(store: Store, run_id: str, epoch: int) -> tuple[StoredPlace, ...]:
     """Return the places of an epoch's ranks. Ranks with an unknown position are left out."""
-    return tuple(map(_place, store.rows(SELECT_PLACES, {"run_id": run_id, "epoch": epoch})))
-
-
-def _place(row: Row) -> StoredPlace:
-    return StoredPlace(
-        run_id=row["run_id"],
-        epoch=row["epoch"],
-        rank=row["rank"],
-        host=row["host"],
-        dp=row["dp"],
-        pp=row["pp"],
-        tp=row["tp"],
-    )
+    rows = store.rows(SELECT_PLACES, {"run_id": run_id, "epoch": epoch})
+    return tuple(StoredPlace(**row) for row in rows)

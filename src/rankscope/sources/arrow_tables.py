@@ -37,16 +37,12 @@ def span_table(table: pa.Table) -> SpanTable:
 
 def step_table(table: pa.Table) -> StepTable:
     """Return step rows, in the order of the table."""
-    return StepTable(
-        epoch=to_numpy(table["epoch"]),
-        step=to_numpy(table["step"]),
-        rank=to_numpy(table["rank"]),
-        start_ns=to_numpy(table["start_ns"]),
-        end_ns=to_numpy(table["end_ns"]),
-        num_tokens=to_numpy(table["num_tokens"]),
-        loss=to_numpy(table["loss"]),
-        left_out=_left_out(table),
-    )
+    columns = _columns(table, "epoch", "step", "rank", "start_ns", "end_ns", "num_tokens", "loss")
+    return StepTable(**columns, left_out=_left_out(table))
+
+
+def _columns(table: pa.Table, *names: str) -> dict[str, NDArray[Any]]:
+    return {name: to_numpy(table[name]) for name in names}
 
 
 def _left_out(table: pa.Table) -> NDArray[np.uint32]:
@@ -72,14 +68,10 @@ def arrivals_table(table: pa.Table) -> Arrivals:
 
 def microbatch_table(table: pa.Table) -> MicrobatchTable:
     """Return micro-batch rows, in the order of the table."""
-    return MicrobatchTable(
-        epoch=to_numpy(table["epoch"]),
-        step=to_numpy(table["step"]),
-        rank=to_numpy(table["rank"]),
-        microbatch=to_numpy(table["microbatch"]),
-        num_tokens=to_numpy(table["num_tokens"]),
-        sum_squared_lengths=to_numpy(table["sum_squared_lengths"]),
+    columns = _columns(
+        table, "epoch", "step", "rank", "microbatch", "num_tokens", "sum_squared_lengths"
     )
+    return MicrobatchTable(**columns)
 
 
 def sample_table(table: pa.Table) -> SampleTable:
