@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).with_suffix(".toml")
 SUFFIXES = (".py", ".md", ".c", ".h", ".js", ".css", ".toml", ".yml", ".yaml", ".sql", ".sh")
 EXEMPT = ("tests/lint/", "docs/decisions/0000", "benchmarks/results/", "tests/collector/golden/")
+GLOSSARY = "docs/glossary.md"
+LAST_CELL = re.compile(r"[^|\n]*\|$", re.MULTILINE)
 IDENTIFIER_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 FIRST_WORD = re.compile(r"\W*([A-Za-z]+)")
 
@@ -109,7 +111,13 @@ def _docstring_start(
 
 
 def uses_in_text(path: str, text: str, words: Words) -> Iterator[Use]:
-    """Yield the uses in a document. A word in backticks alone is a name, and is not checked."""
+    """Yield the uses in a document.
+
+    A word in backticks alone is a name and is not checked. In the glossary, the last cell of a row
+    lists words not to use and is not checked.
+    """
+    if path == GLOSSARY:
+        text = LAST_CELL.sub("", text)
     for offset, word, plain in words.in_prose(text):
         yield Use(path, 1 + offset, word, plain)
 

@@ -38,3 +38,11 @@ def test_a_document_is_searched_line_by_line_without_words_in_backticks() -> Non
     uses = [(use.line, use.word, use.plain) for use in uses_in_text("d.md", text, Words(TABLE))]
 
     assert uses == [(1, "told", "declared"), (3, "by hand", "manual")]
+
+
+def test_the_words_that_the_glossary_advises_against_are_not_uses() -> None:
+    text = "| `declared` | said of a layout | told |\n| `table` | told of rows | |\nIt is told.\n"
+
+    found = uses_in_text("docs/glossary.md", text, Words(TABLE))
+
+    assert [(use.line, use.word) for use in found] == [(2, "told"), (3, "told")]
