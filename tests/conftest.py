@@ -1,4 +1,4 @@
-"""Settings for all tests: hypothesis profiles, one thread for torch, skips with a reason.
+"""Settings and fixtures for all tests: hypothesis profiles, one thread for torch, skips, stores.
 
 A submission's result must depend on the submission alone, so hypothesis tries the same examples in
 each run. `make nightly` explores with a fresh seed. No example has a deadline, because a shared
@@ -17,7 +17,10 @@ from tests.support.collected import COLLECTED, functions_by_file
 from tests.support.traces import require_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    from rankscope.collector.store.store import Store
 
 # Set before torch is loaded, here and in child processes: its threads spin while they wait for each
 # other, and if other processes hold the cores, a step takes up to a hundred times as long.
@@ -35,6 +38,24 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Open an embedded store that the tests of a module share."""
+    from rankscope.collector.store.store import open_store
+
+    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def empty_store(tmp_path: Path) -> Iterator[Store]:
+    """Open an empty embedded store for one test."""
+    from rankscope.collector.store.store import open_store
+
+    with open_store(f"chdb://{tmp_path / 'store'}") as opened:
+        yield opened
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,8 +2,7 @@
 
 ``RANKSCOPE_TEST_CLICKHOUSE`` is the URL of a ClickHouse server whose account may create databases
 (`clickhouse://user:password@host:8123/default`, with `?cluster=NAME` for a cluster). Each module
-gets its own database there. ``one-node`` is a cluster of one server in this process, without a
-keeper.
+gets its own database there.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.store.store import open_store
-from tests.deploy.one_node import one_node_cluster
 from tests.deploy.servers import database_of_its_own
 
 if TYPE_CHECKING:
@@ -36,12 +34,8 @@ if GIVEN_SERVER:  # it may have a password, which must not show in a test's name
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:
-    folder = tmp_path_factory.mktemp("store")
     if request.param == "embedded":
-        with open_store(f"chdb://{folder}") as opened:
-            yield opened
-    elif request.param == "one-node":
-        with one_node_cluster(folder) as opened:
+        with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
             yield opened
     else:
         with database_of_its_own(request.param) as url, open_store(url) as opened:

@@ -45,7 +45,7 @@ def said(sql: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def cluster_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with one_node_cluster(tmp_path_factory.mktemp("cluster")) as opened:
         yield opened
 
@@ -157,8 +157,8 @@ def test_only_a_cluster_has_settings_and_a_quorum_on_request() -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_knows_every_setting(store: Store) -> None:
-    names = {row["name"] for row in store.rows("SELECT name FROM system.settings")}
+def test_the_engine_knows_every_setting(cluster_store: Store) -> None:
+    names = {row["name"] for row in cluster_store.rows("SELECT name FROM system.settings")}
 
     location = ServerLocation(
         host="h", port=1, user="u", password="", database="d", secure=False, cluster="c", quorum=2
@@ -166,7 +166,7 @@ def test_the_engine_knows_every_setting(store: Store) -> None:
     assert set(cluster_settings(location)) <= names
 
 
-def test_the_engine_parses_every_migrations_statements_for_a_cluster(store: Store) -> None:
+def test_the_engine_parses_every_migrations_statements_for_a_cluster(cluster_store: Store) -> None:
     shipped = [
         sql
         for known in known_migrations()
@@ -180,7 +180,7 @@ def test_the_engine_parses_every_migrations_statements_for_a_cluster(store: Stor
     ]
 
     for sql in statements:
-        (parsed,) = store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
+        (parsed,) = cluster_store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
         assert "ON CLUSTER c1" in parsed["text"]
     # Rows are in local tables only, so emptying one is a single statement.
     num_emptied = sum(sql.startswith("TRUNCATE") for sql in shipped)
@@ -223,8 +223,8 @@ def test_every_statement_that_changes_tables_has_a_form_for_clusters() -> None:
         assert all("ON CLUSTER `c1`" in said.sql for said in STATEMENTS.rewrite(text, bound))
 
 
-def test_every_table_of_every_migration_is_local_and_distributed(store: Store) -> None:
-    rows = store.rows("SELECT name, engine FROM system.tables WHERE database = 'default'")
+def test_every_table_of_every_migration_is_local_and_distributed(cluster_store: Store) -> None:
+    rows = cluster_store.rows("SELECT name, engine FROM system.tables WHERE database = 'default'")
     engines = {row["name"]: row["engine"] for row in rows}
     over = {name for name, engine in engines.items() if engine == "Distributed"}
 
@@ -252,52 +252,54 @@ def store_run(store: Store, spool: Path, run_id: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_written_and_read_through_the_distributed_tables(
-    store: Store, tmp_path: Path
+    cluster_store: Store, tmp_path: Path
 ) -> None:
-    store_run(store, tmp_path, "once")
+    store_run(cluster_store, tmp_path, "once")
 
-    (listed,) = [row for row in list_runs(store) if row["run_id"] == "once"]
+    (listed,) = [row for row in list_runs(cluster_store) if row["run_id"] == "once"]
     assert (listed["num_spans"], listed["num_steps"], listed["world_size"]) == (6, 3, 2)
-    assert [row["rank"] for row in read_run(store, "once").ranks] == [0, 1]
-    spans = read_spans(store, "once").select(["step", "rank"]).to_pylist()
+    assert [row["rank"] for row in read_run(cluster_store, "once").ranks] == [0, 1]
+    spans = read_spans(cluster_store, "once").select(["step", "rank"]).to_pylist()
     assert [(row["step"], row["rank"]) for row in spans] == [
         (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)
     ]  # fmt: skip
-    assert read_steps(store, "once", first=1, last=1).num_rows == 2
+    assert read_steps(cluster_store, "once", first=1, last=1).num_rows == 2
 
 
-def test_rows_that_are_stored_twice_in_a_shard_are_read_once(store: Store, tmp_path: Path) -> None:
+def test_rows_that_are_stored_twice_in_a_shard_are_read_once(
+    cluster_store: Store, tmp_path: Path
+) -> None:
     # GIVEN a run of six spans
-    store_run(store, tmp_path, "twice")
+    store_run(cluster_store, tmp_path, "twice")
     bound = {"run_id": "twice"}
 
     # WHEN they are inserted again, without an entry in the ledger
-    store.insert_arrow("spans", store.arrow(COPY_SPANS, bound))
+    cluster_store.insert_arrow("spans", cluster_store.arrow(COPY_SPANS, bound))
 
     # THEN the shard stores both copies, and queries return one
-    assert store.rows(COUNT_COPIES, bound) == [{"num_rows": 12}]
-    assert read_spans(store, "twice").num_rows == 6
+    assert cluster_store.rows(COUNT_COPIES, bound) == [{"num_rows": 12}]
+    assert read_spans(cluster_store, "twice").num_rows == 6
 
 
 def test_a_writer_finds_the_rows_that_another_stored_on_a_cluster(
-    store: Store, tmp_path: Path
+    cluster_store: Store, tmp_path: Path
 ) -> None:
-    store_run(store, tmp_path, "found")
+    store_run(cluster_store, tmp_path, "found")
 
-    resumed = StoreWriter(store).resume("found")
+    resumed = StoreWriter(cluster_store).resume("found")
 
     assert sorted(resumed.end_rows.values()) == [6, 6]
     assert resumed.unanswered == ()
 
 
 @pytest.mark.slow
-def test_a_run_is_deleted_on_every_shard(store: Store, tmp_path: Path) -> None:
-    store_run(store, tmp_path, "gone")
+def test_a_run_is_deleted_on_every_shard(cluster_store: Store, tmp_path: Path) -> None:
+    store_run(cluster_store, tmp_path, "gone")
 
-    Deletions(store).delete("gone")
+    Deletions(cluster_store).delete("gone")
 
-    assert store.rows(COUNT_COPIES, {"run_id": "gone"}) == [{"num_rows": 0}]
-    assert "gone" not in [row["run_id"] for row in list_runs(store)]
+    assert cluster_store.rows(COUNT_COPIES, {"run_id": "gone"}) == [{"num_rows": 0}]
+    assert "gone" not in [row["run_id"] for row in list_runs(cluster_store)]
 
 
 COUNT_FREED = """
@@ -308,24 +310,24 @@ WHERE table = 'spans_local' AND position(command, 'APPLY DELETED MASK') > 0
 
 @pytest.mark.slow
 def test_parts_are_rewritten_if_many_of_a_servers_rows_are_hidden(
-    store: Store, tmp_path: Path
+    cluster_store: Store, tmp_path: Path
 ) -> None:
     # GIVEN a run whose rows are stored twice, with none hidden: there is nothing to do
-    store_run(store, tmp_path, "hidden")
-    store.insert_arrow("spans", store.arrow(COPY_SPANS, {"run_id": "hidden"}))
-    apply_deleted_masks(store, ["spans"])  # of earlier tests
-    wait_until_none_is_hidden(store)
-    (before,) = store.rows(COUNT_FREED)
-    apply_large_deleted_masks(store, ["spans"])
-    assert store.rows(COUNT_FREED) == [before]
+    store_run(cluster_store, tmp_path, "hidden")
+    cluster_store.insert_arrow("spans", cluster_store.arrow(COPY_SPANS, {"run_id": "hidden"}))
+    apply_deleted_masks(cluster_store, ["spans"])  # of earlier tests
+    wait_until_none_is_hidden(cluster_store)
+    (before,) = cluster_store.rows(COUNT_FREED)
+    apply_large_deleted_masks(cluster_store, ["spans"])
+    assert cluster_store.rows(COUNT_FREED) == [before]
 
     # WHEN half of them are removed
-    store.command("DELETE FROM spans WHERE run_id = 'hidden' AND rank = 1")
-    apply_large_deleted_masks(store, ["spans"])
+    cluster_store.command("DELETE FROM spans WHERE run_id = 'hidden' AND rank = 1")
+    apply_large_deleted_masks(cluster_store, ["spans"])
 
-    (after,) = store.rows(COUNT_FREED)
+    (after,) = cluster_store.rows(COUNT_FREED)
     # A merge may have rewritten them already, so that nothing is hidden.
-    assert after["n"] == before["n"] + 1 or num_hidden(store) == 0
+    assert after["n"] == before["n"] + 1 or num_hidden(cluster_store) == 0
 
 
 def num_hidden(store: Store) -> int:

@@ -10,14 +10,11 @@ import pytest
 import yaml
 
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.files import DEPLOY, SERVER_XML, USERS_XML, services, texts, xml
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rankscope.collector.store.store import Store
 
 GRAFANA = DEPLOY / "grafana"
@@ -35,9 +32,9 @@ def statements() -> dict[str, str]:
     return found | {"run": variable["query"]}
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Open a store with a run of two ranks and three steps."""
+@pytest.fixture(scope="module", autouse=True)
+def _stored_run(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Store a run of two ranks and three steps."""
     spool = tmp_path_factory.mktemp("spool")
     for rank in range(2):
         builder = SpoolBuilder(spool, run_id="job", rank=rank)
@@ -45,9 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             builder.span("forward", step=step, start_ns=step * 10**9)
             builder.step(step, start_ns=step * 10**9, duration_ns=5 * 10**8)
         builder.end()
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        SpoolTail(spool, StoreWriter(opened)).poll()
-        yield opened
+    SpoolTail(spool, StoreWriter(store)).poll()
 
 
 def run(store: Store, title: str) -> list[dict[str, Any]]:

@@ -42,28 +42,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(server: str) -> Iterator[Store]:
+def server_store(server: str) -> Iterator[Store]:
     with database_of_its_own(server) as url, open_store(url) as opened:
         yield opened
 
 
-def test_a_run_is_written_to_a_server_and_read_back(store: Store, tmp_path: Path) -> None:
+def test_a_run_is_written_to_a_server_and_read_back(server_store: Store, tmp_path: Path) -> None:
     builder = SpoolBuilder(tmp_path, run_id="job")
     builder.span("forward", start_ns=5)
     builder.step(0, start_ns=0, duration_ns=100)
     builder.end()
 
-    SpoolTail(tmp_path, StoreWriter(store)).poll()
+    SpoolTail(tmp_path, StoreWriter(server_store)).poll()
 
-    assert store.path is None
-    assert store.schema_version() == known_migrations()[-1].version
-    assert [row["run_id"] for row in list_runs(store)] == ["job"]
-    assert read_spans(store, "job")["name"].to_pylist() == ["forward"]
-    assert not has_repeated_cuts(store, "job")
+    assert server_store.path is None
+    assert server_store.schema_version() == known_migrations()[-1].version
+    assert [row["run_id"] for row in list_runs(server_store)] == ["job"]
+    assert read_spans(server_store, "job")["name"].to_pylist() == ["forward"]
+    assert not has_repeated_cuts(server_store, "job")
 
 
-def test_a_server_merges_as_configured(store: Store) -> None:
-    tables = store.rows(
+def test_a_server_merges_as_configured(server_store: Store) -> None:
+    tables = server_store.rows(
         "SELECT engine_full FROM system.tables"
         " WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
     )
@@ -72,14 +72,14 @@ def test_a_server_merges_as_configured(store: Store) -> None:
     assert not any("concurrent_part_removal" in row["engine_full"] for row in tables)
 
 
-def test_values_are_bound_and_errors_are_one_line(store: Store) -> None:
+def test_values_are_bound_and_errors_are_one_line(server_store: Store) -> None:
     hostile = "x' OR 1 = 1 -- {x:String} \\'"
-    store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
+    server_store.insert_rows("clock", [{"host": hostile}, {"host": "harmless"}])
 
-    found = store.rows("SELECT host FROM clock WHERE host = {h:String}", {"h": hostile})
+    found = server_store.rows("SELECT host FROM clock WHERE host = {h:String}", {"h": hostile})
     assert found == [{"host": hostile}]
     with pytest.raises(StoreQueryError, match="nonsense") as caught:
-        store.rows("SELECT nonsense FROM spans")
+        server_store.rows("SELECT nonsense FROM spans")
     assert "\n" not in str(caught.value)
 
 

@@ -14,12 +14,10 @@ from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.runs import read_run
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from rankscope.collector.store.store import Store
@@ -30,12 +28,6 @@ INT64 = st.integers(LEAST, MOST) | st.sampled_from([LEAST, -1, 0, 1, MOST])
 SPANS = st.tuples(INT64, INT64)
 STEPS = st.tuples(st.floats(), INT64)
 _NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ pytestmark = [needs_traces, pytest.mark.multiproc]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that holds both published traces."""
     folder = tmp_path_factory.mktemp("published")
     for name in ("AR", "ST"):
@@ -39,9 +39,9 @@ def document(run: str, *, store: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_only_the_slow_worker_is_reported(store: Path) -> None:
+def test_only_the_slow_worker_is_reported(store_folder: Path) -> None:
     # Rank 0 is the traced TP member of the worker at dp 0, stage 0.
-    found = document("AR", store=store)
+    found = document("AR", store=store_folder)
 
     accused = {rank for finding in found["findings"] for rank in finding["ranks"]}
     assert found["findings"][0]["cause"] == "slow-compute"
@@ -50,16 +50,16 @@ def test_only_the_slow_worker_is_reported(store: Path) -> None:
     assert found["slowdown"] == pytest.approx(1.9730450967, rel=1e-6)
 
 
-def test_the_slow_last_stage_is_reported(store: Path) -> None:
-    found = document("ST", store=store)
+def test_the_slow_last_stage_is_reported(store_folder: Path) -> None:
+    found = document("ST", store=store_folder)
 
     assert found["findings"][0]["cause"] == "stage-imbalance"
     assert found["findings"][0]["ranks"] == [6, 7]  # stage 3, dp 0 and 1
     assert found["slowdown"] == pytest.approx(1.1787021837, rel=1e-6)
 
 
-def test_the_verdict_comes_first(store: Path) -> None:
-    done = rankscope("analyze", "AR", store=store, COLUMNS="80")
+def test_the_verdict_comes_first(store_folder: Path) -> None:
+    done = rankscope("analyze", "AR", store=store_folder, COLUMNS="80")
 
     first = done.stdout.splitlines()[0]
     assert done.returncode == 0
@@ -67,17 +67,19 @@ def test_the_verdict_comes_first(store: Path) -> None:
     assert "finding" in done.stdout
 
 
-def test_an_existing_run_is_not_imported_again(store: Path) -> None:
-    again = rankscope(*import_arguments("AR"), store=store)
-    runs = json.loads(rankscope("runs", "--json", store=store).stdout)["runs"]
+def test_an_existing_run_is_not_imported_again(store_folder: Path) -> None:
+    again = rankscope(*import_arguments("AR"), store=store_folder)
+    runs = json.loads(rankscope("runs", "--json", store=store_folder).stdout)["runs"]
 
     assert again.returncode == 0
     assert "is already stored" in again.stdout
     assert [run["num_spans"] for run in runs if run["run"] == "AR"] == [117_216]
 
 
-def test_chosen_steps_are_analysed_alone(store: Path) -> None:
-    steps = document("AR", store=store)["steps"]
-    done = rankscope("analyze", "AR", "--json", "--steps", f"{steps[2]}:{steps[4]}", store=store)
+def test_chosen_steps_are_analysed_alone(store_folder: Path) -> None:
+    steps = document("AR", store=store_folder)["steps"]
+    done = rankscope(
+        "analyze", "AR", "--json", "--steps", f"{steps[2]}:{steps[4]}", store=store_folder
+    )
 
     assert json.loads(done.stdout)["steps"] == steps[2:5]

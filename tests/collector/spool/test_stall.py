@@ -7,13 +7,11 @@ import pytest
 
 from rankscope.collector.spool.process_tail import STALL_NS
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
@@ -42,12 +40,6 @@ def settle(tail: SpoolTail, clock: Clock) -> None:
         tail.poll()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path / 'store'}") as opened:
-        yield opened
-
-
 def stalls(store: Store) -> list[tuple[int, int, dict[str, Any]]]:
     """Return (rank, at_ns, data) of each stalled event."""
     sql = "SELECT rank, at_ns, data FROM events FINAL WHERE kind = 'stalled' ORDER BY at_ns, rank"
@@ -56,23 +48,23 @@ def stalls(store: Store) -> list[tuple[int, int, dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_a_stalled_process_is_reported_once_with_its_open_spans(
-    store: Store, tmp_path: Path
+    empty_store: Store, tmp_path: Path
 ) -> None:
     spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     spool.span("forward", step=4, start_ns=10, duration_ns=10)
     spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(empty_store), grace_ns=0, monotonic_ns=clock)
     settle(tail, clock)
     clock.now_ns += STALL_NS - 2 * SECOND
     tail.poll()
-    assert stalls(store) == []
+    assert stalls(empty_store) == []
 
     for _ in range(3):
         clock.now_ns += SECOND
         tail.poll()
 
-    assert stalls(store) == [
+    assert stalls(empty_store) == [
         (
             1,
             OFFSET_NS + 25,
@@ -94,41 +86,43 @@ def test_a_stalled_process_is_reported_once_with_its_open_spans(
 
 
 @pytest.mark.slow
-def test_a_process_that_continues_gets_the_whole_time_again(store: Store, tmp_path: Path) -> None:
+def test_a_process_that_continues_gets_the_whole_time_again(
+    empty_store: Store, tmp_path: Path
+) -> None:
     spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(empty_store), grace_ns=0, monotonic_ns=clock)
     settle(tail, clock)
     clock.now_ns += STALL_NS - 10 * SECOND
     spool.span("forward", step=4, start_ns=30)
     settle(tail, clock)
     clock.now_ns += STALL_NS - 3 * SECOND
     tail.poll()
-    assert stalls(store) == []
+    assert stalls(empty_store) == []
 
     settle(tail, clock)
-    assert len(stalls(store)) == 1
+    assert len(stalls(empty_store)) == 1
 
 
 @pytest.mark.slow
-def test_an_idle_or_ended_process_is_not_stalled(store: Store, tmp_path: Path) -> None:
+def test_an_idle_or_ended_process_is_not_stalled(empty_store: Store, tmp_path: Path) -> None:
     SpoolBuilder(tmp_path / "spool", run_id="r", rank=0)
     ended = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
     ended.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     ended.end()
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(empty_store), grace_ns=0, monotonic_ns=clock)
     tail.poll()
     clock.now_ns += 2 * STALL_NS
     tail.poll()
 
-    assert stalls(store) == []
+    assert stalls(empty_store) == []
 
 
 @pytest.mark.slow
 def test_the_analysis_names_the_missing_rank_while_the_job_hangs(
-    store: Store, tmp_path: Path
+    empty_store: Store, tmp_path: Path
 ) -> None:
     from rankscope.analysis.causes.hang import find_hangs
 
@@ -140,12 +134,12 @@ def test_the_analysis_names_the_missing_rank_while_the_job_hangs(
         if rank != 2:
             spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
     clock = Clock()
-    tail = SpoolTail(tmp_path / "spool", StoreWriter(store), grace_ns=0, monotonic_ns=clock)
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(empty_store), grace_ns=0, monotonic_ns=clock)
     settle(tail, clock)
     clock.now_ns += STALL_NS
     tail.poll()
 
-    source = StoreSource(store)
+    source = StoreSource(empty_store)
     (finding,) = find_hangs(
         source.run_info("r"), source.spans("r"), source.steps("r"), source.context("r")
     )

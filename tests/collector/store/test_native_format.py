@@ -10,12 +10,13 @@ import pytest
 from rankscope.collector.arrow_columns import to_codes, to_numpy
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.store.native_format import read_native_blocks
-from rankscope.collector.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
+
+    from rankscope.collector.store.store import Store
+
+pytestmark = pytest.mark.parametrize("store", ["embedded"], indirect=True)
 
 NUM_ROWS = 70_000
 """More than one block; a block has at most 65,409 rows."""
@@ -39,12 +40,6 @@ class Trickle:
 
     def read(self, size: int, /) -> bytes:
         return self._stream.read(min(size, self._at_most))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 def columns_of(table: pa.Table) -> dict[str, list[object]]:

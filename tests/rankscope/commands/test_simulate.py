@@ -18,7 +18,6 @@ from rankscope.collector.read.runs import read_events, read_run, read_run_names
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.read.steps import read_microbatches, read_steps
-from rankscope.collector.store.store import Store, open_store
 from rankscope.commands.simulate import format_label
 from rankscope.errors import BadInputError
 from rankscope.simulation import SimulateOptions, build_scenario, store_simulation, write_files
@@ -32,14 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from rankscope.collector.store.store import Store
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 def small(run_id: str, name: str = "slow-compute") -> Simulation:

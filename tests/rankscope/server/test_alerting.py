@@ -40,12 +40,6 @@ def page_url(run_id: str) -> str:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path}") as opened:
-        yield opened
-
-
-@pytest.fixture
 def receiver() -> Iterator[Receiver]:
     running = Receiver()
     yield running
@@ -56,35 +50,39 @@ def first_steps(store: Store) -> list[int]:
     return [alert.first_step for alert in read_alerts(store)]
 
 
-def test_each_drop_raises_one_alert(store: Store) -> None:
-    alerting = Alerting(store, webhook=None, page_url=page_url)
+def test_each_drop_raises_one_alert(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
 
     for seen in range(1, len(DROPS_TWICE) + 1):
         alerting.evaluate(report_with(DROPS_TWICE[:seen]))
 
-    assert first_steps(store) == [19, 10]  # the newest first
+    assert first_steps(empty_store) == [19, 10]  # the newest first
 
 
-def test_an_alert_is_not_raised_again_after_a_restart(store: Store) -> None:
-    Alerting(store, webhook=None, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+def test_an_alert_is_not_raised_again_after_a_restart(empty_store: Store) -> None:
+    Alerting(empty_store, webhook=None, page_url=page_url).evaluate(report_with(DROPS_AT_10))
 
-    again = Alerting(store, webhook=None, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    again = Alerting(empty_store, webhook=None, page_url=page_url).evaluate(
+        report_with(DROPS_AT_10)
+    )
 
     assert again == ()
-    assert first_steps(store) == [10]
+    assert first_steps(empty_store) == [10]
 
 
-def test_without_a_drop_of_the_mfu_there_is_no_alert(store: Store) -> None:
-    alerting = Alerting(store, webhook=None, page_url=page_url)
+def test_without_a_drop_of_the_mfu_there_is_no_alert(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
 
     assert alerting.evaluate(report_with(None)) == ()
     assert alerting.evaluate(report_with([0.5] * 30)) == ()
-    assert first_steps(store) == []
+    assert first_steps(empty_store) == []
 
 
-def test_the_webhook_gets_run_steps_finding_and_page(store: Store, receiver: Receiver) -> None:
+def test_the_webhook_gets_run_steps_finding_and_page(
+    empty_store: Store, receiver: Receiver
+) -> None:
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
     posted = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
     webhook.close(timeout_s=TIMEOUT_S)
 
@@ -97,32 +95,32 @@ def test_the_webhook_gets_run_steps_finding_and_page(store: Store, receiver: Rec
     assert posted["text"].startswith(
         "MFU of job dropped by 20 % in step 10, from 50.0 % to 40.0 %;"
     )
-    (alert,) = read_alerts(store)
+    (alert,) = read_alerts(empty_store)
     assert alert.delivery is Delivery.DELIVERED
 
 
-def test_an_undelivered_alert_is_stored_and_counted(store: Store, receiver: Receiver) -> None:
+def test_an_undelivered_alert_is_stored_and_counted(empty_store: Store, receiver: Receiver) -> None:
     receiver.statuses = [404]
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    alerting = Alerting(store, webhook=webhook, page_url=page_url)
+    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url)
 
     alerting.evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
 
-    (alert,) = read_alerts(store)
+    (alert,) = read_alerts(empty_store)
     assert alert.delivery is Delivery.UNDELIVERED
     assert alerting.num_undelivered == 1
 
 
-def test_an_alert_is_stored_before_it_is_sent(store: Store, receiver: Receiver) -> None:
+def test_an_alert_is_stored_before_it_is_sent(empty_store: Store, receiver: Receiver) -> None:
     receiver.hold.clear()
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
     seen: Queue[Delivery] = Queue()
 
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
-    (alert,) = read_alerts(store)
+    (alert,) = read_alerts(empty_store)
     seen.put(alert.delivery)
     receiver.hold.set()
     webhook.close(timeout_s=TIMEOUT_S)
@@ -131,23 +129,23 @@ def test_an_alert_is_stored_before_it_is_sent(store: Store, receiver: Receiver) 
 
 
 def test_an_alert_that_one_server_could_not_send_is_sent_by_the_next(
-    store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver
 ) -> None:
     # GIVEN an unavailable receiver, and a server that ends before the next attempt
     receiver.statuses = [503]
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=[TIMEOUT_S])
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
     first = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
-    (left,) = read_alerts(store)
+    (left,) = read_alerts(empty_store)
 
     # WHEN the server is started twice more
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
     second = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
     webhook.post({"rule": "last"}, on_done=lambda _outcome: None)
     last = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
@@ -156,7 +154,7 @@ def test_an_alert_that_one_server_could_not_send_is_sent_by_the_next(
     assert left.delivery is Delivery.PENDING
     assert second == first
     assert json.loads(last) == {"rule": "last"}
-    (alert,) = read_alerts(store)
+    (alert,) = read_alerts(empty_store)
     assert alert.delivery is Delivery.DELIVERED
 
 

@@ -6,21 +6,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.read.runs import GAP_TIMEOUT_NS, read_run
-from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource, build_run_info
 from tests.support.collector.cut_builder import span_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rankscope.collector.store.store import Store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 def store_run(store: Store, run_id: str, *, state: str = "ended") -> None:

@@ -12,7 +12,6 @@ from rankscope.analysis.trace.tables import RunSummary
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
-from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import LiveFindings
 from rankscope.server.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
@@ -22,9 +21,6 @@ from tests.support.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.support.analysis.training import Training
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -117,12 +113,6 @@ def whole() -> Source:
     return Source(cluster.run_info(), cluster.span_table(), cluster.step_table())
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path}") as opened:
-        yield opened
-
-
 @dataclass
 class Server:
     """The live analysis of one store, with the logged lines."""
@@ -157,10 +147,10 @@ def slow_rank_3(store: Store) -> list[tuple[int | None, int | None, int, int | N
 
 
 @pytest.mark.slow
-def test_late_rows_of_an_ended_run_are_analysed(store: Store, whole: Source) -> None:
+def test_late_rows_of_an_ended_run_are_analysed(empty_store: Store, whole: Source) -> None:
     # GIVEN an ended run that lacks the last step of rank 3
     job = WithSlowHost(whole, newest=17, state="ended")
-    server = serve(store, job)
+    server = serve(empty_store, job)
     server.analysis.turn()
     first = server.reports.get("tiny")
 
@@ -178,13 +168,13 @@ def test_late_rows_of_an_ended_run_are_analysed(store: Store, whole: Source) -> 
 
 @pytest.mark.slow
 def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
-    store: Store, whole: Source
+    empty_store: Store, whole: Source
 ) -> None:
-    server = serve(store, Job(whole))
+    server = serve(empty_store, Job(whole))
     for newest in range(18):
         server.train(newest)
 
-    ((onset, last, opened_ns, closed_ns),) = slow_rank_3(store)
+    ((onset, last, opened_ns, closed_ns),) = slow_rank_3(empty_store)
     assert (onset, last) == (ONSET, 11)
     assert 1_000 + ONSET <= opened_ns <= 1_000 + ONSET + 3
     assert closed_ns is not None
@@ -195,24 +185,26 @@ def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
 
 
 @pytest.mark.slow
-def test_a_finding_continues_after_a_restart_of_the_server(store: Store, whole: Source) -> None:
+def test_a_finding_continues_after_a_restart_of_the_server(
+    empty_store: Store, whole: Source
+) -> None:
     job = Job(whole)
-    first = serve(store, job)
+    first = serve(empty_store, job)
     for newest in range(9):
         first.train(newest)
-    ((onset, _, opened_ns, _),) = slow_rank_3(store)
+    ((onset, _, opened_ns, _),) = slow_rank_3(empty_store)
 
-    second = serve(store, job, before=job.runs())
+    second = serve(empty_store, job, before=job.runs())
     second.train(10)
 
-    assert slow_rank_3(store) == [(onset, 10, opened_ns, None)]
+    assert slow_rank_3(empty_store) == [(onset, 10, opened_ns, None)]
     assert not [line for line in second.lines if "rank 3" in line]
 
 
 def test_a_run_is_looked_at_every_few_seconds_and_less_often_without_progress(
-    store: Store, whole: Source
+    empty_store: Store, whole: Source
 ) -> None:
-    server = serve(store, Job(whole))
+    server = serve(empty_store, Job(whole))
     server.train(3)
     server.job.newest = 4
     server.analysis.turn()
@@ -236,17 +228,17 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_often_without_progress(
     "failure", [KeyError("data of the job"), EmptyRunError("broken has no step")]
 )
 def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
-    store: Store, whole: Source, failure: Exception, capsys: pytest.CaptureFixture[str]
+    empty_store: Store, whole: Source, failure: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # GIVEN a run whose data make the analysis fail, before another run
-    server = serve(store, WithBrokenRun(whole, failure=failure))
+    server = serve(empty_store, WithBrokenRun(whole, failure=failure))
 
     # WHEN both train
     for newest in range(9):
         server.train(newest)
 
     # THEN the other is analysed, and the failure is logged once, without data of the job
-    assert len(slow_rank_3(store)) == 1
+    assert len(slow_rank_3(empty_store)) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not analysed" in line]
     assert line.startswith("rankscope: broken: not analysed: ")
     assert "data of the job" not in line
@@ -259,8 +251,8 @@ def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
 
 
 @pytest.mark.slow
-def test_a_hang_is_found_without_a_new_step(store: Store, whole: Source) -> None:
-    server = serve(store, Job(whole))
+def test_a_hang_is_found_without_a_new_step(empty_store: Store, whole: Source) -> None:
+    server = serve(empty_store, Job(whole))
     server.train(3)
     group = dp_group(Layout(dp=4), Coords())
     entry = {"name": "all_reduce", "kind": "dp-comm", "step": 4, "group_id": f"{group:016x}"}
@@ -280,7 +272,7 @@ def test_a_hang_is_found_without_a_new_step(store: Store, whole: Source) -> None
     for _ in range(3):
         server.train(3)
 
-    hangs = [found for found in read_findings(store, "tiny") if found.cause == "hang"]
+    hangs = [found for found in read_findings(empty_store, "tiny") if found.cause == "hang"]
     assert [(found.ranks, found.onset_step, found.closed_ns) for found in hangs] == [
         ((2,), 4, None)
     ]
@@ -289,11 +281,11 @@ def test_a_hang_is_found_without_a_new_step(store: Store, whole: Source) -> None
     ]
 
 
-def test_a_run_that_does_not_grow_is_not_analysed(store: Store, whole: Source) -> None:
+def test_a_run_that_does_not_grow_is_not_analysed(empty_store: Store, whole: Source) -> None:
     job = Job(whole, newest=10)
-    server = serve(store, job, before=job.runs())
+    server = serve(empty_store, job, before=job.runs())
 
     server.train(10)
 
     assert server.reports.revision("tiny") == 0
-    assert read_alerts(store) == ()
+    assert read_alerts(empty_store) == ()

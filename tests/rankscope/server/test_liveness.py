@@ -2,26 +2,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank
-from rankscope.collector.store.store import open_store
 from rankscope.server.provider import read_liveness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
 
 S = 1_000_000_000
 NOW_NS = 1_900_000_000 * S
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 def heartbeat(run_id: str, rank: int, *, age_s: float, **changes: Any) -> Row:  # noqa: ANN401

@@ -22,7 +22,6 @@ from rankscope.collector.read.pictures import (
 )
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
-from rankscope.collector.store.store import Store, open_store
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure
 from rankscope.dashboard.pages.timeline import timeline_page
@@ -40,10 +39,9 @@ from tests.support.dashboard.page_text import words
 from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rankscope.analysis.drawing.raster import StepPicture, StepRaster
     from rankscope.collector.read.pictures import Pixels
+    from rankscope.collector.store.store import Store
 
 FEW, MANY, DEEP = "few", "many", "deep"
 SCENARIOS = {
@@ -54,15 +52,13 @@ SCENARIOS = {
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Hold the runs of `SCENARIOS` with the tiles of their steps, each too large for bars."""
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        for run_id, scenario in SCENARIOS.items():
-            simulation = simulate(scenario, run_id=run_id)
-            store_simulation(opened, simulation, simulation.tables())
-        roll(Rollups(opened))
-        yield opened
+@pytest.fixture(scope="module", autouse=True)
+def _stored_runs(store: Store) -> None:
+    """Store the runs of `SCENARIOS` with the tiles of their steps, each too large for bars."""
+    for run_id, scenario in SCENARIOS.items():
+        simulation = simulate(scenario, run_id=run_id)
+        store_simulation(store, simulation, simulation.tables())
+        roll(Rollups(store))
 
 
 def roll(rollups: Rollups) -> None:

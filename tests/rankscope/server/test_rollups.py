@@ -14,7 +14,6 @@ from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.rollups import OpenStep, batch_steps, read_open_steps
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
-from rankscope.collector.store.store import Store, open_store
 from rankscope.server.rollups import TURN_NS, Rollups
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.cut_builder import span_cut
@@ -31,15 +30,11 @@ from tests.support.rankscope.rollup_runs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import pyarrow as pa
 
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
+    from rankscope.collector.store.store import Store
 
 
 @pytest.fixture

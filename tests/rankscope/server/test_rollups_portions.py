@@ -8,7 +8,6 @@ import pytest
 
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import SELECT_SELECTED_SPANS
-from rankscope.collector.store.store import Store, open_store
 from tests.support.rankscope.rollup_runs import (
     computed_anew,
     describe,
@@ -20,15 +19,11 @@ from tests.support.rankscope.rollup_runs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import pyarrow as pa
 
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
+    from rankscope.collector.store.store import Store
 
 
 @pytest.fixture

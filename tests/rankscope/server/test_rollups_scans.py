@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.read.rollups import SELECT_OPEN, SELECT_OPEN_FINAL
-from rankscope.collector.store.store import Store, open_store
 from rankscope.server.rollups import Rollups
 from tests.support.rankscope.rollup_runs import (
     computed_anew,
@@ -18,16 +17,10 @@ from tests.support.rankscope.rollup_runs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rankscope.collector.store.store import Store
 
 RUN = "job"
 S = 1_000_000_000
-
-
-@pytest.fixture
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 class RecordingStore:
@@ -50,44 +43,44 @@ def num_spans(store: Store, step: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_running_job_is_scanned_fully_once_a_minute(store: Store) -> None:
+def test_a_running_job_is_scanned_fully_once_a_minute(empty_store: Store) -> None:
     # GIVEN a run that grows by five steps at a time, the first of which lacks a row
-    describe(store, RUN, state="running")
+    describe(empty_store, RUN, state="running")
     late, *others = span_rows(RUN, num_steps=20)
     now_ns = [0]
-    recording = RecordingStore(store)
+    recording = RecordingStore(empty_store)
     rollups = Rollups(recording, monotonic_ns=lambda: now_ns[0])  # type: ignore[arg-type]
     for at_s, first in ((0, 0), (20, 5), (40, 10), (50, 15)):
         now_ns[0] = at_s * S
-        put(store, RUN, [row for row in others if first <= row["step"] < first + 5])
+        put(empty_store, RUN, [row for row in others if first <= row["step"] < first + 5])
         assert rollups.turn()
 
     # THEN the scan at 50 s begins with the steps that were open at 20 s, then the newest two
     assert recording.firsts == [0, 0, 0, 3]
 
     # WHEN the row arrives, THEN it is found a minute after the last full scan
-    put(store, RUN, [late])
+    put(empty_store, RUN, [late])
     rollups.turn()
-    assert num_spans(store, 0) == 3
+    assert num_spans(empty_store, 0) == 3
     now_ns[0] = 100 * S
     rollups.turn()
     assert recording.firsts[-1] == 0
-    assert num_spans(store, 0) == 4
+    assert num_spans(empty_store, 0) == 4
 
     # THEN all rows are rolled up when the run ends
-    describe(store, RUN)
+    describe(empty_store, RUN)
     assert rollups.turn()
-    assert read_rolled_up(store, RUN) == computed_anew(store, RUN)
+    assert read_rolled_up(empty_store, RUN) == computed_anew(empty_store, RUN)
 
 
 @pytest.mark.slow
-def test_a_run_without_new_rows_is_not_scanned_after_a_full_scan(store: Store) -> None:
-    describe(store, RUN, state="running")
+def test_a_run_without_new_rows_is_not_scanned_after_a_full_scan(empty_store: Store) -> None:
+    describe(empty_store, RUN, state="running")
     rows = span_rows(RUN, num_steps=6)
     now_ns = [0]
-    recording = RecordingStore(store)
+    recording = RecordingStore(empty_store)
     rollups = Rollups(recording, monotonic_ns=lambda: now_ns[0])  # type: ignore[arg-type]
-    put(store, RUN, rows)
+    put(empty_store, RUN, rows)
     for at_s in (0, 1, 500):
         now_ns[0] = at_s * S
         assert rollups.turn()
@@ -96,21 +89,21 @@ def test_a_run_without_new_rows_is_not_scanned_after_a_full_scan(store: Store) -
 
 
 @pytest.mark.slow
-def test_steps_of_an_earlier_epoch_are_not_scanned_again(store: Store) -> None:
+def test_steps_of_an_earlier_epoch_are_not_scanned_again(empty_store: Store) -> None:
     # GIVEN a run whose steps begin again in a second epoch
-    describe(store, RUN, state="running")
+    describe(empty_store, RUN, state="running")
     rows = span_rows(RUN, num_steps=6)
     again = [{**row, "epoch": 1} for row in rows]
     now_ns = [0]
-    recording = RecordingStore(store)
+    recording = RecordingStore(empty_store)
     rollups = Rollups(recording, monotonic_ns=lambda: now_ns[0])  # type: ignore[arg-type]
     halves = (rows, again[:8], again[8:16], again[16:])
     for at_s, part in zip((0, 20, 40, 50), halves, strict=True):
         now_ns[0] = at_s * S
-        put(store, RUN, part)
+        put(empty_store, RUN, part)
         assert rollups.turn()
 
     # THEN all steps are rolled up except the newest two of the second epoch
-    closed = {(row["epoch"], row["step"]) for row in read_rolled_up(store, RUN)}
+    closed = {(row["epoch"], row["step"]) for row in read_rolled_up(empty_store, RUN)}
     assert closed == {(0, step) for step in range(6)} | {(1, step) for step in range(4)}
     assert recording.firsts == [0, 0, 0, 4]

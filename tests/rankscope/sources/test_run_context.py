@@ -7,24 +7,17 @@ import pytest
 
 from rankscope.collector.read.samples import sample_rows, write_samples
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.store import Store, open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from rankscope.analysis.trace.context import RunContext
+    from rankscope.collector.store.store import Store
 
 ENDED_AT = OFFSET_NS + 9_000
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 def manifest(rank: int, *, nccl_algo: str = "Ring", started_ns: int = 1) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import pytest
 
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.store import Store, open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
@@ -15,10 +14,10 @@ from rankscope.tracer.topology import Coords, Layout
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import SpanSource, SpanTable
+    from rankscope.collector.store.store import Store
 
 INT32, INT64 = np.int32, np.int64
 EXPECTED_TYPES = {
@@ -27,12 +26,6 @@ EXPECTED_TYPES = {
     "seq": INT64, "src_rank": INT32, "dst_rank": INT32, "microbatch": INT32, "chunk": INT32,
     "num_bytes": INT64, "interval_id": INT64, "flags": np.uint16, "depth": np.int16,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.terminal.report_text import report_text
@@ -18,7 +17,6 @@ from rankscope.tracer.topology import Layout
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from rankscope.collector.store.store import Store
@@ -27,12 +25,6 @@ NUM_RANKS, NUM_STEPS, SLOW = 4, 12, 2
 GROUP = 0xABCD
 MS = 1_000_000
 STEP_MS, COMPUTE_MS, SLOWER_MS, TRANSFER_MS = 100, 20, 40, 2
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path / 'store'}") as opened:
-        yield opened
 
 
 def record(spool: Path, rank: int) -> None:
@@ -61,12 +53,12 @@ def record(spool: Path, rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_slow_rank_is_named(store: Store, tmp_path: Path) -> None:
+def test_only_the_slow_rank_is_named(empty_store: Store, tmp_path: Path) -> None:
     for rank in range(NUM_RANKS):
         record(tmp_path / "spool", rank)
-    SpoolTail(tmp_path / "spool", StoreWriter(store)).poll()
+    SpoolTail(tmp_path / "spool", StoreWriter(empty_store)).poll()
 
-    report = analyze_run(StoreSource(store), "plain")
+    report = analyze_run(StoreSource(empty_store), "plain")
 
     first = report.findings[0]
     assert (first.cause, first.ranks) == ("slow-compute", (SLOW,))
