@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +28,7 @@ from rankscope.collector.store.migrations import CREATE_VERSION_TABLE, known_mig
 from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.one_node import one_node_cluster
 from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from rankscope.collector.store.store import Store
 
-TIMEOUT_S = 60.0
 STATEMENTS = ClusterStatements(cluster="c1", database="db")
 
 
@@ -341,10 +340,5 @@ def num_hidden(store: Store) -> int:
 
 def wait_until_none_is_hidden(store: Store) -> None:
     """Wait until no mutation is running and the parts show the freed rows."""
-    until_s = time.monotonic() + TIMEOUT_S
-    while (
-        store.rows("SELECT count() AS n FROM system.mutations WHERE NOT is_done")[0]["n"]
-        or num_hidden(store) != 0
-    ):
-        assert time.monotonic() < until_s, "the engine is still at it"
-        time.sleep(0.01)
+    running = "SELECT count() AS n FROM system.mutations WHERE NOT is_done"
+    wait_until(lambda: store.rows(running) == [{"n": 0}] and num_hidden(store) == 0)

@@ -17,9 +17,9 @@ from tests.faults.jumping_clock import JumpingClock
 from tests.integration.programs import COMMAND, TIMEOUT_S, environment
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
 from tests.support.collector.kept_cuts import decode_cuts
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.collector.fake_collector import Reply
@@ -79,13 +79,6 @@ class Seen:
         return [round(shift_ns / NS_PER_S) for shift_ns in shifts]
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
-
-
 def test_setting_the_wall_clock_moves_no_span(tmp_path: Path) -> None:
     # GIVEN a rank and its agent on a host whose wall clock can be set
     spool, clock, seen = tmp_path / "spool", JumpingClock(tmp_path / "clock"), Seen()
@@ -109,7 +102,7 @@ def test_setting_the_wall_clock_moves_no_span(tmp_path: Path) -> None:
             for name, ahead_s, num_steps in (("back", -HOUR_S, 1), ("ahead", DAY_S - HOUR_S, 2)):
                 clock.set(ahead_s)
                 wall_s[name] = record(rank, seen, name)
-                wait_for(partial(seen.has_steps, num_steps))
+                wait_until(partial(seen.has_steps, num_steps))
             ended_ns = time.time_ns()
         finally:
             for process in (rank, agent):
@@ -139,5 +132,5 @@ def record(rank: subprocess.Popen[str], seen: Seen, name: str) -> float:
     rank.stdin.write(f"{name}\n")
     rank.stdin.flush()
     wall_ns = int(rank.stdout.readline())
-    wait_for(lambda: len(seen.named(name)) >= SPANS_A_CLOCK)
+    wait_until(lambda: len(seen.named(name)) >= SPANS_A_CLOCK)
     return wall_ns / NS_PER_S

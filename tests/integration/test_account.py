@@ -30,14 +30,19 @@ SPOOL_BYTES, SEGMENT_BYTES = 1 << 17, 1 << 15
 SCRIPT = """
     import os, signal, time
     from rankscope import tracer
+    from rankscope.tracer.spool import PROCESS_FILE, read_counts
+    from tests.support.waiting import wait_until
 
-    tracer.install()
+    recorder = tracer.install()
     for step in range(4):
         tracer.step(step)
         for _ in range({num_spans} // 4):
             with tracer.span("work"):
                 pass
-    time.sleep(2.5)  # the counters are published once a second
+    process_file = recorder.folder / PROCESS_FILE
+    for _ in range(2):  # the first update may have begun before the last span
+        now_ns = time.monotonic_ns()
+        wait_until(lambda: read_counts(process_file.read_bytes()).at_ns > now_ns)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -19,9 +19,10 @@ from tests.integration.programs import COMMAND, TIMEOUT_S, environment, rankscop
 from tests.support.collector.agent_rig import write_spans
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
@@ -45,21 +46,14 @@ def shipping(
         process.communicate()
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def test_an_agent_sends_the_spool_of_a_host_and_resumes_after_a_restart(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with Oracle(tmp_path / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 50)
         with shipping(spool, collector.url) as agent:
-            wait_for(lambda: len(collector.stored.rows) >= 49)
-            wait_for(lambda: bool(collector.stored.described.get("samples")))
+            wait_until(lambda: len(collector.stored.rows) >= 49)
+            wait_until(lambda: bool(collector.stored.described.get("samples")))
             agent.send_signal(signal.SIGTERM)
             _, err = agent.communicate(timeout=TIMEOUT_S)
             assert agent.returncode == 0
@@ -67,7 +61,7 @@ def test_an_agent_sends_the_spool_of_a_host_and_resumes_after_a_restart(tmp_path
         write_spans(builder, oracle, 50)
         builder.end()
         with shipping(spool, collector.url, "--no-samples"):
-            wait_for(lambda: len(collector.stored.rows) >= 100)
+            wait_until(lambda: len(collector.stored.rows) >= 100)
 
         assert check(tmp_path / "oracle", collector.stored.rows).is_clean
         names = {row["name"] for row in collector.stored.described["samples"]}
@@ -80,7 +74,7 @@ def test_an_agent_reports_host_and_progress_of_its_ranks(tmp_path: Path) -> None
     builder.span(step=41)
     with FakeCollector() as collector:
         with shipping(spool, collector.url) as agent:
-            wait_for(lambda: bool(collector.stored.described.get("heartbeats")))
+            wait_until(lambda: bool(collector.stored.described.get("heartbeats")))
             agent.send_signal(signal.SIGTERM)
             agent.communicate(timeout=TIMEOUT_S)
         beat = collector.stored.described["heartbeats"][0]
@@ -95,7 +89,7 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         proxy.faults = Faults(is_blackholed=True)
         with shipping(spool, f"http://localhost:{proxy.port}", "--no-samples") as agent:
-            wait_for(lambda: proxy.traffic.num_connections >= 2)
+            wait_until(lambda: proxy.traffic.num_connections >= 2)
             begun_s = time.monotonic()
             agent.send_signal(signal.SIGTERM)
             agent.communicate(timeout=TIMEOUT_S)
@@ -138,7 +132,7 @@ def test_a_signal_to_another_thread_ends_the_agent(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     SpoolBuilder(spool, run_id="run").end()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples") as agent:
-        wait_for(lambda: collector.num_requests("/v1/resume") > 0)
+        wait_until(lambda: collector.num_requests("/v1/resume") > 0)
         signal_another_thread(agent.pid)
         _, err = agent.communicate(timeout=TIMEOUT_S)
 
@@ -150,7 +144,7 @@ def test_a_second_agent_on_a_spool_is_refused(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples"):
-        wait_for((spool / ".agent" / "journal").exists)
+        wait_until((spool / ".agent" / "journal").exists)
         second = rankscope(
             "agent", "--spool", str(spool), "--collector", collector.url, store=tmp_path
         )
@@ -176,7 +170,7 @@ def test_the_token_is_in_no_command_line_and_no_output(tmp_path: Path) -> None:
         FakeCollector() as collector,
         shipping(spool, collector.url, "--no-samples", token=secret) as agent,
     ):
-        wait_for(lambda: collector.num_requests("/v1/resume") > 0)
+        wait_until(lambda: collector.num_requests("/v1/resume") > 0)
         agent.send_signal(signal.SIGTERM)
         out, err = agent.communicate(timeout=TIMEOUT_S)
 

@@ -27,7 +27,7 @@ from tests.faults.checker import Oracle
 from tests.support.collector.agent_rig import Rig, write_spans
 from tests.support.collector.fake_collector import FakeCollector
 from tests.support.collector.spool_builder import BOOT_ID, ELSEWHERE, OFFSET_NS, SpoolBuilder
-from tests.support.tracer.recording import wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

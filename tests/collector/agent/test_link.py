@@ -16,6 +16,7 @@ from rankscope.collector.agent.errors import AgentConfigError, LinkError, RetryL
 from rankscope.collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
 from tests.support.collector.fake_collector import FakeCollector, Reply
 from tests.support.ports import fixed_port
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,8 +230,7 @@ def test_closing_a_link_ends_the_request_in_progress() -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        while link._connection is None or link._connection.sock is None:
-            time.sleep(0.01)
+        wait_until(lambda: link._connection is not None and link._connection.sock is not None)
         link.close()
         waiter.join(30)
 

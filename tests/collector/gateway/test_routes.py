@@ -21,6 +21,7 @@ from rankscope.collector.http.token_file import TokenFile, write_tokens
 from rankscope.collector.http.tokens import Role, TokenRecord, make_token
 from tests.collector.gateway.test_native_blocks import NOTE
 from tests.support.collector.asgi import in_a_loop
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,9 +78,7 @@ def url(engine: QueryEngine, tokens: dict[str, str]) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + TIMEOUT_S
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
@@ -238,18 +237,13 @@ def test_a_statement_ends_if_its_client_disconnects(url: str, store: Store) -> N
         f"Content-Length: {len(LONG)}\r\n\r\n"
     )
 
-    def until(wanted: int) -> bool:
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            if num_running(store, "SELECT max(sipHash64(number + 4711") == wanted:
-                return True
-            time.sleep(0.01)
-        return False
+    def num_found() -> int:
+        return num_running(store, "SELECT max(sipHash64(number + 4711")
 
     with socket.create_connection(("127.0.0.1", port)) as asker:
         asker.sendall((head + LONG).encode())
-        assert until(1)
-    assert until(0)  # well before its own time limit
+        wait_until(lambda: num_found() == 1)
+    wait_until(lambda: num_found() == 0, timeout_s=TIMEOUT_S)  # well before its own time limit
 
 
 def test_a_client_that_disconnects_is_not_an_error(engine: QueryEngine) -> None:

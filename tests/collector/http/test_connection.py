@@ -17,8 +17,8 @@ from tests.support.collector.running_server import (
     echo,
     read_to_end,
     running,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
 QUICK_HEADERS = replace(GENEROUS, header_s=1.0)

@@ -19,8 +19,8 @@ from tests.support.collector.running_server import (
     answer_on,
     read_to_end,
     running,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
@@ -102,7 +102,7 @@ def test_answers_are_sent_without_delay_for_acknowledgements() -> None:
 FEW_FILES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
-from tests.support.collector.running_server import LARGE, running
+from tests.support.collector.running_server import (LARGE, running)
 with running(limits=LARGE) as server:
     print(server.port, flush=True)
     sys.stdin.readline()

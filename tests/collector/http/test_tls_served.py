@@ -11,13 +11,8 @@ import pytest
 from rankscope.collector.http.refusals import Refusal
 from rankscope.collector.http.tls import CertificateRenewal, load_tls
 from tests.support.collector.authority import Authority
-from tests.support.collector.running_server import (
-    GENEROUS,
-    Running,
-    read_to_end,
-    running,
-    wait_until,
-)
+from tests.support.collector.running_server import GENEROUS, Running, read_to_end, running
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +10,9 @@ from rankscope.collector.retention.deletion import REFRESH_NS, DeletedRunFilter,
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from rankscope.collector.identity import Row
@@ -42,16 +41,6 @@ def num_rows(store: Store, run_id: str) -> dict[str, int]:
         {"run_id": run_id},
     )
     return {row["table"]: row["n"] for row in found}
-
-
-def becomes_true(condition: Callable[[], bool]) -> bool:
-    """Return whether a condition becomes true within a minute of background work."""
-    end_s = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_the_list_of_tables_with_runs_is_complete(store: Store) -> None:
@@ -89,7 +78,7 @@ def test_deleting_a_run_frees_its_bytes(store: Store, run_id: str) -> None:
 
     Deletions(store).delete(run_id)
 
-    assert becomes_true(lambda: num_stored() < 5000)
+    wait_until(lambda: num_stored() < 5000)
 
 
 def test_the_tombstone_is_written_before_the_first_row_is_removed(

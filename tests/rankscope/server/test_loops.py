@@ -13,6 +13,7 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.store.store import open_store
 from rankscope.errors import FailedError
 from rankscope.server.loops import Loop, heartbeat_loop, sampler_loop
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,9 +118,7 @@ def test_heartbeats_are_stored_except_those_of_a_deleted_run(tmp_path: Path) -> 
 
         loop = heartbeat_loop(store, buffer, deletions)
         loop.start()
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not loop.num_turns and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_until(lambda: loop.num_turns > 0)
         loop.stop()
 
         assert (loop.num_failures, len(buffer)) == (0, 0)

@@ -17,6 +17,7 @@ from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import Source, gpt_cluster
 from tests.support.receiver import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from rankscope.analysis.trace.context import RunContext
@@ -159,10 +160,7 @@ def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource) -> Non
     provider.report("tiny")
 
     # THEN it is read at once
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while "tiny" not in source.read:
-        assert time.monotonic() < deadline_s, "it was never read"
-        time.sleep(0.001)
+    wait_until(lambda: "tiny" in source.read)
     source.is_released.set()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING
 from rankscope.collector.http.limits import ConnectionLimits
 from rankscope.collector.http.refusals import Refusals
 from rankscope.collector.http.server import HttpServer, Listener
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rankscope.collector.http.refusals import Refusal
     from rankscope.collector.http.requests import AsgiApp, Message, Receive, Scope, Send
@@ -118,14 +118,6 @@ def running(
             thread.join(TIMEOUT_S)
     assert not thread.is_alive()
     assert problems == []
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for a condition, with a long timeout for busy machines."""
-    end_s = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < end_s, "the condition never became true"
-        time.sleep(0.005)
 
 
 def answer_on(connection: socket.socket) -> bytes:

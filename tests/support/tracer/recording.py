@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.install import make_spool_identity
@@ -20,7 +19,7 @@ from rankscope.tracer.spool import read_anchor
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rankscope.tracer.record.sampling import Settings
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 NUM_IN_STARTER = segment_capacity(STARTER_BYTES)
 """Number of records in a lane's first segment, unless the spool limit is small."""
-
-LONGEST_S = 120.0
-PAUSE_S = 0.005
 
 
 class AlarmError(Exception):
@@ -50,14 +46,6 @@ def recorder_in(
     recorder = Recorder(folder, identity, limits=limits, settings=settings)
     recorder.start()
     return recorder
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until another thread or process has made ``condition`` true; fail after a timeout."""
-    deadline_s = time.monotonic() + LONGEST_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"still false after {LONGEST_S:.0f} s"
-        time.sleep(PAUSE_S)
 
 
 def run_script(script: str, spool: Path, **environ: str) -> subprocess.CompletedProcess[str]:

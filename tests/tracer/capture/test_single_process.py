@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from tests.support.tracer.reading import (
     read_spans,
 )
 from tests.support.tracer.torch_here import since
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,10 +81,7 @@ def test_a_work_without_a_wait_keeps_no_memory_of_the_job_alive(tmp_path: Path) 
     del values, work
     dist.all_reduce(torch.ones(2))  # releases the work that was kept until torch had handed it out
 
-    deadline = time.monotonic() + 60
-    while not torch.UntypedStorage._expired(storage) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert torch.UntypedStorage._expired(storage)
+    wait_until(lambda: bool(torch.UntypedStorage._expired(storage)))
     torch.UntypedStorage._free_weak_ref(storage)  # type: ignore[no-untyped-call]
     communications = [row for row in shut_down_and_read(tmp_path) if row.kind != "wait"]
     assert [row.seq for row in communications] == [0, 1]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rankscope.tracer.job.profile import ProfileError, Request, offer_profiles, read_request
-from tests.support.tracer.recording import recorder_in, wait_until, write_control
+from tests.support.tracer.recording import recorder_in, write_control
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -11,7 +11,8 @@ import pytest
 from rankscope.tracer.job.running import read_running
 from rankscope.tracer.span import SpanKind, hash_group
 from tests.support.paths import ROOT
-from tests.support.tracer.recording import recorder_in, wait_until
+from tests.support.tracer.recording import recorder_in
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

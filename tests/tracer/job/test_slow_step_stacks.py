@@ -12,7 +12,8 @@ from rankscope.tracer.job.slow_step_stacks import (
     stacks,
     watch_slow_steps,
 )
-from tests.support.tracer.recording import recorder_in, run_script, wait_until
+from tests.support.tracer.recording import recorder_in, run_script
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

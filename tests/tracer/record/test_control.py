@@ -15,7 +15,8 @@ from rankscope.tracer.record.sampling import ALL_KINDS, Settings
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.support.tracer.reading import dropped, read_rows, read_spans
-from tests.support.tracer.recording import recorder_in, wait_until, write_control
+from tests.support.tracer.recording import recorder_in, write_control
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

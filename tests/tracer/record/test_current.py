@@ -18,7 +18,8 @@ from rankscope.tracer.record.current import current_tracer, set_current
 from rankscope.tracer.record.interface import NOOP_SPAN, NOOP_TRACER
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import dropped, only_folder, read_spans
-from tests.support.tracer.recording import LONGEST_S, recorder_in, run_script
+from tests.support.tracer.recording import recorder_in, run_script
+from tests.support.waiting import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.paths import PYTHON_PATH, ROOT
 from tests.support.tracer.reading import count_dropped, only_folder, read_rows, read_spans
-from tests.support.tracer.recording import run_script, wait_until
+from tests.support.tracer.recording import run_script
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -34,7 +34,7 @@ SPANS = """
 
 
 UNTIL_FULL = """
-    from tests.support.tracer.recording import wait_until
+    from tests.support.waiting import wait_until
     wait_until(lambda: tracer.current_tracer()._pool._on_full is None)
     """
 """Keeps the process alive until its thread has failed to make one more segment."""
@@ -155,7 +155,7 @@ def test_recording_continues_once_the_disk_has_space_again(tmp_path: Path) -> No
         from rankscope import tracer
         gc.disable()
         from tests.support.tracer.reading import dropped
-        from tests.support.tracer.recording import wait_until
+        from tests.support.waiting import wait_until
         from rankscope.tracer.spool import DropReason
 
         def record(name, num_spans):

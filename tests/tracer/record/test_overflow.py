@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolCounts, read_counts
 from tests.support.tracer.mounts import run_with_mounts
 from tests.support.tracer.reading import dropped, only_folder, read_rows
-from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in, run_script, wait_until
+from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in, run_script
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.spool import PROCESS_FILE, SpoolCounts, read_counts
 from tests.support.tracer.reading import dropped, read_rows
-from tests.support.tracer.recording import recorder_in, wait_until
+from tests.support.tracer.recording import recorder_in
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

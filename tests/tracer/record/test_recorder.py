@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.support.tracer.reading import dropped, open_names, read_rows, read_spans
-from tests.support.tracer.recording import LONGEST_S, NUM_IN_STARTER, recorder_in, wait_until
+from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in
+from tests.support.waiting import LONGEST_S, wait_until
 
 if TYPE_CHECKING:
     from rankscope.tracer.record.recorder import Recorder

@@ -13,7 +13,8 @@ import pytest
 from rankscope.tracer.record.process_file import map_file, map_without_descriptor
 from rankscope.tracer.record.segment_pool import NUM_STARTERS, STARTER_BYTES
 from tests.support.tracer.reading import dropped, read_spans
-from tests.support.tracer.recording import LONGEST_S, recorder_in, wait_until
+from tests.support.tracer.recording import recorder_in
+from tests.support.waiting import LONGEST_S, wait_until
 
 if TYPE_CHECKING:
     from rankscope.tracer.record.recorder import Recorder

@@ -17,7 +17,8 @@ from rankscope.tracer.record.current import set_current
 from rankscope.tracer.record.interface import NOOP_TRACER
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import count_dropped, dropped, read_spans
-from tests.support.tracer.recording import LONGEST_S, AlarmError, recorder_in
+from tests.support.tracer.recording import AlarmError, recorder_in
+from tests.support.waiting import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
