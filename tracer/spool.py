@@ -299,14 +299,14 @@ def record_offset(row: int) -> int:
     return HEADER_BYTES + row * RECORD_BYTES
 
 
-def iter_committed(data: bytes | memoryview, *, first_row: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield (row, record bytes) of each committed record from ``first_row`` on, in row order.
+def iter_committed(data: bytes | memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yield (row, record bytes) of each committed record, in row order.
 
     Uncommitted rows are skipped: whether such a row is torn or not yet written depends on whether
     the lane has moved on, which only the caller knows.
     """
     num_rows = (len(data) - HEADER_BYTES) // RECORD_BYTES
-    for row in range(first_row, num_rows):
+    for row in range(num_rows):
         offset = record_offset(row)
         record = bytes(data[offset : offset + RECORD_BYTES])
         if CORE.unpack_from(record)[-2] == offset:
@@ -363,9 +363,9 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     return content
 
 
-def _encode_text(text: str, num_bytes: int = 64) -> bytes:
-    """Return at most ``num_bytes`` of UTF-8, cut between characters."""
-    return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore").encode()
+def _encode_text(text: str) -> bytes:
+    """Return at most 64 bytes of UTF-8, cut between characters."""
+    return text.encode("utf-8", "replace")[:64].decode("utf-8", "ignore").encode()
 
 
 def _decode_text(field: bytes) -> str:

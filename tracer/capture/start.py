@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 import sys
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from ..device.timing import watch_for_cuda
+from ..native.lane_state import PLACE
 from ..patches import Patches
 from ..record.steps import COMMUNICATION_KINDS, COMPUTE_KINDS, OPTIMIZER_KINDS, TIMED_KINDS
+from ..span import NONE, SpanKind
 from .after_import import after_import
 from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
@@ -18,18 +21,21 @@ from .garbage_collection import capture_garbage
 from .guard import report_capture_failure
 from .optimizer import StepCounter, capture_steps
 from .root_module import RootForwards
-from .startup import capture_groups, capture_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..record.recorder import Recorder
-    from ..span import SpanKind
     from ..topology import Layout
     from .derived_layout import LayoutDerivation
     from .forward_backward import ComputeCapture
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
+
+MIN_START_NS = 1_000_000_000
+"""A shorter start-up explains nothing."""
+
+GROUP_FUNCTIONS = ("init_process_group", "new_group", "destroy_process_group")
 
 
 class OnceLoaded:
@@ -159,9 +165,9 @@ def _capture_input_and_output(
 
 
 def _capture_startup(recorder: Recorder, patches: Patches) -> None:
-    capture_start(recorder)
+    _capture_time_to_first_step(recorder)
     if sys.modules["torch"].distributed.is_available():
-        capture_groups(recorder, patches)
+        _capture_groups(recorder, patches)
 
 
 def _try(
@@ -227,3 +233,51 @@ def _capture_communication(
     recorder.on_shutdown(intercept(communication, patches))
     if layout_derivation is not None:
         layout_derivation.start(communication)
+
+
+def _capture_groups(recorder: Recorder, patches: Patches) -> None:
+    """Record a span of each call that makes or destroys process groups.
+
+    The first collective of a group, in which NCCL connects its members, is the communication with
+    ``seq`` 0 of that group.
+    """
+    dist = sys.modules["torch"].distributed
+    for name in GROUP_FUNCTIONS:
+        wrap = functools.partial(_spanned, recorder, name, SpanKind.HOST)
+        for owner in (dist.distributed_c10d, dist):
+            patches.wrap(owner, name, wrap)
+
+
+def _capture_time_to_first_step(recorder: Recorder) -> None:
+    """Record a span, outside any step, from now to the start of the first step, if it is long."""
+    start_ns = monotonic_ns()
+
+    def first_step() -> bool:
+        duration_ns = monotonic_ns() - start_ns
+        if duration_ns < MIN_START_NS:
+            return True
+        lane = recorder.lane()
+        lane.append(
+            recorder.head("start-up", SpanKind.HOST),
+            start_ns,
+            duration_ns,
+            PLACE.pack(NONE, NONE, NONE, lane.track_id),
+            start_ns,
+            0,
+        )
+        return True
+
+    recorder.on_step_begin(first_step)
+
+
+def _spanned(
+    recorder: Recorder, name: str, kind: SpanKind, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return ``original`` with a span of each of its calls."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with recorder.host_span(name, kind):
+            return original(*args, **kwargs)
+
+    return call

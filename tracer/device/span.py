@@ -30,8 +30,6 @@ def timed_span(
     kind: SpanKind,
     *,
     on: Iterable[object],
-    microbatch: int = NONE,
-    chunk: int = NONE,
 ) -> CancellableSpan:
     """Return a span on the clock of the device that does the work; the caller enters and leaves it.
 
@@ -40,14 +38,12 @@ def timed_span(
         name: Name of the span.
         kind: Kind of the work.
         on: Tensors or devices of the work; the first one selects the device.
-        microbatch: Position in the step of a span on a device; a host span has its lane's.
-        chunk: Model chunk on this rank; likewise.
     """
     timing = recorder.device_timing
     device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
     if device is None or not recorder.is_recorded(kind):
         return recorder.host_span(name, kind)
-    return DeviceSpan(recorder, name, kind, device=device, microbatch=microbatch, chunk=chunk)
+    return DeviceSpan(recorder, name, kind, device=device)
 
 
 class DeviceSpan:
