@@ -59,4 +59,3 @@ _MODULES: tuple[CauseModule, ...] = (
 )
 
 CAUSES = {module.CAUSE.name: module.CAUSE for module in _MODULES}
-"""All causes by name."""

@@ -50,8 +50,6 @@ class Reading:
     """Name without the prefix. The name of a counter ends in ``_total``."""
 
     text: str
-    """Help text."""
-
     values: dict[str, float]
     """Values by label value; the key is "" without a label."""
 

@@ -28,7 +28,6 @@ RUN_WHOLE = -1
 """Step and epoch of the row that records that all of a run was rolled up."""
 
 EpochStep = tuple[int, int]
-"""Epoch and step."""
 
 FIRST_STEP: EpochStep = (RUN_WHOLE, 0)
 

@@ -80,7 +80,6 @@ class ClusterStatementError(CollectorError):
     def __init__(self, statement: str, reason: str) -> None:
         first = statement.strip().splitlines()[0][:80] if statement.strip() else ""
         super().__init__(f"on a cluster, {first!r}: {reason}; see collector/store/cluster.py")
-        self.statement = statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,6 @@ class SegmentPool:
         self._limits = limits
         self._numbers = itertools.count()
         self.spares: deque[Segment] = deque()
-        """Ready segments."""
 
         self._starters: deque[Segment] = deque()
         self._has_starters = (
