@@ -30,7 +30,9 @@ class Update:
     changes: tuple[tuple[Change, TrackedFinding], ...]
 
 
-def train(slow_factor: float, *, window_steps: int = 256) -> tuple[list[Update], FindingTracker]:
+def analyze_online(
+    slow_factor: float, *, window_steps: int = 256
+) -> tuple[list[Update], FindingTracker]:
     """Analyse a job online, step by step; rank 5 is slow from `ONSET` to before `RECOVERY`."""
     noise = jitter()
 
@@ -70,7 +72,7 @@ def is_rank_5(tracked: TrackedFinding) -> bool:
 def test_a_finding_opens_once_within_three_steps_of_its_onset(
     slow_factor: float,
 ) -> None:
-    updates, tracker = train(slow_factor)
+    updates, tracker = analyze_online(slow_factor)
 
     (opened,) = steps_with(updates, Change.OPENED)
     assert ONSET <= opened <= ONSET + 3
@@ -82,7 +84,7 @@ def test_a_finding_opens_once_within_three_steps_of_its_onset(
 
 @pytest.mark.slow
 def test_a_finding_closes_when_the_last_steps_no_longer_show_it() -> None:
-    updates, tracker = train(1.8)
+    updates, tracker = analyze_online(1.8)
 
     assert steps_with(updates, Change.CLOSED) == [RECOVERY + 2]
     assert not any(map(is_rank_5, tracker.open_findings))
@@ -90,7 +92,7 @@ def test_a_finding_closes_when_the_last_steps_no_longer_show_it() -> None:
 
 @pytest.mark.slow
 def test_a_window_shorter_than_the_run_keeps_the_onset() -> None:
-    _, tracker = train(1.8, window_steps=8)
+    _, tracker = analyze_online(1.8, window_steps=8)
 
     assert next(filter(is_rank_5, tracker.findings)).onset_step == ONSET
 

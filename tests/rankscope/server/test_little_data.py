@@ -71,7 +71,9 @@ class OneRun(Source):
         return super().run_info(run_id)
 
 
-def train(layout: Layout, *, num_steps: int = NUM_STEPS, slow_rank: int | None = None) -> Source:
+def build_job(
+    layout: Layout, *, num_steps: int = NUM_STEPS, slow_rank: int | None = None
+) -> Source:
     """Return a job with four micro-batches per step; all ranks but one are equally fast."""
     cluster = gpt_cluster(
         layout,
@@ -87,7 +89,7 @@ def whole(source: Source) -> OneRun:
 
 def with_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
     """Return a run with only its first spans, and without the end of any step."""
-    source = train(GRID)
+    source = build_job(GRID)
     keep = np.arange(len(source.span_table)) < num_rows
     return OneRun(
         source.info,
@@ -98,7 +100,7 @@ def with_rows(num_rows: int, *, is_there: bool = True) -> OneRun:
 
 
 def without_rank(rank: int) -> OneRun:
-    source = train(Layout(dp=2, tp=2, pp=2), slow_rank=5)
+    source = build_job(Layout(dp=2, tp=2, pp=2), slow_rank=5)
     return OneRun(
         source.info,
         select_rows(source.span_table, source.span_table.rank != rank),
@@ -108,7 +110,7 @@ def without_rank(rank: int) -> OneRun:
 
 def undescribed(*ranks: int) -> OneRun:
     """Return a run with all its spans, of which some ranks have no description."""
-    source = train(GRID)
+    source = build_job(GRID)
     epochs = tuple(
         replace(epoch, ranks=tuple(info for info in epoch.ranks if info.rank not in ranks))
         for epoch in source.info.epochs
@@ -118,7 +120,7 @@ def undescribed(*ranks: int) -> OneRun:
 
 def failed() -> OneRun:
     """Return a run all of whose steps have begun and none has ended."""
-    source = train(GRID)
+    source = build_job(GRID)
     ended = select_rows(source.step_table, source.step_table.step < 0)
     return OneRun(source.info, source.span_table, ended, state="failed")
 
@@ -136,9 +138,9 @@ DATASETS: dict[str, tuple[Callable[[], OneRun], str, str]] = {
     "no run": (lambda: with_rows(0, is_there=False), NO_RUN, NO_RUN),
     "0 rows": (lambda: with_rows(0), NO_STEPS, NO_STEPS),
     "1 row": (lambda: with_rows(1), NO_REPLAY, "1 span of 1 rank,"),
-    "1 rank": (lambda: whole(train(Layout())), ALONE, "11 spans of 1 rank,"),
-    "1 step": (lambda: whole(train(GRID, num_steps=1)), HEALTHY, "180 spans of 4 ranks,"),
-    "all equal": (lambda: whole(train(GRID)), HEALTHY, "180 spans of 4 ranks,"),
+    "1 rank": (lambda: whole(build_job(Layout())), ALONE, "11 spans of 1 rank,"),
+    "1 step": (lambda: whole(build_job(GRID, num_steps=1)), HEALTHY, "180 spans of 4 ranks,"),
+    "all equal": (lambda: whole(build_job(GRID)), HEALTHY, "180 spans of 4 ranks,"),
     "rank 3 missing": (lambda: without_rank(3), NO_REPLAY, "427 spans of 7 ranks,"),
     "rank 3 undescribed": (lambda: undescribed(3), NO_REPLAY, "180 spans of 4 ranks,"),
     "nothing described": (lambda: undescribed(0, 1, 2, 3), NO_REPLAY, "180 spans of 4 ranks,"),

@@ -123,7 +123,7 @@ class Server:
     clock: Clock
     lines: list[str]
 
-    def train(self, newest: int) -> None:
+    def advance(self, newest: int) -> None:
         self.job.newest = newest
         self.clock.now_ns += MIN_PAUSE_NS
         self.analysis.turn()
@@ -172,7 +172,7 @@ def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
 ) -> None:
     server = serve(empty_store, Job(whole))
     for newest in range(18):
-        server.train(newest)
+        server.advance(newest)
 
     ((onset, last, opened_ns, closed_ns),) = slow_rank_3(empty_store)
     assert (onset, last) == (ONSET, 11)
@@ -191,11 +191,11 @@ def test_a_finding_continues_after_a_restart_of_the_server(
     job = Job(whole)
     first = serve(empty_store, job)
     for newest in range(9):
-        first.train(newest)
+        first.advance(newest)
     ((onset, _, opened_ns, _),) = slow_rank_3(empty_store)
 
     second = serve(empty_store, job, before=job.runs())
-    second.train(10)
+    second.advance(10)
 
     assert slow_rank_3(empty_store) == [(onset, 10, opened_ns, None)]
     assert not [line for line in second.lines if "rank 3" in line]
@@ -205,21 +205,21 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_often_without_progress(
     empty_store: Store, whole: Source
 ) -> None:
     server = serve(empty_store, Job(whole))
-    server.train(3)
+    server.advance(3)
     server.job.newest = 4
     server.analysis.turn()
     assert server.reports.revision("tiny") == 1  # not yet due
 
-    server.train(4)
+    server.advance(4)
     assert server.reports.revision("tiny") == 2
     num_reads = []
     for _ in range(40):
-        server.train(4)
+        server.advance(4)
         num_reads.append(server.job.num_looks)
     looks = len(set(num_reads))
     assert 3 <= looks <= 3 + 40 * MIN_PAUSE_NS // MAX_PAUSE_NS + 3
 
-    server.train(5)
+    server.advance(5)
     assert server.reports.revision("tiny") == 3
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
 
     # WHEN both train
     for newest in range(9):
-        server.train(newest)
+        server.advance(newest)
 
     # THEN the other is analysed, and the failure is logged once, without data of the job
     assert len(slow_rank_3(empty_store)) == 1
@@ -247,13 +247,13 @@ def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
     assert isinstance(server.job, WithBrokenRun)
     server.job.failure = StoreQueryError("the store is unavailable")
     with pytest.raises(StoreQueryError):
-        server.train(9)
+        server.advance(9)
 
 
 @pytest.mark.slow
 def test_a_hang_is_found_without_a_new_step(empty_store: Store, whole: Source) -> None:
     server = serve(empty_store, Job(whole))
-    server.train(3)
+    server.advance(3)
     group = dp_group(Layout(dp=4), Coords())
     entry = {"name": "all_reduce", "kind": "dp-comm", "step": 4, "group_id": f"{group:016x}"}
     stalled = tuple(
@@ -270,7 +270,7 @@ def test_a_hang_is_found_without_a_new_step(empty_store: Store, whole: Source) -
 
     server.job.whole = replace(whole, around=RunContext(events=stalled))
     for _ in range(3):
-        server.train(3)
+        server.advance(3)
 
     hangs = [found for found in read_findings(empty_store, "tiny") if found.cause == "hang"]
     assert [(found.ranks, found.onset_step, found.closed_ns) for found in hangs] == [
@@ -285,7 +285,7 @@ def test_a_run_that_does_not_grow_is_not_analysed(empty_store: Store, whole: Sou
     job = Job(whole, newest=10)
     server = serve(empty_store, job, before=job.runs())
 
-    server.train(10)
+    server.advance(10)
 
     assert server.reports.revision("tiny") == 0
     assert read_alerts(empty_store) == ()

@@ -47,7 +47,7 @@ def forget_layout(store: Store, run_id: str) -> None:
         )
 
 
-def train(
+def store_run_with_findings(
     store: Store, run_id: str, *, slow: int, moved: Mapping[str, str], has_layout: bool = True
 ) -> list[str]:
     """Simulate a run with a slow rank and renamed hosts, and store its findings.
@@ -95,8 +95,10 @@ def url(tmp_path: Path) -> str:
 @pytest.mark.parametrize("slow", [5, 2])
 def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int) -> None:
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={}, has_layout=False)
-        train(store, "second", slow=slow, moved={"sim-00001": "new"}, has_layout=False)
+        store_run_with_findings(store, "first", slow=2, moved={}, has_layout=False)
+        store_run_with_findings(
+            store, "second", slow=slow, moved={"sim-00001": "new"}, has_layout=False
+        )
 
     assert follows(url, "second") is None
 
@@ -105,8 +107,8 @@ def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int)
 def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
     # GIVEN rank 2 slow on host 1, and in the next run rank 6, which host 1 now has
     with open_store(url) as store:
-        (_,) = train(store, "first", slow=2, moved={})
-        _, line = train(store, "second", slow=6, moved=EXCHANGED)
+        (_,) = store_run_with_findings(store, "first", slow=2, moved={})
+        _, line = store_run_with_findings(store, "second", slow=6, moved=EXCHANGED)
 
     assert line.startswith(
         "second: slow-compute on rank 6 since step 0: it follows the host: host sim-00001 was also"
@@ -126,8 +128,8 @@ def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
 @pytest.mark.slow
 def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str) -> None:
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={})
-        train(store, "second", slow=2, moved=EXCHANGED)
+        store_run_with_findings(store, "first", slow=2, moved={})
+        store_run_with_findings(store, "second", slow=2, moved=EXCHANGED)
 
     found = follows(url, "second")
 
@@ -140,8 +142,8 @@ def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str
 @pytest.mark.slow
 def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={})
-        train(store, "second", slow=2, moved={})
+        store_run_with_findings(store, "first", slow=2, moved={})
+        store_run_with_findings(store, "second", slow=2, moved={})
 
     found = follows(url, "second")
 
@@ -153,9 +155,9 @@ def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
 @pytest.mark.slow
 def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> None:
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={})
-        train(store, "second", slow=6, moved=EXCHANGED)
-        train(
+        store_run_with_findings(store, "first", slow=2, moved={})
+        store_run_with_findings(store, "second", slow=6, moved=EXCHANGED)
+        store_run_with_findings(
             store,
             "third",
             slow=0,
@@ -172,6 +174,6 @@ def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> Non
 @pytest.mark.slow
 def test_a_first_finding_has_no_recurrence(url: str) -> None:
     with open_store(url) as store:
-        train(store, "first", slow=2, moved={})
+        store_run_with_findings(store, "first", slow=2, moved={})
 
     assert follows(url, "first") is None

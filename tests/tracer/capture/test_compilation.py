@@ -109,7 +109,7 @@ def read_records(spool: Path) -> dict[str, list[Any]]:
 @pytest.mark.slow
 def test_step_functions_in_compiled_code_are_called_each_time(spool: Path) -> None:
     @torch.compile(backend="eager")
-    def train(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    def compiled_step(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         tracer.microbatch(0, x.numel(), sum_squared_lengths=50)
         tracer.event("note", "it began", sizes=sizes)
         with tracer.span("inside"):
@@ -118,7 +118,7 @@ def test_step_functions_in_compiled_code_are_called_each_time(spool: Path) -> No
         tracer.step(tokens=x.numel(), loss=loss)
         return loss
 
-    losses = [float(train(torch.ones(num), [num, 1])) for num in (5, 7, 9)]
+    losses = [float(compiled_step(torch.ones(num), [num, 1])) for num in (5, 7, 9)]
     with tracer.span("outside"):
         pass
     tracer.step()

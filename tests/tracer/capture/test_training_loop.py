@@ -54,7 +54,7 @@ def sequences(*lengths: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def train(model: nn.Module, loader: DataLoader[object], *, accumulate: int = 1) -> None:
+def train_model(model: nn.Module, loader: DataLoader[object], *, accumulate: int = 1) -> None:
     optimizer = torch.optim.SGD(model.parameters())
     for index, batch in enumerate(loader):
         model(**batch).sum().backward()
@@ -105,7 +105,7 @@ def microbatch_rows(rows: list[Row]) -> list[tuple[int, int, int, int]]:
 def test_steps_and_tokens_are_counted_if_the_job_reports_none(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="plain", count_steps=True)
     model = Model()
-    train(model, DataLoader(sequences(1, 2, 3, 4, 5, 6, 7, 8), batch_size=2), accumulate=2)  # type: ignore[arg-type]
+    train_model(model, DataLoader(sequences(1, 2, 3, 4, 5, 6, 7, 8), batch_size=2), accumulate=2)  # type: ignore[arg-type]
 
     rows = rows_in(tmp_path)
     assert step_rows(rows) == [(0, 10), (1, 26)]
@@ -124,7 +124,7 @@ def test_steps_and_tokens_are_counted_if_the_job_reports_none(tmp_path: Path) ->
 
 def test_by_default_the_first_optimizer_step_belongs_to_the_start_up(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="start")
-    train(Model(), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+    train_model(Model(), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
     assert step_rows(rows_in(tmp_path)) == [(0, 2), (1, 3)]
 
@@ -277,7 +277,7 @@ def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path
 def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path) -> None:
     torch._dynamo.reset()
     tracer.install(spool=tmp_path, run="compiled-model", count_steps=True)
-    train(torch.compile(Model(), backend="eager"), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+    train_model(torch.compile(Model(), backend="eager"), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
     rows = rows_in(tmp_path)
     assert [row.name for row in rows if row.name.endswith("compile")] == ["compile"]
@@ -295,7 +295,7 @@ def test_a_model_that_the_first_optimizer_does_not_train_is_replaced(tmp_path: P
     other = torch.optim.SGD(larger.parameters())
     tracer.install(spool=tmp_path, run="other")
     model = Model()
-    train(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+    train_model(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
     spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
     assert [row.step for row in spans] == [0, 1]  # the first was before the first step

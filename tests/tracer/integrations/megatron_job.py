@@ -126,7 +126,7 @@ def draw() -> Iterator[torch.Tensor]:
         yield torch.randn(SEQ_LENGTH, MICRO_BATCH_SIZE, HIDDEN, generator=generator)
 
 
-def train(
+def train_megatron(
     training: Any,  # noqa: ANN401
     num_stages: int,
     num_chunks: int,
@@ -182,7 +182,9 @@ def main(rank: int, num_ranks: int, folder: Path, arguments: list[str]) -> None:
     # The first 4 sequences in a batch of 4, then batches of 8: 2 micro-batches, then 4 each.
     calculator.init_num_microbatches_calculator(rank, [4, 4, 4], 8, MICRO_BATCH_SIZE, 1)
     training = loop.stand_in(ARGUMENTS)
-    trained = functools.partial(train, training, num_ranks, num_chunks, frees_outputs=frees_outputs)
+    trained = functools.partial(
+        train_megatron, training, num_ranks, num_chunks, frees_outputs=frees_outputs
+    )
     with OnTheCpu():
         plain, _ = trained()
         replaced = megatron.trace(spool=folder / "spool")

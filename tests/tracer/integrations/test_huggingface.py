@@ -22,7 +22,7 @@ def samples(*lengths: int) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": ids, "labels": ids, "attention_mask": row} for row in mask]
 
 
-def train(
+def train_llama(
     folder: Path,
     callbacks: list[Any],
     **arguments: Any,  # noqa: ANN401 - those of the library
@@ -66,9 +66,9 @@ def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: P
     from rankscope.tracer.integrations.huggingface import RankscopeCallback
 
     save = transformers.Trainer._save_checkpoint
-    plain, _ = train(tmp_path, [], save_strategy="no")
+    plain, _ = train_llama(tmp_path, [], save_strategy="no")
     callback = RankscopeCallback(spool=tmp_path / "spool")
-    traced, trainer = train(tmp_path, [callback], save_strategy="steps", save_steps=3)
+    traced, trainer = train_llama(tmp_path, [callback], save_strategy="steps", save_steps=3)
     recorded = Recorded(tmp_path / "spool")
 
     assert traced == plain
@@ -103,7 +103,7 @@ def test_a_step_that_is_not_logged_has_no_loss(tmp_path: Path) -> None:
     from rankscope.tracer.integrations.huggingface import RankscopeCallback
 
     callback = RankscopeCallback(spool=tmp_path / "spool")
-    logged, _ = train(tmp_path, [callback], save_strategy="no", logging_strategy="no")
+    logged, _ = train_llama(tmp_path, [callback], save_strategy="no", logging_strategy="no")
     recorded = Recorded(tmp_path / "spool")
 
     assert logged == []

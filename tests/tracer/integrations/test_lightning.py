@@ -37,7 +37,7 @@ def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: P
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def train(*callbacks: Any) -> list[float]:  # noqa: ANN401
+    def train_module(*callbacks: Any) -> list[float]:  # noqa: ANN401
         torch.manual_seed(0)
         module = Module()
         trainer = lightning.Trainer(
@@ -55,8 +55,8 @@ def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: P
         trainer.fit(module, DataLoader(samples, batch_size=2))  # type: ignore[arg-type]
         return module.losses
 
-    plain = train()
-    traced = train(RankscopeCallback(spool=tmp_path / "spool"))
+    plain = train_module()
+    traced = train_module(RankscopeCallback(spool=tmp_path / "spool"))
     recorded = Recorded(tmp_path / "spool")
 
     assert traced == plain

@@ -102,7 +102,7 @@ def make_trainer(folder: Path, num_ranks: int) -> Any:  # noqa: ANN401
     return trainer
 
 
-def train(trainer: Any) -> list[float]:  # noqa: ANN401
+def train_titan(trainer: Any) -> list[float]:  # noqa: ANN401
     """Return the loss of each micro-batch of a training."""
     losses: list[float] = []
     original = trainer.forward_backward_step
@@ -128,5 +128,5 @@ def main(rank: int, num_ranks: int, folder: Path, arguments: list[str]) -> None:
         trainer = make_trainer(folder, num_ranks)
         if kind == "traced":
             torchtitan.trace(trainer, spool=folder / "spool")
-        (folder / f"{kind}-{rank}.json").write_text(json.dumps(train(trainer)))
+        (folder / f"{kind}-{rank}.json").write_text(json.dumps(train_titan(trainer)))
     torch.distributed.destroy_process_group()

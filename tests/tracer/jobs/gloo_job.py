@@ -200,7 +200,7 @@ RECIPES: dict[str, tuple[Build, Layout]] = of_this_torch(
 )
 
 
-def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
+def train_recipe(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     """Train one of `RECIPES`."""
     torch.manual_seed(7)
     build, layout = RECIPES[recipe]
@@ -233,4 +233,4 @@ def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, fo
 
 def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
     """Run as one rank."""
-    train_all(RECIPES, train, rank=rank, world=world, folder=folder)
+    train_all(RECIPES, train_recipe, rank=rank, world=world, folder=folder)

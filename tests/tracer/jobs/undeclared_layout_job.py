@@ -168,7 +168,7 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
 )
 
 
-def train(recipe: str, rank: int, world: int, folder: Path) -> None:
+def train_recipe(recipe: str, rank: int, world: int, folder: Path) -> None:
     """Train one of `RECIPES`, traced."""
     # Here, because after a fork torch must replace its thread pool, and threads race to do it.
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
     for recipe in arguments:
         pid = os.fork()
         if pid == 0:
-            train(recipe, rank, world, folder)
+            train_recipe(recipe, rank, world, folder)
             os._exit(0)
         if os.waitpid(pid, 0)[1] != 0:
             sys.exit(f"{recipe}: rank {rank} failed")

@@ -84,7 +84,7 @@ class Job:
         return [row["sum_squared_lengths"] for row in self.microbatches if row["rank"] == rank]
 
 
-def train(folder: Path, *flags: str) -> Job:
+def run_two_ranks(folder: Path, *flags: str) -> Job:
     """Train two ranks for four paced steps."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RANKSCOPE_")}
     spool = folder / "spool"
@@ -121,7 +121,7 @@ def train(folder: Path, *flags: str) -> Job:
 @pytest.fixture(scope="module")
 def stalled(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Return a job of two stages with every host fault, from step 2 on if a fault has steps."""
-    job = train(
+    job = run_two_ranks(
         tmp_path_factory.mktemp("job"),
         *("--pp", "2"),
         *("--fault", f"host-stall:rank=1,ms={STALL_MS},steps=2-3"),
@@ -209,7 +209,7 @@ def test_a_misconfiguration_shows_only_in_the_environment_of_its_rank(stalled: J
 
 def test_a_slow_link_lengthens_the_transfer(tmp_path: Path) -> None:
     """256 KiB of activations at 100 MB/s take 2.6 ms, at a fiftieth of it 131 ms."""
-    job = train(
+    job = run_two_ranks(
         tmp_path,
         *("--tp", "2", "--microbatches", "2", "--seq", "256", "--microbatch-size", "4"),
         *("--fault", "slow-link:src=0,dst=1,factor=50,steps=2-3"),
@@ -232,7 +232,7 @@ def lasted_ns(spans: list[Recorded], *, step: int, at_ratio: float = 0.5) -> int
 
 
 def test_members_of_a_skewed_group_launch_late_in_turn(tmp_path: Path) -> None:
-    job = train(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
+    job = run_two_ranks(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
 
     assert job.status == 0
     first, second = ([late_ns(job, rank, step) for step in (1, 2, 3)] for rank in (0, 1))
