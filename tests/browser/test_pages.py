@@ -135,7 +135,7 @@ def test_the_overview_shows_the_verdict_and_its_evidence(browser: Browser) -> No
         expect(traces).to_have_count(3, timeout=TIMEOUT_MS)
         assert seen.page.locator("#overview-findings tbody tr").count() == 2
         assert "rank 0" in seen.page.inner_text("#overview-starved")
-        assert "dropped spans" in seen.page.inner_text("#overview-quality")
+        assert "records produced" in seen.page.inner_text("#overview-quality")
 
 
 def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser) -> None:
