@@ -64,7 +64,7 @@ class GroupInfo:
     """One communication group."""
 
     group_id: int
-    """`tracer.span.group_id_of` its name and members."""
+    """`tracer.span.hash_group` of its name and members."""
 
     kind: str
     """Span kind of its collectives."""

@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..config import coords_of
 from ..data import compute_factor, draw_documents
 from ..errors import CrashFaultError
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from ..pace import SegmentTimer
     from .spec import Fault
 
-NS_PER_S = 1e9
 SKEW_PERIOD_STEPS = 8.0
 """Steps after which the same member of a skewed group is latest again, as in the simulator."""
 
