@@ -27,8 +27,13 @@ STARTER_BYTES = 16 << 10
 Making one takes 0.1 ms, a whole segment about 20 ms, and several threads may begin at any time.
 """
 
+STARTER_RECORDS = segment_capacity(STARTER_BYTES)
+
 NUM_STARTERS = 4
-"""Number of threads that may begin at the same moment without losing a record."""
+"""Number of threads that may begin at the same moment without losing a record.
+
+A lane whose segment is full while no whole segment is ready continues in a starter too.
+"""
 
 MIN_BUDGET_IN_STARTERS = 64
 """If the spool limit is less than this many starters, lanes begin in whole segments."""
@@ -77,10 +82,10 @@ class SegmentPool:
         self._limits = limits
         self._numbers = itertools.count()
         self.spares: deque[Segment] = deque()
+        """The segments that are ready: whole ones on the left, starters on the right."""
 
-        self._starters: deque[Segment] = deque()
         self._has_starters = (
-            limits.segment_bytes > STARTER_BYTES
+            segment_capacity(limits.segment_bytes) > STARTER_RECORDS
             and limits.spool_bytes >= MIN_BUDGET_IN_STARTERS * STARTER_BYTES
         )
         self._process = process
@@ -93,14 +98,19 @@ class SegmentPool:
         """Counts the records dropped when `take` returns None: not ready in time, or disk full."""
 
     def take_starter(self) -> Segment:
-        """Return a starter for a new lane, `NO_SEGMENT` if none is ready."""
+        """Return a segment for a new lane, a starter if one is ready, else `NO_SEGMENT`."""
+        if not self._num_starters():
+            return NO_SEGMENT
         try:
-            return self._starters.popleft()
+            return self.spares.pop()
         except IndexError:
             return NO_SEGMENT
 
     def take(self) -> Segment | None:
-        """Return a ready segment, None if there is none (see `drops`). Does no I/O."""
+        """Return a ready segment, a whole one if possible; None if none is (see `drops`).
+
+        Does no I/O.
+        """
         try:
             return self.spares.popleft()
         except IndexError:
@@ -116,13 +126,13 @@ class SegmentPool:
 
     def needs_segments(self) -> bool:
         """Return whether `replenish` would make segments."""
-        is_missing = not self._closed and (not self.spares or self._needs_starter())
-        return is_missing and not self._is_waiting_to_retry()
+        is_missing = not self._has_whole() or self._needs_starter()
+        return is_missing and not self._closed and not self._is_waiting_to_retry()
 
     def replenish(self) -> None:
         """Make the missing segments. Does file I/O: never call it on a training thread."""
         self._prepare_starters()
-        if not self.spares:
+        if not self._has_whole():
             self.prepare_spare()
 
     def prepare_spare(self) -> None:
@@ -136,16 +146,24 @@ class SegmentPool:
                 time.sleep(0)  # releases the GIL for the training thread
                 self._prepare_starters()  # threads may have begun since
         self.drops = self._process.drops[DropReason.NO_SEGMENT]
-        self.spares.append(spare)
+        self.spares.appendleft(spare)
 
     def _prepare_starters(self) -> None:
         while self._needs_starter() and (starter := self._make(STARTER_BYTES)) is not None:
             for page in range(starter.num_pages):
                 starter.fault_in(page)
-            self._starters.append(starter)
+            self.spares.append(starter)
 
     def _needs_starter(self) -> bool:
-        return self._has_starters and len(self._starters) < NUM_STARTERS
+        return self._has_starters and self._num_starters() < NUM_STARTERS
+
+    def _num_starters(self) -> int:
+        if not self._has_starters:
+            return 0
+        return sum(ready.capacity == STARTER_RECORDS for ready in self.spares.copy())
+
+    def _has_whole(self) -> bool:
+        return self._num_starters() < len(self.spares)
 
     def _is_waiting_to_retry(self) -> bool:
         return monotonic_ns() < self._retry_at_ns
@@ -182,13 +200,11 @@ class SegmentPool:
     def close(self) -> None:
         """Hand out no more segments and remove the files of those not taken."""
         self._closed = True
-        for ready in (self._starters, self.spares):
-            while ready:
-                with contextlib.suppress(OSError, IndexError):
-                    ready.popleft().path.unlink()
+        while self.spares:
+            with contextlib.suppress(OSError, IndexError):
+                self.spares.popleft().path.unlink()
 
     def abandon(self) -> None:
         """Hand out no more segments, and keep the files: they belong to the parent process."""
         self._closed = True
-        self._starters.clear()
         self.spares.clear()

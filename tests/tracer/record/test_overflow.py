@@ -6,6 +6,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.record.segment_pool import NUM_STARTERS
 from rankscope.tracer.spool import PROCESS_FILE, DropReason, RecordType, SpoolCounts, read_counts
 from tests.support.tracer.mounts import run_with_mounts
 from tests.support.tracer.reading import dropped, only_folder, read_rows
@@ -136,7 +137,8 @@ def test_a_spool_that_turns_read_only_drops_records_and_counts_them(
     (folder,) = (spool / "run").iterdir()
     counts = counts_of(folder)
     assert counts.num_produced == int(done.stdout)
-    assert counts.num_written == len(read_rows(folder)) == NUM_IN_STARTER + 2 * 512
+    assert counts.num_written == len(read_rows(folder))
+    assert counts.num_written == NUM_STARTERS * NUM_IN_STARTER + 2 * 512  # ready at the start
     assert sum(dropped(folder).values()) == counts.num_produced - counts.num_written
     assert set(dropped(folder)) <= NO_ROOM
     assert not (folder / "exit.json").exists()

@@ -13,7 +13,7 @@ import pytest
 from rankscope.tracer.record.process_file import map_file, map_without_descriptor
 from rankscope.tracer.record.segment_pool import NUM_STARTERS, STARTER_BYTES
 from tests.support.tracer.reading import dropped, read_spans
-from tests.support.tracer.recording import recorder_in
+from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in
 from tests.support.waiting import LONGEST_S, wait_until
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_a_thread_that_begins_while_no_segment_is_ready_loses_nothing(tmp_path: 
         for number in range(2 * NUM_STARTERS)
     ]
     for thread in threads:
-        wait_until(lambda: bool(recorder._pool._starters))
+        wait_until(lambda: not recorder._pool._needs_starter())
         thread.start()
     finish(recorder, threads)
 
@@ -91,6 +91,17 @@ def test_threads_that_begin_at_the_same_moment_lose_nothing(tmp_path: Path) -> N
     finish(recorder, threads)
 
     assert num_kept(tmp_path) == {thread.name: 90 for thread in threads}
+    assert dropped(tmp_path) == {}
+
+
+def test_a_full_lane_continues_in_a_starter_if_no_whole_segment_is_ready(tmp_path: Path) -> None:
+    recorder = recorder_with_starters_only(tmp_path)
+    num_records = NUM_STARTERS * NUM_IN_STARTER  # what is ready without the background thread
+    for _ in range(num_records):
+        record(recorder, "x")
+    recorder.shutdown()
+
+    assert num_kept(tmp_path) == {"main": num_records}
     assert dropped(tmp_path) == {}
 
 
