@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.liveness import RankLiveness
-    from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
+    from rankscope.analysis.report.progress import (
+        AnalysisFailed,
+        AnalysisInProgress,
+        MeanKindTimes,
+    )
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
 
@@ -66,6 +70,10 @@ class ReportProvider(Protocol):
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes with the stored picture of a step."""
+        ...
+
+    def kind_times(self, run_id: str) -> MeanKindTimes | None:
+        """Return the time by step and kind, which needs no analysis; None if no step is closed."""
         ...
 
     def liveness(self, run_id: str) -> RankLiveness | None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rankscope.tracer.span import SpanKind
+
     from ..trace.tables import RunSummary
     from .report import Finding, Mfu
 
@@ -48,6 +50,28 @@ class MarkedSteps:
 
     mfu: Mfu | None
     """Of the newest of these steps; None if it cannot be known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanKindTimes:
+    """Mean time per rank by step and kind of span, from the rollups of closed steps.
+
+    Kinds nest and overlap, so they do not add up to the step time.
+    """
+
+    revision: int
+    """Changes whenever the rollups do."""
+
+    busy_s: Mapping[SpanKind, Mapping[int, float]]
+    """By kind and step: time with at least one span of the kind; of a repeated step, the last
+    epoch's."""
+
+    exposed_s: Mapping[SpanKind, Mapping[int, float]]
+    """Communication kinds only: the part of ``busy_s`` that no compute of the rank hides."""
+
+    wait_s: Mapping[SpanKind, Mapping[int, float]]
+    """Communication kinds only: from a rank's arrival to the last member's. A step is missing if
+    the wait of any of its spans is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,24 @@ SELECT_WHOLE = """
 SELECT run_id, num_spans FROM closed_steps FINAL WHERE step = {whole:Int32}
 """
 
+SELECT_NEWEST_ROLLED_UP = """
+SELECT epoch, step, num_ranks, revision FROM closed_steps FINAL
+WHERE run_id = {run_id:String} AND step >= 0
+ORDER BY epoch DESC, step DESC LIMIT {most:UInt32}
+"""
+
+SELECT_MEANS = """
+SELECT epoch, step, kind, closed.num_ranks AS num_ranks,
+    sum(busy_ns) / num_ranks AS busy_ns, sum(exposed_ns) / num_ranks AS exposed_ns,
+    sum(wait_ns) / num_ranks AS wait_ns, sum(num_unsplit) AS num_unsplit
+FROM rollups FINAL INNER JOIN (
+    SELECT epoch, step, num_ranks FROM closed_steps FINAL WHERE run_id = {run_id:String}
+) AS closed USING (epoch, step)
+WHERE run_id = {run_id:String} AND step >= 0
+    AND (epoch > {epoch:Int32} OR (epoch = {epoch:Int32} AND step >= {first:Int32}))
+GROUP BY epoch, step, kind, num_ranks ORDER BY epoch, step, kind
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStep:
@@ -174,6 +192,32 @@ def read_rolled_up_runs(store: Store) -> dict[str, int]:
     """Return the runs that were rolled up whole, with their numbers of spans in the ledger then."""
     rows = store.rows(SELECT_WHOLE, {"whole": RUN_WHOLE})
     return {row["run_id"]: row["num_spans"] for row in rows}
+
+
+def read_newest_rolled_up(store: Store, run_id: str, *, most: int) -> list[Row]:
+    """Return epoch, step, number of ranks and revision of the newest rolled up steps.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        most: Number of steps.
+
+    Returns:
+        The rows by (epoch, step), ascending.
+    """
+    return store.rows(SELECT_NEWEST_ROLLED_UP, {"run_id": run_id, "most": most})[::-1]
+
+
+def read_mean_times(store: Store, run_id: str, *, since: EpochStep) -> list[Row]:
+    """Return the mean times per rank of each rolled up step and kind, by (epoch, step, kind).
+
+    Args:
+        store: The store.
+        run_id: The run.
+        since: First epoch and step.
+    """
+    bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
+    return store.rows(SELECT_MEANS, bound)
 
 
 def mark_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Lines of step time and MFU, one above the other, without smoothing."""
+"""Lines over steps, without smoothing: step time above MFU, and time by kind of span."""
 
 from __future__ import annotations
 
@@ -9,16 +9,33 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..theme import IDEAL, MFU, SLOW, STEP_TIME, apply_style
+from rankscope.analysis.report.text import format_seconds
+from rankscope.tracer.span import KINDS, NS_PER_S, SpanKind
+
+from ..theme import (
+    IDEAL,
+    KIND_COLORS,
+    MFU,
+    SLOW,
+    STEP_TIME,
+    apply_style,
+    axis_unit,
+    blank_figure,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from rankscope.analysis.report.progress import MarkedSteps
+    from rankscope.analysis.report.progress import MarkedSteps, MeanKindTimes
     from rankscope.analysis.report.report import RunReport
 
 _MAX_MARKED = 150
 """Steps up to which each has a point."""
+
+_KINDS_HEIGHT = 300
+
+NESTING = frozenset({SpanKind.WAIT, SpanKind.HOST})
+"""Kinds whose spans contain others or lie in them: their time is part of another line."""
 
 _Places = dict[str, "int | None"]
 """Labels on the axis of steps, in order, each with its step; None for steps that are missing."""
@@ -68,6 +85,49 @@ def marked_steps_figure(run_id: str, steps: MarkedSteps) -> go.Figure:
     )
 
 
+def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
+    """Draw the mean time per rank of each kind of span in seconds or ms, on one axis of steps.
+
+    Of communication, the time that no compute hides. Spans of the kinds in `NESTING` are left out.
+    """
+    if times is None:
+        return blank_figure("No step is closed yet", height=_KINDS_HEIGHT)
+    drawn = {
+        kind: times.exposed_s.get(kind, by_step)
+        for kind, by_step in times.busy_s.items()
+        if kind not in NESTING
+    }
+    places = _places(step for by_step in drawn.values() for step in by_step)
+    longest_s = max((max(by_step.values()) for by_step in drawn.values()), default=0.0)
+    unit, unit_ns = axis_unit(longest_s * NS_PER_S)
+    figure = go.Figure()
+    for kind in sorted(drawn, key=KINDS.index):
+        steps, seconds = _line(drawn[kind], places)
+        waits = times.wait_s.get(kind, {})
+        figure.add_trace(
+            go.Scatter(
+                name=kind.value,
+                x=steps,
+                y=[None if value is None else value * NS_PER_S / unit_ns for value in seconds],
+                mode=_mode(steps),
+                line={"color": KIND_COLORS[kind], "width": 2},
+                marker={"size": 5, "color": KIND_COLORS[kind]},
+                customdata=[_format_wait(_value(waits, places[step])) for step in steps],
+                hovertemplate=f"%{{y:.3~g}} {unit}%{{customdata}}",
+            )
+        )
+    apply_style(figure, height=_KINDS_HEIGHT, zoom_key=f"kinds {run_id}")
+    figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(places))
+    figure.update_xaxes(nticks=8, tickangle=0, title_text="step")
+    figure.update_yaxes(title_text=f"time per rank ({unit})", rangemode="tozero")
+    return figure
+
+
+def _format_wait(seconds: float | None) -> str:
+    return f", waiting {format_seconds(seconds)}" if seconds else ""
+
+
 def series_figure(series: StepSeries) -> go.Figure:
     """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
 
@@ -83,7 +143,9 @@ def series_figure(series: StepSeries) -> go.Figure:
         vertical_spacing=0.06,
         row_heights=[1.0] if rows == 1 else [0.58, 0.42],
     )
-    places = _places(series)
+    places = _places(
+        [*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})]
+    )
     _add_step_time(figure, series, places)
     if series.mfu_by_step is not None:
         _add_mfu(figure, series.mfu_by_step, series.warmup_steps, places)
@@ -152,11 +214,10 @@ def _add_mfu(
     figure.update_yaxes(title_text="MFU (%)", tickformat=".3~g", rangemode="tozero", row=2, col=1)
 
 
-def _places(series: StepSeries) -> _Places:
-    """Return the labels of the axis, from all known steps."""
-    known = {*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})}
+def _places(known: Iterable[int]) -> _Places:
+    """Return the labels of the axis of all known steps."""
     places: _Places = {}
-    for step, following in pairwise([*sorted(known), None]):
+    for step, following in pairwise([*sorted(set(known)), None]):
         if step is None:
             continue
         places[f"{step}"] = step

@@ -17,7 +17,7 @@ from rankscope.analysis.trace.errors import UnknownRunError
 from ..address import MAX_DIGITS, OVERVIEW, TIMELINE, View, write_address
 from ..callback_checks import Post, Ticks, takes
 from ..figures.excess import excess_figure, excess_note
-from ..figures.step_time import marked_steps_figure, step_time_figure
+from ..figures.step_time import kind_times_figure, marked_steps_figure, step_time_figure
 from ..figures.workers import worker_figure
 from ..theme import blank_figure
 from .components import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.report.liveness import RankLiveness
-    from rankscope.analysis.report.progress import AnalysisFailed
+    from rankscope.analysis.report.progress import AnalysisFailed, MeanKindTimes
     from rankscope.analysis.trace.tables import RunSummary
 
     from ..provider import ReportProvider
@@ -81,6 +81,15 @@ class RefreshPost(Post):
     num_ticks: Ticks
     fallback_ticks: Ticks
     shown: Shown
+
+
+class LivePost(Post):
+    """The values that `refresh_live_parts` takes."""
+
+    num_ticks: Ticks
+    fallback_ticks: Ticks
+    shown: Shown
+    kinds_revision: str | None
 
 
 class Cell(Post, extra="ignore"):
@@ -175,22 +184,24 @@ def overview_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     shown, problem, hidden, *_ = content.outputs()
     liveness = liveness_card(_liveness(provider, content.run))
     liveness_ms = poll_interval_ms(provider.runs(), content.run)
+    times = None if content.run is None else provider.kind_times(content.run)
     return html.Div(
         [
             dcc.Store(id="overview-shown", data=shown),
             poll_timer("overview-timer", interval_ms=content.interval_ms),
+            dcc.Store(id="overview-kinds-shown", data=_kinds_revision(times)),
             poll_timer("liveness-timer", interval_ms=liveness_ms),
             html.Div(problem, id="overview-problem", **announced()),
             html.Div(content.verdict, id="overview-verdict", **announced()),
             html.Div(liveness, id="overview-liveness", **announced()),
-            html.Div(_report(content), id="overview-report", className=hidden),
+            html.Div(_report(content, times), id="overview-report", className=hidden),
         ]
     )
 
 
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     """Refresh the page while its run trains, and open a step when its cell is clicked."""
-    for part in ("overview-steps", "overview-workers", "overview-excess"):
+    for part in ("overview-steps", "overview-workers", "overview-excess", "overview-kinds"):
         register_graph(app, part)
 
     @app.callback(
@@ -213,22 +224,31 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             return unchanged
         return content.outputs(post.num_ticks)
 
-    # A callback of its own: a run that hangs has no new revision, but its ranks fall silent.
+    # A callback of its own: a run that hangs has no new revision, but its ranks fall silent; and
+    # steps are rolled up after they were analysed.
     @app.callback(
         Output("overview-liveness", "children"),
+        Output("overview-kinds-fresh", "data"),
+        Output("overview-kinds-shown", "data"),
         Output("liveness-timer", "interval"),
         Output("liveness-timer", "max_intervals"),
         Input("liveness-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
         State("overview-shown", "data"),
+        State("overview-kinds-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(RefreshPost)
-    def refresh_liveness(post: RefreshPost) -> tuple[Any, ...]:
+    @takes(LivePost)
+    def refresh_live_parts(post: LivePost) -> tuple[Any, ...]:
         run_id = post.shown.run
         interval_ms = poll_interval_ms(provider.runs(), run_id)
         liveness = liveness_card(_liveness(provider, run_id))
-        return liveness, interval_ms, next_tick(post.num_ticks)
+        times = None if run_id is None else provider.kind_times(run_id)
+        revision = _kinds_revision(times)
+        kinds: tuple[Any, Any] = no_update, no_update
+        if run_id is not None and revision != post.kinds_revision:
+            kinds = kind_times_figure(run_id, times), revision
+        return liveness, *kinds, interval_ms, next_tick(post.num_ticks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -256,6 +276,10 @@ def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
         return provider.revision(run_id)
     except UnknownRunError:
         return None
+
+
+def _kinds_revision(times: MeanKindTimes | None) -> str | None:
+    return None if times is None else str(times.revision)  # JavaScript rounds above 2^53
 
 
 def _liveness(provider: ReportProvider, run_id: str | None) -> RankLiveness | None:
@@ -331,7 +355,7 @@ def _without_report(found: AnalysisInProgress | AnalysisFailed) -> _Content:
     )
 
 
-def _report(content: _Content) -> list[Component]:
+def _report(content: _Content, times: MeanKindTimes | None) -> list[Component]:
     return [
         html.Div(content.key_figures, id="overview-figures", className="figures"),
         html.Div(
@@ -369,6 +393,13 @@ def _report(content: _Content) -> list[Component]:
             className="grid",
         ),
         card(html.H2("Findings"), html.Div(content.findings, id="overview-findings")),
+        _figure_card(
+            "overview-kinds",
+            kind_times_figure(content.run or "", times),
+            title="Time by kind of span",
+            about="Mean per rank. Communication: the time that no compute hides, waiting included."
+            " Kinds overlap, so they do not add up to the step time.",
+        ),
         card(html.H2("Data quality"), html.Div(content.quality, id="overview-quality")),
     ]
 

@@ -111,6 +111,7 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "liveness-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 1,
         "overview-shown.data": {"run": "demo-42", "revision": 7},
+        "overview-kinds-shown.data": "7",
     },
     "overview-excess.clickData": {
         "overview-excess.clickData": {"points": [{"x": "3-4", "y": "5", "z": 0.1}]},
@@ -143,6 +144,7 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
     "fallback-timer.n_intervals": ["1", {}, 1.5],
     "overview-timer.n_intervals": ["1", {}, 1.5],
     "liveness-timer.n_intervals": ["1", {}, 1.5],
+    "overview-kinds-shown.data": [7, {}, ["7"]],
     "timeline-timer.n_intervals": ["1", {}, 1.5],
     "frame-shown.data": [
         7,

@@ -23,6 +23,7 @@ from rankscope.analysis.report.progress import (
     AnalysisFailed,
     AnalysisInProgress,
     MarkedSteps,
+    MeanKindTimes,
     Progress,
 )
 from rankscope.analysis.trace.errors import UnknownRunError
@@ -30,9 +31,10 @@ from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.pictures import StepId, read_kept_picture
+from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
 from rankscope.collector.read.steps import read_step_times
-from rankscope.tracer.span import NS_PER_S
+from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
 from .background_jobs import BackgroundJobs
@@ -41,11 +43,14 @@ from .pictures import LargeSteps, read_part, read_picture
 from .reports import find_run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
+    from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
 
@@ -59,6 +64,10 @@ MAX_STEPS = 2_000
 
 MAX_MFU_ROWS = 250_000
 """Rows of table ``steps`` read for the MFU: the newest 20 steps of 12,288 ranks."""
+
+MAX_ROLLUP_ROWS = 2_500_000
+"""Rows of table ``rollups`` read for the times by kind: the newest 13 steps of 12,288 ranks, if
+they have spans of all kinds."""
 
 LIVENESS_AGE_NS = 2_000_000_000
 LIVENESS_AGE_FACTOR = 10
@@ -105,6 +114,7 @@ class StoreProvider:
         self._liveness_lock = threading.Lock()
         self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
+        self._kind_times: OrderedDict[str, MeanKindTimes] = OrderedDict()
         self._last_coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -296,6 +306,30 @@ class StoreProvider:
             self._last_coords = (key, coords)
         return coords
 
+    def kind_times(self, run_id: str) -> MeanKindTimes | None:
+        """Return the mean times of the newest closed steps by kind; None if no step is closed."""
+        if self._store is None:
+            return None
+        newest = read_newest_rolled_up(self._store, run_id, most=MAX_STEPS)
+        if not newest:
+            return None
+        # Steps are closed, computed again and deleted: each changes this number.
+        revision = hash(tuple(tuple(row.values()) for row in newest))
+        with self._lock:
+            known = self._kind_times.get(run_id)
+        if known is not None and known.revision == revision:
+            return known
+        num_ranks = max(row["num_ranks"] for row in newest)
+        first = newest[-max(1, MAX_ROLLUP_ROWS // (num_ranks * len(KINDS))) :][0]
+        rows = read_mean_times(self._store, run_id, since=(first["epoch"], first["step"]))
+        found = make_kind_times(rows, revision=revision)
+        with self._lock:
+            self._kind_times[run_id] = found
+            self._kind_times.move_to_end(run_id)
+            while len(self._kind_times) > MAX_TIMELINES:
+                self._kind_times.popitem(last=False)
+        return found
+
     def liveness(self, run_id: str) -> RankLiveness | None:
         """Return the liveness of a live run's ranks; None if it has no heartbeats."""
         if self._store is None:
@@ -351,6 +385,21 @@ def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | N
             if row["newest_ns"] < now_ns - SILENT_NS
         ),
     )
+
+
+def make_kind_times(rows: Sequence[Row], *, revision: int) -> MeanKindTimes:
+    """Return the times of `collector.read.rollups.read_mean_times` by kind and step."""
+    busy: dict[SpanKind, dict[int, float]] = {}
+    exposed: dict[SpanKind, dict[int, float]] = {}
+    wait: dict[SpanKind, dict[int, float]] = {}
+    for row in rows:  # ascending: a repeated step takes the values of its last epoch
+        kind, step = SpanKind(row["kind"]), row["step"]
+        busy.setdefault(kind, {})[step] = row["busy_ns"] / NS_PER_S
+        if kind in COMM_KINDS:
+            exposed.setdefault(kind, {})[step] = row["exposed_ns"] / NS_PER_S
+            if not row["num_unsplit"]:
+                wait.setdefault(kind, {})[step] = row["wait_ns"] / NS_PER_S
+    return MeanKindTimes(revision=revision, busy_s=busy, exposed_s=exposed, wait_s=wait)
 
 
 def read_marked_steps(store: Store, source: SpanSource, run_id: str) -> MarkedSteps:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.dashboard.figures.step_time import step_time_figure
-from tests.support.dashboard.builders import report, traces
+from rankscope.dashboard.figures.step_time import kind_times_figure, step_time_figure
+from tests.support.dashboard.builders import mean_kind_times, report, traces
 
 
 def test_a_line_breaks_at_missing_steps() -> None:
@@ -110,3 +110,23 @@ def test_the_ideal_of_a_single_step_is_a_point() -> None:
     ideal, actual = traces(step_time_figure(made))
 
     assert (ideal.mode, actual.mode) == ("lines+markers", "lines+markers")
+
+
+def test_times_by_kind_show_exposed_communication_and_leave_out_nesting_kinds() -> None:
+    figure = kind_times_figure("demo-42", mean_kind_times())
+
+    by_name = {line.name: line for line in traces(figure)}
+
+    assert list(by_name) == ["forward", "dp-comm"]
+    assert list(by_name["forward"].y) == [240, 250, 245]
+    assert list(by_name["dp-comm"].x) == ["3", "4", "5"]
+    assert list(by_name["dp-comm"].y) == [30, 10, 12]
+    assert by_name["dp-comm"].customdata[0] == ", waiting 20.0 ms"
+    assert by_name["dp-comm"].customdata[1] == ""
+    assert figure.layout.yaxis.title.text == "time per rank (ms)"
+
+
+def test_without_closed_steps_the_figure_says_so() -> None:
+    figure = kind_times_figure("demo-42", None)
+
+    assert figure.layout.annotations[0].text == "No step is closed yet"

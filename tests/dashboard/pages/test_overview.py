@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.report.progress import AnalysisFailed
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.tracer.topology import Layout
-from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.builders import FakeProvider, mean_kind_times, report, traces
 from tests.support.dashboard.page_text import words
 from tests.support.dashboard.training_builder import training_provider
 
@@ -92,3 +93,19 @@ def test_a_run_that_is_analysed_as_a_whole_has_no_note_on_length() -> None:
 
     assert "30 steps | 9,920 spans | confidence 0.98" in shown
     assert "Long run" not in shown
+
+
+def test_times_by_kind_need_no_report() -> None:
+    provider = training_provider()
+    provider.times = mean_kind_times()
+    view = View(run="demo-42")
+    with_report = overview_page(provider, view, base_path="/")
+    (known,) = (run for run in provider.runs() if run.run_id == "demo-42")
+    provider.unfinished["demo-42"] = AnalysisFailed(run=known, reason="out of memory", steps=None)
+    without = overview_page(provider, view, base_path="/")
+
+    for page in (with_report, without):
+        assert [line.name for line in traces(page["overview-kinds"].figure)] == [
+            "forward",
+            "dp-comm",
+        ]

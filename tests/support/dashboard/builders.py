@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
+from rankscope.analysis.report.progress import MeanKindTimes
 from rankscope.analysis.report.report import (
     Finding,
     Mfu,
@@ -32,7 +33,7 @@ from rankscope.analysis.trace.tables import (
     SpanTable,
     StepTable,
 )
-from rankscope.tracer.span import KIND_CODES, Span
+from rankscope.tracer.span import KIND_CODES, Span, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.report.liveness import RankLiveness
-    from rankscope.analysis.report.progress import AnalysisFailed, AnalysisInProgress
+    from rankscope.analysis.report.progress import (
+        AnalysisFailed,
+        AnalysisInProgress,
+    )
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
@@ -87,6 +91,7 @@ class FakeProvider:
     sentence: str = "Rank 5 computes 1.80x slower than its peers; ranks 1, 4 and 7 wait for it."
     state: str = "ended"
     live: RankLiveness | None = None
+    times: MeanKindTimes | None = None
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
 
@@ -120,6 +125,9 @@ class FakeProvider:
 
     def verdict(self, report: RunReport) -> str:
         return self.sentence
+
+    def kind_times(self, run_id: str) -> MeanKindTimes | None:
+        return self.times
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         return self.live
@@ -275,6 +283,21 @@ def report(
         excess=RankStepExcess(ranks=tuple(sorted(coords)), steps=steps, excess_ns=excess),
         paced=True,
         warmup_steps=(0,) if num_steps else (),
+    )
+
+
+def mean_kind_times() -> MeanKindTimes:
+    """Return the times of three steps: a forward, an all-reduce, and the wait inside it."""
+    comm = SpanKind.DP_COMM
+    return MeanKindTimes(
+        revision=1,
+        busy_s={
+            comm: {3: 0.05, 4: 0.03, 5: 0.03},
+            SpanKind.WAIT: {3: 0.02, 4: 0.01, 5: 0.01},
+            SpanKind.FORWARD: {3: 0.24, 4: 0.25, 5: 0.245},
+        },
+        exposed_s={comm: {3: 0.03, 4: 0.01, 5: 0.012}},
+        wait_s={comm: {3: 0.02, 5: 0.005}},
     )
 
 
