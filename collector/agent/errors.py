@@ -14,6 +14,10 @@ class AgentConfigError(CollectorError):
     """The agent can't start with its configuration."""
 
 
+class StateFolderError(AgentConfigError):
+    """Another user can change the state folder, or it can't be created."""
+
+
 class JournalVersionError(AgentConfigError):
     """A newer agent wrote the journal."""
 

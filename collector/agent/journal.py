@@ -33,8 +33,8 @@ MAX_ENTRIES = 100_000
 
 PAGE_BYTES = 1_024
 LOG_PAGES = 256
-"""The journal counts towards the quota of the spool, so pages and log are smaller than SQLite's
-defaults of 4 KiB and 1,000 pages."""
+"""Pages and log are smaller than SQLite's defaults of 4 KiB and 1,000 pages, because the state
+folder may be in memory."""
 
 CHECKSUM_LENGTH = 8
 DAMAGED_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -241,7 +241,7 @@ class Journal:
 
 def _open(path: Path, connect: Callable[..., sqlite3.Connection]) -> sqlite3.Connection:
     # SQLite itself would let others read it.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     # Opened in the main thread, used in the agent's.
     database = connect(path, timeout=0.0, check_same_thread=False)
     # Alone, SQLite needs no shared memory, which could kill the process with SIGBUS.
@@ -334,7 +334,8 @@ def _import_line(db: sqlite3.Connection, line: dict[str, Any]) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file, readable by its owner alone; return once it is on disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()

@@ -96,6 +96,10 @@ class WholePath:
         return self.folder / "spool"
 
     @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
     def store(self) -> Path:
         return self.folder / "store"
 
@@ -121,8 +125,8 @@ class WholePath:
         return {
             "collector": [*COMMAND, "serve", "--only", "collector", "--port", str(self.port)],
             "agent": [
-                *COMMAND, "agent", "--spool", str(self.spool), "--no-samples",
-                "--collector", self.url,
+                *COMMAND, "agent", "--spool", str(self.spool), "--state", str(self.state),
+                "--no-samples", "--collector", self.url,
             ],
         }  # fmt: skip
 

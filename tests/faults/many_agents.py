@@ -42,7 +42,7 @@ def start_agent(
 ) -> NodeAgent:
     """Return an agent with running probes; ``stack`` ends it."""
     spool = spool_of(folder, number)
-    state = spool / ".agent"
+    state = spool.with_name(f"{spool.name}-state")
     state.mkdir(parents=True, exist_ok=True)
     name = f"host-{number:03d}/test"
 

@@ -22,7 +22,11 @@ TIMEOUT_S = 120.0
 def environment(store: Path, **more: str) -> dict[str, str]:
     """Return this process's environment with another store, and no token, webhook or trace."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE_")}
-    own = {"RANKSCOPE_STORE": f"chdb://{store}", "RANKSCOPE_TOKENS": f"{store}-tokens.json"}
+    own = {
+        "RANKSCOPE_STORE": f"chdb://{store}",
+        "RANKSCOPE_TOKENS": f"{store}-tokens.json",
+        "XDG_STATE_HOME": f"{store}-state",
+    }
     return {**kept, **own, **more}
 
 

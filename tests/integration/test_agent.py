@@ -16,7 +16,7 @@ import pytest
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import COMMAND, TIMEOUT_S, environment, rankscope
-from tests.support.collector.agent_rig import write_spans
+from tests.support.collector.agent_rig import state_of, write_spans
 from tests.support.collector.fake_collector import TOKEN, FakeCollector
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.waiting import wait_until
@@ -144,9 +144,9 @@ def test_a_second_agent_on_a_spool_is_refused(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     with FakeCollector() as collector, shipping(spool, collector.url, "--no-samples"):
-        wait_until((spool / ".agent" / "journal").exists)
+        wait_until(lambda: any(state_of(spool).rglob("journal")))
         second = rankscope(
-            "agent", "--spool", str(spool), "--collector", collector.url, store=tmp_path
+            "agent", "--spool", str(spool), "--collector", collector.url, store=spool
         )
 
     assert second.returncode == 2
@@ -176,5 +176,26 @@ def test_the_token_is_in_no_command_line_and_no_output(tmp_path: Path) -> None:
 
     assert "does not know the token" in err
     assert secret not in out + err
-    for file in (spool / ".agent").iterdir():
+    files = [file for file in state_of(spool).rglob("*") if file.is_file()]
+    assert {"journal", "journal.db", "lock"} <= {file.name for file in files}
+    for file in files:
         assert secret.encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["journal", "journal.db"])
+def test_state_in_the_spool_is_neither_trusted_nor_written(tmp_path: Path, name: str) -> None:
+    spool, victim = tmp_path / "spool", tmp_path / "victim"
+    victim.write_text("precious")
+    (spool / ".agent").mkdir(parents=True)
+    (spool / ".agent" / name).symlink_to(victim)
+    with Oracle(tmp_path / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
+        builder = SpoolBuilder(spool, run_id="run")
+        write_spans(builder, oracle, 50)
+        builder.end()
+        with shipping(spool, collector.url, "--no-samples") as agent:
+            wait_until(lambda: len(collector.stored.rows) >= 50)
+            agent.send_signal(signal.SIGTERM)
+            _, err = agent.communicate(timeout=TIMEOUT_S)
+
+    assert victim.read_text() == "precious"
+    assert "state of an earlier release" in err

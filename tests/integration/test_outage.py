@@ -36,8 +36,7 @@ def test_an_outage_takes_only_the_bytes_of_the_spool_and_no_row(tmp_path: Path) 
         num_segments = -(-NUM_BURSTS * ROWS_A_BURST // CAPACITY)
         waiting = sum(file.stat().st_size for file in path.spool.glob("run/*/seg-*"))
         assert waiting == NUM_RANKS * num_segments * SEGMENT_BYTES
-        state = path.spool / ".agent"
-        assert used_bytes(state) < AGENT_BYTES
+        assert used_bytes(path.state) < AGENT_BYTES
 
         # AND all of them arrive once when it is back, while more are written
         path.start("collector")

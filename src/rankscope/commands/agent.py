@@ -28,7 +28,8 @@ def agent(  # noqa: PLR0913  # one parameter a flag
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for the journal and for rejected rows. Default: .agent in the spool.",
+            help="Folder for the journal and for rejected rows, which only this user can write."
+            " Default: one per spool in /var/lib/rankscope (root) or ~/.local/state/rankscope.",
             show_default=False,
         ),
     ] = None,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from .loops import Loop
 
-STATE_FOLDER = ".agent"
 BURST_FILE = "burst.json"
 BURST_PAUSE_S = 0.2
 MAX_BURST_ROWS = 200_000
@@ -39,6 +38,7 @@ CLOSE_S = 2.0
 """Time for the agent's thread to end after its connection was closed."""
 
 SIGNAL_POLL_S = 0.5
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ def run_agent(options: AgentOptions) -> None:
     """Send records until SIGINT or SIGTERM, then end within seconds.
 
     Raises:
-        BadInputError: The state folder cannot be used, or another agent uses it.
-        AgentConfigError: An address or a certificate is invalid.
+        BadInputError: Another agent uses the state folder, or it cannot be written.
+        AgentConfigError: An address, a certificate or the state folder cannot be used.
         TokenFileError: The token cannot be read.
         JournalError: The journal cannot be opened.
     """
@@ -79,6 +79,7 @@ def run_agent(options: AgentOptions) -> None:
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_event())
         state = _state_folder(options)
+        say(f"state in {state}")
         stack.enter_context(_locked(state))
         link = Link(options.collectors, agent=name, tls=tls)
         probe_link = Link(options.collectors, agent=name, tls=tls)
@@ -87,7 +88,7 @@ def run_agent(options: AgentOptions) -> None:
         journal = _open_journal(state, stack)
         clocks, probes = _open_clocks(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
-        sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
+        sample_loops = _sample_loops(options, state, agent, clocks, stack, link=link)
         loops = [memory_loop(), *sample_loops]
         probes.start()
         stack.callback(probes.stop)
@@ -173,7 +174,13 @@ def _open_clocks(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread
 
 
 def _sample_loops(
-    options: AgentOptions, agent: NodeAgent, clocks: AgentClocks, stack: ExitStack, *, link: Link
+    options: AgentOptions,
+    state: Path,
+    agent: NodeAgent,
+    clocks: AgentClocks,
+    stack: ExitStack,
+    *,
+    link: Link,
 ) -> list[Loop]:
     if not options.samples:
         return []
@@ -188,8 +195,7 @@ def _sample_loops(
     host = socket.gethostname()
     buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
     sink = buffer_sink(buffer.add, host=host)
-    request = (options.state or options.spool / STATE_FOLDER) / BURST_FILE
-    bursts = BurstRequests(request, buffer_sink(burst_buffer.add, host=host), say=say)
+    bursts = BurstRequests(state / BURST_FILE, buffer_sink(burst_buffer.add, host=host), say=say)
     sources = host_sources(
         options.spool, dcgm_url=options.dcgm_url, on_heartbeats=heartbeat_sink(beats.add)
     )
@@ -217,11 +223,21 @@ def _open_journal(state: Path, stack: ExitStack) -> Journal:
 
 
 def _state_folder(options: AgentOptions) -> Path:
-    state = options.state or options.spool / STATE_FOLDER
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(f"--state {state} cannot be created ({error.strerror})") from error
+    from rankscope.collector.agent.state_folder import (
+        FORMER_FOLDER,
+        default_state_folder,
+        open_state_folder,
+    )
+
+    state = options.state or default_state_folder(options.spool, os.environ)
+    open_state_folder(state)
+    former = options.spool / FORMER_FOLDER
+    if options.state is None and os.path.lexists(former):
+        say(
+            f"{former} is the state of an earlier release and is not used, since other users may"
+            " write to the spool: the collector is asked which rows it has. Delete the folder when"
+            " its dead letters are no longer needed"
+        )
     return state
 
 
@@ -233,7 +249,7 @@ def _locked(state: Path) -> Iterator[None]:
         BadInputError: Another agent holds the lock, or the folder cannot be written.
     """
     try:
-        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(state / "lock", LOCK_FLAGS, 0o600)
     except OSError as error:
         raise BadInputError(f"--state {state} cannot be written ({error.strerror})") from error
     try:

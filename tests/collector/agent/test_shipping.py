@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.collector.identity import segment_id
 from tests.faults.checker import Oracle, check
-from tests.support.collector.agent_rig import Rig, write_spans
+from tests.support.collector.agent_rig import Rig, state_of, write_spans
 from tests.support.collector.fake_collector import FakeCollector, Reply, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
@@ -114,7 +114,7 @@ def test_an_agent_that_lost_its_journal_asks_the_collector(
     first = Rig(spool, collector.url)
     first.turn_until(lambda: bool(collector.stored.rows))
     first.close()
-    (spool / ".agent" / "journal.db").unlink()
+    (state_of(spool) / "journal.db").unlink()
 
     write_spans(builder, oracle, 10)
     builder.end()
@@ -205,7 +205,7 @@ def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arri
         rig.turn()
 
     assert verdict_of(collector, tmp_path, num_dropped=2).is_clean
-    (letter,) = (spool / ".agent" / "dead").glob("*.json")
+    (letter,) = (state_of(spool) / "dead").glob("*.json")
     document = json.loads(letter.read_text())
     assert (document["status"], document["reason"], document["rank"]) == (
         422,
@@ -228,7 +228,7 @@ def test_a_single_cut_is_rejected_three_times_before_it_is_a_dead_letter(
     collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
-    rig.turn_until((spool / ".agent" / "dead").exists)
+    rig.turn_until((state_of(spool) / "dead").exists)
     rig.turn()
 
     assert collector.num_requests("/v1/spans") == 3
@@ -249,7 +249,7 @@ def test_a_collector_that_rejects_everything_does_not_empty_the_spool(
     for _ in range(5):
         rig.turn()
 
-    assert 8 <= len(list((spool / ".agent" / "dead").glob("*.json"))) <= 9
+    assert 8 <= len(list((state_of(spool) / "dead").glob("*.json"))) <= 9
     assert any("rejects everything" in line for line in rig.lines)
     rig.close()
 
@@ -264,7 +264,7 @@ def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
     rig.turn_until(lambda: len(collector.stored.rows) >= 8)
     collector.stored.cuts = dict.fromkeys(collector.stored.cuts, "another")
     rig.close()
-    (spool / ".agent" / "journal.db").unlink()
+    (state_of(spool) / "journal.db").unlink()
     collector.misbehave = lambda path, _: (
         Reply(status=200, document={"end_rows": {}, "unanswered": [], "source_format": None})
         if path == "/v1/resume"
@@ -272,7 +272,7 @@ def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
     )
 
     again = Rig(spool, collector.url)
-    again.turn_until(lambda: len(list((spool / ".agent" / "dead").glob("*.json"))) == 2)
+    again.turn_until(lambda: len(list((state_of(spool) / "dead").glob("*.json"))) == 2)
 
     assert any("stored before with other content" in line for line in again.lines)
     again.close()
@@ -301,7 +301,7 @@ def test_a_deleted_run_is_dropped_and_others_continue(
         "run gone was deleted at the collector: nothing more of it is sent"
     ]
     assert not list(spool.glob("gone/*/seg-*"))
-    assert not (spool / ".agent" / "dead").exists()
+    assert not (state_of(spool) / "dead").exists()
     rig.close()
 
 
@@ -344,7 +344,7 @@ def test_data_that_is_too_new_for_the_collector_stays_in_the_spool(
     rig = Rig(spool, collector.url)
     for _ in range(6):
         rig.turn()
-    assert not (spool / ".agent" / "dead").exists()
+    assert not (state_of(spool) / "dead").exists()
 
     collector.misbehave = lambda _path, _body: None
     rig.turn_until(lambda: len(collector.stored.rows) == 4)

@@ -50,11 +50,16 @@ OPEN_RIGS: list[Rig] = []
 """Those that a failed test left open; a fixture closes them."""
 
 
+def state_of(spool: Path) -> Path:
+    """Return the state folder of the agent of a spool."""
+    return spool.with_name(f"{spool.name}-state")
+
+
 class Rig:
     """The parts of one agent process.
 
     Args:
-        spool: Its spool; the state folder is ``.agent`` in it.
+        spool: Its spool; the state folder is beside it.
         url: Address of the collector, or several.
         connect: Opens the journal's database.
         max_spool_bytes: Quota of the spool; None: no quota.
@@ -78,7 +83,7 @@ class Rig:
     ) -> None:
         self.lines: list[str] = []
         self.pauses = Pauses()
-        self.state = spool / ".agent"
+        self.state = state_of(spool)
         self.state.mkdir(parents=True, exist_ok=True)
         held = {"RANKSCOPE_TOKEN": TOKEN} if environment is None else environment
         urls = [url] if isinstance(url, str) else url
