@@ -335,19 +335,11 @@ def open_regular_file(path: Path) -> int:
     Raises:
         OSError: The file cannot be opened, or is a folder, a FIFO, a socket or a device.
     """
-    return _require_regular(os.open(path, _READ_FLAGS), path)
-
-
-def open_spool_file(path: Path) -> int:
-    """Open a regular file for reading, without following a link, and return the descriptor.
-
-    For folders that other users write to: through a link the reader would hand out files that
-    only the reader may read.
-
-    Raises:
-        OSError: The file cannot be opened, or is a link, a folder, a FIFO, a socket or a device.
-    """
-    return _require_regular(os.open(path, _READ_FLAGS | os.O_NOFOLLOW), path)
+    descriptor = os.open(path, _READ_FLAGS)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
@@ -381,10 +373,3 @@ def _read_clocks() -> Anchor:
         unix_ns=UnixNs(wall),
         error_ns=(after - before + 1) // 2,
     )
-
-
-def _require_regular(descriptor: int, path: Path) -> int:
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file", str(path))

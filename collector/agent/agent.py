@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import CollectorError
 from ..spool.descriptions import CLOCK_LINE, event_row
+from ..spool.folder import process_folders, run_folders
 from ..spool.process import ProcessFiles
-from ..spool.tail import SegmentPolicy, SpoolTail, run_folders
+from ..spool.tail import SegmentPolicy, SpoolTail
 from .errors import RetryLaterError
 from .outbox import HEARTBEAT_PERIOD_S, HEARTBEATS_PER_REQUEST, MAX_SAMPLES
 from .retry import Backoff
@@ -286,11 +288,11 @@ class TroubleLog:
 def ranks_in(spool: Path, run_id: str) -> list[int]:
     """Return the ranks of a run that have a folder in a spool."""
     ranks = set()
-    for folder in (folder for run in run_folders(spool) for folder in run.iterdir()):
-        try:
-            files = ProcessFiles(folder)
-        except (OSError, CollectorError):
-            continue
-        if files.run_id == run_id:
-            ranks.add(files.identity.rank)
+    for run in run_folders(spool):
+        with suppress(OSError):
+            for folder in process_folders(run):
+                with suppress(OSError, CollectorError):
+                    files = ProcessFiles(folder)
+                    if files.run_id == run_id:
+                        ranks.add(files.identity.rank)
     return sorted(ranks)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.spool import SEGMENT_GLOB, SpoolError
+from rankscope.tracer.spool import PROCESS_FILE, SpoolError
 
 from ..errors import CollectorError
 from ..identity import segment_id
 from ..spool.descriptions import ENDED, exit_state
+from ..spool.folder import (
+    BLOCK_BYTES,
+    process_folders,
+    remove_process_folder,
+    remove_spool_file,
+    run_folders,
+    segment_paths,
+    stat_spool_file,
+    used_bytes,
+)
 from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles
 from ..spool.segment import NotReadyError, SegmentReader, read_open_spans
-from ..spool.tail import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,9 +34,6 @@ if TYPE_CHECKING:
     from .journal import Journal
 
 CHECK_PERIOD_S = 5.0
-BLOCK_BYTES = 512
-"""Unit of `st_blocks`."""
-
 FULL = "agent-spool-full"
 """Reason in `ranks.dropped`."""
 
@@ -92,8 +96,8 @@ class SpoolQuota:
         if num_rows:
             # Before the deletion: after a kill the files are found again, settled.
             self._journal.drop(num_rows, reason=FULL)
-        for path in found:
-            path.unlink(missing_ok=True)
+        for path, unsent in found.items():
+            remove_spool_file(path, inode=unsent.inode)
         if not num_rows:
             return None
         return (
@@ -123,7 +127,8 @@ class SpoolQuota:
             return _Unsent(
                 key=files.cut_key(reader.number, first_row, end_row),
                 num_rows=len(reader.reread(first_row, end_row).rows),
-                num_bytes=path.stat().st_blocks * BLOCK_BYTES,
+                num_bytes=stat_spool_file(path).st_blocks * BLOCK_BYTES,
+                inode=reader.inode,
                 is_settled=is_settled,
             )
         finally:
@@ -137,18 +142,9 @@ class _Unsent:
     """Number of committed rows."""
 
     num_bytes: int
+    inode: int
     is_settled: bool
     """True if an agent was killed after it counted the rows and before it deleted the file."""
-
-
-def used_bytes(folder: Path) -> int:
-    """Return the disk usage of a folder; a file that is deleted meanwhile counts 0."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(f"{path}/{name}").st_blocks * BLOCK_BYTES
-    return total
 
 
 def _has_ended(files: ProcessFiles) -> bool:
@@ -163,19 +159,26 @@ def _has_ended(files: ProcessFiles) -> bool:
 def _newest_segments(spool: Path) -> list[Path]:
     found: list[tuple[int, Path]] = []
     for run in run_folders(spool):
-        for path in run.glob(f"*/{SEGMENT_GLOB}"):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime_ns, path))
+        folders: list[Path] = []
+        with contextlib.suppress(OSError):
+            folders = process_folders(run)
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                found += [
+                    (stat_spool_file(path).st_mtime_ns, path) for path in segment_paths(folder)
+                ]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def _remove_oldest(folders: Iterable[Path], excess: int) -> int:
     """Delete folders until ``excess`` bytes are free; return how many were freed."""
     freed = 0
-    present = [folder for folder in folders if folder.exists()]
-    for folder in sorted(present, key=lambda path: path.stat().st_mtime_ns):
+    present: list[tuple[int, Path]] = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            present.append((stat_spool_file(folder / PROCESS_FILE).st_mtime_ns, folder))
+    for _, folder in sorted(present):
         if freed >= excess:
             break
-        freed += used_bytes(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        freed += remove_process_folder(folder)
     return freed

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NS_PER_MS
-from rankscope.tracer.spool import open_spool_file
+from rankscope.tracer.spool import open_regular_file
 
 from ..errors import CollectorError
 from .nic import NicSource
@@ -178,7 +178,7 @@ class BurstRequests:
         if self._thread is not None and self._thread.is_alive():
             return
         try:
-            with os.fdopen(open_spool_file(self._path), "rb") as file:
+            with os.fdopen(open_regular_file(self._path), "rb") as file:
                 text = file.read(MAX_REQUEST_BYTES)
             self._path.unlink()
         except FileNotFoundError:

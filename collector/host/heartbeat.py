@@ -12,6 +12,7 @@ import psutil
 
 from ..names import storable_name
 from ..spool.descriptions import RUNNING
+from ..spool.folder import is_process_folder
 from .local_ranks import LocalRank, find_local_ranks
 from .sample import Sample
 
@@ -114,7 +115,7 @@ class HeartbeatSource:
         samples: dict[int, list[Sample]] = {}
         running: list[LocalRank] = []
         for folder, rank in sorted(self._known.items(), key=lambda item: item[1].started_ns):
-            if not folder.exists():
+            if not is_process_folder(folder):
                 self._forget(folder)
                 continue
             state, step = rank.read_state()
@@ -126,7 +127,7 @@ class HeartbeatSource:
                 self._forget(folder)
         self._uuids = {rank.device_uuid: rank.local_rank for rank in running if rank.device_uuid}
         self._pids = {rank.pid: rank.local_rank for rank in running}
-        self._done = {folder for folder in self._done if folder.exists()}
+        self._done = {folder for folder in self._done if is_process_folder(folder)}
         self._sink(beats)
         return [sample for found in samples.values() for sample in found]
 

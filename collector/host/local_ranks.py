@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from rankscope.tracer.spool import (
     HEADER_BYTES,
     PROCESS_FILE,
     RECORD_BYTES,
-    SEGMENT_GLOB,
-    open_spool_file,
     read_counts,
     record_offset,
 )
@@ -24,13 +23,14 @@ from rankscope.tracer.spool import (
 from ..identity import MAX_INT32
 from ..names import storable_name
 from ..spool.descriptions import LOST, RUNNING, exit_state
+from ..spool.folder import open_spool_file, process_folders, run_folders, segment_paths
 from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles, SpoolFolderError
 from ..spool.segment import read_open_spans
 from .gpu import plain_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 MAX_RANKS = 256
@@ -112,8 +112,7 @@ def find_local_ranks(
     """
     found: dict[Path, LocalRank] = {}
     foreign = set()
-    for path in sorted(spool.glob(f"*/*/{PROCESS_FILE}")):
-        folder = path.parent
+    for folder in _process_folders(spool):
         if folder in known or len(found) >= MAX_RANKS:
             continue
         try:
@@ -127,13 +126,23 @@ def find_local_ranks(
     return found, foreign
 
 
+def _process_folders(spool: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        for run in run_folders(spool):
+            with suppress(OSError):
+                yield from process_folders(run)
+
+
 def newest_step(folder: Path) -> int:
     """Return the newest step that a process recorded or is in; -1 if there is none.
 
     Rows are written in order, so the newest row of a segment is found by bisection.
     """
     steps = [-1]
-    for path in sorted(folder.glob(SEGMENT_GLOB))[-MAX_SEGMENTS:]:
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths = segment_paths(folder)[-MAX_SEGMENTS:]
+    for path in paths:
         steps += [span.step for span in read_open_spans(path)]
         steps.append(_last_step(path))
     return max(steps)

@@ -24,7 +24,6 @@ from rankscope.tracer.spool import (
     SpoolError,
     drop_name,
     name_slot_offset,
-    open_spool_file,
     read_counts,
     read_dropped,
     read_header,
@@ -33,6 +32,7 @@ from rankscope.tracer.spool import (
 from ..errors import CollectorError, RunNameError
 from ..identity import MAX_INT32, check_run_name, segment_id
 from .cut import CutKey
+from .folder import open_spool_file, stat_spool_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ class ProcessFiles:
     def refresh_derived(self) -> None:
         """Read the manifest's part ``derived`` again if the manifest was replaced."""
         try:
-            stamp_ns = (self.folder / MANIFEST_FILE).stat().st_mtime_ns
+            stamp_ns = stat_spool_file(self.folder / MANIFEST_FILE).st_mtime_ns
             if stamp_ns == self._manifest_stamp_ns:
                 return
             found = _read_json(self.folder / MANIFEST_FILE).get("derived")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import KINDS
-from rankscope.tracer.spool import PROCESS_FILE, SEGMENT_GLOB, SpoolError
+from rankscope.tracer.spool import PROCESS_FILE, SpoolError
 
 from ..arrow_columns import to_numpy
 from ..identity import MAX_SEGMENT, segment_id
@@ -26,6 +27,7 @@ from .descriptions import (
     group_rows,
     rank_row,
 )
+from .folder import remove_spool_file, segment_paths
 from .liveness import Liveness, read_liveness
 from .process import SpoolFolderError
 from .records import decode
@@ -86,8 +88,12 @@ class ProcessTail:
         self._grace_ns = grace_ns
         self._chunk_rows = chunk_rows
         self._readers: dict[Path, SegmentReader] = {}
-        self._finished: set[Path] = set()
-        self._deleted: set[Path] = set()
+        self._finished: dict[Path, int] = {}
+        """Inodes of the segments of which all rows are stored, by path."""
+
+        self._kept: set[Path] = set()
+        """Segments that can't be deleted."""
+
         self._unreadable: set[Path] = set()
         self._exit_seen_ns = 0
         self._unanswered = [key for key in resume.unanswered if key.process == files.process]
@@ -200,10 +206,20 @@ class ProcessTail:
 
     def delete_segments(self) -> None:
         """Delete the segments that are stored and have no open span."""
-        for path in self._finished - self._deleted:
-            if not read_open_spans(path):
-                path.unlink(missing_ok=True)
-                self._deleted.add(path)
+        for path in self._finished.keys() - self._kept:
+            if read_open_spans(path):
+                continue
+            try:
+                remove_spool_file(path, inode=self._finished[path])
+            except OSError as error:
+                if not self._kept:
+                    self.problems.append(
+                        f"{path} is stored and can't be deleted ({error.strerror}): run the reader"
+                        " as root or as the user of the job, else the spool fills"
+                    )
+                self._kept.add(path)
+            else:
+                del self._finished[path]
 
     def close(self) -> None:
         """Close the files."""
@@ -247,7 +263,7 @@ class ProcessTail:
         """Stop reading a segment of which all rows are stored."""
         reader.close()
         del self._readers[reader.path]
-        self._finished.add(reader.path)
+        self._finished[reader.path] = reader.inode
 
     def _read_exit(self) -> dict[str, Any] | None:
         """Return the exit record; an empty one, which means a failure, if it can't be read."""
@@ -312,6 +328,9 @@ class ProcessTail:
     def _open_spans(self) -> list[dict[str, Any]]:
         """Return the open spans of all segments, as the data of an event."""
         files = self.files
+        paths: list[Path] = []
+        with suppress(OSError):  # the folder was removed
+            paths = segment_paths(files.folder)
         return [
             {
                 "name": storable_name(files.texts([span.name_id])[0]),
@@ -321,13 +340,13 @@ class ProcessTail:
                 "group_id": f"{span.group_id:016x}",
                 "seq": span.seq,
             }
-            for path in sorted(files.folder.glob(SEGMENT_GLOB))
+            for path in paths
             for span in read_open_spans(path)
         ]
 
     def _find_segments(self) -> None:
-        known = self._readers.keys() | self._finished | self._unreadable
-        for path in sorted(set(self.files.folder.glob(SEGMENT_GLOB)) - known):
+        known = self._readers.keys() | self._finished.keys() | self._unreadable
+        for path in sorted(set(segment_paths(self.files.folder)) - known):
             try:
                 reader = SegmentReader(path, grace_ns=self._grace_ns, chunk_rows=self._chunk_rows)
             except (FileNotFoundError, NotReadyError):

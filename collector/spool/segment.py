@@ -18,11 +18,11 @@ from rankscope.tracer.spool import (
     SEGMENT_MAGIC,
     NotASpoolError,
     SpoolError,
-    open_spool_file,
     read_header,
     sealed_rows,
 )
 
+from .folder import open_spool_file
 from .records import RECORD
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class SegmentReader:
         self._gaps: dict[int, int] = {}
         self._last_seen: tuple[int, bytes, int] | None = None
         self._descriptor = open_spool_file(path)
+        self.inode = os.fstat(self._descriptor).st_ino
         try:
             identity = _identity(self._header(), path)
         except BaseException:

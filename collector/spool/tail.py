@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..clock.map import AnchorClocks
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
+from .folder import process_folders, run_folders
 from .process import ProcessFiles, SpoolFolderError
 from .process_tail import ProcessTail
 
@@ -179,7 +180,7 @@ class SpoolTail:
 
     def _find_processes(self) -> None:
         """Start to follow new process folders."""
-        for folder in _process_folders(self._spool_dir, self._only_run):
+        for folder in self._process_folders():
             if folder in self._active or folder in self._done:
                 continue
             try:
@@ -193,6 +194,22 @@ class SpoolTail:
                 self._done.add(folder)
                 self._unreadable.add(folder)
         self._store_manifests()
+
+    def _process_folders(self) -> Iterator[Path]:
+        try:
+            only = self._only_run
+            runs = run_folders(self._spool_dir) if only is None else [self._spool_dir / only]
+        except FileNotFoundError:
+            return
+        for run in runs:
+            try:
+                yield from process_folders(run)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if run not in self._unreadable:
+                    self._problems.append(f"{run} can't be read: {error.strerror}")
+                    self._unreadable.add(run)
 
     def _store_manifests(self) -> None:
         """Store the new manifests; most ranks share one."""
@@ -364,20 +381,3 @@ def _changed(epoch: _Epoch) -> list[Row]:
     epoch.stored = current
     started_ns = lowest.files.identity.anchor_unix_ns
     return [run_row(lowest.files, states=states, created_ns=started_ns, ended_ns=ended_ns)]
-
-
-def _process_folders(spool_dir: Path, only_run: str | None) -> list[Path]:
-    try:
-        runs = run_folders(spool_dir) if only_run is None else [spool_dir / only_run]
-        return sorted(folder for run in runs for folder in run.iterdir() if folder.is_dir())
-    except FileNotFoundError:
-        return []
-
-
-def run_folders(spool_dir: Path) -> list[Path]:
-    """Return the folders of the runs; names that begin with a dot belong to readers of the spool.
-
-    Raises:
-        FileNotFoundError: There is no spool yet.
-    """
-    return sorted(entry for entry in spool_dir.iterdir() if entry.is_dir() and entry.name[0] != ".")

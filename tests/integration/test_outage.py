@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.agent.quota import used_bytes
+from rankscope.collector.spool.folder import used_bytes
 from rankscope.collector.store.location import read_server_file
 from tests.faults.cycles import NUM_RANKS, ROWS_A_BURST, WholePath
 

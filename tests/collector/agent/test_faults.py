@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.link import Deadlines
-from rankscope.collector.agent.quota import used_bytes
+from rankscope.collector.spool.folder import used_bytes
 from rankscope.tracer.spool import DropReason
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans

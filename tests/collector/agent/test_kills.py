@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.agent.quota import used_bytes
+from rankscope.collector.spool.folder import used_bytes
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
 from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, faulty, write_spans
