@@ -323,21 +323,27 @@ def test_a_failed_installation_is_undone_and_the_next_one_works(
 def test_a_child_forked_while_another_thread_installs_may_install_itself(tmp_path: Path) -> None:
     done = run_script(
         """
-        import os, threading
+        import os, sys, threading
         from rankscope import tracer
-        import rankscope.tracer.job.slow_step_stacks
-        started, forked = threading.Event(), threading.Event()
+        begun, ended, forked = threading.Event(), threading.Event(), threading.Event()
 
-        def in_the_midst(recorder):
-            started.set()
-            forked.wait()
+        def pause_within_install(frame, event, argument):
+            if threading.current_thread() is installing and tracer.current_tracer().enabled:
+                sys.setprofile(None)  # once
+                begun.set()
+                forked.wait()
 
-        tracer.job.slow_step_stacks.watch_slow_steps = in_the_midst
-        installing = threading.Thread(target=tracer.install)
+        def install():
+            tracer.install()
+            ended.set()
+            begun.set()  # or else the wait for it would not end
+
+        installing = threading.Thread(target=install)
+        threading.setprofile(pause_within_install)  # calls it at each call and return
         installing.start()
-        started.wait()
+        begun.wait()
+        assert not ended.is_set()
         child = os.fork()
-        forked.set()
         if child == 0:
             with tracer.span("of the child, before"):
                 pass
@@ -346,6 +352,7 @@ def test_a_child_forked_while_another_thread_installs_may_install_itself(tmp_pat
                 pass
             tracer.shutdown()
         else:
+            forked.set()  # not in the child, where a lock of it may be held for ever
             os.waitpid(child, 0)
             installing.join()
             with tracer.span("of the parent"):
