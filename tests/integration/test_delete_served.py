@@ -28,7 +28,7 @@ def test_a_served_run_is_deleted_through_its_server_and_stays_deleted(tmp_path: 
     store, spool = tmp_path / "store", tmp_path / "spool"
     job, other = Job(spool, run_id="job"), Job(spool, run_id="other")
     for one in (job, other):
-        one.train(3)
+        one.record_steps(3)
     with serving("--spool", str(spool), store=store):
         done = rankscope("runs", "--delete", "job", "--json", store=store)
         assert done.returncode == 0, done.stderr
@@ -40,7 +40,7 @@ def test_a_served_run_is_deleted_through_its_server_and_stays_deleted(tmp_path: 
 
     # WHEN the job continues and another server reads the whole spool from its beginning
     for one in (job, other):
-        one.train(3)
+        one.record_steps(3)
         one.end()
     with serving("--spool", str(spool), store=store):
         pass  # It reads once before it prints its address.

@@ -36,7 +36,7 @@ class Job:
         self.num_steps = 0
         self.now_ns = 0
 
-    def train(self, num_steps: int, *, slow_ms: int = 100) -> None:
+    def record_steps(self, num_steps: int, *, slow_ms: int = 100) -> None:
         for _ in range(num_steps):
             self._step(slow_ms=slow_ms)
 
@@ -126,14 +126,14 @@ def test_an_mfu_drop_is_posted_once_even_after_a_restart(
     arguments = ("--spool", str(spool), "--alert-webhook", receiver.url)
     with serving(*arguments, store=store):
         job = Job(spool)
-        job.train(8)
-        job.train(4, slow_ms=180)
+        job.record_steps(8)
+        job.record_steps(4, slow_ms=180)
         posted = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
 
-    job.train(2, slow_ms=180)  # The same drop continues while no server runs.
-    job.train(4, slow_ms=100)
+    job.record_steps(2, slow_ms=180)  # The same drop continues while no server runs.
+    job.record_steps(4, slow_ms=100)
     with serving(*arguments, store=store):
-        job.train(3, slow_ms=180)
+        job.record_steps(3, slow_ms=180)
         again = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
 
     assert posted["run"] == "job"

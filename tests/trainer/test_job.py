@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from rankscope.tracer.spool import (
     iter_committed,
 )
 from tests.support.paths import ROOT
+from tests.support.trainer.job import run_trainer, trainer_command, trainer_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,29 +49,8 @@ class FinishedJob:
         return [float(loss) for _, loss, _ in STEP_LINE.findall(self.stdout)]
 
 
-def environment() -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("RANKSCOPE_")}
-    return kept | {"OMP_NUM_THREADS": "1"}
-
-
-def command(*flags: str, num_ranks: int) -> list[str]:
-    python = [sys.executable, "-m"]
-    if num_ranks > 1:
-        python += ["torch.distributed.run", "--standalone"]
-        python += ["--nproc-per-node", str(num_ranks), "-m"]
-    return [*python, "trainer", *ALL_JOBS, *flags]
-
-
 def run_job(flags: Sequence[str], *, num_ranks: int) -> FinishedJob:
-    done = subprocess.run(
-        command(*flags, num_ranks=num_ranks),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=environment(),
-        timeout=240,
-    )
+    done = run_trainer(*ALL_JOBS, *flags, num_ranks=num_ranks)
     assert done.returncode == 0, done.stderr
     return FinishedJob(done.stdout, done.stderr)
 
@@ -204,12 +183,12 @@ def test_each_microbatch_is_recorded_with_its_tokens(paced_pipeline: TracedJob) 
 
 def test_when_one_rank_is_killed_the_job_ends_and_fails() -> None:
     job = subprocess.Popen(
-        command("--tp", "2", "--steps", "100000", num_ranks=2),
+        trainer_command(*ALL_JOBS, "--tp", "2", "--steps", "100000", num_ranks=2),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
-        env=environment(),
+        env=trainer_environment(),
         start_new_session=True,
     )
     try:

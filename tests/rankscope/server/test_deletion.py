@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def stored(store: Store, folder: Path, run_id: str = "job") -> None:
     """Store a run of two ranks and four steps."""
     job = Job(folder, run_id=run_id)
-    job.train(4)
+    job.record_steps(4)
     job.end()
     SpoolTail(folder, StoreWriter(store), grace_ns=0).poll()
 

@@ -207,14 +207,20 @@ def train_recipe(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any
     model, step = build(rank)
     tracer.install(spool=spool, run=recipe, layout=layout, model=model)
     tracer.begin_steps()
-    losses = []
     with CountingMode() as counting:
-        for _ in range(STEPS):
-            loss = step()
-            losses.append(loss.hex())
-            tracer.step(tokens=8, loss=loss)
+        losses = train_steps(step, STEPS)
     tracer.shutdown()
     return {"seen": counting.seen, "losses": losses}
+
+
+def train_steps(step: Callable[[], float], num_steps: int) -> list[str]:
+    """Train and report each step to the tracer; return the losses as hexadecimal floats."""
+    losses = []
+    for _ in range(num_steps):
+        loss = step()
+        losses.append(loss.hex())
+        tracer.step(tokens=8, loss=loss)
+    return losses
 
 
 def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, folder: Path) -> None:

@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d
 from torch._dynamo.utils import counters
 
 from rankscope import tracer
-from tests.tracer.jobs.gloo_job import CountingMode, train_all
+from tests.tracer.jobs.gloo_job import CountingMode, train_all, train_steps
 from tests.tracer.jobs.matrix_recipes import COMPILED, RECIPES
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def flight_names() -> list[str]:
     return [entry["profiling_name"] for entry in entries]
 
 
-def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
+def train_recipe(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     """Train the recipe from the same state; return the losses and what torch saw."""
     torch.manual_seed(7)
     torch._dynamo.reset()
@@ -48,14 +48,10 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
     built = len(flight_names())
     tracer.install(spool=spool, run=recipe, layout=layout, model=model)
     tracer.begin_steps()
-    losses = []
     # A compiler does not compile while a mode is on.
     mode = CountingMode()
     with mode if recipe not in COMPILED else contextlib.nullcontext():
-        for _ in range(STEPS):
-            loss = step()
-            losses.append(loss.hex())
-            tracer.step(loss=loss)
+        losses = train_steps(step, STEPS)
     tracer.shutdown()
     return {
         "losses": losses,
@@ -69,4 +65,4 @@ def train(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
 def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
     """Run as one rank."""
     warnings.simplefilter("ignore")
-    train_all(arguments, train, rank=rank, world=world, folder=folder)
+    train_all(arguments, train_recipe, rank=rank, world=world, folder=folder)

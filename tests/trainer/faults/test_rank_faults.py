@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from rankscope.trainer.faults.rank_faults import GarbageHeap, RankFaults, die, i
 from rankscope.trainer.faults.spec import CrashKind, parse_faults
 from rankscope.trainer.model import Stage
 from rankscope.trainer.pace import MonotonicPaceClock, StretchedSegments
-from tests.support.paths import ROOT
+from tests.support.trainer.job import run_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,21 +85,12 @@ class Job:
 
 def run_two_ranks(folder: Path, *flags: str) -> Job:
     """Train two ranks for four paced steps."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("RANKSCOPE_")}
     spool = folder / "spool"
     spool.mkdir()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "-m", "rankscope.trainer", "--layers", "2", "--steps", "4"),
-            *("--paced", "--pace-ms", "10", "--trace", str(spool), "--run-name", RUN, *flags),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=kept | {"OMP_NUM_THREADS": "1"},
-        timeout=240,
+    done = run_trainer(
+        *("--layers", "2", "--steps", "4", "--paced", "--pace-ms", "10"),
+        *("--trace", str(spool), "--run-name", RUN, *flags),
+        num_ranks=2,
     )
     with (
         open_store(f"chdb://{folder / 'store'}") as store,
