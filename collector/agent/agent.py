@@ -200,7 +200,13 @@ class NodeAgent:
         buffer, sender = self._heartbeats
         if not len(buffer):
             return
-        buffer.send(sender.send, rows_per_call=HEARTBEATS_PER_REQUEST)
+
+        def send(rows: Sequence[Row]) -> None:
+            for run in self._runs.values():
+                rows = run.tail.placed_heartbeats(rows)
+            sender.send(rows)
+
+        buffer.send(send, rows_per_call=HEARTBEATS_PER_REQUEST)
         self._heartbeats_at_s = self._monotonic_s() + HEARTBEAT_PERIOD_S
 
     def _send_clock_events(self) -> None:

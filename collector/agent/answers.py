@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from ..spool.cut import CutKey
+from ..errors import RunNameError
+from ..identity import MAX_INT32, check_run_name
+from ..names import storable_name
+from ..spool.cut import CutKey, Placement
 from .errors import RejectedError, RetryLaterError, RunGoneError
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def read_accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
             is_token_problem=True,
         )
     if status == HTTPStatus.GONE:
-        if not _is_from_collector(answer):
+        if not is_from_collector(answer):
             raise RetryLaterError("the address answers 410, but not as a collector does")
         raise RunGoneError("the run was deleted")
     if status in REJECTIONS:
@@ -146,10 +149,38 @@ def read_resume_page(
         raise RetryLaterError("the collector's answer does not say what it has stored") from None
 
 
+def read_placements(
+    document: Any,  # noqa: ANN401  # a JSON document
+    num_processes: int,
+) -> list[Placement | None] | None:
+    """Return where the collector stores each process of a question; None if it does not say.
+
+    Raises:
+        RetryLaterError: The document has another form.
+    """
+    if isinstance(document, dict) and "placements" not in document:
+        return None
+    try:
+        found = [None if one is None else _placement(one) for one in document["placements"]]
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RunNameError):
+        found = []
+    if len(found) != num_processes:
+        raise RetryLaterError("the collector's answer does not say where it stores each process")
+    return found
+
+
+def _placement(entry: dict[str, Any]) -> Placement:
+    epoch = int(entry["epoch"])
+    if not 0 <= epoch <= MAX_INT32:
+        raise ValueError(epoch)
+    note = storable_name(str(entry["note"]))
+    return Placement(run_id=check_run_name(str(entry["run_id"])), epoch=epoch, note=note)
+
+
 def _rejection(answer: Answer) -> CollectorError:
     """Return the error of a rejection; only the collector itself can reject for good."""
     document = _document(answer)
-    if not _is_from_collector(answer):
+    if not is_from_collector(answer):
         if answer.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return RetryLaterError(
                 f"the address answers {answer.status}, but not as a collector does"
@@ -160,7 +191,7 @@ def _rejection(answer: Answer) -> CollectorError:
     return RejectedError(answer.status, _reason(answer))
 
 
-def _is_from_collector(answer: Answer) -> bool:
+def is_from_collector(answer: Answer) -> bool:
     """Return whether a collector wrote the answer, and not a load balancer or gateway.
 
     Rows are given up only if the collector itself says so.

@@ -13,6 +13,7 @@ import zlib
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..identity import SEGMENT_BITS, segment_id
 from ..spool.cut import CutKey
 from .errors import JournalError, JournalVersionError, reason_of
 
@@ -56,6 +57,10 @@ SCHEMA = (
     "CREATE TABLE clock (host TEXT, boot_id TEXT, begin_ns INT, offset_ns INT, drift_ppb INT)",
 )
 
+SELECT_RUN = """
+SELECT run_id FROM sent WHERE segment LIKE ? UNION ALL
+SELECT run_id FROM settled WHERE segment LIKE ? LIMIT 1
+"""
 INSERT_SENT = "INSERT OR IGNORE INTO sent VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 DELETE_SENT = """
 DELETE FROM sent WHERE run_id = ? AND segment = ? AND first_row = ? AND end_row = ?
@@ -128,6 +133,15 @@ class Journal:
         columns = ("run_id", "epoch", "rank", "process", "segment", "first_row", "end_row")
         rows = [dict(zip(columns, row, strict=True)) for row in self._select(SELECT_SENT, run_id)]
         return tuple(CutKey(**{**row, "segment": int(row["segment"], 16)}) for row in rows)
+
+    def run_of(self, process: str) -> str | None:
+        """Return the run under which a process's segments were sent; None if none was.
+
+        It differs from the declared one if another job has the same name.
+        """
+        segments = f"{segment_id(process, 0) >> SEGMENT_BITS:010x}%"
+        rows = self._select(SELECT_RUN, segments, segments)
+        return rows[0][0] if rows else None
 
     def dropped(self, run_id: str) -> Mapping[str, Mapping[str, int]]:
         """Return the number of given up rows by process and reason; the mapping is kept current."""

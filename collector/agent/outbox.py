@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from ..spool.cut import Resume
+from ..spool.cut import Placement, Resume
 from ..wire.codec import encode_cuts
 from ..wire.schema import SCHEMA_VERSION
 from .answers import (
@@ -20,8 +21,10 @@ from .answers import (
     DELETED,
     SETTLED_STATES,
     check_stored_rows,
+    is_from_collector,
     read_accepted,
     read_cut_states,
+    read_placements,
     read_resume_page,
 )
 from .errors import JournalError, LinkError, RejectedError, RetryLaterError, RunGoneError
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..identity import Row
-    from ..spool.cut import Cut, CutKey
+    from ..spool.cut import Cut, CutKey, ProcessFacts
     from .answers import ResumePage
     from .journal import Journal
     from .link import Link
@@ -62,6 +65,9 @@ MAX_PAGES = 10_000
 RUN_DELETED = "run-deleted"
 REFUSED = "refused"
 """Reasons in `ranks.dropped`."""
+
+MAX_PLACEMENTS = 100
+"""Processes in one question: the answer fits in the 64 KiB that the agent reads."""
 
 MAX_DEAD_LETTER_BYTES = 256 << 20
 """Limit of all bodies together; beyond it only reasons are kept."""
@@ -124,6 +130,23 @@ class Outbox:
         """Return the token of the last request; None if it had none."""
         token = self._link.sent_token
         return None if token is None else token.text
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        """Ask the collector where each process is stored."""
+        found: list[Placement | None] = []
+        for first in range(0, len(processes), MAX_PLACEMENTS):
+            part = processes[first : first + MAX_PLACEMENTS]
+            document = {"schema": SCHEMA_VERSION, "rows": [asdict(one) for one in part]}
+            body = json.dumps(document).encode()
+            answer = self._link.post("/v1/rows/processes", body, content_type=JSON)
+            if answer.status == HTTPStatus.NOT_FOUND and is_from_collector(answer):
+                answered = None
+            else:
+                answered = read_placements(read_accepted(answer), len(part))
+            # An older collector stores each process as it declares.
+            as_declared = [Placement(run_id=one.run_id, epoch=one.epoch) for one in part]
+            found += as_declared if answered is None else answered
+        return found
 
     def resume(self, run_id: str) -> Resume:
         """Return what the journal and the collector know of the run's ranks on this host."""

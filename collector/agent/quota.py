@@ -117,6 +117,7 @@ class SpoolQuota:
             end_row = reader.end_row_if_final(has_ended=_has_ended(files))
             if end_row is None:
                 return None
+            files.place(self._journal.run_of(files.process) or files.run_id, files.epoch)
             segment = segment_id(files.process, reader.number)
             if any(key.segment == segment for key in self._journal.unanswered(files.run_id)):
                 return None  # the cut may have arrived

@@ -12,7 +12,7 @@ from ..errors import WireError
 from ..http.gate import GRANT_KEY
 from ..identity import RUN_NAME
 from .backoff import BusyError
-from .rows import ROW_TABLES, request_schema
+from .rows import QUESTIONS, ROW_TABLES, request_schema
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -98,7 +98,7 @@ def _add_rows(router: APIRouter, service: IngestService) -> None:
 
         return take
 
-    for table in ROW_TABLES:
+    for table in ROW_TABLES | QUESTIONS:
         router.add_api_route(
             f"/v1/rows/{table}",
             rows_of(table),

@@ -109,8 +109,15 @@ def _members(value: Any) -> list[int]:  # noqa: ANN401  # as above
     return [INT32.take(member) for member in value]
 
 
+def _bool(value: Any) -> bool:  # noqa: ANN401  # as above
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")  # noqa: TRY004  # one error type for all checks
+    return value
+
+
 INT32, INT64, UINT64 = integer(32), integer(64), integer(64, signed=False)
 OPT_INT64 = optional(INT64)
+BOOL = Check(_bool, {"type": "boolean"})
 FLOAT = Check(_float, {"type": "number"})
 OPT_FLOAT = optional(FLOAT)
 WORD = Check(_word, {"type": "string"})
@@ -221,6 +228,21 @@ ROW_TABLES: dict[str, RowTable] = {
 }
 """The tables of `POST /v1/rows/TABLE`."""
 
+PROCESSES = "processes"
+QUESTIONS: dict[str, RowTable] = {
+    PROCESSES: RowTable(
+        identity={"run_id": RUN, "epoch": INT32, "rank": INT32, "process": WORD},
+        others={
+            **dict.fromkeys(("host", "layout", "job"), WORD),
+            "world_size": INT32,
+            "started_ns": INT64,
+            "first_step": optional(INT32),
+            "has_ended": BOOL,
+        },
+    ),
+}
+"""Rows that are not stored: the answer says under which run and epoch each process is."""
+
 HOST_TABLES = frozenset({"clock", "samples"})
 """Tables whose rows describe a host, and need no run."""
 
@@ -232,7 +254,7 @@ def parse_rows(table: str, body: bytes) -> list[Row]:
         WireError: 400 if the body is not JSON, 404 if the table takes no rows, 413 if there are
             too many rows, 422 if a row is invalid.
     """
-    known = ROW_TABLES.get(table)
+    known = (ROW_TABLES | QUESTIONS).get(table)
     if known is None:
         raise WireError(404, f"this table takes no rows; these do: {', '.join(ROW_TABLES)}")
     document = _document(body)
@@ -252,7 +274,7 @@ def parse_rows(table: str, body: bytes) -> list[Row]:
 
 def request_schema(table: str) -> dict[str, Any]:
     """Return the JSON Schema of a request with rows of ``table``; unknown columns are ignored."""
-    known = ROW_TABLES[table]
+    known = (ROW_TABLES | QUESTIONS)[table]
     columns = known.identity | known.others
     row = {
         "type": "object",

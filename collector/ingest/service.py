@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ..errors import StoreError, WireError
 from ..http.tokens import Role
+from ..spool.cut import ProcessFacts
 from ..store.ledger import resume_page
 from ..store.writer import CutState, StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits
@@ -29,7 +30,7 @@ from .admission import (
 from .backoff import StoreBackoff, check_disk_space, free_bytes, is_row_error
 from .commit import Gathering, GroupCommit, RateLimit
 from .decoder import DecoderPool
-from .rows import parse_rows, runs_of
+from .rows import PROCESSES, parse_rows, runs_of
 from .shared_memory import map_memory
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class IngestService:
             max_workers=self._limits.num_decoders + 2, thread_name_prefix="decode"
         )
         self._logged_conflicts: set[CutKey] = set()
+        self._logged_notes: set[str] = set()
 
     def start(self) -> None:
         """Start the threads that store."""
@@ -256,6 +258,9 @@ class IngestService:
             body = await read_body(request, max_bytes=MAX_ROWS_BODY_BYTES)
             rows = await self._in_thread(parse_rows, table, body)
             self._check_scope(grant, runs_of(rows))
+            if table == PROCESSES:
+                found = await self._in_thread(self._place, rows, owner_of(grant))
+                return {"schema": 1, "num_rows": len(rows), "placements": found}
             checked = await self._in_thread(self._check_rows, table, rows, owner_of(grant))
             done = self.row_commit.submit(table, checked, num_rows=len(checked))
             num_stored = await asyncio.shield(asyncio.wrap_future(done))
@@ -344,6 +349,18 @@ class IngestService:
                 raise WireError(410, f"run {run_id} was deleted; nothing was stored")
             raise WireError(409, f"run {run_id} has another owner; nothing was stored")
         return [self._placed(row) for row in rows] if table == "ranks" else rows
+
+    def _place(self, rows: list[Row], owner: str | None) -> list[Row | None]:
+        """Return where each process is stored; it becomes its owner's there."""
+        placements = self._writer.place(
+            [ProcessFacts(**row) for row in rows],
+            lambda run_id: self._owners.may_write(run_id, owner),
+        )
+        for note in {one.note for one in placements if one and one.note} - self._logged_notes:
+            if len(self._logged_notes) < MAX_LOGGED_CONFLICTS:
+                self._logged_notes.add(note)
+                self._say(note)
+        return [None if one is None else asdict(one) for one in placements]
 
     def _write_rows(self, table: str, requests: Sequence[Sequence[Row]]) -> list[int]:
         check_disk_space(self._store.path, free=self._free)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..identity import Row
-    from ..spool.cut import Cut, Resume, Sink
+    from ..spool.cut import Cut, Placement, ProcessFacts, Resume, Sink
     from ..store.store import Store
 
 REFRESH_NS = NS_PER_S
@@ -226,6 +226,10 @@ class DeletedRunFilter:
     def __init__(self, sink: Sink, deletions: Deletions) -> None:
         self._sink = sink
         self._deletions = deletions
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        """Return where the sink behind stores each process."""
+        return self._sink.place(processes)
 
     def resume(self, run_id: str) -> Resume:
         """Return what the sink behind holds of a run."""

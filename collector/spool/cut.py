@@ -64,8 +64,56 @@ class Resume:
     """Number of rows that the sink gave up, by process and reason. The sink may update it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """Facts about a traced process that is not stored yet."""
+
+    run_id: str
+    """Run that the process declares; ``epoch`` likewise."""
+
+    epoch: int
+    rank: int
+    process: str
+    """UUID in hex."""
+
+    host: str = ""
+    world_size: int = 0
+    """0 if unknown."""
+
+    layout: str = ""
+    """Declared layout as JSON; "" if unknown."""
+
+    job: str = ""
+    """Key of the launch: equal on all its ranks, different for any other; "" if unknown."""
+
+    started_ns: int = 0
+    """Unix time."""
+
+    first_step: int | None = None
+    """First step that the process recorded; None before."""
+
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Run and epoch under which a process is stored."""
+
+    run_id: str
+    epoch: int
+    note: str = ""
+    """Why they differ from those that the process declares, in a sentence; "" if they do not."""
+
+
 class Sink(Protocol):
     """Receiver of cuts and descriptions. Each method returns when its rows are durable."""
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        """Return where each process is stored; None while that cannot be decided.
+
+        The answer for a process never changes.
+        """
+        ...
 
     def resume(self, run_id: str) -> Resume:
         """Return what the sink has stored of a run."""

@@ -69,7 +69,7 @@ def run_row(
     paced = manifest.get("paced")
     return {
         "run_id": files.run_id,
-        "epoch": files.identity.epoch,
+        "epoch": files.epoch,
         "created_ns": created_ns,
         "started_ns": _int(manifest.get("started_ns")),
         "ended_ns": ended_ns,
@@ -98,7 +98,7 @@ def rank_row(
     device = _object(manifest.get("device"))
     return {
         "run_id": files.run_id,
-        "epoch": identity.epoch,
+        "epoch": files.epoch,
         "rank": identity.rank,
         "process": files.process,
         "host": storable_name(identity.host),
@@ -130,7 +130,7 @@ def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]])
         rows.append(
             {
                 "run_id": files.run_id,
-                "epoch": files.identity.epoch,
+                "epoch": files.epoch,
                 "group_id": int(group_id, 16),
                 "kind": _text(line.get("kind")),
                 "name": _text(line.get("name")),
@@ -162,7 +162,7 @@ def event_row(
     document = json.dumps(data if isinstance(data, dict) else {})
     return {
         "run_id": files.run_id,
-        "epoch": files.identity.epoch,
+        "epoch": files.epoch,
         "rank": files.identity.rank,
         "at_ns": at_ns or 0,
         "kind": kind,

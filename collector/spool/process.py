@@ -31,8 +31,10 @@ from rankscope.tracer.spool import (
 
 from ..errors import CollectorError, RunNameError
 from ..identity import MAX_INT32, check_run_name, segment_id
-from .cut import CutKey
+from ..names import storable_name
+from .cut import CutKey, ProcessFacts
 from .folder import open_spool_file, stat_spool_file
+from .liveness import Liveness, read_liveness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +81,8 @@ class ProcessFiles:
         self._manifest_stamp_ns = 0
         self.process = self.identity.process_uuid.hex()
         self.run_id = self.identity.run_id
+        """Run and epoch under which the process is stored; by default those it declares."""
+        self.epoch = self.identity.epoch
         self.groups = JsonLines(folder / GROUPS_FILE)
         self.events = JsonLines(folder / EVENTS_FILE)
         self._texts: dict[int, str] = {0: OTHER_NAME}
@@ -95,6 +99,36 @@ class ProcessFiles:
         self._manifest_stamp_ns = stamp_ns
         self.derived = found if isinstance(found, dict) else {}
 
+    def facts(self, *, first_step: int | None = None, has_ended: bool = False) -> ProcessFacts:
+        """Return what decides under which run and epoch the process is stored."""
+        identity, layout = self.identity, self.manifest.get("layout")
+        job = self.manifest.get("job")
+        return ProcessFacts(
+            run_id=identity.run_id,
+            epoch=identity.epoch,
+            rank=identity.rank,
+            process=self.process,
+            host=storable_name(identity.host),
+            world_size=identity.world_size,
+            layout=storable_name(json.dumps(layout, sort_keys=True)) if layout else "",
+            job=storable_name(job) if isinstance(job, str) else "",
+            started_ns=identity.anchor_unix_ns,
+            first_step=first_step,
+            has_ended=has_ended,
+        )
+
+    def place(self, run_id: str, epoch: int) -> None:
+        """Store the process under this run and epoch from now on."""
+        self.run_id, self.epoch = run_id, epoch
+
+    def has_ended(self) -> bool:
+        """Return whether the process wrote an exit record or is gone."""
+        try:
+            is_recorded = self.exit_record() is not None
+        except (OSError, SpoolFolderError):
+            is_recorded = True
+        return is_recorded or read_liveness(self.identity) is Liveness.GONE
+
     def cut_key(self, segment: int, first_row: int, end_row: int) -> CutKey:
         """Return the key of a range of rows of one of the process's segments.
 
@@ -105,7 +139,7 @@ class ProcessFiles:
         """
         return CutKey(
             run_id=self.run_id,
-            epoch=self.identity.epoch,
+            epoch=self.epoch,
             rank=self.identity.rank,
             process=self.process,
             segment=segment_id(self.process, segment),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from rankscope.tracer.spool import (
     sealed_rows,
 )
 
-from .folder import open_spool_file
+from .folder import open_spool_file, segment_paths
 from .records import RECORD
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ CHUNK_ROWS = 65_536
 
 REREAD_NS = 2_000_000
 """Least time between two readings of the newest row of a live segment that must agree."""
+
+MAX_FIRST_SEGMENTS = 8
+"""Segments in which the first step is looked for: more than a process has recording threads."""
 
 FIRST_READ_ROWS = 512
 """Rows read first; a live segment rarely has more new ones."""
@@ -242,6 +246,27 @@ def _identity(header: bytes, path: Path) -> SpoolIdentity:
             " layout"
         )
     return identity
+
+
+def read_first_step(folder: Path) -> int | None:
+    """Return the first step that a process recorded or is in; None if there is none yet.
+
+    Its first segments are read, of which each lane has at least one.
+    """
+    steps: list[int] = []
+    try:
+        paths = segment_paths(folder)[:MAX_FIRST_SEGMENTS]
+    except OSError:
+        return None
+    for path in paths:
+        try:
+            reader = SegmentReader(path, grace_ns=0)
+        except (OSError, SpoolError, NotReadyError):
+            continue
+        with closing(reader):
+            steps += reader.reread(0, CHUNK_ROWS).records["step"].tolist()
+        steps += [span.step for span in read_open_spans(path)]
+    return min((step for step in steps if step >= 0), default=None)
 
 
 def read_open_spans(path: Path) -> list[OpenSpan]:

@@ -14,13 +14,14 @@ from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import process_folders, run_folders
 from .process import ProcessFiles, SpoolFolderError
 from .process_tail import ProcessTail
+from .segment import read_first_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..clock.map import Clocks
     from ..identity import Row
-    from .cut import Cut, Resume, Sink
+    from .cut import Cut, ProcessFacts, Resume, Sink
 
 GRACE_NS = 2_000_000_000
 """How long a claimed row may stay uncommitted before it counts as torn."""
@@ -120,6 +121,9 @@ class SpoolTail:
         self._epochs: dict[tuple[str, int], _Epoch] = {}
         self._active: dict[Path, ProcessTail] = {}
         self._done: set[Path] = set()
+        self._waiting: set[Path] = set()
+        self._notes: set[str] = set()
+        self._moved: dict[tuple[str, int, int, int], tuple[str, int] | None] = {}
         self._stored: list[Path] = []
         self._pending_cuts: list[tuple[ProcessTail, Cut]] = []
         self._pending_rows: list[tuple[str, list[Row]]] = []
@@ -140,15 +144,19 @@ class SpoolTail:
         self._flush_rows()
         self._send_cuts(totals)
         self._find_processes()
-        self._poll_processes(now_ns)
-        self._store_states()
-        for batch in self._batches(now_ns):
-            self._pending_cuts = batch
-            self._send_cuts(totals)
-            self._delete_segments()  # within a long poll, too: the ranks may need the space
-        self._store_ends()
-        self._store_states()
-        self._drop_finished()
+        while True:
+            self._poll_processes(now_ns)
+            self._store_states()
+            for batch in self._batches(now_ns):
+                self._pending_cuts = batch
+                self._send_cuts(totals)
+                self._delete_segments()  # within a long poll, too: the ranks may need the space
+            self._store_ends()
+            self._store_states()
+            self._drop_finished()
+            # What was stored may decide where the waiting processes belong.
+            if not self._waiting or not self._find_processes():
+                break
         problems, self._problems = tuple(self._problems), []
         return TailProgress(
             num_cuts=totals["cuts"],
@@ -172,28 +180,89 @@ class SpoolTail:
         """Files of the processes that have not ended, in no order."""
         return tuple(tail.files for tail in self._active.values() if tail.state == RUNNING)
 
+    def placed_heartbeats(self, rows: Sequence[Row]) -> list[Row]:
+        """Return heartbeats with the run and epoch as stored, without those of waiting processes.
+
+        A heartbeat names its process by the run and epoch that it declares, and by rank and pid.
+        """
+        kept = []
+        for row in rows:
+            declared = (row["run_id"], row["epoch"])
+            stored = self._moved.get((*declared, row["rank"], row["pid"]), declared)
+            if stored is not None:
+                kept.append({**row, "run_id": stored[0], "epoch": stored[1]})
+        return kept
+
     def close(self) -> None:
         """Close the spool's files; the sink stays open."""
         for tail in self._active.values():
             tail.close()
         self._active.clear()
 
-    def _find_processes(self) -> None:
-        """Start to follow new process folders."""
+    def _find_processes(self) -> bool:
+        """Start to follow new process folders; return whether there were any."""
+        found: list[ProcessFiles] = []
         for folder in self._process_folders():
             if folder in self._active or folder in self._done:
                 continue
             try:
-                files = ProcessFiles(folder)
-                self._follow(files)
-                self._new_manifests.append(manifest_row(files.run_id, files.manifest))
+                found.append(ProcessFiles(folder))
             except FileNotFoundError:
                 continue  # not written yet
             except (SpoolFolderError, OSError) as error:
-                self._problems.append(str(error))
-                self._done.add(folder)
-                self._unreadable.add(folder)
+                self._skip(folder, error)
+        placed = self._place(found)
+        for files in placed:
+            try:
+                self._follow(files)
+                self._new_manifests.append(manifest_row(files.run_id, files.manifest))
+            except (SpoolFolderError, OSError) as error:
+                self._skip(files.folder, error)
         self._store_manifests()
+        return bool(placed)
+
+    def _skip(self, folder: Path, error: Exception) -> None:
+        """Leave a process folder unchanged and report the reason."""
+        self._problems.append(str(error))
+        self._done.add(folder)
+        self._unreadable.add(folder)
+
+    def _place(self, found: list[ProcessFiles]) -> list[ProcessFiles]:
+        """Return the processes whose run and epoch are decided, and set these.
+
+        A process waits if its run's name is another job's: its first step, or its end, shows
+        whether it continues that job. Its files keep what it records.
+        """
+        if not found:
+            return []
+        placements = self._sink.place([files.facts() for files in found])
+        rest = [files for files, known in zip(found, placements, strict=True) if known is None]
+        # Only for these it is worth to look at what they recorded.
+        later = self._sink.place([_whole_facts(files) for files in rest]) if rest else []
+        decided = dict(zip((files.folder for files in rest), later, strict=True))
+        placed = []
+        for files, known in zip(found, placements, strict=True):
+            placement = known or decided[files.folder]
+            moved = None if placement is None else (placement.run_id, placement.epoch)
+            identity = files.identity
+            if moved != (identity.run_id, identity.epoch):
+                key = (identity.run_id, identity.epoch, identity.rank, identity.pid)
+                self._moved[key] = moved
+            if placement is None:
+                if files.folder not in self._waiting:
+                    self._waiting.add(files.folder)
+                    self._problems.append(
+                        f"{files.folder} waits for its first step: run {files.run_id} is the name"
+                        " of another job, too"
+                    )
+                continue
+            self._waiting.discard(files.folder)
+            files.place(placement.run_id, placement.epoch)
+            if placement.note and placement.note not in self._notes:
+                self._notes.add(placement.note)
+                self._problems.append(placement.note)
+            placed.append(files)
+        return placed
 
     def _process_folders(self) -> Iterator[Path]:
         try:
@@ -240,7 +309,7 @@ class SpoolTail:
             chunk_rows=self._batch_rows // CHUNKS_PER_BATCH,
         )
         self._active[files.folder] = tail
-        self._epochs.setdefault((run_id, files.identity.epoch), _Epoch()).processes.append(tail)
+        self._epochs.setdefault((run_id, files.epoch), _Epoch()).processes.append(tail)
         self._num_processes += 1
 
     def _poll_processes(self, now_ns: int) -> None:
@@ -367,6 +436,10 @@ class SpoolTail:
                 self._done.add(folder)
                 if not tail.unreadable:  # else the folder holds rows that were never read
                     self._stored.append(folder)
+
+
+def _whole_facts(files: ProcessFiles) -> ProcessFacts:
+    return files.facts(first_step=read_first_step(files.folder), has_ended=files.has_ended())
 
 
 def _changed(epoch: _Epoch) -> list[Row]:

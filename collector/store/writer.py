@@ -16,12 +16,13 @@ from ..arrow_columns import numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
 from .ledger import SENT, CutPart, Ledger, Range, missing_ranges, read_resume, segment_key
 from .name_quota import NameQuota
+from .placements import Placements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ..identity import Row
-    from ..spool.cut import Cut, CutKey, Resume
+    from ..spool.cut import Cut, CutKey, Placement, ProcessFacts, Resume
     from .ledger import SegmentKey
     from .store import Store
 
@@ -99,8 +100,17 @@ class StoreWriter:
         self._unix_ns = unix_ns
         self._ledger = ledger or Ledger(store)
         self._names = NameQuota(store)
+        self._placements = Placements(store, unix_ns=unix_ns)
         # New at each start: attempts of this process before a restart are another writer's.
         self._writer = secrets.token_hex(WRITER_BYTES)
+
+    def place(
+        self,
+        processes: Sequence[ProcessFacts],
+        may_write: Callable[[str], bool] = lambda _run_id: True,
+    ) -> list[Placement | None]:
+        """Return where each process is stored, as `Placements.place` decides."""
+        return self._placements.place(processes, may_write)
 
     def resume(self, run_id: str) -> Resume:
         """Return what the store holds of a run."""

@@ -208,6 +208,7 @@ def _facts(run: RunSummary) -> list[str]:
         format_count(run.num_steps, "step"),
         format_count(run.num_spans, "span"),
         *([run.state] if run.state else []),
+        *run.warnings,
     ]
 
 

@@ -29,7 +29,7 @@ from rankscope.collector.ingest.decoder import decode_in_child
 from rankscope.collector.ingest.rows import parse_rows
 from rankscope.collector.ingest.shared_memory import create_memory, map_memory, read_batch, seal
 from rankscope.collector.names import escape_invisible
-from rankscope.collector.spool.cut import Resume
+from rankscope.collector.spool.cut import Placement, Resume
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
 from rankscope.collector.wire.schema import SCHEMA_VERSION
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from rankscope.collector.host.heartbeat import Heartbeat
     from rankscope.collector.identity import Row
-    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.spool.cut import Cut, ProcessFacts
     from rankscope.collector.wire.codec import CutBatch
 
 MIB = 1 << 20
@@ -179,6 +179,9 @@ class _Collector:
 
     def __init__(self) -> None:
         self.num_rows = 0
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        return [Placement(run_id=one.run_id, epoch=one.epoch) for one in processes]
 
     def resume(self, run_id: str) -> Resume:
         return Resume()

@@ -23,7 +23,11 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Valid run ids. A run id names a folder, so nothing else is allowed."""
 
 RUN_KEY = "rankscope/run_id"
+JOB_KEY = "rankscope/job"
 STORE_TIMEOUT = timedelta(seconds=30)
+JOB_TIMEOUT = timedelta(seconds=5)
+"""A launch without a key is still recorded, so its ranks do not wait for a slow store."""
+
 MAX_RANK = 2**32 - 1
 
 
@@ -43,6 +47,10 @@ class Identity:
     boot_id: bytes
     is_generated: bool
     """Whether the run's name was generated, so that rank 0 should print it."""
+
+    job: str
+    """Key of the launch, equal on all of its ranks and different for every other launch, so that
+    two jobs with one run name are distinguished; "" if the ranks cannot agree on one."""
 
 
 def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
@@ -68,6 +76,7 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
         process_uuid=uuid.uuid4().bytes,
         boot_id=read_boot_id(),
         is_generated=not given,
+        job=_job_key(rank, world_size, environ) if given else run_id,
     )
 
 
@@ -137,6 +146,47 @@ def _generate_run_id(rank: int, world_size: int, environ: Mapping[str, str]) -> 
     return _name_after_process(os.getpid())
 
 
+def _job_key(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
+    """Return a key that the ranks of this launch share, and no other launch has; "" if unknown.
+
+    A name that the user gave may name several launches, and the launcher's does too
+    (``--rdzv_id 101``).
+    """
+    if world_size == 1:
+        return _name_after_process(os.getpid())
+    try:
+        if "TORCHELASTIC_RUN_ID" in environ:
+            if not _has_other_hosts(world_size, environ):
+                # A rank of another host's torchrun, without its store, has another parent.
+                is_alone = _number(environ.get("LOCAL_WORLD_SIZE"), missing=0) == world_size
+                return _name_after_process(os.getppid()) if is_alone else ""
+            return _agree_on_first(_open_agent_store(environ, JOB_TIMEOUT), JOB_KEY)
+        if slurm := environ.get("SLURM_JOB_ID"):
+            step, restarts = environ.get("SLURM_STEP_ID"), environ.get("SLURM_RESTART_COUNT")
+            return f"slurm-{slurm}.{step or 0}.{restarts or 0}"
+        dist = distributed()
+        if dist is not None:
+            return _agree_on_first(dist.distributed_c10d._get_default_store(), JOB_KEY)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        if rank == 0:
+            print_notice(
+                "the ranks could not agree on a key of this launch: another job with this run's"
+                f" name may be taken for its restart ({type(problem).__name__})"
+            )
+    return ""
+
+
+def _agree_on_first(store: Any, key: str) -> str:  # noqa: ANN401
+    return str(store.compare_set(key, "", _name_after_process(os.getppid())).decode())
+
+
+def _open_agent_store(environ: Mapping[str, str], timeout: timedelta) -> Any:  # noqa: ANN401
+    from torch._C._distributed_c10d import TCPStore
+
+    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False, timeout=timeout)
+
+
 def _agree_through_store(dist: Any, rank: int) -> str:  # noqa: ANN401
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
@@ -155,19 +205,14 @@ def _agree_through_agent(environ: Mapping[str, str]) -> str:
 
     The first rank names the run. A restarted job finds the name again.
     """
-    mine = _name_after_process(os.getppid())
     try:
-        from torch._C._distributed_c10d import TCPStore
-
-        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-        store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
-        return str(store.compare_set(RUN_KEY, "", mine).decode())
+        return _agree_on_first(_open_agent_store(environ, STORE_TIMEOUT), RUN_KEY)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         print_notice(
             "the hosts of this run could not agree on a name, so each uses its own:"
             f" set RANKSCOPE_RUN ({type(problem).__name__})"
         )
-        return mine
+        return _name_after_process(os.getppid())
 
 
 def _name_after_process(pid: int) -> str:

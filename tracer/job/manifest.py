@@ -179,6 +179,7 @@ def _identity_part(identity: Identity) -> dict[str, object]:
         "pid": identity.pid,
         "process_uuid": identity.process_uuid.hex(),
         "boot_id": identity.boot_id.hex(),
+        "job": identity.job,
     }
 
 

@@ -81,7 +81,8 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
         for run in found
     ]
     header = ("run", "format", "state", "ranks", "steps", "spans", "started (UTC)")
-    return "\n".join(format_table(header, rows, right="lllrrrl")) if rows else NO_RUNS
+    notes = [warning for run in found for warning in run.warnings]
+    return "\n".join([*format_table(header, rows, right="lllrrrl"), *notes]) if rows else NO_RUNS
 
 
 def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
@@ -181,6 +182,7 @@ def _run_document(run: "RunSummary") -> dict[str, Any]:
         "num_spans": run.num_spans,
         "num_steps": run.num_steps,
         "started_ns": run.started_ns,
+        "warnings": list(run.warnings),
     }
 
 

@@ -277,17 +277,24 @@ def memory_loop(store: Store | None = None) -> Loop:
     return Loop("spare-memory", partial(release_memory, store), pause_s=MEMORY_PAUSE_S)
 
 
-def heartbeat_loop(store: Store, buffer: RowBuffer, deletions: Deletions) -> Loop:
+def heartbeat_loop(
+    store: Store,
+    buffer: RowBuffer,
+    deletions: Deletions,
+    *,
+    placed: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
+) -> Loop:
     """Return the loop that stores heartbeats. If the store fails, they stay in the buffer.
 
     Args:
         store: The store.
         buffer: Rows of table ``heartbeats``.
         deletions: Tombstones: heartbeats of deleted runs are not stored.
+        placed: Returns heartbeats with run and epoch as stored (`SpoolTail.placed_heartbeats`).
     """
 
     def write(rows: Sequence[Row]) -> None:
-        kept = [row for row in rows if not deletions.is_deleted(row["run_id"])]
+        kept = [row for row in placed(rows) if not deletions.is_deleted(row["run_id"])]
         if kept:
             store.insert_rows("heartbeats", kept)
 

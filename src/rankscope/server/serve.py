@@ -129,7 +129,7 @@ def serve_store(options: ServeOptions) -> None:
         loops = [
             open_upkeep(store, deletions, options.keep),
             memory_loop(store),
-            *_sampler_loops(options, store, deletions, stack),
+            *_sampler_loops(options, store, deletions, tail, stack),
         ]
         has_ingest = options.only is not Part.DASHBOARD
         serve_opened(
@@ -289,9 +289,13 @@ def _open_spool(
 
 
 def _sampler_loops(
-    options: ServeOptions, store: Store, deletions: Deletions, stack: ExitStack
+    options: ServeOptions,
+    store: Store,
+    deletions: Deletions,
+    tail: SpoolTail | None,
+    stack: ExitStack,
 ) -> list[Loop]:
-    if options.spool is None or not options.samples:
+    if options.spool is None or tail is None or not options.samples:
         return []
     import socket
 
@@ -307,7 +311,8 @@ def _sampler_loops(
     )
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
-    return [sampler_loop(sampler), heartbeat_loop(store, beats, deletions)]
+    heartbeats = heartbeat_loop(store, beats, deletions, placed=tail.placed_heartbeats)
+    return [sampler_loop(sampler), heartbeats]
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:

@@ -127,7 +127,8 @@ class PlacedSink:
     def __init__(self, sink: Sink, topology: Topology) -> None:
         self._sink = sink
         self._topology = topology
-        self.resume, self.clocks, self.ingest = sink.resume, sink.clocks, sink.ingest
+        self.place, self.resume = sink.place, sink.resume
+        self.clocks, self.ingest = sink.clocks, sink.ingest
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
         """Store descriptions, with the topology of ranks."""

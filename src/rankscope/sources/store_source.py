@@ -36,6 +36,7 @@ from rankscope.collector.read.steps import (
 )
 from rankscope.collector.retention.deletion import was_deleted
 from rankscope.collector.spool.descriptions import COORD_AXES
+from rankscope.collector.store.placements import read_notes
 from rankscope.tracer.span import NONE
 from rankscope.tracer.spool import KEPT_REASONS, drop_name
 from rankscope.tracer.topology import Coords, Layout
@@ -64,7 +65,11 @@ class StoreSource:
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""
-        return tuple(_summary(row) for row in list_runs(self._store))
+        notes = read_notes(self._store)
+        return tuple(
+            _summary(row, warnings=(notes[row["run_id"]],) if row["run_id"] in notes else ())
+            for row in list_runs(self._store)
+        )
 
     def run_info(self, run_id: str) -> RunInfo:
         """Return the description of a run.
@@ -115,7 +120,7 @@ class StoreSource:
         return kind(run_id, read_run_names(self._store))
 
 
-def _summary(row: Row) -> RunSummary:
+def _summary(row: Row, *, warnings: tuple[str, ...] = ()) -> RunSummary:
     return RunSummary(
         run_id=row["run_id"],
         source_format=row["source_format"],
@@ -125,6 +130,7 @@ def _summary(row: Row) -> RunSummary:
         num_spans=row["num_spans"],
         num_steps=row["num_steps"],
         started_ns=row["started_ns"],
+        warnings=warnings,
         num_rows=row["num_rows"],
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import StoreError
-from rankscope.collector.spool.cut import CutKey, Resume
+from rankscope.collector.spool.cut import CutKey, Placement, Resume
 from rankscope.collector.spool.tail import CHUNKS_PER_BATCH, SpoolTail
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.identity import Row
-    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.spool.cut import Cut, ProcessFacts
 
 BATCH_ROWS = 256
 NUM_RANKS = 3
@@ -30,6 +30,9 @@ class UnavailableSink:
         self.is_available = False
         self.failed: list[list[CutKey]] = []
         self.stored: list[list[CutKey]] = []
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        return [Placement(run_id=one.run_id, epoch=one.epoch) for one in processes]
 
     def resume(self, _run_id: str) -> Resume:
         return Resume(end_rows={}, unanswered=(), source_format=None)

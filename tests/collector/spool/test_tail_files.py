@@ -76,19 +76,6 @@ def test_a_half_written_line_waits_for_its_end(
     assert [event["text"] for event in read_events(store, run_id)] == ["whole"]
 
 
-def test_two_processes_of_one_rank_and_epoch_are_both_stored(
-    store: Store, run_id: str, tmp_path: Path
-) -> None:
-    for name in ("first process", "second process"):
-        spool = SpoolBuilder(tmp_path, run_id=run_id)
-        spool.span(name)
-        spool.end()
-
-    SpoolTail(tmp_path, StoreWriter(store)).poll()
-
-    assert sorted(names_of(store, run_id)) == ["first process", "second process"]
-
-
 def test_stored_segments_are_deleted_and_live_ones_are_kept(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.spool.cut import Resume
+from rankscope.collector.spool.cut import Placement, Resume
 from rankscope.collector.wire.codec import decode_batch
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rankscope.collector.identity import Row
-    from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.spool.cut import Cut, ProcessFacts
 
 
 class KeptCuts:
@@ -21,6 +21,9 @@ class KeptCuts:
 
     def __init__(self) -> None:
         self.cuts: list[Cut] = []
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        return [Placement(run_id=one.run_id, epoch=one.epoch) for one in processes]
 
     def resume(self, run_id: str) -> Resume:
         return Resume()

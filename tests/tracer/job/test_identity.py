@@ -88,3 +88,46 @@ def test_processes_of_one_launcher_generate_the_same_name() -> None:
     (name,) = names
     assert RUN_ID.fullmatch(name)
     assert name.startswith("run-")
+
+
+def launch(rank: int, **more: str) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "RANKSCOPE_RUN": "fixed", **more}
+
+
+def test_ranks_of_one_torchrun_have_the_same_key_of_their_launch() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "101", "LOCAL_WORLD_SIZE": "2"}
+    jobs = {read_identity(None, launch(rank, **torchrun)).job for rank in range(2)}
+
+    (job,) = jobs
+    assert job
+
+
+def test_each_slurm_step_and_each_requeue_is_a_launch_of_its_own() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+
+    assert [
+        read_identity(None, launch(0, **step)).job,
+        read_identity(None, launch(1, **step)).job,
+        read_identity(None, launch(0, **step, SLURM_RESTART_COUNT="1")).job,
+    ] == ["slurm-7.0.0", "slurm-7.0.0", "slurm-7.0.1"]
+
+
+def test_ranks_that_cannot_agree_have_no_key() -> None:
+    assert read_identity(None, launch(0)).job == ""
+
+
+def test_hosts_of_one_torchrun_agree_through_its_store() -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun = {
+        "TORCHELASTIC_RUN_ID": "101",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+    }
+
+    jobs = {read_identity(None, launch(rank, **torchrun)).job for rank in range(2)}
+
+    assert jobs == {store.get("rankscope/job").decode()}

@@ -1,0 +1,409 @@
+"""Placements: the run and the epoch under which each traced process is stored.
+
+Two jobs may declare one run name. A process of another launch than those stored is the next epoch
+of the run if it continues its steps, and a run of its own if it does not (decision 74).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..identity import MAX_INT32
+from ..spool.cut import Placement
+from ..spool.descriptions import RUNNING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..identity import Row
+    from ..spool.cut import ProcessFacts
+    from .store import Store
+
+SELECT_PLACED = """
+SELECT
+    stored_run, stored_epoch, declared_epoch, rank, process, job, world_size, layout, started_ns,
+    at_ns, note
+FROM placements FINAL WHERE declared_run = {run_id:String} OR stored_run = {run_id:String}
+ORDER BY at_ns, process
+"""
+
+SELECT_UNPLACED = """
+SELECT
+    run_id AS stored_run, epoch AS stored_epoch, epoch AS declared_epoch, rank, process, '' AS job,
+    0 AS world_size, '' AS layout, ifNull(started_ns, 0) AS started_ns, 0 AS at_ns, '' AS note
+FROM ranks FINAL WHERE run_id = {run_id:String}
+"""
+"""Ranks that were stored without a placement, by an older version or another sender."""
+
+SELECT_RANKS = """
+SELECT process, exit_state, ifNull(exit_ns, 0) AS ended_ns FROM ranks FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32}
+"""
+
+SELECT_STEPS = """
+SELECT count() AS num_rows, min(step) AS first_step, max(end_ns) AS last_end_ns FROM steps
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0
+"""
+
+SELECT_SPAN_STEPS = """
+SELECT count() AS num_rows, min(step) AS first_step, max(start_ns + duration_ns) AS last_end_ns
+FROM spans WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0
+"""
+
+SELECT_USED = """
+SELECT run_id FROM runs WHERE run_id = {run_id:String} UNION ALL
+SELECT run_id FROM ranks WHERE run_id = {run_id:String} UNION ALL
+SELECT run_id FROM ledger WHERE run_id = {run_id:String} UNION ALL
+SELECT run_id FROM owners WHERE run_id = {run_id:String} UNION ALL
+SELECT run_id FROM deletions WHERE run_id = {run_id:String} UNION ALL
+SELECT stored_run FROM placements WHERE stored_run = {run_id:String}
+LIMIT 1
+"""
+
+SELECT_DELETED = "SELECT run_id FROM deletions WHERE run_id = {run_id:String} LIMIT 1"
+
+SELECT_NOTES = """
+SELECT stored_run AS run_id, argMax(note, at_ns) AS newest FROM placements FINAL
+WHERE note != '' GROUP BY stored_run
+"""
+
+WAIT_NS = 600_000_000_000
+"""Longest wait for the first step of a process whose name is another job's: torch's default timeout
+of a collective. A start that takes longer hangs, and must be shown."""
+
+MAX_WAITING = 100_000
+MAX_RUN_LETTERS = 120
+"""Leaves space for a number after the name."""
+
+Incarnation = tuple[str, int]
+"""Run and epoch, as stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A process that has a placement."""
+
+    stored_run: str
+    stored_epoch: int
+    declared_epoch: int
+    rank: int
+    process: str
+    job: str
+    world_size: int
+    layout: str
+    started_ns: int
+    at_ns: int
+    note: str
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Run and epoch, as stored."""
+        return self.stored_run, self.stored_epoch
+
+    def is_like(self, new: ProcessFacts) -> bool:
+        """Return whether size and layout do not differ, as far as they are known."""
+        return (not self.world_size or self.world_size == new.world_size) and (
+            not self.layout or not new.layout or self.layout == new.layout
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Stored state of an incarnation."""
+
+    ended_ns: dict[str, int | None]
+    """End of each process, by process; None while it runs."""
+
+    first_step: int | None
+    last_end_ns: int
+    """End of its last step; 0 without any."""
+
+    @property
+    def num_running(self) -> int:
+        """Number of processes that have not ended."""
+        return sum(end is None for end in self.ended_ns.values())
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its processes are known and all have ended."""
+        return bool(self.ended_ns) and not self.num_running
+
+
+WAIT, OTHER_RUN = "wait", "other run"
+Decision = Incarnation | str
+"""An incarnation, `WAIT` or `OTHER_RUN`."""
+
+
+def decide(
+    new: ProcessFacts,
+    placed: Sequence[Placed],
+    progress_of: Callable[[Incarnation], Progress],
+    *,
+    has_waited: bool,
+) -> Decision:
+    """Return where a process belongs among those of the same run name.
+
+    Args:
+        new: The process; it has no placement.
+        placed: Processes of the name, oldest placement first; at least one.
+        progress_of: Returns what is stored of an incarnation.
+        has_waited: Whether its first step was waited for long enough.
+    """
+    own = [one for one in placed if new.job and one.job == new.job]
+    if own:
+        return _within_job(new, own, placed)
+    if not new.job:
+        found = _as_late_rank(new, placed, progress_of)
+        if found is not None:
+            return found
+    newest = {one.stored_run: one for one in placed}  # of each run, the newest placement
+    for one in reversed(newest.values()):
+        if new.epoch > max(p.declared_epoch for p in placed if p.stored_run == one.stored_run):
+            return _next_epoch(one.stored_run, new, placed)  # a declared restart
+    is_unclear = new.first_step is None and not new.has_ended
+    decisions = [
+        _after(new, one, placed, progress_of(one.incarnation), is_unclear=is_unclear)
+        for one in reversed(newest.values())
+    ]
+    for decision in decisions:
+        if decision not in {WAIT, OTHER_RUN}:
+            return decision
+    return WAIT if WAIT in decisions and not has_waited else OTHER_RUN
+
+
+def _within_job(new: ProcessFacts, own: Sequence[Placed], placed: Sequence[Placed]) -> Decision:
+    """Return the place in the process's own launch: a second process of a rank is a restart."""
+    incarnations: dict[Incarnation, list[Placed]] = {}
+    for one in own:
+        if one.declared_epoch == new.epoch:
+            incarnations.setdefault(one.incarnation, []).append(one)
+    for incarnation, members in incarnations.items():
+        if members[0].is_like(new) and all(one.rank != new.rank for one in members):
+            return incarnation
+    return _next_epoch(own[0].stored_run, new, placed)
+
+
+def _as_late_rank(
+    new: ProcessFacts,
+    placed: Sequence[Placed],
+    progress_of: Callable[[Incarnation], Progress],
+) -> Decision | None:
+    """Return the incarnation that lacks this rank; of several, the one that began closest to it."""
+    incarnations: dict[Incarnation, list[Placed]] = {}
+    for one in placed:
+        if not one.job and one.declared_epoch == new.epoch:
+            incarnations.setdefault(one.incarnation, []).append(one)
+    fitting = []
+    for incarnation, members in incarnations.items():
+        if any(one.rank == new.rank or not one.is_like(new) for one in members):
+            continue
+        progress = progress_of(incarnation)
+        ends = [end for end in progress.ended_ns.values() if end is not None]
+        if progress.has_ended and max(ends) and max(ends) < new.started_ns:
+            continue  # that job was over before this process began
+        distance_ns = min(abs(one.started_ns - new.started_ns) for one in members)
+        fitting.append((distance_ns, incarnation))
+    return min(fitting)[1] if fitting else None
+
+
+def _after(
+    new: ProcessFacts,
+    last: Placed,
+    placed: Sequence[Placed],
+    progress: Progress,
+    *,
+    is_unclear: bool,
+) -> Decision:
+    """Return whether a process of an unknown launch continues an incarnation."""
+    members = [one for one in placed if one.incarnation == last.incarnation]
+    if not progress.ended_ns:
+        return WAIT  # nothing of it is stored yet
+    goes_on = (
+        new.first_step is not None
+        and progress.first_step is not None
+        and new.first_step > progress.first_step
+        and last.is_like(new)
+    )
+    same_rank = [one.process for one in members if one.rank == new.rank]
+    is_replaced = not new.job and not last.job and bool(same_rank) and progress.num_running > 0
+    if is_replaced and all(progress.ended_ns.get(one) is not None for one in same_rank):
+        # One rank was restarted while the others run, by a launcher that declares nothing.
+        if is_unclear:
+            return WAIT
+        return last.incarnation if goes_on else OTHER_RUN
+    runs_at_once = progress.last_end_ns > new.started_ns
+    if is_unclear and not runs_at_once:
+        return WAIT
+    # A job that ended before its first step took nothing that could be continued.
+    has_no_steps = progress.first_step is None or (new.first_step is None and new.has_ended)
+    is_retry = has_no_steps and progress.has_ended and last.is_like(new)
+    if not runs_at_once and (goes_on or is_retry):
+        return _next_epoch(last.stored_run, new, placed)
+    return OTHER_RUN
+
+
+def _next_epoch(run_id: str, new: ProcessFacts, placed: Sequence[Placed]) -> Incarnation:
+    highest = max(one.stored_epoch for one in placed if one.stored_run == run_id)
+    return run_id, min(max(new.epoch, highest + 1), MAX_INT32)
+
+
+class Placements:
+    """Placements of the processes of a store. Threads may share it.
+
+    Args:
+        store: An open store.
+        unix_ns: Clock of the rows.
+        monotonic_ns: Clock of the waits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        unix_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._store = store
+        self._unix_ns = unix_ns
+        self._monotonic_ns = monotonic_ns
+        self._asked_ns: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def place(
+        self,
+        processes: Sequence[ProcessFacts],
+        may_write: Callable[[str], bool] = lambda _run_id: True,
+    ) -> list[Placement | None]:
+        """Return where each process is stored; None while that cannot be decided.
+
+        Args:
+            processes: The processes. What was decided for one before is not changed.
+            may_write: Returns whether the sender may write to a run; it becomes the owner of a run
+                that has none. To another owner's run nothing is added.
+
+        Raises:
+            StoreError: The placements cannot be read or written.
+        """
+        found: dict[str, Placement | None] = {}
+        with self._lock:
+            for run_id in {one.run_id for one in processes}:
+                known = self._read(run_id)
+                new_rows: list[Row] = []
+                for one in sorted(processes, key=lambda one: one.started_ns):
+                    if one.run_id == run_id and one.process not in found:
+                        placement = self._place_one(one, known, new_rows, may_write)
+                        found[one.process] = placement
+                self._store.insert_rows("placements", new_rows)
+        return [found[one.process] for one in processes]
+
+    def _read(self, run_id: str) -> dict[str, Placed]:
+        rows = self._store.rows(SELECT_UNPLACED, {"run_id": run_id})
+        rows += self._store.rows(SELECT_PLACED, {"run_id": run_id})
+        known: dict[str, Placed] = {}
+        for row in rows:
+            known.pop(row["process"], None)  # a placement replaces what is made of a rank's row
+            known[row["process"]] = Placed(**row)
+        return known
+
+    def _place_one(
+        self,
+        new: ProcessFacts,
+        known: dict[str, Placed],
+        new_rows: list[Row],
+        may_write: Callable[[str], bool],
+    ) -> Placement | None:
+        same = known.get(new.process)
+        if same is not None:
+            return Placement(run_id=same.stored_run, epoch=same.stored_epoch, note=same.note)
+        if self._store.rows(SELECT_DELETED, {"run_id": new.run_id}):
+            return Placement(run_id=new.run_id, epoch=new.epoch)  # refused there, as it should be
+        allowed = {run: may_write(run) for run in {one.stored_run for one in known.values()}}
+        placed = [one for one in known.values() if allowed[one.stored_run]]
+        decision: Decision = OTHER_RUN
+        if placed:
+            decision = decide(new, placed, self._read_progress, has_waited=self._has_waited(new))
+        if decision == WAIT:
+            return None
+        self._asked_ns.pop(new.process, None)
+        if isinstance(decision, str):
+            decision = (self._free_run(new.run_id, may_write, is_first=not known), new.epoch)
+        run_id, epoch = decision
+        placement = Placement(run_id=run_id, epoch=epoch, note=_note(new, decision, known))
+        row = _row(new, placement, at_ns=self._unix_ns())
+        new_rows.append(row)
+        known[new.process] = Placed(**{name: row[name] for name in Placed.__slots__})
+        return placement
+
+    def _read_progress(self, incarnation: Incarnation) -> Progress:
+        bound = {"run_id": incarnation[0], "epoch": incarnation[1]}
+        ranks = self._store.rows(SELECT_RANKS, bound)
+        steps = self._store.rows(SELECT_STEPS, bound)[0]
+        if not steps["num_rows"]:
+            steps = self._store.rows(SELECT_SPAN_STEPS, bound)[0]
+        has_steps = bool(steps["num_rows"])
+        return Progress(
+            ended_ns={
+                row["process"]: None if row["exit_state"] in {"", RUNNING} else row["ended_ns"]
+                for row in ranks
+            },
+            first_step=steps["first_step"] if has_steps else None,
+            last_end_ns=steps["last_end_ns"] if has_steps else 0,
+        )
+
+    def _has_waited(self, new: ProcessFacts) -> bool:
+        now_ns = self._monotonic_ns()
+        while len(self._asked_ns) >= MAX_WAITING:
+            del self._asked_ns[next(iter(self._asked_ns))]
+        return now_ns - self._asked_ns.setdefault(new.process, now_ns) >= WAIT_NS
+
+    def _free_run(self, run_id: str, may_write: Callable[[str], bool], *, is_first: bool) -> str:
+        """Return the declared name if no process has it, else the first free one after it."""
+        if is_first and may_write(run_id):
+            return run_id
+        number = 2
+        while True:
+            name = f"{run_id[:MAX_RUN_LETTERS]}-{number}"
+            if not self._store.rows(SELECT_USED, {"run_id": name}) and may_write(name):
+                return name
+            number += 1
+
+
+def _row(new: ProcessFacts, placement: Placement, *, at_ns: int) -> Row:
+    return {
+        "declared_run": new.run_id,
+        "declared_epoch": new.epoch,
+        "stored_run": placement.run_id,
+        "stored_epoch": placement.epoch,
+        "rank": new.rank,
+        "process": new.process,
+        "job": new.job,
+        "world_size": new.world_size,
+        "layout": new.layout,
+        "started_ns": new.started_ns,
+        "at_ns": at_ns,
+        "note": placement.note,
+    }
+
+
+def _note(new: ProcessFacts, decision: Incarnation, known: dict[str, Placed]) -> str:
+    """Return why a process is stored elsewhere than it declares, the same for all its ranks."""
+    run_id, epoch = decision
+    mate = next((one for one in known.values() if one.incarnation == decision), None)
+    if mate is not None:
+        return mate.note
+    if run_id != new.run_id and all(one.stored_run != run_id for one in known.values()):
+        return (
+            f"{run_id}: another job has the run name {new.run_id}; give each job a name of its own,"
+            " or RANKSCOPE_EPOCH=1 to a restart"
+        )
+    if epoch != new.epoch:
+        return f"{run_id}: a job of the same run name continues this run, as epoch {epoch}"
+    return ""
+
+
+def read_notes(store: Store) -> dict[str, str]:
+    """Return, by run, why the newest process that is not stored as it declares is not."""
+    return {row["run_id"]: row["newest"] for row in store.rows(SELECT_NOTES)}
