@@ -133,20 +133,30 @@ class Outbox:
 
     def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
         """Ask the collector where each process is stored."""
-        found: list[Placement | None] = []
-        for first in range(0, len(processes), MAX_PLACEMENTS):
-            part = processes[first : first + MAX_PLACEMENTS]
-            document = {"schema": SCHEMA_VERSION, "rows": [asdict(one) for one in part]}
+        found: dict[str, Placement | None] = {}
+
+        def place_as_declared(one: ProcessFacts) -> None:
+            found[one.process] = Placement(run_id=one.run_id, epoch=one.epoch)
+
+        def post(batch: Sequence[ProcessFacts]) -> None:
+            document = {"schema": SCHEMA_VERSION, "rows": [asdict(one) for one in batch]}
             body = json.dumps(document).encode()
             answer = self._link.post("/v1/rows/processes", body, content_type=JSON)
-            if answer.status == HTTPStatus.NOT_FOUND and is_from_collector(answer):
-                answered = None
+            is_unknown = answer.status == HTTPStatus.NOT_FOUND and is_from_collector(answer)
+            answered = None if is_unknown else read_placements(read_accepted(answer), len(batch))
+            if answered is None:  # an older collector
+                for one in batch:
+                    place_as_declared(one)
             else:
-                answered = read_placements(read_accepted(answer), len(part))
-            # An older collector stores each process as it declares.
-            as_declared = [Placement(run_id=one.run_id, epoch=one.epoch) for one in part]
-            found += as_declared if answered is None else answered
-        return found
+                found.update(zip((one.process for one in batch), answered, strict=True))
+
+        def give_up(one: ProcessFacts, _rejection: RejectedError) -> None:
+            place_as_declared(one)  # its rows will be rejected, and kept as dead letters
+
+        for first in range(0, len(processes), MAX_PLACEMENTS):
+            part = processes[first : first + MAX_PLACEMENTS]
+            self._delivery.deliver(part, post=post, give_up=give_up)
+        return [found[one.process] for one in processes]
 
     def resume(self, run_id: str) -> Resume:
         """Return what the journal and the collector know of the run's ranks on this host."""

@@ -100,13 +100,24 @@ class Grant:
     holder: str = ""
     """Holder of the token; "" for the server's own."""
 
+    reserved: tuple[str, ...] = ()
+    """Prefixes of runs that are reserved to other owners' tokens of role ingest."""
+
     def allows(self, needed: Role) -> bool:
         """Return whether the grant's role includes a role."""
         return self.role in {needed, Role.ADMIN}
 
     def covers(self, run_id: str) -> bool:
-        """Return whether a run is in the grant's scope."""
-        return run_id.startswith(self.run_prefix)
+        """Return whether a run is in the grant's scope, and not reserved by a longer prefix."""
+        if not run_id.startswith(self.run_prefix):
+            return False
+        num_letters = len(self.run_prefix)
+        return not any(len(one) > num_letters and run_id.startswith(one) for one in self.reserved)
+
+
+def owner_name(holder: str) -> str:
+    """Return the owner of a holder's runs: agents of one job hold tokens of ``team@host``."""
+    return holder.partition("@")[0]
 
 
 FULL_GRANT = Grant(role=Role.ADMIN, run_prefix="", token_id=None)
@@ -206,6 +217,11 @@ class TokenSet:
 
     def __init__(self, records: Iterable[TokenRecord]) -> None:
         self._by_id = {record.token_id: record for record in records}
+        self._with_prefix = [
+            record
+            for record in self._by_id.values()
+            if record.run_prefix and record.role is Role.INGEST
+        ]
 
     def grant(self, text: str, *, now_ns: int) -> Grant | None:
         """Return the grant of a token; None if it is not valid.
@@ -227,4 +243,13 @@ class TokenSet:
             run_prefix=record.run_prefix,
             token_id=record.token_id,
             holder=record.holder,
+            reserved=self._reserved_from(record, now_ns) if record.role is Role.INGEST else (),
+        )
+
+    def _reserved_from(self, record: TokenRecord, now_ns: int) -> tuple[str, ...]:
+        owner = owner_name(record.holder)
+        return tuple(
+            one.run_prefix
+            for one in self._with_prefix
+            if owner_name(one.holder) != owner and one.state(now_ns) is TokenState.LIVE
         )

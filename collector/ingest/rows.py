@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunNameError, WireError
-from ..identity import RUN_NAME, check_run_name
+from ..identity import MAX_INT64, RUN_NAME, check_run_name
 from ..names import storable_name
 
 if TYPE_CHECKING:
@@ -115,7 +115,17 @@ def _bool(value: Any) -> bool:  # noqa: ANN401  # as above
     return value
 
 
+def _revision(value: Any) -> int:  # noqa: ANN401  # as above
+    revision: int = UINT64.take(value)
+    if revision > MAX_INT64:
+        raise WireError(400, f"revision {revision} is no time in ns: expected at most {MAX_INT64}")
+    return revision
+
+
 INT32, INT64, UINT64 = integer(32), integer(64), integer(64, signed=False)
+REVISION = Check(_revision, {**UINT64.schema, "exclusiveMaximum": MAX_INT64 + 1})
+"""Unix time in ns, by which the newest row of one identity is found."""
+
 OPT_INT64 = optional(INT64)
 BOOL = Check(_bool, {"type": "boolean"})
 FLOAT = Check(_float, {"type": "number"})
@@ -144,7 +154,7 @@ class RowTable:
 
 ROW_TABLES: dict[str, RowTable] = {
     "runs": RowTable(
-        identity={"run_id": RUN, "epoch": INT32, "revision": UINT64},
+        identity={"run_id": RUN, "epoch": INT32, "revision": REVISION},
         others={
             "created_ns": INT64,
             "started_ns": OPT_INT64,
@@ -166,7 +176,7 @@ ROW_TABLES: dict[str, RowTable] = {
             "epoch": INT32,
             "rank": INT32,
             "process": WORD,
-            "revision": UINT64,
+            "revision": REVISION,
         },
         others={
             "host": WORD,

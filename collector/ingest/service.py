@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import StoreError, WireError
-from ..http.tokens import Role
+from ..http.tokens import Role, owner_name
 from ..spool.cut import ProcessFacts
 from ..store.ledger import resume_page
 from ..store.writer import CutState, StoreWriter
@@ -49,12 +49,7 @@ MAX_ROWS_BODY_BYTES = 8 * MIB
 MAX_DECODERS = 4
 CONFLICT_KIND = "conflict"
 MAX_LOGGED_CONFLICTS = 10_000
-MAX_KNOWN_OWNERS = 10_000
 DELETED = "deleted"
-
-SELECT_OWNER = """
-SELECT owner FROM owners WHERE run_id = {run_id:String} ORDER BY at_ns, owner LIMIT 1
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,58 +92,11 @@ class IngestCounts:
     """Refused requests by status."""
 
 
-class Owners:
-    """Owners of runs: only the owner of a run may write to it.
-
-    The owner is the holder of the first token that wrote to the run, up to an ``@``: the agents of
-    one job have tokens of ``team`` or ``team@host``, and write to one run. The server's own token
-    and those of administrators write to every run and own none.
-
-    Args:
-        store: An open store.
-        unix_ns: Clock of the claims.
-    """
-
-    def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
-        self._store = store
-        self._unix_ns = unix_ns
-        self._known: dict[str, str] = {}
-
-    def may_write(self, run_id: str, owner: str | None) -> bool:
-        """Return whether ``owner`` may write to a run; claim the run if it has no owner.
-
-        Args:
-            run_id: The run.
-            owner: Result of `owner_of`.
-
-        Raises:
-            StoreError: The claims cannot be read or written.
-        """
-        if owner is None:
-            return True
-        known = self._known.get(run_id)
-        if known is None:
-            known = self._read(run_id)
-            if known is None:
-                claim = {"run_id": run_id, "at_ns": self._unix_ns(), "owner": owner}
-                self._store.insert_rows("owners", [claim])
-                known = self._read(run_id)  # another collector may have claimed it first
-            if known is not None:
-                while len(self._known) >= MAX_KNOWN_OWNERS:
-                    del self._known[next(iter(self._known))]
-                self._known[run_id] = known
-        return known == owner
-
-    def _read(self, run_id: str) -> str | None:
-        rows = self._store.rows(SELECT_OWNER, {"run_id": run_id})
-        return rows[0]["owner"] if rows else None
-
-
 def owner_of(grant: Grant) -> str | None:
     """Return the owner that a token writes as; None if it may write to every run."""
     if grant.role is Role.ADMIN or grant.token_id is None:
         return None
-    return grant.holder.partition("@")[0]
+    return owner_name(grant.holder)
 
 
 class IngestService:
@@ -196,7 +144,7 @@ class IngestService:
         self.inflated_budget = ByteBudget(
             self._limits.max_inflated_bytes_in_progress, what="bytes of decoded rows"
         )
-        self._owners = Owners(store, unix_ns=unix_ns)
+        self._owners = self._writer.owners
         self.decoders = DecoderPool(self._limits.num_decoders, say=say)
         self.span_commit: GroupCommit[CutBatch, list[CutState]] = GroupCommit(
             self._write_cuts, Gathering(), backoff=self.backoff, name="ingest"
@@ -272,10 +220,12 @@ class IngestService:
         """Return a page of what the store holds of a run.
 
         Raises:
-            WireError: The token is for other runs.
+            WireError: The token is for other runs, or the run has another owner.
             BusyError: The store cannot be read now.
         """
         self._check_scope(grant, {run_id})
+        if not await self._in_thread(self._owners.may_read, run_id, owner_of(grant)):
+            raise WireError(409, f"run {run_id} has another owner")
         page: dict[str, Any] = await self._in_thread(self._resume_page, run_id, after, tuple(ranks))
         return page
 
@@ -348,6 +298,10 @@ class IngestService:
             if state == DELETED:
                 raise WireError(410, f"run {run_id} was deleted; nothing was stored")
             raise WireError(409, f"run {run_id} has another owner; nothing was stored")
+        for host, boot_id in {(row["host"], row["boot_id"]) for row in rows if table == "clock"}:
+            if not self._owners.may_write_clock(host, boot_id, owner):
+                raise WireError(409, f"the clock of host {host} has another owner; nothing stored")
+        rows = [_with_possible_revision(row, now_ns=self._unix_ns()) for row in rows]
         return [self._placed(row) for row in rows] if table == "ranks" else rows
 
     def _place(self, rows: list[Row], owner: str | None) -> list[Row | None]:
@@ -400,6 +354,11 @@ class IngestService:
         counts.num_unknown_columns += bool(batch.unknown_columns)
         for state in states:
             counts.cuts[state] = counts.cuts.get(state, 0) + 1
+
+
+def _with_possible_revision(row: Row, *, now_ns: int) -> Row:
+    """Return a row whose revision, a time, is not in the future: it would pin the row."""
+    return {**row, "revision": min(row["revision"], now_ns)} if "revision" in row else row
 
 
 def _inflated_bytes(body: Body, limits: WireLimits) -> int:

@@ -275,7 +275,7 @@ class Placements:
     def place(
         self,
         processes: Sequence[ProcessFacts],
-        may_write: Callable[[str], bool] = lambda _run_id: True,
+        may_write: Callable[[str], bool],
     ) -> list[Placement | None]:
         """Return where each process is stored; None while that cannot be decided.
 

@@ -16,6 +16,7 @@ from ..arrow_columns import numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
 from .ledger import SENT, CutPart, Ledger, Range, missing_ranges, read_resume, segment_key
 from .name_quota import NameQuota
+from .owners import SERVER, Owners
 from .placements import Placements
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class StoreWriter:
         store: An open store.
         unix_ns: Clock of the ledger's times.
         ledger: The store's ledger; None: a new one.
+        owner: Owner of the runs of processes that `place` is called for without another.
     """
 
     def __init__(
@@ -95,22 +97,35 @@ class StoreWriter:
         *,
         unix_ns: Callable[[], int] = time.time_ns,
         ledger: Ledger | None = None,
+        owner: str = SERVER,
     ) -> None:
         self._store = store
         self._unix_ns = unix_ns
         self._ledger = ledger or Ledger(store)
         self._names = NameQuota(store)
         self._placements = Placements(store, unix_ns=unix_ns)
+        self._owner = owner
+        self.owners = Owners(store, unix_ns=unix_ns)
         # New at each start: attempts of this process before a restart are another writer's.
         self._writer = secrets.token_hex(WRITER_BYTES)
 
     def place(
         self,
         processes: Sequence[ProcessFacts],
-        may_write: Callable[[str], bool] = lambda _run_id: True,
+        may_write: Callable[[str], bool] | None = None,
     ) -> list[Placement | None]:
-        """Return where each process is stored, as `Placements.place` decides."""
+        """Return where each process is stored, as `Placements.place` decides.
+
+        Args:
+            processes: The processes.
+            may_write: Returns whether their sender may write to a run; None: the server's own.
+        """
+        if may_write is None:
+            may_write = self._may_write
         return self._placements.place(processes, may_write)
+
+    def _may_write(self, run_id: str) -> bool:
+        return self.owners.may_write(run_id, self._owner)
 
     def resume(self, run_id: str) -> Resume:
         """Return what the store holds of a run."""

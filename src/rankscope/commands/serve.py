@@ -81,6 +81,15 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             show_default=False,
         ),
     ] = None,
+    spool_owner: Annotated[
+        str | None,
+        typer.Option(
+            "--spool-owner",
+            metavar="HOLDER",
+            help="With --spool: holder of the tokens with which other hosts send the same runs.",
+            show_default=False,
+        ),
+    ] = None,
     samples: Annotated[
         bool,
         typer.Option(
@@ -125,6 +134,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         ServeOptions(
             store_url=store,
             spool=spool,
+            spool_owner=spool_owner,
             listen=ListenOptions(
                 host=host,
                 port=port,

@@ -61,6 +61,9 @@ class ServeOptions:
 
     store_url: str | None = None
     spool: Path | None = None
+    spool_owner: str | None = None
+    """Owner of the runs in the spool. None: the server."""
+
     listen: ListenOptions = field(default_factory=ListenOptions)
     alert_webhook: str | None = None
     topology: Path | None = None
@@ -104,6 +107,8 @@ def serve_store(options: ServeOptions) -> None:
         WebhookUrlError: The URL of the webhook is not allowed.
         StoreError: The store could not be opened.
     """
+    from rankscope.collector.http.tokens import owner_name
+    from rankscope.collector.store.owners import SERVER
     from rankscope.collector.store.writer import StoreWriter
 
     if options.only is Part.DASHBOARD and options.spool is not None:
@@ -120,7 +125,8 @@ def serve_store(options: ServeOptions) -> None:
         place_ranks(store, topology)
         # Listed before the first poll of the spool: runs that the spool adds raise alerts.
         before = StoreSource(store).runs()
-        deletions, writer = Deletions(store), StoreWriter(store)
+        owner = owner_name(options.spool_owner) if options.spool_owner else SERVER
+        deletions, writer = Deletions(store), StoreWriter(store, owner=owner)
         tail = (
             None
             if options.spool is None

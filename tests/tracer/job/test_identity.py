@@ -117,7 +117,7 @@ def test_ranks_that_cannot_agree_have_no_key() -> None:
 
 
 def test_hosts_of_one_torchrun_agree_through_its_store() -> None:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torchrun = {
