@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 MANIFEST_VERSION = 1
 ENVIRONMENT_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "GLOO_")
 ENVIRONMENT_NAMES = ("OMP_NUM_THREADS",)
+HIDDEN = "hidden"
+SECRET_NAME = re.compile(r"(?i:token|key|secret|password|passwd|credential)s?(?![a-z])")
+"""Name of a secret: ``hub_token``, ``apiKey`` or ``NCCL_IB_PKEY``, but not ``tokenizer``."""
+
 PACKAGES = ("numpy", "triton", "transformers", "flash-attn", "transformer-engine", "deepspeed")
 GIT_TIMEOUT_S = 2.0
 
@@ -84,10 +89,25 @@ def build_manifest(
         "hosts": None,
         "derived": None,
     }
-    cleaned = plain_copy(manifest)
+    cleaned = hide_secrets(plain_copy(manifest))
     if not isinstance(cleaned, dict):  # pragma: no cover - plain keeps a dict a dict
         raise TypeError("a manifest is a mapping")
     return dict(cleaned)
+
+
+def hide_secrets(document: object, *, is_secret: bool = False) -> object:
+    """Return a copy of a plain document with `HIDDEN` for each text whose name is a secret's.
+
+    Numbers stay: ``num_tokens`` is none.
+    """
+    if isinstance(document, dict):
+        return {
+            name: hide_secrets(value, is_secret=is_secret or bool(SECRET_NAME.search(name)))
+            for name, value in document.items()
+        }
+    if isinstance(document, list):
+        return [hide_secrets(value, is_secret=is_secret) for value in document]
+    return HIDDEN if is_secret and isinstance(document, str) and document else document
 
 
 def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
