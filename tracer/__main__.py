@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -88,10 +89,42 @@ def _describe_misuse(arguments: list[str]) -> str:
 
 def _trace() -> None:
     spool = default_spool()
-    if "RANKSCOPE_TRACE" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
-        print_notice(f"recording into {spool} (set RANKSCOPE_TRACE to choose another folder)")
+    if not os.environ.get("RANKSCOPE_TRACE"):
+        problem = _make_private(spool)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print_notice(
+                f"recording into {spool} (set RANKSCOPE_TRACE to choose another folder)"
+                if problem is None
+                else f"not tracing: {spool} {problem}; set RANKSCOPE_TRACE to choose another folder"
+            )
+        if problem is not None:
+            return
     install(spool=spool, count_steps=True)
     _hide_our_frames()
+
+
+def _make_private(folder: Path) -> str | None:
+    """Make a folder that only this user can read; return why it can't be used, None if it can.
+
+    In the temporary folder, another user may have created it first.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        return "is a link or a file"
+    except OSError as problem:
+        return f"can't be used ({problem.strerror})"
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return "belongs to another user"
+        os.fchmod(descriptor, 0o700)
+    except OSError as problem:
+        return f"can't be used ({problem.strerror})"
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _run_script(script: str, arguments: list[str]) -> None:

@@ -7,8 +7,11 @@ imports the package pays for little more than its spans.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import os
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -134,8 +137,7 @@ def _install(
     identity = read_identity(run, os.environ)
     if identity.is_generated and identity.rank == 0:
         print_notice(f"recording run {identity.run_id}")
-    folder = spool / identity.run_id / format_folder_name(identity)
-    folder.mkdir(parents=True)
+    folder = create_process_folder(spool, identity.run_id, format_folder_name(identity))
     try:
         recorder = _start_recorder(folder, identity, job)
     except Exception:
@@ -149,6 +151,37 @@ def _install(
         shutdown()
         raise
     return recorder
+
+
+def create_process_folder(spool: Path, run_id: str, name: str) -> Path:
+    """Create the folder of a process, which only its user can read and write.
+
+    If the spool has the set-group-ID bit, its group can too: an agent of another user reads the
+    files and deletes segments.
+
+    Raises:
+        OSError: It can't be created, or the run's folder is a link or belongs to another user, who
+            could replace files while they are written.
+    """
+    spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_shared = spool.stat().st_mode & stat.S_ISGID
+    run = spool / run_id
+    with contextlib.suppress(FileExistsError):
+        _make_folder(run, is_shared=bool(is_shared))
+    found = run.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {0, os.geteuid()}:
+        raise OSError(
+            errno.EPERM,
+            f"{run} is a link or belongs to another user: choose another folder or run name",
+        )
+    _make_folder(run / name, is_shared=bool(is_shared))
+    return run / name
+
+
+def _make_folder(folder: Path, *, is_shared: bool) -> None:
+    folder.mkdir(mode=0o700)
+    if is_shared:
+        folder.chmod(0o2770)  # whatever the umask of the job
 
 
 def _start_recorder(folder: Path, identity: Identity, job: JobDescription) -> Recorder:

@@ -6,9 +6,12 @@ Alone in a module, because it is the only part that may block.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from typing import TYPE_CHECKING
+
+from .exit_record import open_for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,5 +98,9 @@ class BackgroundThread:
             return
 
     def _write_line(self, file_name: str, line: str) -> None:
-        with contextlib.suppress(OSError), (self._folder / file_name).open("a") as file:
+        path = self._folder / file_name
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(open_for_writing(path, os.O_APPEND), "a", encoding="utf-8") as file,
+        ):
             file.write(line + "\n")

@@ -42,8 +42,12 @@ def failed_record(exc: BaseException, at_ns: int) -> dict[str, object]:
 
 def reserve_exit(folder: Path) -> None:
     """Reserve disk space for the record: on a full disk a normal end would look like a kill."""
-    with contextlib.suppress(OSError), _temporary(folder / EXIT_FILE).open("xb") as file:
-        os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    with contextlib.suppress(OSError):
+        fd = open_for_writing(_temporary(folder / EXIT_FILE), os.O_EXCL)
+        try:
+            os.posix_fallocate(fd, 0, RESERVED_BYTES)
+        finally:
+            os.close(fd)
 
 
 def write_exit(folder: Path, record: dict[str, object]) -> None:
@@ -52,12 +56,21 @@ def write_exit(folder: Path, record: dict[str, object]) -> None:
     for document in (record, _shorten(record)):
         with contextlib.suppress(OSError):
             # Opened without truncation, to write into the reserved blocks.
-            fd = os.open(_temporary(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            with os.fdopen(fd, "wb") as file:
+            with os.fdopen(open_for_writing(_temporary(path), 0), "wb") as file:
                 file.write(json.dumps(document).encode() + b"\n")
                 file.truncate()
             _temporary(path).replace(path)
             return
+
+
+def open_for_writing(path: Path, flags: int) -> int:
+    """Open a file for writing, and create it if it is missing, readable by user and group only.
+
+    Raises:
+        OSError: It can't be opened, or is a link.
+    """
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o640)
 
 
 def write_json(path: Path, document: object) -> None:
@@ -67,7 +80,7 @@ def write_json(path: Path, document: object) -> None:
         OSError: The file could not be written; a former one remains.
     """
     temporary = _temporary(path)
-    with temporary.open("w", encoding="utf-8") as file:
+    with os.fdopen(open_for_writing(temporary, os.O_TRUNC), "w", encoding="utf-8") as file:
         json.dump(document, file, ensure_ascii=True)
         file.write("\n")
     temporary.replace(path)
