@@ -45,7 +45,7 @@ OTHER_FUNCTIONS = frozenset(
 FORBIDDEN = frozenset({"formatrow", "formatrownonewline"})
 """Functions of allowed categories that can load a schema file."""
 
-PARSER_FUNCTIONS = frozenset({"lambda", "exists", "grouping", "untuple", "cast", "in", "view"})
+PARSER_FUNCTIONS = frozenset({"lambda", "exists", "grouping", "cast", "in", "view"})
 """Names that the parser makes of syntax; they are not in ``system.functions``."""
 
 TABLE_FUNCTIONS = frozenset(

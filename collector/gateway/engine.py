@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .allowlist import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
-from .errors import TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
-from .session import ReadOnlySession
-from .settings import VALUES, QueryLimits, choose_settings
+from .errors import MEMORY_LIMIT_EXCEEDED, TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
+from .session import ReadOnlySession, purge_engine
+from .settings import VALUES, QueryLimits, choose_settings, resident_bytes
 from .statement import check_statement
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ engine's own time limit has to end it."""
 GRACE_S = 10.0
 """Time beyond a statement's limit after which its client gets an error. The engine checks the time
 only between two blocks of rows, and the worker thread stays occupied until it does."""
+
+WATCH_PAUSE_S = 0.25
+"""Between two checks of the server's memory while a statement runs. Statements that were tried took
+up to 1 GB/s."""
 
 CLOSE_TIMEOUT_S = 5.0
 PARSER_SETTINGS: dict[str, int | str] = {
@@ -183,6 +187,17 @@ class _Deadline:
         return min(self.received_s + self.timeout_s - now_s, self.limit_s)
 
 
+class _MemoryShortError(QueryError):
+    """The server as a whole uses too much memory for statements to go on."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            MEMORY_LIMIT_EXCEEDED,
+            f"the server uses more than {limit_bytes >> 20} MiB, so all running statements were"
+            " ended: read fewer rows or columns, and try again",
+        )
+
+
 class QueryEngine:
     """Executes statements on the embedded store, which this process has open.
 
@@ -221,7 +236,7 @@ class QueryEngine:
         running = self._submit(request, settings, mark, deadline)
         try:
             return await self._in_time(running, deadline)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, _MemoryShortError):
             await self._end(running, mark)
             raise
 
@@ -233,7 +248,9 @@ class QueryEngine:
             while not answered.done():
                 remaining_s = deadline.remaining_s(time.monotonic())
                 if remaining_s > 0:
-                    await asyncio.wait({answered}, timeout=remaining_s)
+                    await asyncio.wait({answered}, timeout=min(remaining_s, WATCH_PAUSE_S))
+                    if deadline.started_s is not None and not answered.done():
+                        await self._check_memory()
                 elif deadline.started_s is not None:
                     raise QueryError(TIMEOUT_EXCEEDED, "the statement took longer than its limit")
                 elif running.cancel():
@@ -243,6 +260,16 @@ class QueryEngine:
             return answered.result()
         finally:
             answered.cancel()  # the statement may outlive the event loop
+
+    async def _check_memory(self) -> None:
+        """Raise if the server's memory is short, also without what the engine keeps for reuse."""
+        limit_bytes = self._limits.max_resident_bytes
+        if resident_bytes() <= limit_bytes:
+            return
+        with suppress(QueryError):
+            await asyncio.to_thread(purge_engine, self._path)
+        if resident_bytes() > limit_bytes:
+            raise _MemoryShortError(limit_bytes)
 
     async def _end(self, running: Future[QueryResult], mark: str) -> None:
         """End a statement. One that is still being parsed is ended when it starts to run."""

@@ -33,6 +33,22 @@ def _query_errors() -> Iterator[None]:
         raise engine_error(error) from error
 
 
+def purge_engine(path: Path) -> None:
+    """Return the memory that the engine keeps for reuse to the machine.
+
+    Args:
+        path: Folder of the store, which this process has open.
+    """
+    import chdb
+
+    with _query_errors():
+        connection: Any = chdb.connect(os.path.realpath(path))  # type: ignore[no-untyped-call]
+        try:
+            connection.query("SYSTEM JEMALLOC PURGE")
+        finally:
+            connection.close()
+
+
 class ReadOnlySession:
     """Read-only session on the embedded store, which this process has open.
 

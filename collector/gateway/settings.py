@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import BAD_ARGUMENTS, QueryError, refused
@@ -11,6 +14,48 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIB = 1 << 30
+
+CGROUP_LIMITS = {
+    "": (Path("/sys/fs/cgroup"), "memory.max"),
+    "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+}
+"""Root and limit file by controller: version 2 of cgroups names none.
+
+Source: cgroups(7); the kernel's cgroup-v1/memory and cgroup-v2."""
+
+MACHINE_SHARE = 7 / 8
+"""Share of the machine's memory, or of the cgroup's, that the server may use while statements run.
+The rest is for what grows between two checks."""
+
+MAX_RESIDENT_BYTES = 7 * GIB
+"""The limit of the engine (`collector.store.store.ENGINE_OPTIONS`), and the rest of the server."""
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def default_resident_bytes() -> int:
+    """Return the resident memory above which statements are ended."""
+    return min(MAX_RESIDENT_BYTES, int(_machine_bytes() * MACHINE_SHARE))
+
+
+def _machine_bytes() -> int:
+    """Return the memory of the machine, or the limit of this process's cgroups if it is lower."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in CGROUP_LIMITS:
+                continue
+            root, name = CGROUP_LIMITS[controllers]
+            for folder in (Path(path), *Path(path).parents):
+                with suppress(OSError, ValueError):  # no such file, or the text "max"
+                    limit = (root / folder.relative_to("/") / name).read_text(encoding="ascii")
+                    found = min(found, int(limit))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +76,9 @@ class QueryLimits:
     max_held_bytes: int = 2 * GIB
     """Size of results that clients have not fetched yet. Beyond it, statements are refused."""
 
+    max_resident_bytes: int = field(default_factory=default_resident_bytes)
+    """Resident memory of the whole server. Beyond it, running statements are ended."""
+
     def settings(self) -> dict[str, int | str]:
         """Return the engine's settings of each statement."""
         return {
@@ -44,7 +92,7 @@ class QueryLimits:
             "max_memory_usage": self.max_memory_bytes,
             "max_query_size": MAX_STATEMENT_BYTES,
             "max_ast_elements": 20_000,
-            "max_expanded_ast_elements": 100_000,
+            "max_expanded_ast_elements": 1_000,
             "allow_introspection_functions": 0,
             "aggregate_function_input_format": VALUES,
             "max_bytes_before_external_group_by": 0,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .allowlist import TABLE_FUNCTIONS, may_name, may_read
@@ -64,6 +64,23 @@ NODES = frozenset(
     }
 )  # fmt: skip
 """Allowed nodes of the syntax tree: those of a plain SELECT, without ``Set`` (SETTINGS)."""
+
+MAX_NODES = 1_000
+"""Nodes of a statement's query tree, with each alias replaced by its expression at each use.
+
+The engine puts a copy of a constant, of up to 1 MiB, into each node that it folds, and no limit of
+its own stops these copies: its ``max_expanded_ast_elements`` counts each expression alone. The
+largest statement of our own has 358 nodes. A list of literals is one node, however long it is."""
+
+TREE_NODE = re.compile(r"( *)([A-Z_ ]+) id: \d+")
+DEFINED = re.compile(r"(?:alias|cte_name): ([^, ]+)")
+USED = re.compile(r"(?:identifier|function_name): ([^, ]+)")
+"""Names up to a comma or a space, so that a definition and its uses are cut in the same way."""
+
+TABLE_SECTIONS = frozenset(
+    {"JOIN TREE", "LEFT TABLE EXPRESSION", "RIGHT TABLE EXPRESSION", "TABLE EXPRESSION"}
+)
+"""Parts of a query tree with tables. Their aliases name columns' tables, not expressions."""
 
 FUNCTION_NAME = re.compile(r"function_name: ([^,\s]+)")
 IDENTIFIER_NAME = re.compile(r"identifier: ([^,\s]+)")
@@ -118,6 +135,7 @@ def check_statement(
         _check_syntax_tree(handle.lines("EXPLAIN AST ", sql, parameters), functions)
         tree = handle.lines("EXPLAIN QUERY TREE run_passes = 0 ", sql, parameters)
         _check_query_tree(tree, functions)
+        _check_size(tree)
     elif SHOW.fullmatch(sql) is None:
         raise refused(f"{sql.split(maxsplit=1)[0] if sql else 'an empty statement'} is refused")
     return Statement(sql=sql, output_format=output_format)
@@ -138,6 +156,8 @@ def _check_names(canonical: str, parameters: Mapping[str, str]) -> None:
     for quoted in QUOTED.findall(canonical):
         if quoted.startswith("`") and "\\" in quoted:
             raise refused("a name with a control character, a quote or a backslash is refused")
+        if quoted.startswith(("` ", "`,", "``")):
+            raise refused("an empty name, or one that begins with a space or a comma, is refused")
     if STATE_PARAMETER.search(canonical):
         # The engine reads such a value as the bytes of a state, and no setting changes that.
         raise refused("a bound aggregate state is refused")
@@ -195,6 +215,68 @@ def _check_query_tree(lines: list[str], functions: Functions) -> None:
         elif kind == "IDENTIFIER":
             for name in IDENTIFIER_NAME.findall(line):
                 _check_identifier(name)
+
+
+@dataclass(slots=True)
+class _TreeNode:
+    """Node of a query tree. ``uses`` has the names that it refers to."""
+
+    is_counted: bool
+    uses: tuple[str, ...]
+    children: list[_TreeNode] = field(default_factory=list)
+
+
+def _check_size(lines: list[str]) -> None:
+    """Refuse a statement that has more than `MAX_NODES` nodes once its aliases are replaced.
+
+    The engine resolves a name in its scope. Here it counts as all expressions of that name, except
+    those that are being replaced already, so the count is never too small.
+    """
+    root, definitions = _read_tree(lines)
+    num_nodes = 0
+    waiting: list[tuple[_TreeNode, tuple[_TreeNode, ...]]] = [(root, ())]
+    while waiting:
+        node, replaced = waiting.pop()
+        num_nodes += node.is_counted
+        if num_nodes > MAX_NODES:
+            raise QueryError(
+                BAD_ARGUMENTS,
+                f"the statement has more than {MAX_NODES} nodes with its aliases replaced: split it"
+                " up, or compute repeated expressions in a subquery",
+            )
+        waiting += [(child, replaced) for child in node.children]
+        for part in {part for name in node.uses for part in name.split(".")}:
+            for found in definitions.get(part, ()):
+                if all(found is not other for other in replaced):
+                    waiting.append((found, (*replaced, found)))
+
+
+def _read_tree(lines: list[str]) -> tuple[_TreeNode, dict[str, list[_TreeNode]]]:
+    """Return the root of a query tree, and its expressions and CTEs by the first part of the name.
+
+    A call may be of a lambda that has the function's name as its alias.
+    """
+    root = _TreeNode(is_counted=False, uses=())
+    definitions: dict[str, list[_TreeNode]] = {}
+    path: list[tuple[int, _TreeNode]] = [(-1, root)]
+    section = ""
+    for line in lines:
+        found = TREE_NODE.match(line)
+        if found is None:
+            section = line.strip()
+            continue
+        while path[-1][0] >= len(found[1]):
+            path.pop()
+        node = _TreeNode(
+            is_counted=found[2] != "LIST",
+            uses=tuple(USED.findall(line)) if found[2] in {"FUNCTION", "IDENTIFIER"} else (),
+        )
+        path[-1][1].children.append(node)
+        path.append((len(found[1]), node))
+        for name in () if section in TABLE_SECTIONS else DEFINED.findall(line):
+            definitions.setdefault(name.split(".")[0], []).append(node)
+        section = ""
+    return root, definitions
 
 
 def _check_functions(line: str, is_allowed: Callable[[str], bool]) -> None:
