@@ -5,7 +5,7 @@ VENV := .venv
 AUDIT := .venv-audit
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE := $(wildcard tracer/native/*.[ch])
+NATIVE := $(wildcard tracer/native/*.[ch] analysis/replay/*.c)
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 SERVE ?= 1
@@ -110,4 +110,4 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache

@@ -1,12 +1,12 @@
-"""Time of the what-if analysis per million operations, and relative to a plain numpy pass.
+"""Time of `rankscope import` and `rankscope analyze` of a trace, and of its what-if in process.
 
-    python -m benchmarks.replay TRACE.parquet META.yaml [--widen N ...] [--from-parquet]
+    python -m benchmarks.replay TRACE.parquet META.yaml [--widen N ...] [--in-process]
 
-Reads a trace in the ByteDance format, repeats its data-parallel ranks, and times all what-if
-scenarios (S, S_t, S_dp, S_stage, S_w, M_W, M_S) in process, from columns in memory to results. The
-yardstick is one ``np.maximum.reduceat`` over the same rows, in the order A B B A. With
-``--from-parquet`` the repeated trace is written to a file and analysed by new processes: wall clock
-and peak memory of the whole process. Prints one JSON document.
+Reads a trace in the ByteDance format, repeats its data-parallel ranks, writes that to a file, and
+times the two commands that a user types as whole processes, each round with a new store: wall
+clock, CPU time and peak memory. With ``--in-process`` it times all what-if scenarios (S, S_t, S_dp,
+S_stage, S_w, M_W, M_S) in process, from columns in memory to results; the yardstick is one
+``np.maximum.reduceat`` over the same rows, in the order A B B A. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -42,18 +42,11 @@ if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo
 
 ROUNDS = 5
-FRESH = """
-import json, resource, sys
-from pathlib import Path
-from rankscope.analysis.readers.bytedance.what_if import what_if_trace
-from rankscope.sources.bytedance_file import read_trace_file
-found = what_if_trace(*read_trace_file(Path(sys.argv[1]), Path(sys.argv[2])))
-print(json.dumps({
-    "slowdown": found.result.slowdown(found.result.replayed_ns),
-    "operations": found.num_operations,
-    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-}))
-"""
+COMMANDS = {
+    "import": "import {trace} --meta {meta} --format bytedance --run wide --store {store}",
+    "analyze": "analyze wide --json --store {store}",
+}
+"""The commands, in their order."""
 
 
 def widened(run: RunInfo, columns: TraceColumns, times: int) -> tuple[RunInfo, TraceColumns]:
@@ -150,23 +143,50 @@ def measure(run: RunInfo, columns: TraceColumns) -> dict[str, Any]:
     }
 
 
-def measure_fresh(trace: Path, meta: Path, times: int) -> dict[str, Any]:
-    """Time new processes from a parquet file to the result, with the start of the interpreter."""
-    said: list[dict[str, Any]] = []
+def run_command(line: str) -> tuple[float, float, float, str]:
+    """Run a command of rankscope; return its seconds, CPU seconds, peak in bytes, and output."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", *line.split()],
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - begin
+        output.seek(0)
+        found = output.read()
+    if child.returncode:
+        raise RuntimeError(f"rankscope {line} ended with {child.returncode}")
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024.0, found
+
+
+def measure_commands(trace: Path, meta: Path, times: int, rounds: int) -> dict[str, Any]:
+    """Time the commands, in new processes and with a new store in each round."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    peaks, output = dict.fromkeys(COMMANDS, 0.0), ""
     with tempfile.TemporaryDirectory() as folder:
-        files = write_widened(trace, meta, times, Path(folder))
-        command = [sys.executable, "-c", FRESH, *map(str, files)]
-
-        def fresh() -> None:
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            said.append(json.loads(done.stdout))
-
-        taken = [timed(fresh) for _ in range(ROUNDS)]
+        wide, sizes = write_widened(trace, meta, times, Path(folder))
+        for number in range(rounds):
+            store = f"chdb://{folder}/store-{number}"
+            for name, line in COMMANDS.items():
+                wall, cpu, peak, output = run_command(
+                    line.format(trace=wide, meta=sizes, store=store)
+                )
+                taken[name].append((wall, cpu))
+                peaks[name] = max(peaks[name], peak)
+        report = json.loads(output)
+    operations = report["num_spans"]
+    taken["both"] = [
+        (one[0] + other[0], one[1] + other[1])
+        for one, other in zip(taken["import"], taken["analyze"], strict=True)
+    ]
     return {
-        "operations": said[0]["operations"],
-        "slowdown": said[0]["slowdown"],
-        **spread(taken, said[0]["operations"]),
-        "peak_bytes_max": max(each["peak_bytes"] for each in said),
+        "operations": operations,
+        "slowdown": report["slowdown"],
+        **{name: spread(seconds, operations) for name, seconds in taken.items()},
+        "peak_bytes": peaks,
     }
 
 
@@ -176,16 +196,17 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("meta", type=Path)
     parser.add_argument("--widen", type=int, nargs="*", default=[1, 4, 16])
-    parser.add_argument("--from-parquet", action="store_true")
+    parser.add_argument("--in-process", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
     run, columns = read_trace_file(args.trace, args.meta)
     results = []
     for times in args.widen:
         found: dict[str, Any] = {"gpus": run.world_size * times}
-        if args.from_parquet:
-            found["from_parquet"] = measure_fresh(args.trace, args.meta, times)
-        else:
+        if args.in_process:
             found["in_process"] = measure(*widened(run, columns, times))
+        else:
+            found["commands"] = measure_commands(args.trace, args.meta, times, args.rounds)
         results.append(found)
     machine = {
         "cores": os.cpu_count(),

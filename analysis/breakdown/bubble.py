@@ -13,7 +13,7 @@ from ..arrays.grouping import factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, has_kind
-from ..replay.program import compile_program, operation_times
+from ..replay.program import compile_program
 from ..replay.what_if import ratio
 from ..report.report import PipelineBubble
 
@@ -54,8 +54,8 @@ def ideal_wait_ns(
         Shape (waits,).
     """
     if ideal is None:
-        program = compile_program(model.operations, host_gaps=True)
-        ideal = operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
+        program = compile_program(model.operations)
+        ideal = program.operation_times(model.ideal_ns, model.ideal_gap_ns)
     before = _last_before(model, waits)
     begin = np.where(before >= 0, ideal.end_ns[before], 0.0)
     begin = np.maximum(begin, ideal.start_ns[waits.operation])

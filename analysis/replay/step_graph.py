@@ -14,7 +14,8 @@ from ..arrays.grouping import NO_GROUP
 from ..arrays.sorting import argsort_rows, find_positions
 from ..report.text import format_ranks
 from ..trace.errors import EmptyRunError
-from .schedule import UNORDERED, node_levels, order_by_level, replay
+from . import loop
+from .program import sort_graph, try_to_sort
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,10 +233,10 @@ def _longest_paths(
     lengths: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return the length of the longest path that ends with each node."""
-    schedule = order_by_level(num_nodes, *edges, across=np.zeros(num_nodes, dtype=np.bool_))
-    ordered = np.empty(num_nodes)
-    ordered[schedule.position] = lengths
-    ends: NDArray[np.float64] = replay(schedule, ordered.reshape(-1, 1, 1))[schedule.position, 0, 0]
+    graph = sort_graph(num_nodes, *edges)
+    by_position, ends = np.empty((2, num_nodes))
+    loop.replay(graph, 0, num_nodes, lengths, None, None, by_position)
+    ends[graph.order] = by_position
     return ends
 
 
@@ -333,9 +334,11 @@ def find_cycles(model: ReplayModel) -> dict[int, str]:
 
 def _describe_cycle(model: ReplayModel, step: int) -> str | None:
     graph = build_step_graph(model, (step,))
-    unordered = node_levels(graph.num_nodes, graph.src, graph.dst) == UNORDERED
-    if not unordered.any():
+    found, num_sorted = try_to_sort(graph.num_nodes, graph.src, graph.dst)
+    if num_sorted == graph.num_nodes:
         return None
+    unordered = np.ones(graph.num_nodes, dtype=np.bool_)
+    unordered[found.order[:num_sorted]] = False
     nodes = _walk_cycle(graph.src, graph.dst, unordered)
     node_row = np.full(graph.num_nodes, -1, dtype=np.int64)
     node_row[graph.arrival] = graph.rows
@@ -353,7 +356,7 @@ def _walk_cycle(
 ) -> NDArray[np.int64]:
     """Return the nodes of one cycle. Every unordered node has an unordered predecessor."""
     inside = unordered[src] & unordered[dst]
-    predecessor = np.full(len(unordered), UNORDERED, dtype=np.int64)
+    predecessor = np.full(len(unordered), -1, dtype=np.int64)
     predecessor[dst[inside]] = src[inside]
     node = int(np.flatnonzero(unordered)[0])
     index: dict[int, int] = {}

@@ -1,18 +1,13 @@
-"""Subgraphs of a run's operations, and which of them have equal structure.
-
-A subgraph is a whole step, or one replica's share of a step. `program` compiles and replays
-them; this module only compares structures and reads no durations.
-"""
+"""Steps whose data-parallel replicas have equal structure; reads no durations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP
-from ..arrays.sorting import argsort_rows, stable_argsort
+from ..arrays.sorting import argsort_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,51 +15,44 @@ if TYPE_CHECKING:
     from .operations import Operations
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """Operations divided into subgraphs: by step and replica, or by step."""
+def find_steps_of_equal_replicas(
+    operations: Operations, replica: NDArray[np.int32], num_replicas: int
+) -> NDArray[np.bool_]:
+    """Find the steps of which each replica has the same operations and dependencies.
 
-    operations: NDArray[np.int64]
-    """Shape (ops,): rows of the operations, subgraph by subgraph."""
-
-    subgraph: NDArray[np.int64]
-    """Shape (ops,): the operation's subgraph."""
-
-    local: NDArray[np.int64]
-    """Shape (ops,): the operation's number in its subgraph."""
-
-    first: NDArray[np.int64]
-    """Shape (subgraphs + 1,): index of each subgraph's first row in ``operations``."""
-
-    num_replicas: int
-    """Subgraphs of each step; 1 if a subgraph is a whole step."""
-
-    lead: NDArray[np.int64]
-    """Shape (ops,): the lowest ``local`` of the operation's group in its own subgraph; -1 without
-    a group."""
-
-    beyond: NDArray[np.bool_]
-    """Shape (ops,): whether the operation's group has members in other subgraphs."""
-
-
-def partition_operations(
-    operations: Operations, replica: NDArray[np.int64], num_replicas: int
-) -> Partition:
-    """Divide operations into subgraphs.
+    No edge leads from one of them into another, and each group that spans replicas joins the same
+    operation of all.
 
     Args:
-        operations: Operations of any steps.
+        operations: The operations.
         replica: Shape (ops,): the operation's replica, from 0.
         num_replicas: Replicas of each step.
+
+    Returns:
+        Shape (steps,).
     """
     subgraph = operations.step.astype(np.int64) * num_replicas + replica
-    order = stable_argsort(subgraph)
-    num_subgraphs = len(operations.steps) * num_replicas
-    first = np.concatenate(([0], np.cumsum(np.bincount(subgraph, minlength=num_subgraphs))))
-    local = np.empty(len(operations), dtype=np.int64)
-    local[order] = np.arange(len(operations)) - first[subgraph[order]]
+    num_each = np.bincount(subgraph, minlength=len(operations.steps) * num_replicas)
+    by_step = num_each.reshape(-1, num_replicas)
+    equal: NDArray[np.bool_] = (by_step == by_step[:, :1]).all(axis=1)
+    if not equal.any():
+        return equal
+    # Rows are sorted by (step, replica).
+    first = np.cumsum(num_each) - num_each
+    local = np.arange(len(operations)) - first[subgraph]
     lead, beyond = _find_leads(operations.group, subgraph, local)
-    return Partition(order, subgraph, local, first, num_replicas, lead, beyond)
+    structure = np.zeros(len(num_each), dtype=np.uint64)
+    per_node = _hash_rows(local, operations.label, lead, beyond, operations.closes_step)
+    per_edge = _hash_rows(local[operations.src], local[operations.dst])
+    with np.errstate(over="ignore"):
+        np.add.at(structure, subgraph, per_node)
+        np.add.at(structure, subgraph[operations.dst], per_edge)
+    structures = structure.reshape(-1, num_replicas)
+    equal &= (structures == structures[:, :1]).all(axis=1)
+    crossing = subgraph[operations.src] != subgraph[operations.dst]
+    equal[operations.step[operations.dst[crossing]]] = False
+    equal[_find_uneven_groups(operations, subgraph, num_replicas, lead, beyond)] = False
+    return equal
 
 
 def _hash_rows(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -82,7 +70,12 @@ def _hash_rows(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.ui
 def _find_leads(
     group: NDArray[np.int64], subgraph: NDArray[np.int64], local: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return ``lead`` and ``beyond`` of a `Partition`."""
+    """Find the first member of each operation's group.
+
+    Returns:
+        Shape (ops,) each: the lowest ``local`` of the operation's group in its own subgraph, -1
+        without a group; whether the group has members in other subgraphs.
+    """
     lead = np.full(len(group), -1, dtype=np.int64)
     beyond = np.zeros(len(group), dtype=np.bool_)
     members = np.flatnonzero(group != NO_GROUP)
@@ -100,53 +93,25 @@ def _find_leads(
     return lead, beyond
 
 
-def hash_structures(
-    operations: Operations, partition: Partition
-) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Hash each subgraph's structure, and check which steps can be divided into replicas.
-
-    A step can be divided if no edge leads from one subgraph into another, and if each group that
-    spans subgraphs joins the same operation of all replicas.
-
-    Args:
-        operations: The operations.
-        partition: Their subgraphs.
-
-    Returns:
-        Shape (subgraphs,): equal for subgraphs of equal structure; shape (steps,): whether the
-        step can be divided.
-    """
-    num_subgraphs = len(partition.first) - 1
-    structure = np.zeros(num_subgraphs, dtype=np.uint64)
-    per_node = _hash_rows(
-        partition.local, operations.label, partition.lead, partition.beyond, operations.closes_step
-    )
-    per_edge = _hash_rows(partition.local[operations.src], partition.local[operations.dst])
-    with np.errstate(over="ignore"):
-        np.add.at(structure, partition.subgraph, per_node)
-        np.add.at(structure, partition.subgraph[operations.dst], per_edge)
-    divides = np.ones(len(operations.steps), dtype=np.bool_)
-    crossing = partition.subgraph[operations.src] != partition.subgraph[operations.dst]
-    divides[operations.step[operations.dst[crossing]]] = False
-    divides[_find_steps_with_uneven_groups(operations, partition)] = False
-    return structure, divides
-
-
-def _find_steps_with_uneven_groups(
-    operations: Operations, partition: Partition
+def _find_uneven_groups(
+    operations: Operations,
+    subgraph: NDArray[np.int64],
+    num_replicas: int,
+    lead: NDArray[np.int64],
+    beyond: NDArray[np.bool_],
 ) -> NDArray[np.int32]:
     """Return steps with a group that spans replicas, but not the same operation of them all."""
-    rows = np.flatnonzero(partition.beyond)
+    rows = np.flatnonzero(beyond)
     if not len(rows):
         return operations.step[:0]
-    rows = rows[argsort_rows(operations.group[rows], partition.subgraph[rows])]
+    rows = rows[argsort_rows(operations.group[rows], subgraph[rows])]
     group = operations.group[rows]
     starts = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
-    lowest = np.minimum.reduceat(partition.lead[rows], starts)
-    highest = np.maximum.reduceat(partition.lead[rows], starts)
+    lowest = np.minimum.reduceat(lead[rows], starts)
+    highest = np.maximum.reduceat(lead[rows], starts)
     new_subgraph = np.diff(group, prepend=NO_GROUP) != 0
-    new_subgraph |= np.diff(partition.subgraph[rows], prepend=-1) != 0
+    new_subgraph |= np.diff(subgraph[rows], prepend=-1) != 0
     num_subgraphs = np.add.reduceat(new_subgraph.astype(np.int64), starts)
-    uneven = (lowest != highest) | (num_subgraphs != partition.num_replicas)
+    uneven = (lowest != highest) | (num_subgraphs != num_replicas)
     steps: NDArray[np.int32] = operations.step[rows[starts[uneven]]]
     return steps

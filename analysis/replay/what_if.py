@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import NO_GROUP
 from .operations import remove_host_operations
-from .program import OperationTimes, Program, compile_program, operation_times
+from .program import OperationTimes, Program, compile_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,10 +70,9 @@ class Replayer:
     def __init__(self, model: ReplayModel) -> None:
         self.model = model
         operations, self._device_rows = remove_host_operations(model.operations, model.on_device)
-        self._device = compile_program(operations, host_gaps=False)
-        self._full: Program | None = None
+        self._device = compile_program(operations, compare_replicas=True)
+        self._full = self._device if operations is model.operations else None
         self._compiling = Lock()
-        self._members = np.flatnonzero(model.operations.group != NO_GROUP)
         self._recorded_ns = operations.duration_ns
         self._ideal_ns = model.ideal_ns[self._device_rows]
 
@@ -120,8 +118,7 @@ class Replayer:
         recorded = self._recorded_ns
         if part is not None:
             recorded = np.where(part[self._device_rows], recorded, self._ideal_ns)
-        dp = self.model.dp[self._device_rows]
-        times = self._device.isolated_step_times(recorded, self._ideal_ns, dp)
+        times = self._device.isolated_step_times(recorded, self._ideal_ns)
         return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
 
     def full_recorded(self) -> NDArray[np.float64]:
@@ -153,22 +150,17 @@ class Replayer:
             Shape (steps,), ns.
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
-        return self._full_program(gaps).step_times(duration_ns, gaps)
+        return self._full_program().step_times(duration_ns, gaps)
 
     def full_ideal_times(self) -> OperationTimes:
         """Return the start and end of each operation in the ideal full replay."""
         model = self.model
-        program = self._full_program(model.ideal_gap_ns)
-        return operation_times(program, model.operations, model.ideal_ns, model.ideal_gap_ns)
+        return self._full_program().operation_times(model.ideal_ns, model.ideal_gap_ns)
 
-    def _full_program(self, gap_ns: NDArray[np.float64]) -> Program:
-        """Return the full replay; compile it again if these are the first gaps of members."""
-        late = bool(gap_ns[self._members].any())
+    def _full_program(self) -> Program:
         with self._compiling:
-            if self._full is None or (late and not self._full.has_arrivals):
-                self._full = compile_program(
-                    self.model.operations, host_gaps=True, late_members=late
-                )
+            if self._full is None:
+                self._full = compile_program(self.model.operations)
             return self._full
 
 

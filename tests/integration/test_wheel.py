@@ -99,6 +99,7 @@ def test_the_wheel_installs_one_package_with_the_compiled_part(installed: Path) 
         sys.executable, "-S", "-c", code, folder=installed.parent, path=installed
     ).split()
     assert is_compiled == "True"
+    assert list((installed / "rankscope" / "analysis" / "replay").glob("_loop.*.so"))
     assert file.startswith(str(installed))
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...trace.tables import RunInfo, SpanTable
+    from ...trace.tables import RunInfo
     from .format import Columns, IntArray
 
 NUM_TYPES = len(TYPES)
@@ -434,7 +434,7 @@ class Rows:
         return np.flatnonzero(self.type == CODE[name])
 
 
-def sort_rows(run: RunInfo, spans: SpanTable) -> tuple[Rows, Blocks]:
+def sort_rows(run: RunInfo, spans: Columns) -> tuple[Rows, Blocks]:
     """Return a trace's operations sorted, and their blocks.
 
     Raises:

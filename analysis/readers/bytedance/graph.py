@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Layout
 
-    from ...trace.tables import RunInfo, SpanTable
+    from ...trace.tables import RunInfo
+    from .format import Columns
 
 WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute this many before the first backward one."""
@@ -217,7 +218,7 @@ class Trace:
         return describe_unpaired(unpaired) | self.uneven
 
 
-def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
+def read_trace(run: RunInfo, spans: Columns) -> Trace:
     """Infer groups and dependencies of a ByteDance trace.
 
     Args:
@@ -256,7 +257,7 @@ def read_trace(run: RunInfo, spans: SpanTable) -> Trace:
         operations=operations,
         rows=rows,
         arrival_ns=arrival,
-        rank=spans.rank[rows.row],
+        rank=spans.rank[rows.row].astype(np.int32, copy=False),
         num_clock_errors=int(clock_error.sum()),
         unpaired=unpaired,
         uneven=blocks.find_contradictions(),

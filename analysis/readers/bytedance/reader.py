@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
 from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
-from ...arrays.sorting import argsort_rows, find_positions
+from ...arrays.sorting import argsort_rows
 from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlaps
 from ...trace.rows import select_rows
 from ..waits import WaitSplit, split_at_arrivals
@@ -26,6 +26,7 @@ from .format import (
     SEPARATE_GRADS,
 )
 from .graph import build_model, read_trace
+from .what_if import find_unreplayable, recorded_times
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,9 +46,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         spans: Its operations.
     """
     trace = read_trace(run, spans)
-    left_out, warnings = trace.find_contradictions(), list(trace.warnings)
-    unknown = np.setdiff1d(spans.step, trace.rows.steps).tolist()
-    left_out |= dict.fromkeys(unknown, "it has no operation of a known type")
+    left_out, warnings = find_unreplayable(trace, spans), list(trace.warnings)
     if left_out:
         spans = select_rows(spans, ~np.isin(spans.step, list(left_out)))
         trace = read_trace(run, spans)
@@ -64,21 +63,10 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         gaps=find_gaps(trace),
         transfers=find_transfers(trace),
         steps=rows.steps,
-        actual_ns=_recorded_times(rows.steps, spans),
+        actual_ns=recorded_times(rows.steps, spans),
         left_out=left_out,
         warnings=tuple(warnings),
     )
-
-
-def _recorded_times(steps: tuple[int, ...], spans: SpanTable) -> NDArray[np.int64]:
-    """Return the last end - first start of each step, over all its operations."""
-    index = find_positions(spans.step, np.array(steps))
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, spans.start_ns)
-    np.maximum.at(last, index, spans.start_ns + spans.duration_ns)
-    times: NDArray[np.int64] = last - first
-    return times
 
 
 def _items(trace: Trace) -> ComputeItems:

@@ -11,7 +11,7 @@ from rankscope.analysis.readers.bytedance.format import CODE
 from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
-from rankscope.analysis.replay.program import compile_program, operation_times
+from rankscope.analysis.replay.program import Program, compile_program
 from rankscope.analysis.replay.step_graph import build_step_graph, replayed_times
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.tracer.topology import Layout
@@ -54,36 +54,26 @@ def noisy_model(*, dp: int, pp: int, uneven: bool = False) -> ReplayModel:
     return build_model(read_trace(source.info, source.span_table))
 
 
-def test_steps_and_replicas_of_equal_structure_share_one_schedule() -> None:
-    model = noisy_model(dp=3, pp=2)
-
-    (only_shape,) = compile_program(model.operations, host_gaps=False).shapes
-
-    assert only_shape.operation.shape[1:] == (3, 3)
+def compared(model: ReplayModel) -> Program:
+    return compile_program(model.operations, compare_replicas=True)
 
 
-def test_step_of_another_structure_is_replayed_separately_with_equal_times() -> None:
-    even, uneven = noisy_model(dp=2, pp=2), noisy_model(dp=2, pp=2, uneven=True)
+def test_replicas_of_equal_structure_are_found() -> None:
+    even, uneven = noisy_model(dp=3, pp=2), noisy_model(dp=3, pp=2, uneven=True)
 
-    program = compile_program(uneven.operations, host_gaps=False)
-    times = program.step_times(uneven.operations.duration_ns)
-
-    assert sorted(len(shape.step_index) for shape in program.shapes) == [1, 2]
-    expected = compile_program(even.operations, host_gaps=False).step_times(
-        even.operations.duration_ns
-    )
-    # The missing gc took 1 us, in a step that may not even wait for it.
-    assert times == pytest.approx(expected, abs=1000)
+    assert compared(even).has_equal_replicas.tolist() == [True, True, True]
+    assert compared(uneven).has_equal_replicas.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_step_without_operations_takes_no_time(uneven: bool) -> None:  # noqa: FBT001
     model = noisy_model(dp=2, pp=2, uneven=uneven)
     steps = (*model.operations.steps, model.operations.steps[-1] + 1)
-    program = compile_program(replace(model.operations, steps=steps), host_gaps=False)
+    operations = replace(model.operations, steps=steps)
+    program = compile_program(operations, compare_replicas=True)
     duration_ns = model.operations.duration_ns
 
-    isolated = program.isolated_step_times(duration_ns, model.ideal_ns, model.dp)
+    isolated = program.isolated_step_times(duration_ns, model.ideal_ns)
 
     assert isolated.shape == (2, 4)
     assert isolated[:, -1].tolist() == [0.0, 0.0]
@@ -95,9 +85,9 @@ def test_step_without_operations_takes_no_time(uneven: bool) -> None:  # noqa: F
 def test_isolated_replica_is_exact(uneven: bool) -> None:  # noqa: FBT001
     model = noisy_model(dp=4, pp=3, uneven=uneven)
     operations = model.operations
-    program = compile_program(operations, host_gaps=False)
+    program = compared(model)
 
-    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
+    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns)
 
     for dp in range(4):
         put_back = np.where(model.dp == dp, operations.duration_ns, model.ideal_ns)
@@ -107,9 +97,9 @@ def test_isolated_replica_is_exact(uneven: bool) -> None:  # noqa: FBT001
 def test_single_replica_is_put_back_as_a_whole() -> None:
     model = noisy_model(dp=1, pp=2)
     operations = model.operations
-    program = compile_program(operations, host_gaps=False)
+    program = compared(model)
 
-    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns, model.dp)
+    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns)
 
     # One of the three steps is faster than ideal. An ideal replica next to it would hide that.
     assert (found[0] < program.step_times(model.ideal_ns)).any()
@@ -125,9 +115,9 @@ def test_member_without_predecessors_arrives_at_the_start_of_the_step() -> None:
     durations = operations.duration_ns.copy()
     durations[first] -= 30_000 * MS
 
-    times = compile_program(operations, host_gaps=False).step_times(durations)
+    times = compile_program(operations).step_times(durations)
 
-    usual = compile_program(operations, host_gaps=False).step_times(operations.duration_ns)
+    usual = compile_program(operations).step_times(operations.duration_ns)
     assert (times > 0).all()
     assert (usual - times < 40 * MS).all()
 
@@ -138,39 +128,12 @@ def test_times_of_the_whole_run_equal_those_of_each_step_alone(name: str) -> Non
     operations = model.operations
     gap = operations.gap_ns + np.arange(len(operations)) % 7
 
-    together = operation_times(
-        compile_program(operations, host_gaps=True), operations, operations.duration_ns, gap
-    )
+    together = compile_program(operations).operation_times(operations.duration_ns, gap)
     alone = replayed_times(build_step_graph(model), operations.duration_ns, gap)
 
     assert alone.rows.tolist() == list(range(len(operations)))
     for column in ("start_ns", "gate_ns", "end_ns"):
         assert getattr(together, column).tolist() == getattr(alone, column).tolist()
-
-
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_members_without_launch_gaps_need_no_arrival_nodes(name: str) -> None:
-    # GIVEN gaps of operations that are in no group
-    model = MODELS[name]
-    operations = model.operations
-    gap = np.where(operations.group == NO_GROUP, 1.0 + np.arange(len(operations)) % 7, 0.0)
-
-    # WHEN it is replayed with and without arrival nodes
-    lean = compile_program(operations, host_gaps=True, late_members=False)
-    full = compile_program(operations, host_gaps=True)
-
-    # THEN all times are equal
-    assert not lean.has_arrivals
-    assert (
-        lean.step_times(operations.duration_ns, gap).tolist()
-        == full.step_times(operations.duration_ns, gap).tolist()
-    )
-    one, other = (
-        operation_times(program, operations, operations.duration_ns, gap)
-        for program in (lean, full)
-    )
-    for column in ("start_ns", "gate_ns", "end_ns"):
-        assert getattr(one, column).tolist() == getattr(other, column).tolist()
 
 
 def test_gaps_of_members_are_replayed_after_a_replay_without_them() -> None:

@@ -18,7 +18,6 @@ from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.topology import Coords
 from tests.support.analysis.bytedance_cluster import LATENCY, ByteDanceCluster
-from tests.support.analysis.bytedance_files import published
 from tests.support.analysis.cluster import MS
 
 if TYPE_CHECKING:
@@ -85,16 +84,6 @@ def test_one_slow_worker_costs_what_it_adds_to_the_pipeline() -> None:
     assert found.m_w == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 4), (2, 1), (4, 3)])
-def test_results_equal_those_of_the_general_replay(dp: int, pp: int) -> None:
-    source = noisy(dp, pp).source()
-
-    found = what_if_trace(source.info, source.span_table)
-
-    assert found.num_shapes == 1
-    assert_same(found.result, by_general_replay(source))
-
-
 @pytest.mark.slow
 @given(
     dp=st.integers(2, 4),
@@ -129,31 +118,6 @@ def test_replicas_of_different_shapes_take_part_in_one_step(
     assert found.left_out == reading.left_out
     assert found.warnings == reading.warnings
     assert found.actual_ns.tolist() == reading.actual_ns.tolist()
-
-
-def test_chunks_and_overlapped_reductions_distinguish_shapes() -> None:
-    cluster = noisy(3, 2)
-    for dp, stage, step, name, start, duration, seq, mb in list(cluster.rows):
-        if name == "grads-reduce-scatter":
-            row = (dp, stage, step, "separate-grads-all-reduce", start, duration, seq, mb)
-            cluster.rows.append(row)
-        if name == "params-all-gather":
-            cluster.rows.append((dp, stage, step, name, start + MS, duration, seq + 1, mb + 1))
-        if name == "forward-compute" and (dp, stage, step, seq) == (1, 1, 5, 3):
-            after = start + duration + MS  # a receive without a send
-            cluster.rows.append((dp, stage, step, "forward-recv", after, 1000, 4, mb))
-    source = cluster.source()
-    spans, info = source.span_table, source.info
-    chunked = replace(info, layout=replace(info.layout, vpp=2))
-    # Micro-batches alternate between two chunks; one replica has the last two in reverse order.
-    spans.chunk[:] = spans.microbatch % 2
-    reversed_ = (spans.rank == 2) & (spans.step == 6) & (spans.microbatch >= 2)
-    spans.chunk[reversed_] = 1 - spans.chunk[reversed_]
-
-    found = what_if_trace(chunked, spans)
-
-    assert found.num_shapes == 3
-    assert_same(found.result, what_if(Replayer(build_model(read_trace(chunked, spans)))))
 
 
 @given(seed=st.integers(0, 99))
@@ -365,15 +329,3 @@ def test_clock_errors_are_counted() -> None:
 
     assert found.num_clock_errors == 1
     assert_same(found.result, by_general_replay(source))
-
-
-@pytest.mark.parametrize("name", ["AR", "ST"])
-def test_published_traces_give_the_results_of_the_general_replay(name: str) -> None:
-    source, result, m_w, m_s = published(name)
-
-    found = what_if_trace(source.info, source.span_table).result
-
-    assert found.slowdown(found.replayed_ns) == pytest.approx(result["blocking_slowdown"], rel=1e-6)
-    assert found.m_w == pytest.approx(m_w, abs=2e-5)
-    assert found.m_s == pytest.approx(m_s, abs=2e-5)
-    assert_same(found, by_general_replay(source))

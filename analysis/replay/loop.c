@@ -1,0 +1,335 @@
+/* The replay loop: operations in topological order, with any durations.
+
+   The Python counterparts in loop.py say what each function computes, and do the same. All arrays
+   are contiguous; their lengths are checked here, their values (row numbers) by the caller. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+
+/* -- arguments ---------------------------------------------------------------------------- */
+
+#define MAX_ARRAYS 16
+
+typedef struct {
+    Py_buffer views[MAX_ARRAYS];
+    int num;
+} Arrays;
+
+static void
+release(Arrays *arrays)
+{
+    while (arrays->num) {
+        PyBuffer_Release(&arrays->views[--arrays->num]);
+    }
+}
+
+/* Borrow an array of `count` items of `size` bytes; NULL with an error if it has another length. */
+static void *
+borrow(Arrays *arrays, PyObject *source, Py_ssize_t count, size_t size, int is_output)
+{
+    Py_buffer *view = &arrays->views[arrays->num];
+    int flags = PyBUF_C_CONTIGUOUS | (is_output ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(source, view, flags) < 0) {
+        return NULL;
+    }
+    arrays->num++;
+    if (view->len != count * (Py_ssize_t)size) {
+        PyErr_Format(PyExc_ValueError, "an array has %zd bytes, expected %zd items of %zu bytes",
+                     view->len, count, size);
+        return NULL;
+    }
+    return view->buf ? view->buf : "";
+}
+
+/* -- order -------------------------------------------------------------------------------- */
+
+/* Turn counts per key, at counts[key + 1], into the index of each key's first entry. */
+static void
+counts_to_firsts(int32_t *counts, int32_t num)
+{
+    for (int32_t key = 0; key < num; key++) {
+        counts[key + 1] += counts[key];
+    }
+}
+
+/* Entries in the order of their keys. `first` has one entry more than there are keys. */
+static void
+group_by(int32_t *found, int32_t *first, const int32_t *key, int32_t num_keys, int32_t num)
+{
+    for (int32_t k = 0; k < num; k++) {
+        if (key[k] >= 0) {
+            first[key[k] + 1]++;
+        }
+    }
+    counts_to_firsts(first, num_keys);
+    for (int32_t k = 0; k < num; k++) {
+        if (key[k] >= 0) {
+            found[first[key[k]]++] = k;
+        }
+    }
+    for (int32_t k = num_keys; k > 0; k--) {  /* each first has moved to the next one's place */
+        first[k] = first[k - 1];
+    }
+    first[0] = 0;
+}
+
+typedef struct {
+    int32_t num_rows, num_edges, num_groups;
+    const int32_t *src, *dst, *group;
+    int32_t *order, *first, *pred;
+    uint8_t *last;
+} Order;
+
+/* The number of rows in order; -1 without memory. */
+static int32_t
+sort_rows(Order *g)
+{
+    int32_t n = g->num_rows, num_done = 0;
+    size_t rows = (size_t)n + 1, edges = (size_t)g->num_edges + 1, groups = (size_t)g->num_groups + 1;
+    int32_t *memory = PyMem_RawCalloc(5 * rows + edges + 2 * groups, sizeof(int32_t));
+    if (memory == NULL) {
+        return -1;
+    }
+    int32_t *first_out = memory, *members = first_out + rows, *missing = members + rows;
+    int32_t *queue = missing + rows, *position = queue + rows, *out = position + rows;
+    int32_t *first_member = out + edges, *group_missing = first_member + groups;
+
+    group_by(out, first_out, g->src, n, g->num_edges);
+    group_by(members, first_member, g->group, g->num_groups, n);
+    for (int32_t e = 0; e < g->num_edges; e++) {
+        int32_t row = g->dst[e];
+        missing[row]++;
+        if (g->group[row] >= 0) {
+            group_missing[g->group[row]]++;
+        }
+    }
+    for (int32_t root = 0; root < n; root++) {
+        /* A root and all that it makes ready come before the next root, so that the rows of a
+           step, and of a rank within it, stay together. The queue has one row of each item. */
+        int32_t own = g->group[root], head = 0, tail = 0;
+        if (own < 0 ? missing[root] : group_missing[own] || members[first_member[own]] != root) {
+            continue;
+        }
+        queue[tail++] = root;
+        missing[root] = group_missing[own < 0 ? g->num_groups : own] = -1;
+        while (head < tail) {
+            int32_t item = queue[head++], k = g->group[item];
+            int32_t begin = k < 0 ? 0 : first_member[k], end = k < 0 ? 1 : first_member[k + 1];
+            for (int32_t m = begin; m < end; m++) {
+                int32_t row = k < 0 ? item : members[m];
+                position[row] = num_done;
+                g->last[num_done] = m + 1 == end;
+                g->order[num_done++] = row;
+            }
+            for (int32_t m = begin; m < end; m++) {
+                int32_t row = k < 0 ? item : members[m];
+                for (int32_t o = first_out[row]; o < first_out[row + 1]; o++) {
+                    int32_t next = g->dst[out[o]], to = g->group[next];
+                    int32_t *left = to < 0 ? &missing[next] : &group_missing[to];
+                    if (--*left == 0) {
+                        *left = -1;
+                        queue[tail++] = next;
+                    }
+                }
+            }
+        }
+    }
+    for (int32_t e = 0; num_done == n && e < g->num_edges; e++) {
+        g->first[position[g->dst[e]] + 1]++;
+    }
+    if (num_done == n) {
+        counts_to_firsts(g->first, n);
+        for (int32_t e = 0; e < g->num_edges; e++) {
+            g->pred[g->first[position[g->dst[e]]]++] = position[g->src[e]];
+        }
+        for (int32_t k = n; k > 0; k--) {
+            g->first[k] = g->first[k - 1];
+        }
+        g->first[0] = 0;
+    }
+    PyMem_RawFree(memory);
+    return num_done;
+}
+
+static PyObject *
+sort(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Order g;
+    Arrays a = {.num = 0};
+    PyObject *graph, *src, *dst, *group, *order, *last, *first, *pred, *result = NULL;
+    if (!PyArg_ParseTuple(args, "O!iOOO", &PyTuple_Type, &graph, &g.num_groups, &src, &dst, &group)
+        || !PyArg_ParseTuple(graph, "iiOOOO", &g.num_rows, &g.num_edges, &order, &last, &first,
+                             &pred)) {
+        return NULL;
+    }
+    if ((g.src = borrow(&a, src, g.num_edges, 4, 0)) && (g.dst = borrow(&a, dst, g.num_edges, 4, 0))
+        && (g.group = borrow(&a, group, g.num_rows, 4, 0))
+        && (g.order = borrow(&a, order, g.num_rows, 4, 1))
+        && (g.last = borrow(&a, last, g.num_rows, 1, 1))
+        && (g.first = borrow(&a, first, (Py_ssize_t)g.num_rows + 1, 4, 1))
+        && (g.pred = borrow(&a, pred, g.num_edges, 4, 1))) {
+        int32_t num_done;
+        Py_BEGIN_ALLOW_THREADS
+        num_done = sort_rows(&g);
+        Py_END_ALLOW_THREADS
+        result = num_done < 0 ? PyErr_NoMemory() : PyLong_FromLong(num_done);
+    }
+    release(&a);
+    return result;
+}
+
+/* -- replay ------------------------------------------------------------------------------- */
+
+typedef struct {
+    int32_t num_rows, num_edges;
+    const int32_t *order, *first, *pred;
+    const uint8_t *last;
+} Graph;
+
+static int
+borrow_graph(Arrays *a, Graph *g, PyObject *graph)
+{
+    PyObject *order, *last, *first, *pred;
+    return PyArg_ParseTuple(graph, "iiOOOO", &g->num_rows, &g->num_edges, &order, &last, &first,
+                            &pred)
+        && (g->order = borrow(a, order, g->num_rows, 4, 0))
+        && (g->last = borrow(a, last, g->num_rows, 1, 0))
+        && (g->first = borrow(a, first, (Py_ssize_t)g->num_rows + 1, 4, 0))
+        && (g->pred = borrow(a, pred, g->num_edges, 4, 0));
+}
+
+static inline double
+latest(const Graph *g, int32_t position, const double *ends)
+{
+    int32_t p = g->first[position], stop = g->first[position + 1];
+    double found = p < stop ? ends[g->pred[p++]] : 0.0;
+    for (; p < stop; p++) {
+        double end = ends[g->pred[p]];
+        found = end > found ? end : found;
+    }
+    return found;
+}
+
+static PyObject *
+replay(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Graph g;
+    Arrays a = {.num = 0};
+    PyObject *graph, *duration_, *gap_, *arrivals_, *ends_, *result = NULL;
+    int32_t low, high;
+    if (!PyArg_ParseTuple(args, "O!iiOOOO", &PyTuple_Type, &graph, &low, &high, &duration_, &gap_,
+                          &arrivals_, &ends_)) {
+        return NULL;
+    }
+    const double *duration, *gap = NULL;
+    double *ends, *arrivals = NULL;
+    if (borrow_graph(&a, &g, graph) && (duration = borrow(&a, duration_, g.num_rows, 8, 0))
+        && (gap_ == Py_None || (gap = borrow(&a, gap_, g.num_rows, 8, 0)))
+        && (arrivals_ == Py_None || (arrivals = borrow(&a, arrivals_, g.num_rows, 8, 1)))
+        && (ends = borrow(&a, ends_, g.num_rows, 8, 1))) {
+        if (low < 0 || low > high || high > g.num_rows) {
+            PyErr_SetString(PyExc_ValueError, "the positions are not in the graph");
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            for (int32_t at = low; at < high;) {
+                double gate = -INFINITY;
+                int32_t stop = at;
+                do {
+                    double arrival = latest(&g, stop, ends);
+                    arrival += gap == NULL ? 0.0 : gap[g.order[stop]];
+                    if (arrivals != NULL) {
+                        arrivals[stop] = arrival;
+                    }
+                    gate = arrival > gate ? arrival : gate;
+                } while (!g.last[stop++]);
+                for (; at < stop; at++) {
+                    ends[at] = gate + duration[g.order[at]];
+                }
+            }
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        }
+    }
+    release(&a);
+    return result;
+}
+
+static PyObject *
+replay_alone(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Graph g;
+    Arrays a = {.num = 0};
+    PyObject *graph, *recorded_, *ideal_, *replica_, *own_, *others_, *result = NULL;
+    int32_t low, high, num_replicas;
+    if (!PyArg_ParseTuple(args, "O!iiOOOiOO", &PyTuple_Type, &graph, &low, &high, &recorded_,
+                          &ideal_, &replica_, &num_replicas, &own_, &others_)) {
+        return NULL;
+    }
+    const double *recorded, *ideal;
+    const int32_t *replica;
+    double *own, *others;
+    if (borrow_graph(&a, &g, graph) && (recorded = borrow(&a, recorded_, g.num_rows, 8, 0))
+        && (ideal = borrow(&a, ideal_, g.num_rows, 8, 0))
+        && (replica = borrow(&a, replica_, g.num_rows, 4, 0))
+        && (own = borrow(&a, own_, g.num_rows, 8, 1))
+        && (others = borrow(&a, others_, g.num_rows, 8, 1))) {
+        double *gates = PyMem_RawMalloc(((size_t)num_replicas + 1) * sizeof(double));
+        if (gates == NULL || low < 0 || low > high || high > g.num_rows) {
+            gates == NULL ? (void)PyErr_NoMemory()
+                          : PyErr_SetString(PyExc_ValueError, "the positions are not in the graph");
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            for (int32_t at = low; at < high;) {
+                double gate = -INFINITY, others_gate = -INFINITY;
+                int32_t stop = at, is_shared = 0;
+                do {
+                    own[stop] = latest(&g, stop, own);
+                    others[stop] = latest(&g, stop, others);
+                    gate = own[stop] > gate ? own[stop] : gate;
+                    others_gate = others[stop] > others_gate ? others[stop] : others_gate;
+                    is_shared |= replica[g.order[stop]] != replica[g.order[at]];
+                } while (!g.last[stop++]);
+                for (int32_t k = at; is_shared && k < stop; k++) {
+                    gates[replica[g.order[k]]] = -INFINITY;
+                }
+                for (int32_t k = at; is_shared && k < stop; k++) {
+                    double *found = &gates[replica[g.order[k]]];
+                    double arrival = own[k] > others[k] ? own[k] : others[k];
+                    *found = arrival > *found ? arrival : *found;
+                }
+                for (; at < stop; at++) {
+                    int32_t row = g.order[at];
+                    own[at] = (is_shared ? gates[replica[row]] : gate) + recorded[row];
+                    others[at] = (is_shared ? gates[replica[row]] : others_gate) + ideal[row];
+                }
+            }
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        }
+        PyMem_RawFree(gates);
+    }
+    release(&a);
+    return result;
+}
+
+/* -- module ------------------------------------------------------------------------------- */
+
+static PyMethodDef functions[] = {
+    {"sort", sort, METH_VARARGS, "See loop.sort."},
+    {"replay", replay, METH_VARARGS, "See loop.replay."},
+    {"replay_alone", replay_alone, METH_VARARGS, "See loop.replay_alone."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_loop", "The compiled replay loop; see loop.", 0, functions,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__loop(void)
+{
+    return PyModule_Create(&definition);
+}

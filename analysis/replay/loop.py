@@ -1,0 +1,52 @@
+"""The replay loop: rows in topological order, with any durations.
+
+``loop.c`` is compiled into ``_loop`` at installation and replays a million rows in 10 ms. Without a
+C compiler `python_loop` does the same, some hundred times slower.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .python_loop import replay, replay_alone, sort
+else:
+    try:
+        from . import _loop as functions
+    except ImportError:
+        from . import python_loop as functions
+
+        warnings.warn(
+            "rankscope was installed without a C compiler: its analysis takes some hundred times"
+            " as long. Install one (gcc), then rankscope again.",
+            stacklevel=2,
+        )
+    replay, replay_alone, sort = functions.replay, functions.replay_alone, functions.sort
+
+__all__ = ["Graph", "replay", "replay_alone", "sort"]
+
+
+class Graph(NamedTuple):
+    """Rows in topological order.
+
+    They are held by *position*. An item is a row without a group, or all rows of one group; it
+    follows all that its rows wait for.
+    """
+
+    num_rows: int
+    num_edges: int
+    order: NDArray[np.int32]
+    """Shape (rows,): the row at each position."""
+
+    last: NDArray[np.uint8]
+    """Shape (rows,): whether the position is the last of its item."""
+
+    first: NDArray[np.int32]
+    """Shape (rows + 1,): index of each position's first predecessor in ``pred``."""
+
+    pred: NDArray[np.int32]
+    """Shape (edges,): positions that are waited for."""

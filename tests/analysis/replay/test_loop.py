@@ -1,0 +1,194 @@
+"""The replay loop, compiled and in Python, against a direct reading of its rules."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.analysis.arrays.grouping import NO_GROUP
+from rankscope.analysis.replay import loop, python_loop
+from rankscope.analysis.replay.program import sort_graph, try_to_sort
+from rankscope.analysis.trace.errors import CycleError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_loop = importlib.import_module("rankscope.analysis.replay._loop")
+BOTH = pytest.mark.parametrize("functions", [_loop, python_loop], ids=["compiled", "python"])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows with their edges and groups; every edge and group leads to a higher number."""
+
+    edges: list[tuple[int, int]]
+    group: list[int]
+    duration: list[float]
+    gap: list[float]
+
+
+def columns(edges: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    table = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def sorted_by(functions: Any, rows: Rows) -> loop.Graph:  # noqa: ANN401 - a module
+    """Return the graph of rows, sorted by one of the modules."""
+    num = len(rows.group)
+    src, dst = (column.astype(np.int32) for column in columns(rows.edges))
+    graph = loop.Graph(
+        num,
+        len(src),
+        np.zeros(num, np.int32),
+        np.zeros(num, np.uint8),
+        np.zeros(num + 1, np.int32),
+        np.zeros(len(src), np.int32),
+    )
+    group = np.array(rows.group, dtype=np.int32)
+    num_groups = max(rows.group, default=NO_GROUP) + 1
+    assert functions.sort(graph, num_groups, src, dst, group) == num
+    return graph
+
+
+def expected_times(rows: Rows) -> tuple[list[float], list[float]]:
+    """Return arrivals and ends, row by row in an order in which groups come whole."""
+    arrivals, ends = [0.0] * len(rows.group), [0.0] * len(rows.group)
+    for row, own in enumerate(rows.group):
+        item = [row] if own == NO_GROUP else [k for k, g in enumerate(rows.group) if g == own]
+        if row != item[0]:
+            continue
+        for member in item:
+            before = [ends[src] for src, dst in rows.edges if dst == member]
+            arrivals[member] = max(before, default=0.0) + rows.gap[member]
+        for member in item:
+            ends[member] = max(arrivals[k] for k in item) + rows.duration[member]
+    return arrivals, ends
+
+
+@st.composite
+def row_sets(draw: st.DrawFn) -> Rows:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
+    item = [number for number, size in enumerate(sizes) for _ in range(size)]
+    row = st.integers(0, len(item) - 1)
+    pairs = st.tuples(row, row).filter(lambda pair: item[pair[0]] < item[pair[1]])
+    time = st.floats(-5, 100)
+    times = st.lists(time, min_size=len(item), max_size=len(item))
+    return Rows(
+        edges=draw(st.lists(pairs, max_size=60)),
+        group=[number if sizes[number] > 1 else NO_GROUP for number in item],
+        duration=draw(times),
+        gap=draw(times),
+    )
+
+
+@given(row_sets())
+@settings(max_examples=100, deadline=None)
+def test_the_replay_is_that_of_its_rules(rows: Rows) -> None:
+    expected_arrivals, expected_ends = expected_times(rows)
+    num = len(rows.group)
+    graphs = []
+    for functions in (_loop, python_loop):
+        graph = sorted_by(functions, rows)
+        arrivals, ends = np.full((2, num), np.nan)
+        duration, gap = np.array(rows.duration), np.array(rows.gap)
+        functions.replay(graph, 0, num, duration, gap, arrivals, ends)
+        assert arrivals.tolist() == [expected_arrivals[row] for row in graph.order]
+        assert ends.tolist() == [expected_ends[row] for row in graph.order]
+        graphs.append([column.tolist() for column in graph[2:5]])
+    assert graphs[0] == graphs[1]
+
+
+@given(row_sets(), st.lists(st.floats(0, 100), min_size=48, max_size=48))
+@settings(max_examples=100, deadline=None)
+def test_replicas_alone_are_those_of_a_replay_for_each(rows: Rows, recorded: list[float]) -> None:
+    # GIVEN three replicas of equal rows; each group with two rows or more joins all replicas
+    num, num_replicas = len(rows.group), 3
+    whole = Rows(
+        edges=[
+            (r * num + src, r * num + dst) for r in range(num_replicas) for src, dst in rows.edges
+        ],
+        group=rows.group * num_replicas,
+        duration=rows.duration * num_replicas,
+        gap=[0.0] * num * num_replicas,
+    )
+    replica = np.repeat(np.arange(num_replicas, dtype=np.int32), num)
+    ideal = np.array(whole.duration)
+    own_ns = np.resize(np.array(recorded), len(ideal))
+    graph = sorted_by(_loop, whole)
+    size = len(ideal)
+    for functions in (_loop, python_loop):
+        # WHEN all are put back alone at once
+        own, others = np.empty((2, size))
+        functions.replay_alone(graph, 0, size, own_ns, ideal, replica, num_replicas, own, others)
+        at = replica[graph.order]
+        for number in range(num_replicas):
+            # THEN its own rows end as in a replay of its own, and so do those of the others
+            ends = np.empty(size)
+            duration = np.where(replica == number, own_ns, ideal)
+            functions.replay(graph, 0, size, duration, None, None, ends)
+            assert own[at == number].tolist() == pytest.approx(ends[at == number].tolist())
+            other = (number + 1) % num_replicas
+            by_row, others_by_row = np.empty((2, size))
+            by_row[graph.order], others_by_row[graph.order] = ends, others
+            assert others_by_row[replica == number].tolist() == pytest.approx(
+                by_row[replica == other].tolist()
+            )
+
+
+@BOTH
+def test_a_part_of_the_positions_is_replayed(functions: Any) -> None:  # noqa: ANN401
+    rows = Rows(edges=[(0, 1), (2, 3)], group=[-1] * 4, duration=[1, 2, 3, 4], gap=[0] * 4)
+    graph = sorted_by(functions, rows)
+    ends = np.full(4, -1.0)
+
+    functions.replay(graph, 2, 4, np.array(rows.duration, dtype=float), None, None, ends)
+
+    assert ends.tolist() == [-1, -1, 3, 7]
+
+
+@BOTH
+def test_a_graph_without_rows_is_replayed(functions: Any) -> None:  # noqa: ANN401
+    graph = sorted_by(functions, Rows(edges=[], group=[], duration=[], gap=[]))
+
+    functions.replay(graph, 0, 0, np.empty(0), None, None, np.empty(0))
+
+
+def test_a_cycle_raises_with_the_number_of_its_rows() -> None:
+    with pytest.raises(CycleError) as caught:
+        sort_graph(4, *columns([(0, 1), (1, 2), (2, 1), (2, 3)]))
+
+    assert caught.value.num_nodes == 3  # the last one waits for the cycle
+
+
+@BOTH
+def test_rows_before_a_cycle_are_sorted(
+    functions: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "sort", functions.sort)
+
+    graph, num_sorted = try_to_sort(4, *columns([(0, 1), (2, 3), (3, 2)]))
+
+    assert graph.order[:num_sorted].tolist() == [0, 1]
+
+
+def test_a_member_that_waits_for_its_own_group_is_a_cycle() -> None:
+    with pytest.raises(CycleError):
+        sort_graph(2, *columns([(0, 1)]), np.array([7, 7]))
+
+
+def test_arrays_of_another_length_are_refused() -> None:
+    graph = sorted_by(_loop, Rows(edges=[], group=[-1, -1], duration=[], gap=[]))
+
+    with pytest.raises(ValueError, match="expected 2 items of 8 bytes"):
+        _loop.replay(graph, 0, 2, np.empty(3), None, None, np.empty(2))
+    with pytest.raises(ValueError, match="not in the graph"):
+        _loop.replay(graph, 0, 3, np.empty(2), None, None, np.empty(2))
