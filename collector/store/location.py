@@ -160,14 +160,21 @@ def write_server_file(store_path: Path, *, url: str, token: str | None = None) -
         store_path: Folder of the store.
         url: Address of the server.
         token: Token that the server accepts.
+
+    Raises:
+        OSError: The file cannot be written, for instance because the disk is full.
     """
     target = store_path / SERVER_FILE
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
     document = json.dumps({"pid": os.getpid(), "url": url, "token": token})
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(document)
-    scratch.replace(target)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(document)
+        scratch.replace(target)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
     return target
 
 

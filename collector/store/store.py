@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -99,6 +100,10 @@ default allows 4 MB each, reached within an hour; this allows 160 kB.
 
 Source: jemalloc(3), opt.tcache_max."""
 
+METADATA = "metadata"
+"""Folder that the engine has in each of its stores."""
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 UNKNOWN_TABLE = 60
 
 SELECT_DAMAGED = """
@@ -395,6 +400,7 @@ def _connect_embedded(path: Path) -> Client:
         ) from error
     if is_held_elsewhere(path):
         raise _held_error(path)
+    _check_folder(path)
     _load_engine()
     try:
         return clickhouse_connect.get_client(
@@ -405,6 +411,38 @@ def _connect_embedded(path: Path) -> Client:
         )
     except ClickHouseError as error:
         raise _embedded_error(path, error) from error
+
+
+def _check_folder(path: Path) -> None:
+    """Make a store's folder private, and check that the engine can write to it.
+
+    A folder that was created by something else, as a volume or by ``mkdir``, may be open to all
+    users, and the engine's files are as open as their folder.
+
+    Raises:
+        StoreError: The folder is read-only, or it is open to other users and cannot be closed.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):  # also false for root if the disk is read-only
+        raise StoreError(
+            f"the store at {path} is read-only, and the engine must write to it: make it writable"
+            " for this user, or pass the --store of a copy; nothing is damaged"
+        )
+    mode = path.stat().st_mode
+    if mode & OTHERS == 0:
+        return
+    if not (path / METADATA).is_dir() and any(path.iterdir()):
+        raise StoreError(
+            f"{path} is open to other users (mode {stat.S_IMODE(mode):o}) and has files that are"
+            f" not a store's: pass a new folder as --store, or run chmod 700 {path}"
+        )
+    try:
+        path.chmod(stat.S_IMODE(mode) & ~OTHERS)
+    except OSError as error:
+        raise StoreError(
+            f"{path} is open to other users (mode {stat.S_IMODE(mode):o}) and belongs to another"
+            f" user, so it cannot be made private ({error.strerror}): run chmod 700 {path} as its"
+            " owner, or pass another --store"
+        ) from error
 
 
 def _load_engine() -> None:
@@ -432,6 +470,10 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
             f"this process already has another embedded store open, so it cannot open {path}:"
             " close that one first"
         )
+    if _free_bytes(path) < MIB:
+        return StoreError(
+            f"cannot open the store at {path}: its disk is full; free some space and try again"
+        )
     if "EmbeddedServer" in str(error):
         # The engine has written the cause to stderr.
         return StoreError(
@@ -439,6 +481,11 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
             " nothing; keep the folder for recovery, and pass another --store or a backup"
         )
     return StoreError(f"cannot open the store at {path}: {_first_line(error)}")
+
+
+def _free_bytes(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 class _translated_errors:  # noqa: N801  # reads as a statement

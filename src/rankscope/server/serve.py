@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import RetentionPolicy
 from rankscope.collector.store.location import (
+    SERVER_FILE,
     default_store_url,
     remove_server_file,
     write_server_file,
@@ -215,8 +216,8 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
             monitoring=monitoring,
         )
         if store.path is not None:
-            write_server_file(store.path, url=endpoint.local_url, token=access.token)
             stack.callback(remove_server_file, store.path)
+            _describe_server(store.path, url=endpoint.local_url, token=access.token)
         for loop in all_loops:
             stack.callback(loop.stop)
             loop.start()
@@ -250,6 +251,17 @@ def _log_damage(store: Store) -> None:
 
     for line in read_damage(store):
         say(line)
+
+
+def _describe_server(folder: Path, *, url: str, token: str) -> None:
+    """Write the server's file. On a full disk the server serves reads without it."""
+    try:
+        write_server_file(folder, url=url, token=token)
+    except OSError as error:
+        say(
+            f"cannot write {folder / SERVER_FILE} ({error.strerror}): commands on this host cannot"
+            " find this server, and it may store nothing; free some space and restart it"
+        )
 
 
 def _open_tokens() -> TokenFile:
