@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .loops import Loop
     from .provider import StoreProvider
     from .reports import Reports
+    from .upkeep import PartChecks
 
     Reader = Callable[[], Iterable[Reading]]
 
@@ -78,13 +79,19 @@ def open_routers(
 
 
 def open_metrics(
-    store: Store, loops: Sequence[Loop], ingest: IngestService | None, reports: Reports
+    store: Store,
+    loops: Sequence[Loop],
+    ingest: IngestService | None,
+    reports: Reports,
+    part_checks: PartChecks | None,
 ) -> Metrics:
     """Return the metrics of the loops, the store, the runs and the ingest.
 
     `run_server` adds the rest.
     """
     readers = [read_loops(loops), read_store(store), read_account(reports)]
+    if part_checks is not None:
+        readers.append(read_part_checks(part_checks))
     return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])
 
 
@@ -286,6 +293,20 @@ def _read_sizes(store: Store) -> list[Reading]:
         values = {str(row["table"]): float(row[column]) for row in found}
         readings.append(Reading(name=name, text=text, label="table", values=values))
     return readings
+
+
+def read_part_checks(checks: PartChecks) -> Reader:
+    """Return the metric of damaged parts."""
+
+    def read() -> Iterable[Reading]:
+        yield Reading(
+            name="store_damaged_parts",
+            text="Parts by table whose files do not match their checksums: restore a backup.",
+            label="table",
+            values={table: float(number) for table, number in checks.num_damaged.items()},
+        )
+
+    return read
 
 
 def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Reader:

@@ -27,7 +27,7 @@ from .logs import Log, log_lines
 from .loops import LiveAnalysis, analysis_loop, heartbeat_loop, memory_loop, sampler_loop, tail_loop
 from .signals import sigterm_as_interrupt
 from .topology import PlacedSink, Topology, place_ranks, read_topology
-from .upkeep import open_upkeep
+from .upkeep import PartChecks, open_upkeep, part_check_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -199,13 +199,16 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
             analysis_loop(LiveAnalysis(source, reports, alerting, findings, before=before))
         )
     all_loops += loops
+    part_checks = None if store.path is None else PartChecks(store)
+    if part_checks is not None:
+        all_loops.append(part_check_loop(part_checks))
     with ExitStack() as stack:
         checks = [loop.why_stopped for loop in all_loops]
         if ingest is not None:
             checks.append(ingest.why_not_ready)
         monitoring = Monitoring(
             refusals=Refusals(log.write_event),
-            metrics=open_metrics(store, all_loops, ingest, reports),
+            metrics=open_metrics(store, all_loops, ingest, reports, part_checks),
         )
         app = open_application(
             access,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +12,17 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention, RetentionPolicy
 from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError
+from rankscope.server.http_server import read_part_checks
 from rankscope.server.rollups import Rollups
-from rankscope.server.upkeep import EXPIRY_PAUSE_NS, FIRST_EXPIRY_NS, Upkeep, parse_keep
+from rankscope.server.upkeep import (
+    EXPIRY_PAUSE_NS,
+    FIRST_EXPIRY_NS,
+    RECHECK_NS,
+    PartChecks,
+    Upkeep,
+    check_part,
+    parse_keep,
+)
 from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.trainer.simulator.fault import parse_simulated_faults
@@ -20,7 +31,9 @@ from rankscope.trainer.simulator.simulation import simulate
 from tests.collector.retention.test_retention import NOW_NS, steps_with_spans, store_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from rankscope.collector.store.store import Store
 
 
 class Clock:
@@ -130,3 +143,62 @@ def test_a_run_with_expired_spans_is_analysed_with_a_warning(tmp_path: Path) -> 
             "up to step 29 have expired, except those of steps 12-29 around findings" in warning
             for warning in after.quality.warnings
         )
+
+
+@pytest.fixture
+def checked_store(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
+    """A store with one part in table ``clock``, and the folder of that part."""
+    with open_store(f"chdb://{tmp_path}") as store:
+        store.insert_rows("clock", [{"host": f"node-{i}", "at_ns": i} for i in range(100)])
+        (row,) = store.rows("SELECT path FROM system.parts WHERE active AND table = 'clock'")
+    for folder in tmp_path.glob("store/*/*/*"):
+        os.utime(folder, (0, 0))  # old enough for a check
+    with open_store(f"chdb://{tmp_path}") as store:
+        yield store, Path(row["path"])
+
+
+@pytest.mark.slow
+def test_a_part_with_a_wrong_bit_is_reported_before_it_is_read(
+    checked_store: tuple[Store, Path],
+) -> None:
+    store, part = checked_store
+    clock, lines = Clock(), list[str]()
+    checks = PartChecks(store, say=lines.append, monotonic_ns=clock)
+
+    def check_all() -> None:
+        for _ in range(20):
+            checks.turn()
+            clock.now_ns += DAY_NS // 20
+
+    check_all()
+    assert (lines, checks.num_damaged) == ([], {})
+
+    data = bytearray((part / "data.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (part / "data.bin").write_bytes(data)
+    check_all()
+    assert lines == []  # each part is checked once a week
+
+    clock.now_ns += RECHECK_NS
+    check_all()
+    (line,) = lines
+    assert line.startswith(f"table clock has a damaged part at {part}")
+    assert "Checksum mismatch for file data.bin" in line
+    assert checks.num_damaged == {"clock": 1}
+    (reading,) = read_part_checks(checks)()
+    assert (reading.name, reading.values) == ("store_damaged_parts", {"clock": 1.0})
+
+    # WHEN it is checked again, it is not reported twice; WHEN it is gone, it is not counted
+    clock.now_ns += RECHECK_NS
+    check_all()
+    assert len(lines) == 1
+    store.command("TRUNCATE TABLE clock")
+    clock.now_ns += RECHECK_NS
+    check_all()
+    assert checks.num_damaged == {}
+
+
+def test_a_part_that_is_gone_is_not_damaged(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}") as store:
+        assert check_part(store, "clock", "all_7_7_0") is None
+        assert check_part(store, "clock", "' OR '1") is None
