@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.spool import (
@@ -42,8 +43,20 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.spool import SpoolIdentity
 
-MAX_JSON_BYTES = 16 << 20
+MAX_JSON_BYTES = 1 << 20
+"""Of a manifest or exit record: some 100 kB with the names of 10,000 hosts. Parsed, the worst one
+takes 30 MB."""
+
 MAX_LINE_BYTES = 1 << 20
+ROW_BYTES = 1 << 10
+"""What the row of a line takes in memory, besides the line."""
+
+FILE_BYTES = 256 << 10
+"""What a poll takes of one line file; a longer line is taken alone."""
+
+POLL_BYTES = 4 << 20
+"""What a poll takes of the line files of all processes."""
+
 MAX_NESTING = 100
 """Depth of a JSON document. The tracer's own have a tenth of it."""
 
@@ -184,30 +197,60 @@ class ProcessFiles:
         return text
 
 
+@dataclass(slots=True)
+class LineBudget:
+    """What one poll may still read of the line files of all processes."""
+
+    left_bytes: int = POLL_BYTES
+
+
 class JsonLines:
-    """A cursor over a file of JSON lines that grows. The file need not exist yet."""
+    """A cursor over a file of JSON lines that grows. The file need not exist yet.
+
+    A call of `read` takes a portion, so that a huge file delays and fills nothing.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self.has_more = False
+        """Whether the last call left complete lines unread."""
+
+        self.num_skipped = 0
+        """Lines that were skipped because they are longer than `MAX_LINE_BYTES`."""
+
         self._offset = 0
         self._num_lines = 0
+        self._is_in_long_line = False
 
-    def read(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return (line number, object) of each complete new line; skip lines that are no object."""
+    def read(self, budget: LineBudget | None = None) -> list[tuple[int, dict[str, Any]]]:
+        """Return (line number, object) of complete new lines; skip lines that are no object."""
+        budget = budget or LineBudget()
+        if budget.left_bytes <= 0:
+            self.has_more = True
+            return []
         try:
-            data = _read_at(self._path, offset=self._offset, num_bytes=MAX_JSON_BYTES)
+            data = _read_at(self.path, offset=self._offset, num_bytes=MAX_LINE_BYTES + 1)
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        if not whole and len(data) == MAX_JSON_BYTES:
-            whole = data  # no line may be this long: skip it
-        self._offset += len(whole)
         found = []
-        for line in whole.splitlines():
-            document = _object(line)
+        at, used = 0, 0
+        end = data.find(b"\n")
+        while end >= 0 and used < FILE_BYTES:
+            document = None if self._is_in_long_line else _object(data[at:end])
+            self._is_in_long_line = False
             if document is not None:
                 found.append((self._num_lines, document))
             self._num_lines += 1
+            used += end + 1 - at + ROW_BYTES
+            at = end + 1
+            end = data.find(b"\n", at)
+        if not at and len(data) > MAX_LINE_BYTES:
+            self.num_skipped += not self._is_in_long_line
+            self._is_in_long_line = True
+            at = used = len(data)
+        self._offset += at
+        self.has_more = end >= 0 or len(data) > MAX_LINE_BYTES
+        budget.left_bytes -= used
         return found
 
 
@@ -226,8 +269,6 @@ def _check_range(folder: Path, identity: SpoolIdentity) -> None:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    if len(line) > MAX_LINE_BYTES:
-        return None
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -236,7 +277,11 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    data = _read_at(path, offset=0, num_bytes=MAX_JSON_BYTES)
+    data = _read_at(path, offset=0, num_bytes=MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise SpoolFolderError(
+            f"{path} is longer than {MAX_JSON_BYTES} bytes: the process folder is left unchanged"
+        )
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

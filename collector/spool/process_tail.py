@@ -29,7 +29,7 @@ from .descriptions import (
 )
 from .folder import remove_spool_file, segment_paths
 from .liveness import Liveness, read_liveness
-from .process import SpoolFolderError
+from .process import MAX_LINE_BYTES, LineBudget, SpoolFolderError
 from .records import decode
 from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, read_open_spans
 
@@ -110,6 +110,7 @@ class ProcessTail:
         self._stored_ns = 0
         self._progress_ns: int | None = None
         self._reported_stall: list[dict[str, Any]] = []
+        self._reported_lines: dict[Path, int] = {}
 
     @property
     def is_finished(self) -> bool:
@@ -126,8 +127,14 @@ class ProcessTail:
         """Segments that can't be read, for instance of a newer version."""
         return frozenset(self._unreadable)
 
-    def poll(self, *, now_ns: int) -> NewDescriptions:
-        """Find new segments, read new lines, and check whether the process has ended."""
+    def poll(self, *, now_ns: int, budget: LineBudget | None = None) -> NewDescriptions:
+        """Find new segments, read new lines, and check whether the process has ended.
+
+        Args:
+            now_ns: Current time of a monotonic clock.
+            budget: What may be read of the line files; None: that of one process.
+        """
+        budget = budget or LineBudget()
         files = self.files
         self._now_ns = now_ns
         files.refresh_derived()
@@ -137,10 +144,17 @@ class ProcessTail:
         self._has_ended = self._check_ended(now_ns)
         self._dropped, self._counts = files.counts()
         self._find_segments()
-        return NewDescriptions(
-            groups=group_rows(files, files.groups.read()),
-            events=event_rows(files, files.events.read()) + self._stalled_event(now_ns),
+        new = NewDescriptions(
+            groups=group_rows(files, files.groups.read(budget)),
+            events=event_rows(files, files.events.read(budget)) + self._stalled_event(now_ns),
         )
+        self._report_long_lines()
+        return new
+
+    @property
+    def has_more_lines(self) -> bool:
+        """True if complete lines wait for the next poll."""
+        return self.files.groups.has_more or self.files.events.has_more
 
     def cuts(self, *, now_ns: int) -> Iterator[Cut]:
         """Yield one cut for each segment with new rows; `advance` moves the cursors."""
@@ -172,7 +186,7 @@ class ProcessTail:
 
     def end(self) -> list[Row]:
         """Set the final state if the process has ended; return the event of its end, once."""
-        if not self._has_ended or self.state != RUNNING:
+        if not self._has_ended or self.state != RUNNING or self.has_more_lines:
             return []
         if self._exit_record is None:
             self.state = LOST
@@ -226,6 +240,19 @@ class ProcessTail:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+
+    def _report_long_lines(self) -> None:
+        """Report the first skipped line of each file, and at the end their number."""
+        for lines in (self.files.groups, self.files.events):
+            is_end = self._has_ended and not lines.has_more
+            if lines.num_skipped > self._reported_lines.get(lines.path, 0) and (
+                is_end or lines.path not in self._reported_lines
+            ):
+                self._reported_lines[lines.path] = lines.num_skipped
+                self.problems.append(
+                    f"{lines.path}: {lines.num_skipped} lines are longer than {MAX_LINE_BYTES}"
+                    " bytes and are skipped"
+                )
 
     def _num_produced(self) -> int | None:
         """Return how many records the process has made; None if it did not count them."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..clock.map import AnchorClocks
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import process_folders, run_folders
-from .process import ProcessFiles, SpoolFolderError
+from .process import LineBudget, ProcessFiles, SpoolFolderError
 from .process_tail import ProcessTail
 from .segment import read_first_step
 
@@ -315,12 +315,15 @@ class SpoolTail:
     def _poll_processes(self, now_ns: int) -> None:
         groups: list[Row] = []
         events: list[Row] = []
-        for tail in list(self._active.values()):
+        budget = LineBudget()
+        for folder, tail in list(self._active.items()):
             try:
-                new = tail.poll(now_ns=now_ns)
+                new = tail.poll(now_ns=now_ns, budget=budget)
             except OSError as error:
                 self._abandon(tail, error)
                 continue
+            if tail.has_more_lines and budget.left_bytes > 0:  # it had its share: others are first
+                self._active[folder] = self._active.pop(folder)
             groups += new.groups
             events += new.events
             self._unreadable |= tail.unreadable
