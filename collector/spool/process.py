@@ -199,7 +199,7 @@ class ProcessFiles:
 
 @dataclass(slots=True)
 class LineBudget:
-    """What one poll may still read of the line files of all processes."""
+    """Bytes that one poll may still take of the line files of all processes."""
 
     left_bytes: int = POLL_BYTES
 
