@@ -191,6 +191,8 @@ class ProcessTail:
         if self._exit_record is None:
             self.state = LOST
             self.exit_ns = self.last_end_ns or None
+            if not self._numbers and not self._unreadable and self._has_stored_rows():
+                return []  # an earlier reader stored the event, and then deleted the segments
             return [self._lost_event()]
         row = exit_event(self.files, self._exit_record)
         self.state = exit_state(self._exit_record)
@@ -219,9 +221,14 @@ class ProcessTail:
         )
 
     def delete_segments(self) -> None:
-        """Delete the segments that are stored and have no open span."""
+        """Delete the stored segments.
+
+        Those with an open span show what the process was doing. They are kept until the event of
+        its end is stored, which has these spans.
+        """
+        has_event = self.state != RUNNING and self._has_stored_rows()
         for path in self._finished.keys() - self._kept:
-            if read_open_spans(path):
+            if not has_event and read_open_spans(path):
                 continue
             try:
                 remove_spool_file(path, inode=self._finished[path])
@@ -253,6 +260,14 @@ class ProcessTail:
                     f"{lines.path}: {lines.num_skipped} lines are longer than {MAX_LINE_BYTES}"
                     " bytes and are skipped"
                 )
+
+    def _has_stored_rows(self) -> bool:
+        """Return whether any row of the process is stored."""
+        first = segment_id(self.files.process, 0)
+        return any(
+            end_row > 0 and 0 <= segment - first <= MAX_SEGMENT
+            for segment, end_row in self._end_rows.items()
+        )
 
     def _num_produced(self) -> int | None:
         """Return how many records the process has made; None if it did not count them."""

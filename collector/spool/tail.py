@@ -41,10 +41,7 @@ class SegmentPolicy(Enum):
 
     KEEP = "keep"
     DELETE = "delete"
-    """Delete it, so that a long job does not fill its spool."""
-
-    DELETE_WHILE_RUNNING = "delete while running"
-    """Delete it while its process runs; keep what an ended process left, for inspection."""
+    """Delete it, so that jobs do not fill the spool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,10 +419,8 @@ class SpoolTail:
 
     def _delete_segments(self) -> None:
         """Delete stored segments if the policy says so."""
-        for tail in self._active.values():
-            if self._segment_policy is SegmentPolicy.DELETE or (
-                self._segment_policy is SegmentPolicy.DELETE_WHILE_RUNNING and not tail.has_ended
-            ):
+        if self._segment_policy is SegmentPolicy.DELETE:
+            for tail in self._active.values():
                 tail.delete_segments()
 
     def _drop_finished(self) -> None:

@@ -298,8 +298,8 @@ def _open_spool(
     from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 
     sink = PlacedSink(DeletedRunFilter(writer, deletions), topology)
-    # Deleted while the job runs: a rank that has used up its quota of the spool drops records.
-    tail = SpoolTail(folder, sink, segment_policy=SegmentPolicy.DELETE_WHILE_RUNNING)
+    # A rank that has used up its quota of the spool drops records, and /dev/shm is memory.
+    tail = SpoolTail(folder, sink, segment_policy=SegmentPolicy.DELETE)
     stack.callback(tail.close)
     progress = tail.poll()
     if progress.problems and not progress.num_processes:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
+
+
+def gone_host() -> dict[str, Any]:
+    """Return the identity of a process of an earlier boot of this host."""
+    return this_host() | {"boot_id": bytes(15) + b"x"}
 
 
 @pytest.mark.slow
@@ -98,31 +103,6 @@ def test_stored_segments_are_deleted_and_live_ones_are_kept(
     assert names_of(store, run_id) == ["a", "b"]
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_stored_segments_are_deleted_only_while_their_process_runs(
-    store: Store, run_id: str, tmp_path: Path, clock: FakeClock, *, ended: bool
-) -> None:
-    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **this_host())
-    spool.span("a")
-    spool.seal()
-    finished = spool.segment
-    spool.new_segment()
-    if ended:
-        spool.end()
-    tail = SpoolTail(
-        tmp_path,
-        StoreWriter(store),
-        segment_policy=SegmentPolicy.DELETE_WHILE_RUNNING,
-        monotonic_ns=clock,
-    )
-
-    tail.poll()
-    tail.poll()
-
-    assert finished.exists() == ended
-    assert names_of(store, run_id) == ["a"]
-
-
 def test_a_stored_segment_with_an_open_span_is_kept(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:
@@ -137,6 +117,49 @@ def test_a_stored_segment_with_an_open_span_is_kept(
 
     assert names_of(store, run_id) == ["a"]
     assert spool.segment.exists()
+
+
+@pytest.mark.parametrize("end", ["ended", "failed", "lost"])
+def test_an_ended_process_leaves_no_segment_and_keeps_its_end(
+    store: Store, run_id: str, tmp_path: Path, end: str
+) -> None:
+    # GIVEN a process that ended in any way, with a span that was open
+    spool = SpoolBuilder(tmp_path, run_id=run_id, capacity=1, **gone_host())
+    spool.open_span(0, "all-reduce", start_ns=5, step=7)
+    spool.span("a")
+    spool.seal()
+    spool.new_segment()
+    if end != "lost":
+        spool.write_json("exit.json", {"state": end, "at_ns": 9})
+
+    # WHEN it is read, and read again by a reader that is started later
+    for _ in range(2):
+        tail = SpoolTail(tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE)
+        tail.poll()
+        tail.poll()
+        tail.close()
+
+        # THEN its segments are gone, and its event has the open span
+        assert list(spool.folder.glob("seg-*")) == []
+        assert names_of(store, run_id) == ["a"]
+        (event,) = read_events(store, run_id)
+        assert event["kind"] == ("lost" if end == "lost" else "exit")
+        assert ("all-reduce" in event["text"]) == (end == "lost")
+    (rank,) = StoreSource(store).run_info(run_id).epochs[0].ranks
+    assert rank.exit_state == end
+
+
+def test_the_open_spans_of_a_process_without_a_record_are_kept(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    # After a restart, nothing in the store would say that its end is known.
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **gone_host())
+    spool.open_span(0, "init", start_ns=5, step=0)
+    for _ in range(2):
+        SpoolTail(tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE).poll()
+
+        (event,) = read_events(store, run_id)
+        assert "init" in event["text"]
 
 
 def test_a_long_segment_is_read_to_its_end_in_one_poll(
