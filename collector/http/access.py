@@ -171,17 +171,16 @@ class Access:
             client: Key of the client (`client_key`).
 
         Returns:
-            None if it is the token; 0 if it is not; else the whole seconds to wait: the token
-            was not compared.
+            None if it is the token; 0 if it is not; else the whole seconds to wait. The token
+            never waits: otherwise any client could lock its user out.
         """
-        wait_s = self.logins.wait_s(client)
-        if wait_s:
-            return wait_s
         if self.is_token(text):
             self.logins.succeeded(client)
             return None
-        self.logins.failed(client)
-        return 0
+        wait_s = self.logins.wait_s(client)
+        if not wait_s:
+            self.logins.failed(client)
+        return wait_s
 
     def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
         """Open a session and return its ``Set-Cookie`` value.

@@ -10,6 +10,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .refusals import Refusal
+from .requests import PROOF_KEY
 
 if TYPE_CHECKING:
     import asyncio
@@ -116,6 +117,7 @@ class LimitedConnection(H11Protocol):
         refusals: Counts connections that are cut off.
         client: Key of the client (`client_key`).
         on_end: Called once when the connection has ended.
+        on_proof: Called when a request of the connection had a valid credential.
     """
 
     def __init__(  # noqa: PLR0913  # uvicorn's four parameters and ours
@@ -129,8 +131,10 @@ class LimitedConnection(H11Protocol):
         refusals: Refusals,
         client: str,
         on_end: Callable[[], None],
+        on_proof: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(config, server_state, app_state, loop)
+        # uvicorn hands a copy to each request of the connection.
+        super().__init__(config, server_state, {**app_state, PROOF_KEY: on_proof}, loop)
         self.conn = StrictConnection(limits.max_header_bytes)
         self._limits = limits
         self._refusals = refusals
@@ -161,6 +165,8 @@ class LimitedConnection(H11Protocol):
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._header_since_s = None
+        if self._is_lingering(self.loop.time()):  # much more may arrive before the next sweep
+            self.cut_off()
 
     def on_response_complete(self) -> None:
         """Wait for the next request. Its deadline starts with its first byte."""
@@ -187,7 +193,7 @@ class LimitedConnection(H11Protocol):
         if unsent_bytes is None:
             return  # The timeout of the TLS shutdown ends it.
         if self._is_lingering(now_s):
-            self._cut_off()
+            self.cut_off()
             return
         slow = (
             self._slow_reader(now_s, unsent_bytes)
@@ -196,9 +202,10 @@ class LimitedConnection(H11Protocol):
         )
         if slow is not None:
             self._refusals.record(slow, client=self._visitor)
-            self._cut_off()
+            self.cut_off()
 
-    def _cut_off(self) -> None:
+    def cut_off(self) -> None:
+        """End the connection at once, with a reset."""
         socket = self.transport.get_extra_info("socket")
         if socket is not None:
             # Reset: otherwise the kernel keeps unsent megabytes for minutes.

@@ -17,6 +17,7 @@ from .requests import (
     is_foreign,
     is_navigation,
     is_secure,
+    note_proof,
     query_tokens,
     read_headers,
     request_client,
@@ -206,6 +207,7 @@ class AccessGate:
             grant, credential = FULL_GRANT, Credential.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant
+            note_proof(scope)
         return Credential.OPEN if _is_open(scope) else credential
 
     async def _exchange_token(self, scope: Scope, send: Send, credential: Credential) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,14 @@ from .requests import client_key
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .requests import AsgiApp
     from .tls import CertificateRenewal
 
-    MakeProtocol = Callable[[str, Callable[[], None]], asyncio.Protocol]
-    """Takes the client's key and a function to call when the connection has ended."""
+    MakeProtocol = Callable[[str, Callable[[], None], Callable[[], None]], asyncio.Protocol]
+    """Takes the client's key, and functions to call when the connection has ended and when its
+    client has shown a valid credential."""
 
 
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -41,6 +41,10 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 class Acceptor:
     """Accepts the connections of one socket, and counts them before it reads a byte.
+
+    At a limit, a new connection takes the place of the oldest one whose client has not shown a
+    valid credential. So idle connections keep no client out, and one with a credential keeps its
+    place. If all have shown one, the new connection is closed.
 
     Args:
         bound: Listening socket; the caller closes it.
@@ -66,6 +70,8 @@ class Acceptor:
         self._refusals = refusals
         self._counts: Counter[str] = Counter()
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._unproven: OrderedDict[_Slot, None] = OrderedDict()
+        self._unproven_of: dict[str, OrderedDict[_Slot, None]] = {}
 
     @property
     def num_connections(self) -> int:
@@ -105,34 +111,63 @@ class Acceptor:
             raise error
 
     def _accept(self, connection: socket.socket, client: str) -> None:
-        refusal = self._reached_limit(client)
+        refusal, in_its_place = self._reached_limit(client)
         if refusal is not None:
-            self._refusals.record(refusal, client=client)
-            connection.close()
-            return
+            oldest = next(iter(in_its_place), None)
+            self._refusals.record(refusal, client=client if oldest is None else oldest.client)
+            if oldest is None:
+                connection.close()
+                return
+            oldest.evict()
+        slot = _Slot(client, on_release=self._forget)
         self._counts[client] += 1
-        task = asyncio.get_running_loop().create_task(self._connect(connection, client))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._unproven[slot] = None
+        self._unproven_of.setdefault(client, OrderedDict())[slot] = None
+        slot.task = asyncio.get_running_loop().create_task(self._connect(connection, slot))
+        self._handshakes.add(slot.task)
+        slot.task.add_done_callback(self._handshakes.discard)
+        # A task that is cancelled before it runs closes nothing itself.
+        slot.task.add_done_callback(lambda _: connection.close() if slot.is_released else None)
 
-    def _reached_limit(self, client: str) -> Refusal | None:
+    def _reached_limit(self, client: str) -> tuple[Refusal | None, Iterable[_Slot]]:
+        """Return the limit that a new connection would exceed, and those that could give way."""
         if self._counts[client] >= self._limits.max_connections_per_address:
-            return Refusal.TOO_MANY_FROM_ADDRESS
+            return Refusal.TOO_MANY_FROM_ADDRESS, self._unproven_of.get(client, ())
         # Reading a missing key of a Counter adds none, so the number of keys stays bounded.
         if self.num_connections >= self._limits.max_connections:
-            return Refusal.TOO_MANY_CONNECTIONS
-        return None
+            return Refusal.TOO_MANY_CONNECTIONS, self._unproven
+        return None, ()
 
-    async def _connect(self, connection: socket.socket, client: str) -> None:
-        slot = _Slot(self._counts, client)
+    def _prove(self, slot: _Slot) -> None:
+        """Keep a connection's place from now on."""
+        if self._unproven.pop(slot, slot) is None:
+            of_client = self._unproven_of[slot.client]
+            del of_client[slot]
+            if not of_client:
+                del self._unproven_of[slot.client]
+
+    def _forget(self, slot: _Slot) -> None:
+        self._prove(slot)
+        self._counts[slot.client] -= 1
+        if not self._counts[slot.client]:
+            del self._counts[slot.client]
+
+    async def _connect(self, connection: socket.socket, slot: _Slot) -> None:
         handshake_s = None if self._tls is None else self._limits.handshake_s
         shutdown_s = None if self._tls is None else self._limits.linger_s
+
+        def make_protocol() -> asyncio.Protocol:
+            slot.protocol = self._make_protocol(
+                slot.client, slot.release, lambda: self._prove(slot)
+            )
+            return slot.protocol
+
         try:
             # As asyncio does for its own listeners. An answer is written in two pieces, and
             # without it the second would wait 40 ms for the delayed ACK of the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make_protocol(client, slot.release),
+                make_protocol,
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=handshake_s,
@@ -142,31 +177,34 @@ class Acceptor:
             slot.release()
             if self._tls is not None:
                 reason = getattr(error, "reason", None) or type(error).__name__
-                self._refusals.record(Refusal.TLS_HANDSHAKE, client=client, why=str(reason))
+                self._refusals.record(Refusal.TLS_HANDSHAKE, client=slot.client, why=str(reason))
         except asyncio.CancelledError:
             slot.release()
             raise
-        finally:
-            if slot.is_released:
-                with contextlib.suppress(OSError):
-                    connection.close()
 
 
 class _Slot:
     """One counted connection. It is subtracted once, even if `release` is called again."""
 
-    def __init__(self, counts: Counter[str], client: str) -> None:
-        self._counts = counts
-        self._client = client
+    def __init__(self, client: str, *, on_release: Callable[[_Slot], None]) -> None:
+        self.client = client
+        self.task: asyncio.Task[None] | None = None
+        self.protocol: asyncio.Protocol | None = None
         self.is_released = False
+        self._on_release = on_release
 
     def release(self) -> None:
-        if self.is_released:
-            return
-        self.is_released = True
-        self._counts[self._client] -= 1
-        if not self._counts[self._client]:
-            del self._counts[self._client]
+        if not self.is_released:
+            self.is_released = True
+            self._on_release(self)
+
+    def evict(self) -> None:
+        """Close the connection, in its handshake or later, and give up its place."""
+        self.release()
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+        elif isinstance(self.protocol, LimitedConnection):
+            self.protocol.cut_off()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +318,9 @@ class HttpServer(uvicorn.Server):
             connection.transport.abort()  # those that did not end in time
         await asyncio.sleep(0)  # lets the event loop close their sockets
 
-    def _connection(self, client: str, on_end: Callable[[], None]) -> LimitedConnection:
+    def _connection(
+        self, client: str, on_end: Callable[[], None], on_proof: Callable[[], None]
+    ) -> LimitedConnection:
         return LimitedConnection(
             self.config,
             self.server_state,
@@ -290,6 +330,7 @@ class HttpServer(uvicorn.Server):
             refusals=self._refusals,
             client=client,
             on_end=on_end,
+            on_proof=on_proof,
         )
 
     async def _sweep(self) -> None:

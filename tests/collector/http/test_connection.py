@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -111,6 +112,20 @@ def test_the_rest_of_an_answered_body_is_not_read_forever() -> None:
         ended.set()
         sender.join()
         assert not server.refusals.counts
+
+
+def test_a_large_rest_of_an_answered_body_is_not_read_until_the_next_sweep() -> None:
+    """Between two sweeps a fast client could send a gigabyte."""
+    limits = replace(GENEROUS, sweep_s=60.0, max_linger_bytes=2**20)
+    with running(limits=limits) as server, server.connect() as client:
+        client.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 9999999999\r\n\r\n")
+        assert answer_on(client) == b"0"
+        num_sent = 0
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while num_sent < 2**28:
+                num_sent += client.send(bytes(2**16))
+        # The buffers of the kernel take some megabytes more than the server reads.
+        assert num_sent < 2**26
 
 
 def test_a_short_rest_of_an_answered_body_leaves_the_connection_open() -> None:

@@ -17,7 +17,7 @@ from rankscope.collector.http.metrics import Metrics, metrics_router
 from rankscope.collector.http.token_file import TokenFile, write_tokens
 from rankscope.collector.http.tokens import Role, make_token
 from rankscope.collector.ingest.router import ingest_router
-from rankscope.collector.ingest.rows import ROW_TABLES
+from rankscope.collector.ingest.rows import QUESTIONS, ROW_TABLES
 from tests.support.collector.asgi import Client
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ MAY = {
     ("POST", "/v1/clock"): ANY_AGENT,
     ("POST", "/v1/spans"): ANY_AGENT,
     ("POST", "/v1/rows/{table}"): ANY_AGENT,
-    **{("POST", f"/v1/rows/{table}"): ANY_AGENT for table in ROW_TABLES},
+    **{("POST", f"/v1/rows/{table}"): ANY_AGENT for table in ROW_TABLES | QUESTIONS},
     ("GET", "/v1/resume"): ANY_AGENT,
     ("DELETE", "/v1/runs"): TRUSTED | {"admin for a run"},
     ("POST", "/logout"): ANY_READER,

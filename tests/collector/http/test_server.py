@@ -5,62 +5,114 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.http.access import Access
+from rankscope.collector.http.application import create_server
 from rankscope.collector.http.limits import ConnectionLimits, fit_connections
 from rankscope.collector.http.refusals import Refusal, Refusals
-from rankscope.collector.http.requests import client_key
+from rankscope.collector.http.requests import client_key, note_proof
 from rankscope.collector.http.server import Acceptor
 from tests.support.collector.running_server import (
     GENEROUS,
     TIMEOUT_S,
     Clients,
     answer_on,
+    echo,
     read_to_end,
     running,
 )
+from tests.support.collector.serving import no_pages
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from rankscope.collector.http.requests import Receive, Scope, Send
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-def test_connections_of_one_address_are_limited() -> None:
-    with running(limits=replace(GENEROUS, max_connections_per_address=3)) as server:
-        held = [server.connect(source="127.0.0.2") for _ in range(3)]
+async def proving(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer as `echo` does; a request with a valid credential is for ``/proven``."""
+    if scope["type"] == "http" and scope["path"] == "/proven":
+        note_proof(scope)
+    await echo(scope, receive, send)
+
+
+def prove(connection: socket.socket) -> None:
+    connection.sendall(b"GET /proven HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert answer_on(connection) == b"0"
+
+
+def test_an_idle_connection_gives_way_to_a_new_one_of_its_address() -> None:
+    limits = replace(GENEROUS, max_connections_per_address=3)
+    with running(proving, limits=limits) as server:
+        proven = server.connect(source="127.0.0.2")
+        prove(proven)
+        idle = [server.connect(source="127.0.0.2") for _ in range(2)]
         wait_until(lambda: server.server.num_connections == 3)
 
-        # The fourth is closed before it is read; another address is answered.
-        with server.connect(source="127.0.0.2") as fourth:
-            assert read_to_end(fourth) == b""
-        assert server.get(source="127.0.0.3").endswith(b"0")
-        assert server.refusals.counts == {Refusal.TOO_MANY_FROM_ADDRESS: 1}
-
-        # AND when one is closed, a new one is accepted; the others stay open.
-        held.pop().close()
-        wait_until(lambda: server.server.num_connections == 2)
+        # The fourth is answered, and takes the place of the older idle one.
         assert server.get(source="127.0.0.2").endswith(b"0")
-        for client in held:
+        assert read_to_end(idle[0]) == b""
+        assert server.refusals.counts == {Refusal.TOO_MANY_FROM_ADDRESS: 1}
+        # The others keep theirs.
+        for client in (proven, idle[1]):
             client.sendall(REQUEST)
             assert answer_on(client) == b"0"
+        for client in (proven, *idle):
             client.close()
+        wait_until(lambda: server.server.num_connections == 0)
 
 
-def test_all_connections_are_limited_and_the_oldest_are_kept() -> None:
-    with running(limits=replace(GENEROUS, max_connections=4)) as server:
+def test_idle_connections_of_many_addresses_keep_no_client_out() -> None:
+    with running(proving, limits=replace(GENEROUS, max_connections=4)) as server:
+        proven = server.connect(source="127.0.0.9")
+        prove(proven)
+        idle = [server.connect(source=f"127.0.1.{1 + number}") for number in range(50)]
+        wait_until(lambda: server.refusals.counts[Refusal.TOO_MANY_CONNECTIONS] == 47)
+        assert server.server.num_connections == 4
+
+        assert server.get(source="127.0.0.3").endswith(b"0")
+        prove(proven)
+        for client in (proven, *idle):
+            client.close()
+        wait_until(lambda: server.server.num_connections == 0)
+
+
+def test_connections_with_a_credential_keep_their_places() -> None:
+    with running(proving, limits=replace(GENEROUS, max_connections=4)) as server:
         held = [server.connect(source=f"127.0.0.{2 + number}") for number in range(4)]
-        wait_until(lambda: server.server.num_connections == 4)
+        for client in held:
+            prove(client)
 
         for number in range(50):
             with server.connect(source=f"127.0.1.{1 + number}") as late:
                 assert read_to_end(late) == b""
         assert server.refusals.counts == {Refusal.TOO_MANY_CONNECTIONS: 50}
         for client in held:
-            client.sendall(REQUEST)
-            assert answer_on(client) == b"0"
+            prove(client)
             client.close()
         wait_until(lambda: server.server.num_connections == 0)
         assert server.get().endswith(b"0")
+
+
+def test_a_valid_token_keeps_the_place_of_its_connection() -> None:
+    app = create_server(Access(port=8050, token="own"), pages=no_pages, not_ready=lambda: None)
+    request = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer %s\r\n\r\n"
+    with running(app, limits=replace(GENEROUS, max_connections=2)) as server:
+        connections = [server.connect() for _ in range(2)]
+        for connection, token in zip(connections, (b"own", b"guess"), strict=True):
+            connection.sendall(request % token)
+            answer_on(connection)
+
+        with server.connect() as late:
+            assert read_to_end(connections[1]) == b""  # although it was used last
+            connections[0].sendall(request % b"own")
+            answer_on(connections[0])
+        for connection in (*connections, late):
+            connection.close()
 
 
 class Accepted(asyncio.Protocol):
