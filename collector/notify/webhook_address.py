@@ -26,6 +26,33 @@ INSIDE_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".s
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
+INTERNAL = tuple(
+    ipaddress.ip_network(text)
+    for text in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1", "fc00::/7")
+)
+"""Loopback, private and unique-local networks. Any other network that is not global, such as that
+between a carrier and its customers (100.64.0.0/10), has no receiver of ours.
+
+Source: RFC 1918, 4193, 6598, 6890.
+"""
+
+METADATA = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "168.63.129.16",  # Azure: docs "What is IP address 168.63.129.16?"
+        "100.100.100.200",  # Alibaba Cloud: docs "Instance metadata"
+        "192.0.0.192",  # Oracle Cloud: docs "Instance metadata service"
+        "fd00:ec2::/32",  # AWS: EC2 user guide, fd00:ec2::254; fd00:ec2::23 of EKS
+        "fd20:ce::/32",  # Google Cloud: docs "About VM metadata", fd20:ce::254
+        "fd00:c1::/32",  # Oracle Cloud: fd00:c1::a9fe:a9fe
+        "fd00:42::/32",  # Scaleway: docs "Instance metadata", fd00:42::42
+        "fd00:a9fe:a9fe::/48",  # Akamai (Linode): docs "Metadata service", fd00:a9fe:a9fe::1
+    )
+)
+"""Metadata services of clouds that are neither link-local nor outside `INTERNAL` and global. They
+give credentials of the machine to any client on it."""
+
+
 class AddressRefusedError(Exception):
     """The webhook's host has an address that is not allowed."""
 
@@ -45,8 +72,8 @@ def check_addresses(host: str, addresses: Sequence[str], *, is_tls: bool, is_int
 
     Loopback and private addresses are internal. They may be given as addresses or by internal
     names; a public name with an internal address may belong to an attacker. Plain HTTP is allowed
-    to internal addresses only. Link-local addresses (among them the metadata services of clouds)
-    and those of no single machine are never allowed.
+    to internal addresses only. The metadata services of clouds, link-local addresses and those of
+    no single machine are never allowed.
 
     Args:
         host: Host of the webhook's URL.
@@ -132,9 +159,9 @@ def _embedded_ipv4(address: Address) -> Address:
 
 
 def _is_unusable(address: Address) -> bool:
-    return (
-        address.is_link_local
-        or address.is_multicast
-        or address.is_unspecified
-        or (address.is_reserved and not address.is_loopback)
-    )
+    if address.is_multicast or any(address in network for network in METADATA):
+        return True
+    if any(address in network for network in INTERNAL):
+        return False
+    is_site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    return not address.is_global or address.is_reserved or is_site_local

@@ -74,6 +74,8 @@ def command(
         (["serve", "--host", "0.0.0.0"], "TLS"),
         (["serve", "--port", "99999"], "--port"),
         (["serve", "--alert-webhook", "ftp://host/"], "https://host/path"),
+        (["serve", "--alert-webhook-file", "/nowhere"], "--alert-webhook-file"),
+        (["serve", "--alert-webhook-file", "/etc/passwd"], "chmod 600"),
         (["demo", "--fault", "slow-compute:rank=8,factor=2"], "ranks 0 to 7"),
         (["demo", "--fault", "slow-fan:rank=1"], "unknown cause"),
         (["demo", "--tp", "3", "--no-serve"], "tp 3"),

@@ -123,7 +123,10 @@ def test_an_mfu_drop_is_posted_once_even_after_a_restart(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     store, spool = tmp_path / "store", tmp_path / "spool"
-    arguments = ("--spool", str(spool), "--alert-webhook", receiver.url)
+    webhook = tmp_path / "webhook"
+    webhook.touch(mode=0o600)
+    webhook.write_text(f"{receiver.url}\n")
+    arguments = ("--spool", str(spool), "--alert-webhook-file", str(webhook))
     with serving(*arguments, store=store):
         job = Job(spool)
         job.record_steps(8)

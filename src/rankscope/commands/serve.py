@@ -68,7 +68,19 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--alert-webhook",
             metavar="URL",
             envvar="RANKSCOPE_ALERT_WEBHOOK",
-            help="Post alerts to this URL, as JSON.",
+            help=(
+                "Post alerts to this URL, as JSON. On the command line all users of the machine"
+                " see it: give a URL with a secret by --alert-webhook-file or in the environment."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    alert_webhook_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--alert-webhook-file",
+            metavar="FILE",
+            help="File of mode 0600 with the URL to post alerts to.",
             show_default=False,
         ),
     ] = None,
@@ -146,6 +158,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             ),
             log_json=log_json,
             alert_webhook=alert_webhook,
+            alert_webhook_file=alert_webhook_file,
             topology=topology,
             samples=samples,
             dcgm_url=dcgm,

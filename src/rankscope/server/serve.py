@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from .loops import Loop
 
 
+MAX_URL_BYTES = 4096
+"""Longer than any receiver's URL."""
+
+
 class Part(StrEnum):
     """A half of the server. It can run alone if the store is a ClickHouse server."""
 
@@ -67,6 +71,9 @@ class ServeOptions:
 
     listen: ListenOptions = field(default_factory=ListenOptions)
     alert_webhook: str | None = None
+    alert_webhook_file: Path | None = None
+    """File with the URL, which only its owner can read."""
+
     topology: Path | None = None
     samples: bool = False
     """Whether to read the counters of this host once a second, beside the spool."""
@@ -118,7 +125,7 @@ def serve_store(options: ServeOptions) -> None:
         stack.enter_context(sigterm_as_interrupt())
         log = stack.enter_context(log_lines(Log(as_json=options.log_json)))
         topology = Topology() if options.topology is None else read_topology(options.topology)
-        webhook = _open_webhook(options.alert_webhook, stack)
+        webhook = _open_webhook(_webhook_url(options), stack)
         endpoint = stack.enter_context(open_endpoint(options.listen))
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         stack.push(_exit_if_stuck)
@@ -274,6 +281,24 @@ def _open_tokens() -> TokenFile:
     if book.problem is not None:
         say(f"{book.problem}; until then no token of this file is accepted")
     return book
+
+
+def _webhook_url(options: ServeOptions) -> str | None:
+    """Return the URL of the webhook, from its file if one is given.
+
+    Raises:
+        BadInputError: The file cannot be read, or others can.
+    """
+    from rankscope.collector.errors import TokenFileError
+    from rankscope.collector.http.token_file import read_private
+
+    path = options.alert_webhook_file
+    if path is None:
+        return options.alert_webhook
+    try:
+        return read_private(path, max_bytes=MAX_URL_BYTES).decode().strip()
+    except (TokenFileError, OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"--alert-webhook-file {path} can't be used: {error}") from error
 
 
 def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:

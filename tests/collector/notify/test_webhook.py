@@ -154,6 +154,21 @@ def resolves_to(addresses: list[list[str]]) -> Resolve:
         "[::]",
         "224.0.0.1",
         "255.255.255.255",
+        "168.63.129.16",
+        "[::ffff:168.63.129.16]",
+        "100.100.100.200",
+        "[64:ff9b::6464:64c8]",
+        "192.0.0.192",
+        "[fd00:ec2::254]",
+        "[fd00:ec2:0:0::23]",
+        "[fd20:ce::254]",
+        "[fd00:c1::a9fe:a9fe]",
+        "[fd00:42::42]",
+        "[fd00:a9fe:a9fe::1]",
+        "100.64.0.1",
+        "198.18.0.1",
+        "[fec0::1]",
+        "[2001:db8::1]",
     ],
 )
 def test_metadata_and_unusable_addresses_are_never_allowed(host: str) -> None:
@@ -167,6 +182,19 @@ def test_metadata_and_unusable_addresses_are_never_allowed(host: str) -> None:
 def test_an_obscured_address_is_refused(host: str) -> None:
     with pytest.raises(WebhookUrlError, match="usual form"):
         Webhook(f"https://{host}/", resolve=resolves_to([["127.0.0.1"]]))
+
+
+@pytest.mark.parametrize("host", ["168.63.129.16", "100.100.100.200", "fd00:ec2::254"])
+def test_a_name_of_a_metadata_service_is_refused_over_tls_too(host: str) -> None:
+    with pytest.raises(WebhookUrlError, match="cannot be a receiver"):
+        Webhook("https://hooks.internal/", is_internal=True, resolve=resolves_to([[host]]))
+
+
+@pytest.mark.parametrize(
+    "host", ["10.1.2.3", "172.31.0.1", "192.168.0.1", "[fd12:3456:789a::1]", "[::1]", "127.0.0.2"]
+)
+def test_private_and_loopback_addresses_are_receivers(host: str) -> None:
+    Webhook(f"http://{host}/").close()
 
 
 @pytest.mark.parametrize("scheme", ["file", "gopher", "ftp", "dict", "ldap", "data", "unix"])
