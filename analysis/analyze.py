@@ -18,7 +18,13 @@ from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
-from .diagnose import combine_findings, diagnose, ends_run, findings_of_record
+from .diagnose import (
+    combine_findings,
+    diagnose,
+    ends_run,
+    findings_of_record,
+    grade_findings,
+)
 from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
@@ -73,6 +79,10 @@ def analyze_known(
     source: SpanSource, run: RunInfo, *, first: int | None = None, last: int | None = None
 ) -> RunReport:
     """Analyse a run whose description has been read already; see `analyze_run`."""
+    return grade_findings(_analyze(source, run, first=first, last=last))
+
+
+def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int | None) -> RunReport:
     run_id = run.run_id
     record = Record(
         run=run,

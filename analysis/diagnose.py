@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,20 +11,32 @@ from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
-from .report.report import Finding
+from .replay.what_if import ratio
+from .report.report import Finding, Severity
 from .report.text import format_count, format_percent, format_ranks
+from .report.tracked_findings import GRACE_STEPS, NO_PROBLEM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .causes.candidate import Candidate
     from .causes.detector import Case, Record
+    from .report.report import RunReport
     from .statistics.peers import ComputeProfile
 
 HEALTHY = "healthy"
 
 MIN_CERTAINTY = 0.5
 """Confidence from which a finding without a price replaces `healthy`."""
+
+
+MINOR_SHARE = 0.005
+"""Share of the step time below which a finding is minor: it would read as 0 %."""
+
+CRITICAL_SHARE = 0.10
+"""Share from which it is critical. Source: design.md section 5 calls an excess of 10 % due."""
+
+_ENDS = (0, -1)
 
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
@@ -68,6 +81,53 @@ def combine_findings(
     rest = (each for each in priced if not (is_sick and each.cause == HEALTHY))
     ended = (each for each in unpriced if ends_run(each))
     return (*ended, *rest, *(each for each in unpriced if not ends_run(each)))
+
+
+def grade_findings(report: RunReport) -> RunReport:
+    """Return a report whose findings have their severity."""
+    graded = (replace(each, severity=grade(report, each)) for each in report.findings)
+    return replace(report, findings=tuple(graded))
+
+
+def grade(report: RunReport, finding: Finding) -> Severity:
+    """Return how much a finding matters: by the share of the step time that fixing it saves.
+
+    The share is of all analysed steps; of a finding that one of the newest steps still shows, it
+    is of the steps that show it, because that is what it will go on to cost. A finding that only
+    the first or the last analysed step shows is minor: there a job starts, saves or is cut off.
+    """
+    if finding.cause in NO_PROBLEM or not is_alarm(finding):
+        return Severity.NONE
+    if ends_run(finding):
+        return Severity.CRITICAL
+    shown = _steps_that_show(report, finding)
+    if shown and len(report.steps) > len(_ENDS) and set(shown) <= {report.steps[k] for k in _ENDS}:
+        return Severity.MINOR
+    share = _saved_share(report, finding, shown)
+    if share is None:
+        return Severity.WARNING if finding.confidence >= MIN_CERTAINTY else Severity.MINOR
+    if share < MINOR_SHARE:
+        return Severity.MINOR
+    return Severity.CRITICAL if share >= CRITICAL_SHARE else Severity.WARNING
+
+
+def _steps_that_show(report: RunReport, finding: Finding) -> tuple[int, ...]:
+    if finding.steps is None:
+        return ()
+    first, last = finding.steps
+    return tuple(step for step in report.steps if first <= step <= last)
+
+
+def _saved_share(report: RunReport, finding: Finding, shown: tuple[int, ...]) -> float | None:
+    """Return the share of the step time that fixing a finding saves; None if it is unknown."""
+    times, seconds = report.step_time_s, report.actual_s_by_step
+    if finding.recoverable_ratio is None or times.actual is None or times.ideal is None:
+        return None
+    if times.actual <= times.ideal:  # the ideal is of slow steps, and so is the price
+        return None
+    saved_s = finding.recoverable_ratio * (times.actual - times.ideal) * len(report.steps)
+    is_open = bool(set(shown) & set(report.steps[-GRACE_STEPS:]))
+    return ratio(saved_s, sum(seconds[step] for step in (shown if is_open else report.steps)))
 
 
 def is_alarm(finding: Finding) -> bool:

@@ -9,6 +9,7 @@ from rankscope.tracer.span import NS_PER_S
 from .causes import hang
 from .causes.detector import Subject
 from .causes.order import CAUSES
+from .report.report import Severity
 from .report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 
 if TYPE_CHECKING:
@@ -37,8 +38,18 @@ def verdict_sentence(report: RunReport) -> str:
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
     num_others = len(report.findings) - 1
+    if finding.severity is Severity.MINOR:
+        return _nothing_slow(report, finding, num_others)
     more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
     return f"{_culprit(report, finding)}{_held_up(report, finding)}{_gain(report, finding)}{more}"
+
+
+def _nothing_slow(report: RunReport, finding: Finding, num_others: int) -> str:
+    """Return the verdict on a run whose findings are all minor."""
+    name = f"{finding.cause} on {format_ranks(finding.ranks)}" if finding.ranks else finding.cause
+    when = f", {format_steps(finding.steps)}" if finding.steps else ""
+    more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
+    return f"No rank is slow. The largest finding is minor: {name}{when}.{more}"
 
 
 def _culprit(report: RunReport, finding: Finding) -> str:

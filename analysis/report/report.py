@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..trace.tables import is_layout_known
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Coords, Layout
 
     from ..trace.account import RecordAccount
+
+
+class Severity(StrEnum):
+    """How much a finding matters; `analysis.diagnose.grade_findings` decides."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    MINOR = "minor"
+    """Never the headline."""
+
+    NONE = "none"
+    """No problem: `healthy`, what is unknown, and remarks such as the layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,9 @@ class Finding:
 
     evidence: str
     """One sentence with numbers that a person can check on the timeline."""
+
+    severity: Severity | None = None
+    """None if it was not graded, as of a finding read back from the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,8 +278,11 @@ class RunReport:
 
     @property
     def top_finding(self) -> Finding:
-        """The finding that the verdict is about; there always is one."""
-        return self.findings[0]
+        """The finding that the verdict is about: the first that matters, if there is one."""
+        harmless = (Severity.MINOR, Severity.NONE)
+        return next(
+            (each for each in self.findings if each.severity not in harmless), self.findings[0]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 from rankscope.analysis.report.progress import AnalysisInProgress
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
@@ -64,6 +65,7 @@ def verdict_card(
     sizes = " x ".join(
         f"{axis.upper()} {size}" for axis, size in report.layout.to_dict().items() if size > 1
     )
+    is_minor = top.severity is Severity.MINOR
     facts = [
         format_count(report.world_size, "rank"),
         sizes or ("no parallel axis" if report.has_layout else "parallel layout unknown"),
@@ -73,11 +75,11 @@ def verdict_card(
     return [
         html.Div(
             [
-                html.P(top.cause, className="verdict-cause"),
+                html.P("no rank is slow" if is_minor else top.cause, className="verdict-cause"),
                 html.H1(unbroken(escape_sentence(sentence)), className="verdict-sentence"),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
-            className=f"verdict {_STYLE_BY_CAUSE.get(top.cause, 'alarm')}",
+            className=f"verdict {_style(top)}",
         )
     ]
 
@@ -155,6 +157,7 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
     """Return a row for each finding, the largest share first."""
     head = {
         "cause": "",
+        "severity": "",
         "ranks": "",
         "steps": "",
         "slowdown": "number",
@@ -318,10 +321,10 @@ def _silent_row(one: SilentRank) -> Component:
 
 
 def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Component:
-    style = f"cause {_STYLE_BY_CAUSE.get(finding.cause, '')}"
     row: Component = dmc.TableTr(
         [
-            dmc.TableTd(html.Span(finding.cause, className=style)),
+            dmc.TableTd(html.Span(finding.cause, className=f"cause {_style(finding)}")),
+            dmc.TableTd(finding.severity or UNKNOWN, className="severity"),
             dmc.TableTd(format_ranges(finding.ranks, max_ranges=MAX_NAMED), className="of-ranks"),
             dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
             dmc.TableTd(format_slowdown(finding.slowdown), className="number of-slowdown"),
@@ -333,6 +336,13 @@ def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Compone
         ]
     )
     return row
+
+
+def _style(finding: Finding) -> str:
+    """Return the style of a finding's cause."""
+    if finding.severity is Severity.MINOR:
+        return "calm"
+    return _STYLE_BY_CAUSE.get(finding.cause, "alarm")
 
 
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:

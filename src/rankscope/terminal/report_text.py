@@ -130,10 +130,11 @@ def _format_worker(report: RunReport, worker: tuple[int, int]) -> str:
 def _format_findings(
     findings: tuple[Finding, ...], follows: tuple[str, ...], width: int
 ) -> list[str]:
-    header = ("finding", "ranks", "steps", "slowdown", "recoverable", "confidence")
+    header = ("finding", "severity", "ranks", "steps", "slowdown", "recoverable", "confidence")
     rows = [
         (
             finding.cause,
+            finding.severity or UNKNOWN,
             format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             format_range(finding.steps),
             format_slowdown(finding.slowdown),
@@ -142,7 +143,7 @@ def _format_findings(
         )
         for finding in findings
     ]
-    head, *lines = format_table(header, rows, right="lllrrr")
+    head, *lines = format_table(header, rows, right="llllrrr")
     body = [head]
     for line, finding, followed in zip(lines, findings, follows, strict=True):
         body.append(line)

@@ -9,6 +9,7 @@ from rankscope.analysis.report.report import (
     CulpritComparison,
     Finding,
     PipelineBubble,
+    Severity,
     WaitsOn,
     WaterfallSummary,
 )
@@ -51,13 +52,14 @@ def test_a_finding_shows_ranks_steps_numbers_and_evidence() -> None:
         recoverable_ratio=0.943,
         confidence=0.98,
         evidence="rank 5 takes 43.2 ms where its peers take 24.0 ms",
+        severity=Severity.CRITICAL,
     )
 
     lines = report_text(
         replace(report(), findings=(finding,)), verdict=VERDICT, width=100
     ).splitlines()
 
-    row = lines.index("slow-compute  4-7    10-29     1.38x       94.3 %        0.98")
+    row = lines.index("slow-compute  critical  4-7    10-29     1.38x       94.3 %        0.98")
     assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
 
 

@@ -1,0 +1,112 @@
+"""How much a finding matters, and what the verdict says if none does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rankscope.analysis.diagnose import grade, grade_findings
+from rankscope.analysis.report.report import Finding, Severity, StepTimes
+from rankscope.analysis.verdict import verdict_sentence
+from tests.support.dashboard.builders import report
+
+STEPS = range(20)
+REPORT = replace(
+    report(slow_rank=None, num_steps=len(STEPS)),
+    step_time_s=StepTimes(actual=1.1, replayed=1.1, ideal=1.0),
+    actual_s_by_step=dict.fromkeys(STEPS, 1.1),
+)
+"""A run of 20 steps, which lost 2 of its 22 s."""
+
+
+def finding(
+    *,
+    cause: str = "slow-compute",
+    steps: tuple[int, int] | None = (5, 12),
+    recoverable_ratio: float | None = 1.0,
+    confidence: float = 0.9,
+) -> Finding:
+    return Finding(
+        cause=cause,
+        ranks=(3,),
+        steps=steps,
+        slowdown=1.1,
+        recoverable_ratio=recoverable_ratio,
+        confidence=confidence,
+        evidence="longer than its peers",
+    )
+
+
+@pytest.mark.parametrize(
+    ("recoverable_ratio", "severity"),
+    [
+        (1.0, Severity.WARNING),
+        (0.06, Severity.WARNING),
+        (0.05, Severity.MINOR),
+        (0, Severity.MINOR),
+    ],
+)
+def test_a_finding_that_is_over_counts_by_its_share_of_all_steps(
+    recoverable_ratio: float, severity: Severity
+) -> None:
+    assert grade(REPORT, finding(recoverable_ratio=recoverable_ratio)) is severity
+
+
+def test_an_open_finding_counts_by_its_share_of_the_steps_that_show_it() -> None:
+    # 0.4 s of the last two steps of 2.2 s, but 2 % of all.
+    assert grade(REPORT, finding(steps=(18, 19), recoverable_ratio=0.2)) is Severity.CRITICAL
+    assert grade(REPORT, finding(steps=(8, 9), recoverable_ratio=0.2)) is Severity.WARNING
+
+
+@pytest.mark.parametrize("steps", [(0, 0), (19, 19)])
+def test_a_finding_of_the_first_or_the_last_step_alone_is_minor(steps: tuple[int, int]) -> None:
+    assert grade(REPORT, finding(steps=steps)) is Severity.MINOR
+
+
+def test_a_run_of_two_steps_has_no_ends_to_leave_out() -> None:
+    short = replace(REPORT, steps=(0, 1), actual_s_by_step={0: 1.1, 1: 1.1})
+
+    assert grade(short, finding(steps=(1, 1))) is Severity.CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("made", "severity"),
+    [
+        (finding(cause="healthy", recoverable_ratio=None), Severity.NONE),
+        (finding(cause="insufficient-evidence", recoverable_ratio=None), Severity.NONE),
+        (finding(cause="layout", recoverable_ratio=None), Severity.NONE),
+        (finding(cause="crash", recoverable_ratio=None, steps=(19, 19)), Severity.CRITICAL),
+        (finding(cause="hang", recoverable_ratio=None, steps=None), Severity.CRITICAL),
+        (finding(cause="misconfiguration", recoverable_ratio=None), Severity.WARNING),
+        (
+            finding(cause="misconfiguration", recoverable_ratio=None, confidence=0.4),
+            Severity.MINOR,
+        ),
+    ],
+    ids=lambda value: value.cause if isinstance(value, Finding) else "",
+)
+def test_findings_without_a_price_count_by_their_cause(made: Finding, severity: Severity) -> None:
+    assert grade(REPORT, made) is severity
+
+
+def test_a_price_against_an_ideal_that_is_slow_itself_is_unknown() -> None:
+    slow_ideal = replace(REPORT, step_time_s=StepTimes(actual=1.1, replayed=1.1, ideal=1.2))
+
+    assert grade(slow_ideal, finding(recoverable_ratio=0.0)) is Severity.WARNING
+
+
+def test_a_minor_finding_is_never_the_headline() -> None:
+    small = finding(cause="gc-pause", recoverable_ratio=0.04)
+    last = finding(cause="data-stall", steps=(19, 19))
+    large = finding(recoverable_ratio=0.5)
+
+    minor_only = grade_findings(replace(REPORT, findings=(small, last)))
+    with_large = grade_findings(replace(REPORT, findings=(last, large)))
+
+    assert verdict_sentence(minor_only) == (
+        "No rank is slow. The largest finding is minor: gc-pause on rank 3, steps 5 to 12."
+        " 1 more finding below."
+    )
+    assert with_large.top_finding.cause == "slow-compute"
+    assert verdict_sentence(with_large).startswith("Rank 3 (")
