@@ -12,7 +12,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
-from .breakdown.mfu import compute_mfu
+from .breakdown.mfu import compute_mfu, explain_missing_mfu
 from .breakdown.starved import find_predecessors, find_starved_ranks
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.crash import find_crashes
@@ -200,6 +200,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         findings=findings,
         starved=starved,
         mfu=compute_mfu(run, record.steps),
+        missing_mfu=explain_missing_mfu(run, record.steps),
         quality=assess_quality(
             run, record.steps, reading, has_worker_slowdown=bool(result.by_dp_ns)
         ),
@@ -316,6 +317,7 @@ def _report_without_replay(
         findings=findings
         or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
         mfu=compute_mfu(run, record.steps),
+        missing_mfu=explain_missing_mfu(run, record.steps),
         quality=assess_quality(run, record.steps, reading),
         excess=_excess(None),
         paced=run.paced,

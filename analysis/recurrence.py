@@ -100,15 +100,15 @@ def find_recurrence(
         placements: Returns the placements of all ranks of this epoch; called only if needed.
 
     Returns:
-        None if no other epoch or run named the host or the position, or if the cause does not
-        belong to a host.
+        None if no other epoch or run named the host or the position, if the cause does not belong
+        to a host, or if there is only one host.
     """
-    if not _is_local(now):
+    if not _is_local(now) or now.num_hosts == 1:
         return None
     hosts = _hosts(now)
     named = hosts.union(*(_hosts(one) for one in others if _cause(one) == _cause(now)))
     past = [one for one in history if _cause(one) == _cause(now) and _is_local(one)]
-    past = [one for one in past if one.incarnation != now.incarnation]
+    past = [one for one in past if one.incarnation != now.incarnation and one.num_hosts > 1]
     known = [one for one in past if hosts & _hosts(one)]
     host_now = {each.position: each.host for each in placements()} if known else {}
     moved = {one: _moved_hosts(now, one, host_now, named) for one in known}
@@ -177,11 +177,14 @@ def _same_positions(now: PlacedFinding, then: PlacedFinding, named: Set[str]) ->
 def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) -> str:
     hosts = set[str]().union(*moved.values())
     here = next(each for each in now.placements if each.host in hosts)
-    before = next(each for one in moved for each in one.placements if each.host == here.host)
-    return (
-        f"host {_format_names(sorted(hosts))} was also named in {_format_runs(moved)}, at another"
-        f" position: {_format_position(before)} then, {_format_position(here)} now"
-    )
+    before = [each for one in moved for each in one.placements if each.host == here.host]
+    other = [each for each in before if each.position != here.position]
+    where = "in another layout"
+    if other:
+        where = (
+            f"at another position: {_format_position(other[0])} then, {_format_position(here)} now"
+        )
+    return f"host {_format_names(sorted(hosts))} was also named in {_format_runs(moved)}, {where}"
 
 
 def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Position]]) -> str:

@@ -56,6 +56,35 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     return Mfu(convention=convention, mean=float(np.mean(list(ordered.values()))), by_step=ordered)
 
 
+def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
+    """Return why `compute_mfu` returns None, and what makes it known.
+
+    Args:
+        run: Layout, ranks and FLOPs per token.
+        steps: Any number of epochs.
+    """
+    install = "`tracer.install`"
+    if run.source_format != "rankscope":
+        return "the trace format has no FLOPs"
+    if not run.has_layout:
+        return f"parallel layout unknown: pass `layout` and `coords` to {install}"
+    if run.flops_per_token is None:
+        return f"FLOPs per token unknown: pass `flops_per_token` to {install}"
+    unknown = [
+        rank for epoch in run.epochs for rank in epoch.ranks if _rank_peak(rank) in {None, 0.0}
+    ]
+    if unknown:
+        device = unknown[0].device_name or "a device without a name"
+        dtype = unknown[0].dtype.removeprefix("torch.") or "an unknown dtype"
+        return (
+            f"peak of {device} at {dtype} unknown: set RANKSCOPE_PEAK_FLOPS to its FLOP/s, or pass"
+            f" `peak_flops_per_s` to {install}"
+        )
+    if not (steps.num_tokens > 0).any():
+        return "tokens unknown: pass `tokens` to `tracer.step`"
+    return "no step has an end and tokens of all ranks"
+
+
 def _epoch_mfu(
     run: RunInfo, epoch: EpochInfo, steps: StepTable, *, flops_per_token: float, peak: float
 ) -> dict[int, float]:

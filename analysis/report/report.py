@@ -229,6 +229,9 @@ class RunReport:
     quality: Quality
     excess: RankStepExcess
     paced: bool
+    missing_mfu: str = ""
+    """Why ``mfu`` is None, if it is, and what makes it known."""
+
     warmup_steps: tuple[int, ...] = ()
     """Steps that are shown but neither replayed nor searched for findings: the warm-up."""
 

@@ -37,10 +37,10 @@ from .components import (
 )
 from .overview_cards import (
     early_figures,
+    escape_sentence,
     findings_table,
     key_figures,
     liveness_card,
-    mfu_reason,
     quality_list,
     starved_list,
     verdict_card,
@@ -320,7 +320,7 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         verdict=verdict_card(report, provider.verdict(report), num_spans=num_spans),
         key_figures=key_figures(report),
         steps=step_time_figure(report),
-        steps_note="" if report.mfu else f"MFU n/a: {mfu_reason(report)}.",
+        steps_note="" if report.mfu else f"MFU n/a: {escape_sentence(report.missing_mfu)}.",
         workers=worker_figure(report),
         excess=excess_figure(report),
         excess_note=excess_note(report.excess),

@@ -98,7 +98,7 @@ def key_figures(report: RunReport) -> list[Component]:
             "waste": (format_percent(report.waste_ratio, digits=1), "of GPU time"),
             "MFU": (
                 format_percent(mfu, digits=1),
-                "mean" if report.mfu else mfu_reason(report),
+                "mean" if report.mfu else escape(report.missing_mfu.partition(":")[0]),
             ),
             "host delays": (
                 format_slowdown(report.launch_slowdown),
@@ -112,13 +112,6 @@ def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]
     """Return the run's numbers as far as they are known without a diagnosis."""
     reason = AFTER_ANALYSIS if isinstance(found, AnalysisInProgress) else NEEDS_ANALYSIS
     return _figures({**dict.fromkeys(KEY_FIGURES, (PENDING, reason)), **known_figures(found)})
-
-
-def mfu_reason(report: RunReport) -> str:
-    """Return why the run has no MFU."""
-    if not report.has_layout:
-        return "parallel layout unknown"
-    return "FLOPs per token or device peak unknown"
 
 
 def liveness_card(liveness: RankLiveness | None) -> list[Component]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -203,3 +204,22 @@ def test_unknown_hosts_are_never_the_same_host() -> None:
     )
 
     assert recurrence(finding("second", "adcb", 1), "adcb", [unknown]) is None
+
+
+def test_on_one_host_nothing_is_said_of_host_and_position() -> None:
+    # GIVEN a job on host a alone, whose ranks have other positions than before
+    now = finding("second", "aaaa", 3)
+
+    assert recurrence(now, "aaaa", [finding("first", "aaaa", 1)]) is None
+    assert recurrence(finding("third", "abcd", 1), "abcd", [finding("first", "aaaa", 1)]) is None
+
+
+def test_an_equal_position_of_another_layout_is_not_called_another_position() -> None:
+    before = replace(finding("first", "abcd", 1), sizes=(2, 2, 1))
+
+    found = recurrence(finding("second", "abcd", 1), "abcd", [before])
+
+    assert found == Recurrence(
+        what=Follows.HOST,
+        evidence="host b was also named in run first (epoch 0), in another layout",
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import platform
 import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import print_notice
 from ..record.exit_record import write_json
 from ..record.plain_values import plain_copy
 from ..spool import MANIFEST_FILE
@@ -28,6 +30,8 @@ ENVIRONMENT_NAMES = ("OMP_NUM_THREADS",)
 HIDDEN = "hidden"
 SECRET_NAME = re.compile(r"(?i:token|key|secret|password|passwd|credential)s?(?![a-z])")
 """Name of a secret: ``hub_token``, ``apiKey`` or ``NCCL_IB_PKEY``, but not ``tokenizer``."""
+
+PEAK_VARIABLE = "RANKSCOPE_PEAK_FLOPS"
 
 PACKAGES = ("numpy", "triton", "transformers", "flash-attn", "transformer-engine", "deepspeed")
 GIT_TIMEOUT_S = 2.0
@@ -72,7 +76,9 @@ def build_manifest(
             "name": job.device_name,
             "uuid": None,
             "dtype": job.dtype,
-            "peak_flops_per_s": job.peak_flops_per_s,
+            "peak_flops_per_s": read_peak(environ)
+            if job.peak_flops_per_s is None
+            else job.peak_flops_per_s,
         },
         "model": {
             "name": job.model_name,
@@ -93,6 +99,23 @@ def build_manifest(
     if not isinstance(cleaned, dict):  # pragma: no cover - plain keeps a dict a dict
         raise TypeError("a manifest is a mapping")
     return dict(cleaned)
+
+
+def read_peak(environ: Mapping[str, str]) -> float | None:
+    """Return the device's peak from ``RANKSCOPE_PEAK_FLOPS``, in FLOP/s; None if it is not set.
+
+    A value that is no positive number is reported in one line and ignored.
+    """
+    given = environ.get(PEAK_VARIABLE)
+    if not given:
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 < (peak := float(given)) < math.inf:
+            return peak
+    print_notice(
+        f"{PEAK_VARIABLE} must be FLOP/s of one device, such as 989e12, got {given[:40]!r}"
+    )
+    return None
 
 
 def hide_secrets(document: object, *, is_secret: bool = False) -> object:

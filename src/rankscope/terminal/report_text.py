@@ -102,7 +102,9 @@ def _format_times(report: RunReport, width: int) -> list[str]:
         "worst worker": _format_culprits(report),
         "host delays": f"{format_slowdown(report.launch_slowdown)}; replay error"
         f" {_format_percent(report.replay_error_ratio)}",
-        "MFU": UNKNOWN if mfu is None else f"{_format_percent(mfu.mean)} ({mfu.convention})",
+        "MFU": f"{UNKNOWN}: {report.missing_mfu}"
+        if mfu is None
+        else f"{_format_percent(mfu.mean)} ({mfu.convention})",
     }
     lines = []
     for label, text in rows.items():

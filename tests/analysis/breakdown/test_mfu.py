@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.breakdown.mfu import compute_mfu, explain_missing_mfu
 from rankscope.analysis.trace.devices import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
@@ -264,3 +265,40 @@ def test_a_listed_device_has_its_dense_peak(device: str, dtype: str, tera: float
 )
 def test_anything_else_has_no_peak(device: str, dtype: str) -> None:
     assert peak_flops_per_s(device, dtype) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"source_format": "bytedance", "flops_per_token": None}, "the trace format has no FLOPs"),
+        ({"layout": Layout(), "world_size": 4}, "parallel layout unknown: pass `layout`"),
+        ({"flops_per_token": None}, "FLOPs per token unknown: pass `flops_per_token`"),
+    ],
+    ids=["format", "layout", "flops"],
+)
+def test_a_missing_mfu_names_what_is_unknown(change: dict[str, Any], reason: str) -> None:
+    run = replace(run_info(*RANKS, layout=LAYOUT), **change)
+
+    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+    assert explain_missing_mfu(run, step_table(*ONE_STEP)).startswith(reason)
+
+
+def test_a_missing_mfu_names_the_device_without_a_peak_and_the_variable() -> None:
+    rank = replace(rank_info(0, peak=None), device_name="NPU 7", dtype="torch.bfloat16")
+    run = run_info(rank, *RANKS[1:], layout=LAYOUT)
+
+    assert explain_missing_mfu(run, step_table(*ONE_STEP)) == (
+        "peak of NPU 7 at bfloat16 unknown: set RANKSCOPE_PEAK_FLOPS to its FLOP/s, or pass"
+        " `peak_flops_per_s` to `tracer.install`"
+    )
+
+
+def test_a_missing_mfu_names_missing_tokens_and_missing_ranks() -> None:
+    run = run_info(*RANKS, layout=LAYOUT)
+    without_tokens = step_table(*((*row[:4], -1) for row in ONE_STEP))
+
+    assert explain_missing_mfu(run, without_tokens).startswith("tokens unknown")
+    assert compute_mfu(run, step_table(*ONE_STEP[:3])) is None
+    assert explain_missing_mfu(run, step_table(*ONE_STEP[:3])) == (
+        "no step has an end and tokens of all ranks"
+    )

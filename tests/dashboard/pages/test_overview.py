@@ -44,7 +44,8 @@ def test_unknown_quantities_are_n_a_with_a_reason() -> None:
 
     assert "slowdown | n/a" in shown
     assert "clock error | n/a | coverage | n/a" in shown
-    assert "MFU n/a: FLOPs per token or device peak unknown." in shown
+    assert "MFU | n/a | peak of A100 at bfloat16 unknown" in shown
+    assert "MFU n/a: peak of A100 at bfloat16 unknown: set RANKSCOPE_PEAK_FLOPS." in shown
     assert "No rank waits for another beyond the noise." in shown
 
 

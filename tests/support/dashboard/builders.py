@@ -281,6 +281,7 @@ def report(
             warnings=warnings,
         ),
         excess=RankStepExcess(ranks=tuple(sorted(coords)), steps=steps, excess_ns=excess),
+        missing_mfu="" if mfu else "peak of A100 at bfloat16 unknown: set RANKSCOPE_PEAK_FLOPS",
         paced=True,
         warmup_steps=(0,) if num_steps else (),
     )

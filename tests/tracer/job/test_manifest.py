@@ -1,4 +1,4 @@
-"""Secrets in a manifest."""
+"""Secrets in a manifest, and the peak of the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.job.manifest import hide_secrets
+from rankscope.tracer.job.manifest import hide_secrets, read_peak
 from tests.support.tracer.reading import only_folder
 from tests.support.tracer.recording import run_script
 
@@ -48,3 +48,28 @@ def test_a_name_of_a_secret_is_recognised(name: str) -> None:
 @pytest.mark.parametrize("name", ["tokenizer", "keyboard", "secretary", "TORCH_HOME"])
 def test_another_name_is_not(name: str) -> None:
     assert hide_secrets({name: "x"}) == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    ("given", "peak"),
+    [("", None), ("989e12", 989e12), ("0", None), ("-1", None), ("nan", None), ("fast", None)],
+)
+def test_the_environment_declares_the_peak_of_the_device(
+    given: str, peak: float | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_peak({"RANKSCOPE_PEAK_FLOPS": given}) == peak
+
+    is_wrong = bool(given) and peak is None
+    assert ("must be FLOP/s of one device" in capsys.readouterr().err) == is_wrong
+
+
+def test_a_declared_peak_goes_before_the_environment(tmp_path: Path) -> None:
+    done = run_script(
+        "from rankscope import tracer\ntracer.install(peak_flops_per_s=5e12)",
+        tmp_path,
+        RANKSCOPE_PEAK_FLOPS="7e12",
+    )
+
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((only_folder(tmp_path) / "manifest.json").read_text())
+    assert manifest["device"]["peak_flops_per_s"] == 5e12
