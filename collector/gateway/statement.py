@@ -54,8 +54,7 @@ FORMATS = frozenset(
 NODES = frozenset(
     {
         "ArrayJoin", "Asterisk", "ColumnsExceptTransformer", "ColumnsListMatcher",
-        "ColumnsRegexpMatcher", "ColumnsReplaceTransformer",
-        "ColumnsReplaceTransformer::Replacement", "ColumnsTransformerList", "ExpressionList",
+        "ColumnsRegexpMatcher", "ColumnsTransformerList", "ExpressionList",
         "Function", "Identifier", "InterpolateElement", "Literal", "OrderByElement",
         "QualifiedAsterisk", "QualifiedColumnsListMatcher", "QualifiedColumnsRegexpMatcher",
         "SampleRatio", "SelectIntersectExceptQuery", "SelectQuery", "SelectWithUnionQuery",

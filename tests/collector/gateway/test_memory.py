@@ -119,3 +119,8 @@ def test_a_name_that_the_count_cannot_see_is_refused(ask: Ask, name: str) -> Non
 def test_a_tuple_cannot_be_expanded_into_columns(ask: Ask) -> None:
     with pytest.raises(QueryError, match="function untuple cannot be called"):
         ask("SELECT untuple((1, 2))")
+
+
+def test_a_replacement_of_many_columns_is_refused(ask: Ask) -> None:
+    with pytest.raises(QueryError, match="ColumnsReplaceTransformer"):
+        ask("SELECT * REPLACE (1 AS rank) FROM ranks AS a JOIN ranks AS b USING (run_id)")
