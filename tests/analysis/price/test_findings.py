@@ -40,7 +40,9 @@ def _mean_step(scenario: Scenario) -> float:
     return float(whole) / (last + 1)
 
 
-@pytest.mark.parametrize("detail", [TpDetail.COLLAPSED, TpDetail.COARSE])
+@pytest.mark.parametrize(
+    "detail", [pytest.param(TpDetail.COLLAPSED, marks=pytest.mark.slow), TpDetail.COARSE]
+)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -68,7 +68,10 @@ def is_rank_5(tracked: TrackedFinding) -> bool:
     return (tracked.finding.cause, tracked.finding.ranks) == ("slow-compute", (5,))
 
 
-@pytest.mark.parametrize("slow_factor", [1.2, 1.8, 3.0])
+@pytest.mark.parametrize(
+    "slow_factor",
+    [pytest.param(1.2, marks=pytest.mark.slow), 1.8, pytest.param(3.0, marks=pytest.mark.slow)],
+)
 def test_a_finding_opens_once_within_three_steps_of_its_onset(
     slow_factor: float,
 ) -> None:

@@ -51,6 +51,7 @@ def test_two_tokens_are_never_equal() -> None:
     assert len({made()[0] for _ in range(100)}) == 100
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=200))
 def test_no_other_text_is_accepted_or_raises(text: str) -> None:

@@ -252,6 +252,7 @@ def test_no_hostile_file_runs_code_or_writes_elsewhere(outcome: Outcome) -> None
     assert after == outcome.before
 
 
+@pytest.mark.slow
 def test_no_hostile_file_takes_much_memory_or_time(outcome: Outcome) -> None:
     most = max(outcome.answers.values(), key=lambda answer: answer.peak_bytes)
     slowest = max(outcome.answers.values(), key=lambda answer: answer.took_s)
