@@ -1,25 +1,54 @@
-"""`rankscope import`: store a trace that another program recorded."""
+"""`rankscope import`: store a trace that another program recorded, or a spool whose job ended."""
 
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import Progress
-from .flags import RunName, Store, open_store
+from ..terminal.lines import Progress, say
+from .flags import Store, open_store
+
+if TYPE_CHECKING:
+    from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.store.store import Store as OpenStore
+
+BYTEDANCE, RANKSCOPE = "bytedance", "rankscope"
+FORMATS = (BYTEDANCE, RANKSCOPE)
+"""Formats that `rankscope import` reads."""
+
+POLL_S = 0.2
+QUIET_S = 1.0
+"""Time without a new row after which nothing more is expected of processes without an end record.
+The newest row of a segment is stored at its second reading."""
 
 
 def import_(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Trace to store.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="PATH", help="Trace, or spool, to store.", show_default=False),
     ],
     *,
     file_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="Format of the file: bytedance.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="bytedance (a parquet file), or rankscope (a spool folder whose jobs have ended).",
+        ),
     ],
-    run: RunName,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="NAME",
+            help="bytedance: name under which the run is stored. rankscope: the only run to read.",
+            show_default=False,
+        ),
+    ] = None,
     meta: Annotated[
         Path | None,
         typer.Option(
@@ -28,35 +57,38 @@ def import_(
     ] = None,
     store: Store = None,
 ) -> None:
-    """Store a trace that another program recorded."""
+    """Store a trace that another program recorded, or the spool of a job that has ended."""
     typer.echo(import_files(files, file_format=file_format, run_id=run, meta=meta, store_url=store))
-
-
-FORMATS = ("bytedance",)
-"""Formats that `rankscope import` reads."""
 
 
 def import_files(
     files: Sequence[Path],
     *,
     file_format: str,
-    run_id: str,
+    run_id: str | None,
     meta: Path | None,
     store_url: str | None,
 ) -> str:
-    """Store a file as run ``run_id`` and return a line with the number of spans stored.
+    """Store a file or a spool, and return a line with what was stored.
 
     Raises:
-        BadInputError: The format is not supported, or there is not exactly one file.
+        BadInputError: The format is not supported, there is not exactly one path, or an option is
+            missing or belongs to the other format.
         CollectorError: See `collector.importers.bytedance.import_bytedance`.
+        StoreError: The store could not be opened or written.
     """
     if file_format not in FORMATS:
         raise BadInputError(f"--format {file_format} is not supported: give {', '.join(FORMATS)}")
     if len(files) != 1:
         raise BadInputError(
-            f"--format bytedance takes one file for each run, got {len(files)}:"
-            " import each file under its own --run name"
+            f"--format {file_format} takes one path, got {len(files)}: import each on its own"
         )
+    if file_format == RANKSCOPE:
+        if meta is not None:
+            raise BadInputError("--meta belongs to --format bytedance: leave it out")
+        return import_spool(files[0], run_id=run_id, store_url=store_url)
+    if run_id is None:
+        raise BadInputError("--format bytedance needs --run NAME, the name of the run")
     from rankscope.collector.importers.bytedance import import_bytedance
 
     with open_store(store_url) as store, Progress() as progress:
@@ -66,3 +98,75 @@ def import_files(
     if result.already_imported:
         return f"run {run_id} is already stored ({counts}): nothing was written"
     return f"imported run {run_id}: {counts}. Next: rankscope analyze {run_id}"
+
+
+def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> str:
+    """Store the runs of a spool whose processes have ended. The spool is not changed.
+
+    Raises:
+        BadInputError: The folder holds no such run, one of its processes still runs, or a server
+            has the store open.
+        StoreError: The store could not be opened or written.
+    """
+    from rankscope.collector.client.served_store import ServedStore
+    from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.store.writer import StoreWriter
+
+    if not folder.is_dir():
+        raise BadInputError(f"{folder} is not a folder: give the spool, as in RANKSCOPE_TRACE")
+    with open_store(store_url) as store, Progress() as progress:
+        if isinstance(store, ServedStore):
+            raise BadInputError(
+                "a server has this store open: send the spool to it with `rankscope agent --spool"
+                f" {folder}`, or stop the server"
+            )
+        before = _count_spans(store)
+        # Nothing is written any more, so a row that is not committed never will be.
+        with closing(SpoolTail(folder, StoreWriter(store), only_run=run_id, grace_ns=0)) as tail:
+            progress.show(f"importing {folder}")
+            num_processes = _read_to_the_end(tail)
+        stored = _count_spans(store)
+    if not num_processes:
+        wanted = "no run" if run_id is None else f"no run {run_id}"
+        raise BadInputError(f"{folder} holds {wanted}: see docs/spool-format.md for its layout")
+    new = {run: num - before.get(run, 0) for run, num in stored.items()}
+    runs = [f"run {run}: {num:,} spans" for run, num in new.items() if num]
+    if not runs:
+        return f"{folder} is already stored: nothing was written"
+    names = " ".join(run for run, num in new.items() if num)
+    return f"imported {', '.join(runs)}. Next: rankscope analyze {names.split()[0]}"
+
+
+def _read_to_the_end(tail: "SpoolTail") -> int:
+    """Store all rows of a spool; return the number of its processes.
+
+    Raises:
+        BadInputError: A process of this host still runs.
+    """
+    from rankscope.collector.spool.liveness import Liveness, read_liveness
+
+    last_s = time.monotonic()
+    while True:
+        progress = tail.poll()
+        for problem in progress.problems:
+            say(problem)
+        running = [
+            files for files in tail.running if read_liveness(files.identity) is Liveness.ALIVE
+        ]
+        if running:
+            raise BadInputError(
+                f"ranks of this host still run, such as the process of {running[0].folder}: wait"
+                " for the end of the job, or watch it with `rankscope serve --spool`"
+            )
+        if progress.num_cuts:
+            last_s = time.monotonic()
+        elif not progress.num_running or time.monotonic() - last_s > QUIET_S:
+            return progress.num_processes
+        time.sleep(POLL_S)
+
+
+def _count_spans(store: "OpenStore") -> dict[str, int]:
+    """Return the number of stored spans by run."""
+    from ..sources.store_source import StoreSource
+
+    return {run.run_id: run.num_spans for run in StoreSource(store).runs()}
