@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SPOOL, RUN, PROCESS = range(3)
 """Number of folders on the way from the spool to a folder."""
 
+TEMPORARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing of the file: this process or host has too much open."""
+
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 

@@ -34,7 +34,7 @@ from ..errors import CollectorError, RunNameError
 from ..identity import MAX_INT32, check_run_name, segment_id
 from ..names import storable_name
 from .cut import CutKey, ProcessFacts
-from .folder import open_spool_file, stat_spool_file
+from .folder import TEMPORARY, open_spool_file, stat_spool_file
 from .liveness import Liveness, read_liveness
 
 if TYPE_CHECKING:
@@ -231,6 +231,11 @@ class JsonLines:
         try:
             data = _read_at(self.path, offset=self._offset, num_bytes=MAX_LINE_BYTES + 1)
         except FileNotFoundError:
+            return []
+        except OSError as error:
+            if error.errno not in TEMPORARY:
+                raise
+            self.has_more = True
             return []
         found = []
         at, used = 0, 0

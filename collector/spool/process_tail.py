@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import KINDS
@@ -27,7 +30,7 @@ from .descriptions import (
     group_rows,
     rank_row,
 )
-from .folder import remove_spool_file, segment_paths
+from .folder import TEMPORARY, remove_spool_file, segment_paths
 from .liveness import Liveness, read_liveness
 from .process import MAX_LINE_BYTES, LineBudget, SpoolFolderError
 from .records import decode
@@ -52,6 +55,13 @@ step, shorter than the ten minutes after which NCCL gives up by default."""
 PRODUCED_PERIOD_NS = 60_000_000_000
 """Time between rows of a running process that differ in its number of records only. The store
 keeps such a row for each rank, so more often would be a load."""
+
+MAX_READERS = 64
+"""Segments of a process that are open at once: more than it has lanes. A process of short threads
+leaves thousands of small ones."""
+
+MAX_OPEN_SPANS = 256
+MAX_SKIPPED_LOGGED = 8
 
 REMOVED = "segment-removed"
 """Reason in `ranks.dropped` for rows of segments that were deleted before they were read."""
@@ -88,6 +98,10 @@ class ProcessTail:
         self._grace_ns = grace_ns
         self._chunk_rows = chunk_rows
         self._readers: dict[Path, SegmentReader] = {}
+        self._waiting: deque[Path] = deque()
+        """Segments that are not open, the next one first."""
+
+        self._newest_opened: Path | None = None
         self._finished: dict[Path, int] = {}
         """Inodes of the segments of which all rows are stored, by path."""
 
@@ -115,12 +129,17 @@ class ProcessTail:
     @property
     def is_finished(self) -> bool:
         """True if the process has ended and everything that it wrote is stored."""
-        return self.state != RUNNING and not self._readers
+        return self.state != RUNNING and not self._readers and not self._waiting
 
     @property
     def has_ended(self) -> bool:
         """True if the process can't write any more."""
         return self._has_ended
+
+    @property
+    def has_waiting_segments(self) -> bool:
+        """True if segments wait to be opened."""
+        return bool(self._waiting)
 
     @property
     def unreadable(self) -> frozenset[Path]:
@@ -158,11 +177,13 @@ class ProcessTail:
 
     def cuts(self, *, now_ns: int) -> Iterator[Cut]:
         """Yield one cut for each segment with new rows; `advance` moves the cursors."""
-        again, self._unanswered = self._unanswered, []
-        for key in again:
-            reader = self._reader_of(key.segment)
-            if reader is not None:
-                yield self._cut(reader, reader.reread(key.first_row, key.end_row))
+        self._open_waiting()
+        readers = {key: self._reader_of(key.segment) for key in self._unanswered}
+        again = [(key, reader) for key, reader in readers.items() if reader is not None]
+        is_missing = [key for key, reader in readers.items() if reader is None]
+        self._unanswered = is_missing if self._waiting else []
+        for key, reader in again:
+            yield self._cut(reader, reader.reread(key.first_row, key.end_row))
         if again:
             return  # the cursors are before these cuts until they are stored
         for reader in list(self._readers.values()):
@@ -186,7 +207,9 @@ class ProcessTail:
 
     def end(self) -> list[Row]:
         """Set the final state if the process has ended; return the event of its end, once."""
-        if not self._has_ended or self.state != RUNNING or self.has_more_lines:
+        if not self._has_ended or self.state != RUNNING:
+            return []
+        if self.has_more_lines or self._waiting or self._readers:
             return []
         if self._exit_record is None:
             self.state = LOST
@@ -373,6 +396,7 @@ class ProcessTail:
         paths: list[Path] = []
         with suppress(OSError):  # the folder was removed
             paths = segment_paths(files.folder)
+        spans = (span for path in paths[-MAX_OPEN_SPANS:] for span in read_open_spans(path))
         return [
             {
                 "name": storable_name(files.texts([span.name_id])[0]),
@@ -382,28 +406,51 @@ class ProcessTail:
                 "group_id": f"{span.group_id:016x}",
                 "seq": span.seq,
             }
-            for path in paths
-            for span in read_open_spans(path)
+            for span in islice(spans, MAX_OPEN_SPANS)
         ]
 
     def _find_segments(self) -> None:
         known = self._readers.keys() | self._finished.keys() | self._unreadable
-        for path in sorted(set(segment_paths(self.files.folder)) - known):
+        waiting = [path for path in segment_paths(self.files.folder) if path not in known]
+        newest = self._newest_opened
+        behind = 0 if newest is None else bisect(waiting, newest)
+        self._waiting = deque(waiting[behind:] + waiting[:behind])
+        self._open_waiting()
+
+    def _open_waiting(self) -> None:
+        """Open waiting segments in turn, in place of those that have no new rows."""
+        if self._waiting and len(self._readers) >= MAX_READERS:
+            idle = [path for path, reader in self._readers.items() if reader.is_idle]
+            for path in idle[: len(self._waiting)]:
+                self._readers.pop(path).close()
+                self._waiting.append(path)
+        while self._waiting and len(self._readers) < MAX_READERS:
+            path = self._waiting.popleft()
             try:
-                reader = SegmentReader(path, grace_ns=self._grace_ns, chunk_rows=self._chunk_rows)
-            except (FileNotFoundError, NotReadyError):
-                continue
-            except (SpoolError, OSError) as error:
+                self._open(path)
+            except OSError as error:
+                if error.errno in TEMPORARY:
+                    self._waiting.appendleft(path)
+                    return
                 self._skip(path, str(error))
-                continue
-            problem = self._mismatch(reader)
-            if problem is not None:
-                reader.close()
-                self._skip(path, f"{path} {problem}: it is left unchanged")
-                continue
-            reader.advance(self._resume.end_rows.get(self._segment(reader), 0))
-            self._readers[path] = reader
-            self._numbers.add(reader.number)
+            self._newest_opened = path
+
+    def _open(self, path: Path) -> None:
+        try:
+            reader = SegmentReader(path, grace_ns=self._grace_ns, chunk_rows=self._chunk_rows)
+        except (FileNotFoundError, NotReadyError):
+            return
+        except SpoolError as error:
+            self._skip(path, str(error))
+            return
+        problem = self._mismatch(reader)
+        if problem is not None:
+            reader.close()
+            self._skip(path, f"{path} {problem}: it is left unchanged")
+            return
+        reader.advance(self._end_rows.get(self._segment(reader), 0))
+        self._readers[path] = reader
+        self._numbers.add(reader.number)
 
     def _mismatch(self, reader: SegmentReader) -> str | None:
         """Return why a segment does not belong to this process; None if it does.
@@ -422,7 +469,10 @@ class ProcessTail:
     def _skip(self, path: Path, reason: str) -> None:
         """Leave a file unchanged and report the reason."""
         self._unreadable.add(path)
-        self.problems.append(reason)
+        if len(self._unreadable) <= MAX_SKIPPED_LOGGED:
+            self.problems.append(reason)
+        elif len(self._unreadable) == MAX_SKIPPED_LOGGED + 1:
+            self.problems.append(f"{self.files.folder} has more segments that can't be read")
 
     def _segment(self, reader: SegmentReader) -> int:
         return segment_id(self.files.process, reader.number)

@@ -99,6 +99,9 @@ class SegmentReader:
         self.path = path
         self.next_row = 0
         self.is_finished = False
+        self.is_idle = False
+        """True if the last reading found no row that is final or may become so."""
+
         self._grace_ns = grace_ns
         self._chunk_rows = chunk_rows
         self._gaps: dict[int, int] = {}
@@ -132,6 +135,7 @@ class SegmentReader:
         num_final = self._count_final(
             data, is_committed, now_ns=now_ns, has_ended=has_ended, is_sealed=sealed is not None
         )
+        self.is_idle = not num_final and not is_committed.any() and not self._gaps
         if not num_final:
             self.is_finished = has_ended or (sealed is not None and self.next_row >= end)
             return None

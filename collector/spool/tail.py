@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..clock.map import AnchorClocks
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
-from .folder import process_folders, run_folders
+from .folder import TEMPORARY, process_folders, run_folders
 from .process import LineBudget, ProcessFiles, SpoolFolderError
 from .process_tail import ProcessTail
 from .segment import read_first_step
@@ -31,6 +31,10 @@ FEW_ROWS = 4096
 
 BATCH_ROWS = 262_144
 """Rows of one insert: a larger one is hardly faster, and is held in memory as a whole."""
+
+CUTS_PER_POLL = 1_024
+"""A poll begins no further round of the segments after so many cuts: a small cut takes some 2 ms,
+and other runs wait meanwhile."""
 
 CHUNKS_PER_BATCH = 4
 """A batch ends with the chunk that fills it, so it is larger by at most a quarter."""
@@ -220,6 +224,8 @@ class SpoolTail:
 
     def _skip(self, folder: Path, error: Exception) -> None:
         """Leave a process folder unchanged and report the reason."""
+        if isinstance(error, OSError) and error.errno in TEMPORARY:
+            return
         self._problems.append(str(error))
         self._done.add(folder)
         self._unreadable.add(folder)
@@ -335,16 +341,17 @@ class SpoolTail:
         The ranks go on writing meanwhile. Their few new rows wait for the next poll, because
         each would be one more small insert.
         """
-        has_more = True
-        while has_more:
+        has_more, num_cuts = True, 0
+        while has_more and num_cuts < CUTS_PER_POLL:
             has_more = False
             batch: list[tuple[ProcessTail, Cut]] = []
             num_rows = 0
             for tail, cut in self._cuts(now_ns):
                 batch.append((tail, cut))
+                num_cuts += 1
                 cut_rows = cut.key.end_row - cut.key.first_row
                 num_rows += cut_rows
-                has_more |= tail.has_ended or cut_rows >= FEW_ROWS
+                has_more |= tail.has_ended or cut_rows >= FEW_ROWS or tail.has_waiting_segments
                 if num_rows >= self._batch_rows:
                     yield batch
                     batch, num_rows = [], 0
@@ -362,6 +369,8 @@ class SpoolTail:
 
     def _abandon(self, tail: ProcessTail, error: OSError) -> None:
         """Stop following a folder that was removed or can't be read any more."""
+        if error.errno in TEMPORARY:
+            return
         folder = tail.files.folder
         self._problems.append(
             f"{folder} can't be read any more ({error.strerror}): what was read of it is kept"
