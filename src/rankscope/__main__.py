@@ -65,7 +65,10 @@ def _run() -> int:
             print(error.format_message(), file=sys.stderr)
             return error.exit_code
         line = " ".join(error.format_message().split())
-        return _fail(f"{line.rstrip('.')}. See `rankscope --help`", error.exit_code)
+        context = getattr(error, "ctx", None)
+        command = "rankscope" if context is None else context.command_path
+        line = line if line.endswith("?") else f"{line.rstrip('.')}."
+        return _fail(f"{line} See `{command} --help`", error.exit_code)
     except (ModuleNotFoundError, BrokenPipeError):
         raise
     except Exception as error:

@@ -7,7 +7,7 @@ import typer
 
 from ..errors import BadInputError
 from ..terminal.lines import Progress, terminal_width
-from .flags import AsJson, Store, open_store
+from .flags import AsJson, Store, open_existing_store
 
 
 def analyze(
@@ -49,7 +49,7 @@ def analyze_stored(
     from ..sources.store_source import StoreSource
     from ..terminal.report_text import report_text
 
-    with without_collection(), open_store(store_url) as store, Progress() as progress:
+    with without_collection(), open_existing_store(store_url) as store, Progress() as progress:
         if not as_json:
             progress.show(f"analysing run {run_id}")
         source = StoreSource(store)

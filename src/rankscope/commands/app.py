@@ -1,5 +1,8 @@
 """The command `rankscope` with its subcommands, each of which loads what it needs when it runs."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from .agent import agent
@@ -13,12 +16,31 @@ from .token import token
 
 app = typer.Typer(
     name="rankscope",
-    help="Find the slow rank of a distributed training, the ranks that wait for it, and the cause.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes the flag's value
+    """Print the version and exit."""
+    if is_wanted:
+        typer.echo(f"rankscope {version('rankscope')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Find the slow rank of a distributed training, the ranks that wait for it, and the cause."""
+
 
 app.command("import")(import_)
 app.command()(analyze)

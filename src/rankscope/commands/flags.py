@@ -55,3 +55,32 @@ def open_store(url: str | None) -> "OpenStore":
     from rankscope.collector.store.location import default_store_url
 
     return open_for_reading(url or default_store_url())
+
+
+def open_existing_store(url: str | None) -> "OpenStore":
+    """Open the store of the flag ``--store`` for a command that only reads.
+
+    Raises:
+        StoreError: There is no embedded store at a path that was given: opening would create one.
+    """
+    check_exists(url)
+    return open_store(url)
+
+
+def check_exists(url: str | None) -> None:
+    """Raise if a URL names an embedded store that does not exist.
+
+    Raises:
+        StoreError: There is no folder at its path.
+    """
+    from rankscope.collector.errors import StoreError
+    from rankscope.collector.store.location import EmbeddedLocation, parse_store_url
+
+    if url is None:
+        return
+    location = parse_store_url(url)
+    if isinstance(location, EmbeddedLocation) and not location.path.exists():
+        raise StoreError(
+            f"there is no store at {location.path}: check --store (serve, import, simulate and demo"
+            " create one)"
+        )

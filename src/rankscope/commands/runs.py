@@ -9,7 +9,7 @@ import typer
 from rankscope.analysis.report.text import EMPTY, MAX_NAMED, format_range, format_ranges
 
 from ..terminal.lines import format_table, format_time
-from .flags import AsJson, Store, open_store
+from .flags import AsJson, Store, check_exists, open_existing_store
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Recurrence
@@ -64,7 +64,7 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
     """Return the stored runs, the newest first, as printable text."""
     from ..sources.store_source import StoreSource
 
-    with open_store(store_url) as store:
+    with open_existing_store(store_url) as store:
         found = StoreSource(store).runs()
     if as_json:
         return json.dumps({"runs": [_run_document(run) for run in found]})
@@ -96,6 +96,7 @@ def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
 
     from ..server.deletion import delete_run
 
+    check_exists(store_url)
     done = delete_run(store_url or default_store_url(), run_id)
     if as_json:
         return json.dumps({"run": done.run_id, "at_ns": done.at_ns, "num_rows": done.num_rows})
@@ -111,7 +112,7 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     """Return the alerts, the newest first, as printable text."""
     from rankscope.collector.read.alerts import read_alerts
 
-    with open_store(store_url) as store:
+    with open_existing_store(store_url) as store:
         found = read_alerts(store)
     if as_json:
         documents = [asdict(alert) for alert in found]
@@ -139,13 +140,20 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         run_id: The run. None: all runs.
         as_json: Whether to return one JSON document.
         store_url: URL of the store. None: the default store.
+
+    Raises:
+        UnknownRunError: The store holds no run of this name.
     """
     from rankscope.collector.read.findings import read_findings
 
+    from ..server.reports import find_run
     from ..sources.finding_history import FindingHistory, recurrence_document
+    from ..sources.store_source import StoreSource
 
-    with open_store(store_url) as store:
+    with open_existing_store(store_url) as store:
         found = read_findings(store, run_id)
+        if run_id is not None and not found:
+            find_run(StoreSource(store), run_id)  # raises for an unknown run
         history = FindingHistory(store)
         recurrences = [history.follow_stored(finding) for finding in found]
     if as_json:
