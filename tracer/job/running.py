@@ -80,15 +80,21 @@ def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Ru
 def print_running(spool: Path) -> None:
     """Print what is open, one line each, by rank."""
     for entry in read_running(spool):
-        since_ns = entry.since_ns
-        duration = "an unknown time" if since_ns is None else f"{since_ns / NS_PER_S:.1f} s"
-        where = "" if entry.step == NONE else f"  step {entry.step}"
-        group = f"  {entry.group_name or f'{entry.group_id:016x}'}" if entry.group_id else ""
-        seq = f" seq {entry.seq}" if entry.group_id and entry.seq != NONE else ""
-        sys.stdout.write(
-            f"rank {entry.rank}  pid {entry.pid}  {entry.kind} {entry.name!r}"
-            f"{group}{seq}{where}  open for {duration}\n"
-        )
+        sys.stdout.write(f"{format_running(entry)}\n")
+
+
+def format_running(entry: Running) -> str:
+    """Return what is open in one line, without control codes: other users may write the files."""
+    since_ns = entry.since_ns
+    duration = "an unknown time" if since_ns is None else f"{since_ns / NS_PER_S:.1f} s"
+    where = "" if entry.step == NONE else f"  step {entry.step}"
+    name = entry.group_name or f"{entry.group_id:016x}"
+    group = f"  {name if name.isprintable() else repr(name)}" if entry.group_id else ""
+    seq = f" seq {entry.seq}" if entry.group_id and entry.seq != NONE else ""
+    return (
+        f"rank {entry.rank}  pid {entry.pid}  {entry.kind} {entry.name!r}"
+        f"{group}{seq}{where}  open for {duration}"
+    )
 
 
 def _of_process(folder: Path, now_ns: int) -> Iterator[Running]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.job.running import read_running
-from rankscope.tracer.span import SpanKind, hash_group
+from rankscope.tracer.job.running import Running, format_running, read_running
+from rankscope.tracer.span import NONE, SpanKind, hash_group
 from tests.support.paths import ROOT
 from tests.support.tracer.recording import recorder_in
 from tests.support.waiting import wait_until
@@ -120,3 +120,12 @@ def test_the_duration_is_shown_on_the_same_boot_only(tmp_path: Path) -> None:
 
     assert later.since_ns == 5
     assert (elsewhere.name, elsewhere.since_ns) == ("work", None)
+
+
+def test_a_name_cannot_send_control_codes_to_the_terminal() -> None:
+    hostile = Running(
+        rank=0, pid=1, kind=SpanKind.DP_COMM, name="\x1b[2Jx", step=NONE, group_id=7,
+        group_name="\x1b]0;owned\x07", seq=NONE, start_monotonic_ns=0, since_ns=None,
+    )  # fmt: skip
+
+    assert format_running(hostile).isprintable()
