@@ -170,7 +170,7 @@ def test_the_token_is_in_no_command_line_and_no_output(tmp_path: Path) -> None:
         FakeCollector() as collector,
         shipping(spool, collector.url, "--no-samples", token=secret) as agent,
     ):
-        wait_until(lambda: collector.num_requests("/v1/resume") > 0)
+        wait_until(lambda: collector.num_requests("/v1/rows/processes") > 0)
         agent.send_signal(signal.SIGTERM)
         out, err = agent.communicate(timeout=TIMEOUT_S)
 
