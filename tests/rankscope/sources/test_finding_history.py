@@ -92,6 +92,7 @@ def url(tmp_path: Path) -> str:
     return f"chdb://{tmp_path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [5, 2])
 def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int) -> None:
     with open_store(url) as store:
