@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..errors import StoreError
 from ..identity import MAX_INT32
 from ..spool.cut import Placement
 from ..spool.descriptions import RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..identity import Row
     from ..spool.cut import ProcessFacts
@@ -74,6 +76,12 @@ WAIT_NS = 600_000_000_000
 """Longest wait for the first step of a process whose name is another job's: torch's default timeout
 of a collective. A start that takes longer hangs, and must be shown."""
 
+KNOWN_AGE_NS = 1_000_000_000
+KNOWN_AGE_FACTOR = 10
+"""What was read of a name is used for a second, and for this many times the time that reading took:
+all hosts of a job ask at once when it starts."""
+
+MAX_KNOWN = 16
 MAX_WAITING = 100_000
 MAX_RUN_LETTERS = 120
 """Leaves space for a number after the name."""
@@ -250,6 +258,41 @@ def _next_epoch(run_id: str, new: ProcessFacts, placed: Sequence[Placed]) -> Inc
     return run_id, min(max(new.epoch, highest + 1), MAX_INT32)
 
 
+class _Known:
+    """The placements of one declared run name, with an index of those with a launch key."""
+
+    def __init__(self, placed: Iterable[Placed]) -> None:
+        self.by_process: dict[str, Placed] = {}
+        self.stored_runs: set[str] = set()
+        self._launches: dict[tuple[str, int], dict[Incarnation, tuple[Placed, set[int]]]] = {}
+        for one in placed:
+            self.add(one)
+
+    def add(self, one: Placed) -> None:
+        """Add the placement of a process that has none."""
+        self.by_process[one.process] = one
+        self.stored_runs.add(one.stored_run)
+        if one.job:
+            launch = self._launches.setdefault((one.job, one.declared_epoch), {})
+            launch.setdefault(one.incarnation, (one, set()))[1].add(one.rank)
+
+    def find_vacancy(self, new: ProcessFacts) -> Placed | None:
+        """Return a process of the same launch, whose incarnation lacks the rank of a new one.
+
+        The same as `decide` finds among all processes, at a cost that does not grow with them:
+        12,288 ranks begin at once.
+        """
+        launch = self._launches.get((new.job, new.epoch), {})
+        return next(
+            (
+                first
+                for first, ranks in launch.values()
+                if first.is_like(new) and new.rank not in ranks
+            ),
+            None,
+        )
+
+
 class Placements:
     """Placements of the processes of a store. Threads may share it.
 
@@ -270,6 +313,9 @@ class Placements:
         self._unix_ns = unix_ns
         self._monotonic_ns = monotonic_ns
         self._asked_ns: dict[str, int] = {}
+        self._known: OrderedDict[str, tuple[int, _Known]] = OrderedDict()
+        """By declared run: until when what was read of it is used, monotonic."""
+
         self._lock = threading.Lock()
 
     def place(
@@ -291,51 +337,83 @@ class Placements:
         with self._lock:
             for run_id in {one.run_id for one in processes}:
                 known = self._read(run_id)
+                is_deleted = bool(self._store.rows(SELECT_DELETED, {"run_id": run_id}))
                 new_rows: list[Row] = []
                 for one in sorted(processes, key=lambda one: one.started_ns):
-                    if one.run_id == run_id and one.process not in found:
-                        placement = self._place_one(one, known, new_rows, may_write)
-                        found[one.process] = placement
-                self._store.insert_rows("placements", new_rows)
+                    if one.run_id != run_id or one.process in found:
+                        continue
+                    if is_deleted and one.process not in known.by_process:
+                        # Refused there, as it should be.
+                        found[one.process] = Placement(run_id=run_id, epoch=one.epoch)
+                        continue
+                    found[one.process] = self._place_one(one, known, new_rows, may_write)
+                try:
+                    self._store.insert_rows("placements", new_rows)
+                except StoreError:
+                    self._known.pop(run_id, None)
+                    raise
         return [found[one.process] for one in processes]
 
-    def _read(self, run_id: str) -> dict[str, Placed]:
-        rows = self._store.rows(SELECT_UNPLACED, {"run_id": run_id})
-        rows += self._store.rows(SELECT_PLACED, {"run_id": run_id})
-        known: dict[str, Placed] = {}
-        for row in rows:
-            known.pop(row["process"], None)  # a placement replaces what is made of a rank's row
-            known[row["process"]] = Placed(**row)
+    def _read(self, run_id: str) -> _Known:
+        """Return what is known of a name; what others have written since is up to a second old."""
+        until_ns, known = self._known.pop(run_id, (0, None))
+        begun_ns = self._monotonic_ns()
+        if known is None or begun_ns >= until_ns:
+            rows = self._store.rows(SELECT_UNPLACED, {"run_id": run_id})
+            rows += self._store.rows(SELECT_PLACED, {"run_id": run_id})
+            placed: dict[str, Placed] = {}
+            for row in rows:
+                placed.pop(row["process"], None)  # a placement replaces what a rank's row made
+                placed[row["process"]] = Placed(**row)
+            known = _Known(placed.values())
+            now_ns = self._monotonic_ns()
+            until_ns = now_ns + max(KNOWN_AGE_NS, KNOWN_AGE_FACTOR * (now_ns - begun_ns))
+        self._known[run_id] = (until_ns, known)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
         return known
 
     def _place_one(
         self,
         new: ProcessFacts,
-        known: dict[str, Placed],
+        known: _Known,
         new_rows: list[Row],
         may_write: Callable[[str], bool],
     ) -> Placement | None:
-        same = known.get(new.process)
+        same = known.by_process.get(new.process)
         if same is not None:
             return Placement(run_id=same.stored_run, epoch=same.stored_epoch, note=same.note)
-        if self._store.rows(SELECT_DELETED, {"run_id": new.run_id}):
-            return Placement(run_id=new.run_id, epoch=new.epoch)  # refused there, as it should be
-        allowed = {run: may_write(run) for run in {one.stored_run for one in known.values()}}
-        placed = [one for one in known.values() if allowed[one.stored_run]]
+        mate = known.find_vacancy(new) if new.job else None
+        if mate is not None and may_write(mate.stored_run):
+            placement = Placement(run_id=mate.stored_run, epoch=mate.stored_epoch, note=mate.note)
+        else:
+            found = self._decide(new, known, may_write)
+            if found is None:
+                return None
+            placement = found
+        self._asked_ns.pop(new.process, None)
+        row = _row(new, placement, at_ns=self._unix_ns())
+        new_rows.append(row)
+        known.add(Placed(**{name: row[name] for name in Placed.__slots__}))
+        return placement
+
+    def _decide(
+        self, new: ProcessFacts, known: _Known, may_write: Callable[[str], bool]
+    ) -> Placement | None:
+        """Compare a process with all of the name; return None if it must wait."""
+        allowed = {run: may_write(run) for run in known.stored_runs}
+        placed = [one for one in known.by_process.values() if allowed[one.stored_run]]
         decision: Decision = OTHER_RUN
         if placed:
             decision = decide(new, placed, self._read_progress, has_waited=self._has_waited(new))
         if decision == WAIT:
             return None
-        self._asked_ns.pop(new.process, None)
         if isinstance(decision, str):
-            decision = (self._free_run(new.run_id, may_write, is_first=not known), new.epoch)
+            is_first = not known.by_process
+            decision = (self._free_run(new.run_id, may_write, is_first=is_first), new.epoch)
         run_id, epoch = decision
-        placement = Placement(run_id=run_id, epoch=epoch, note=_note(new, decision, known))
-        row = _row(new, placement, at_ns=self._unix_ns())
-        new_rows.append(row)
-        known[new.process] = Placed(**{name: row[name] for name in Placed.__slots__})
-        return placement
+        note = _note(new, decision, known.by_process)
+        return Placement(run_id=run_id, epoch=epoch, note=note)
 
     def _read_progress(self, incarnation: Incarnation) -> Progress:
         bound = {"run_id": incarnation[0], "epoch": incarnation[1]}

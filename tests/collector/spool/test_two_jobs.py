@@ -54,7 +54,7 @@ class Job:
                 builder.write_json(MANIFEST_FILE, {"job": job})
             self.ranks[rank] = builder
 
-    def train(self, first: int, last: int) -> None:
+    def record_steps(self, first: int, last: int) -> None:
         """Record these steps on each rank, a second each."""
         for builder in self.ranks.values():
             for step in range(first, last + 1):
@@ -102,11 +102,11 @@ def test_a_second_job_of_the_same_name_is_a_run_of_its_own(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, keys: tuple[str | None, str | None]
 ) -> None:
     first = Job(tmp_path, run_id, name="old", job=keys[0])
-    first.train(0, 5)
+    first.record_steps(0, 5)
     first.end(at_s=7)
     hosts.poll()
     second = Job(tmp_path, run_id, name="new", job=keys[1], began_s=60)
-    second.train(0, 3)
+    second.record_steps(0, 3)
     second.end(at_s=7)
     hosts.poll()
 
@@ -123,7 +123,7 @@ def test_two_jobs_that_ended_before_the_server_began_are_two_runs(
 ) -> None:
     for name, began_s in (("old", 0), ("new", 60)):
         job = Job(tmp_path, run_id, name=name, began_s=began_s)
-        job.train(0, 5)
+        job.record_steps(0, 5)
         job.end(at_s=7)
 
     hosts.poll()
@@ -136,12 +136,12 @@ def test_two_jobs_at_once_are_two_runs(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts
 ) -> None:
     first = Job(tmp_path, run_id, name="first", job="a")
-    first.train(0, 3)
+    first.record_steps(0, 3)
     hosts.poll()
     second = Job(tmp_path, run_id, name="second", job="b", began_s=1)
     hosts.poll()
-    second.train(0, 3)
-    first.train(4, 5)
+    second.record_steps(0, 3)
+    first.record_steps(4, 5)
     hosts.poll()
     for job in (first, second):
         job.end(at_s=9)
@@ -157,13 +157,13 @@ def test_a_job_that_goes_on_from_a_checkpoint_is_the_next_epoch(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, keys: tuple[str | None, str | None]
 ) -> None:
     first = Job(tmp_path, run_id, name="before", job=keys[0])
-    first.train(0, 5)
+    first.record_steps(0, 5)
     first.end(at_s=7)
     hosts.poll()
     second = Job(tmp_path, run_id, name="after", job=keys[1], began_s=60)
     hosts.poll()
     assert epochs_of(store, run_id) == {0: [0, 1]}  # undecided before its first step
-    second.train(4, 8)
+    second.record_steps(4, 8)
     second.end(at_s=7)
     hosts.poll()
 
@@ -175,11 +175,11 @@ def test_a_larger_job_does_not_continue_a_smaller_one(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts
 ) -> None:
     first = Job(tmp_path, run_id, name="two", job="a")
-    first.train(0, 5)
+    first.record_steps(0, 5)
     first.end(at_s=7)
     hosts.poll()
     second = Job(tmp_path, run_id, name="four", job="b", began_s=60, world_size=4)
-    second.train(6, 8)
+    second.record_steps(6, 8)
     second.end(at_s=7)
     hosts.poll()
 
@@ -191,10 +191,10 @@ def test_a_slow_starter_belongs_to_its_job(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, job: str | None
 ) -> None:
     early = Job(tmp_path, run_id, name="early", job=job, ranks=(0,))
-    early.train(0, 0)
+    early.record_steps(0, 0)
     hosts.poll()
     late = Job(tmp_path, run_id, name="late", job=job, ranks=(1,), began_s=300)
-    late.train(0, 1)
+    late.record_steps(0, 1)
     hosts.poll()
     for part in (early, late):
         part.end(at_s=400)
@@ -208,13 +208,13 @@ def test_a_slow_starter_of_the_first_of_two_jobs_belongs_to_the_first(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts
 ) -> None:
     first = Job(tmp_path, run_id, name="first", job="a", ranks=(0,))
-    first.train(0, 3)
+    first.record_steps(0, 3)
     hosts.poll()
     second = Job(tmp_path, run_id, name="second", job="b", began_s=1)
-    second.train(0, 3)
+    second.record_steps(0, 3)
     hosts.poll()
     late = Job(tmp_path, run_id, name="first", job="a", ranks=(1,), began_s=5)
-    late.train(0, 3)
+    late.record_steps(0, 3)
     for job in (first, second, late):
         job.end(at_s=9)
     hosts.poll()
@@ -227,12 +227,12 @@ def test_one_restarted_rank_stays_in_its_epoch(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts
 ) -> None:
     job = Job(tmp_path, run_id, name="op", **this_host())
-    job.train(0, 5)
+    job.record_steps(0, 5)
     hosts.poll()
     job.ranks[1].end(at_ns=ANCHOR_UNIX_NS + 6 * SECOND_NS)
     hosts.poll()
     again = Job(tmp_path, run_id, name="op", ranks=(1,), began_s=10)
-    again.train(6, 7)
+    again.record_steps(6, 7)
     again.end(at_s=4)
     hosts.poll()
 
@@ -252,7 +252,7 @@ def test_restarts_of_a_launch_are_epochs_of_its_run(
         job = Job(
             tmp_path, run_id, name=f"job {number}", job=launch, epoch=epoch, began_s=60 * number
         )
-        job.train(0, 2)
+        job.record_steps(0, 2)
         job.end(at_s=4)
         hosts.poll()
 
@@ -265,7 +265,7 @@ def test_a_declared_restart_needs_no_evidence(
 ) -> None:
     for epoch in (0, 1):
         job = Job(tmp_path, run_id, name="op", job=f"launch {epoch}", epoch=epoch)
-        job.train(0, 2)
+        job.record_steps(0, 2)
         job.end(at_s=4)
         hosts.poll()
 
@@ -277,7 +277,7 @@ def test_a_restarted_reader_finds_the_same_place(
 ) -> None:
     for name, began_s in (("old", 0), ("new", 60)):
         job = Job(tmp_path, run_id, name=name, began_s=began_s)
-        job.train(0, 5)
+        job.record_steps(0, 5)
         job.end(at_s=7)
     hosts.poll()
 
@@ -291,7 +291,7 @@ def test_a_hanging_second_job_is_shown_when_it_waited_long_enough(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Job(tmp_path, run_id, name="old", job="a")
-    first.train(0, 5)
+    first.record_steps(0, 5)
     first.end(at_s=7)
     hosts.poll()
     Job(tmp_path, run_id, name="new", job="b", began_s=60, **this_host())
