@@ -38,8 +38,10 @@ def num_open(folder: Path) -> int:
 def few_descriptors(num_left: int) -> Iterator[None]:
     """Leave this process a few descriptors, as other processes' segments would."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open("/dev/null", os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 64, before[1]))
+    held: list[int] = []
+    # Above all that are open: in a large process, numbers further below may be in use.
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 65, before[1]))
     try:
         with suppress(OSError):
             while True:
