@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Severity(StrEnum):
-    """How much a finding matters; `analysis.diagnose.grade_findings` decides."""
+    """Importance of a finding; `analysis.diagnose.grade_findings` decides."""
 
     CRITICAL = "critical"
     WARNING = "warning"

@@ -1,4 +1,4 @@
-"""How much a finding matters, and what the verdict says if none does."""
+"""Severity of findings, and the verdict if none matters."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _fits(one: Placed, new: ProcessFacts, same: list[Placed]) -> bool:
     return mates[0].is_like(new) and all(each.rank != new.rank for each in mates)
 
 
-def test_ranks_of_one_launch_are_placed_together_whoever_asks(store: Store) -> None:
+def test_ranks_of_one_launch_are_placed_together_for_every_client(store: Store) -> None:
     one, other = Placements(store), Placements(store)
     for first in range(0, 64, 8):
         facts = [
