@@ -60,7 +60,7 @@ def command(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["analyze", "nosuch"], "no run 'nosuch'"),
+        (["analyze", "nosuch"], "there is no store"),
         (["analyze", "x", "--steps", "5"], "is not A:B"),
         (["analyze", "x", "--steps", "9:5"], "ends before it begins"),
         (["analyze"], "Missing argument"),
@@ -69,7 +69,7 @@ def command(
         (["runs", "--store", "sqlite:///x"], "chdb:///absolute/path"),
         (["runs", "--store", "chdb://relative"], "absolute"),
         (["import", "x.parquet", "--format", "kineto", "--run", "x"], "give bytedance"),
-        (["import", "a", "b", "--format", "bytedance", "--run", "x"], "one file for each run"),
+        (["import", "a", "b", "--format", "bytedance", "--run", "x"], "takes one path, got 2"),
         (["import", "x.parquet", "--format", "bytedance"], "--run"),
         (["serve", "--host", "0.0.0.0"], "TLS"),
         (["serve", "--port", "99999"], "--port"),

@@ -81,6 +81,6 @@ def check_exists(url: str | None) -> None:
     location = parse_store_url(url)
     if isinstance(location, EmbeddedLocation) and not location.path.exists():
         raise StoreError(
-            f"there is no store at {location.path}: check --store (serve, import, simulate and demo"
-            " create one)"
+            f"there is no store at {location.path}: check --store or RANKSCOPE_STORE"
+            " (serve, import, simulate and demo create one)"
         )

@@ -61,7 +61,9 @@ def test_commands_that_read_create_no_store(tmp_path: Path) -> None:
         lambda: analyze_stored("r", first=None, last=None, as_json=False, store_url=url),
     )
     for command in commands:
-        with pytest.raises(StoreError, match=r"there is no store at .*mistyped: check --store"):
+        with pytest.raises(
+            StoreError, match=r"there is no store at .*mistyped: check --store or RANKSCOPE_STORE"
+        ):
             command()
 
     assert list(tmp_path.iterdir()) == []

