@@ -472,7 +472,13 @@ def _note(new: ProcessFacts, decision: Incarnation, known: dict[str, Placed]) ->
     mate = next((one for one in known.values() if one.incarnation == decision), None)
     if mate is not None:
         return mate.note
-    if run_id != new.run_id and all(one.stored_run != run_id for one in known.values()):
+    if new.job and any(one.job == new.job for one in known.values()):
+        if run_id not in {one.stored_run for one in known.values()}:
+            return (
+                f"{run_id}: other ranks of this job have another owner; give all its agents tokens"
+                " of one holder, and `rankscope serve --spool-owner` that holder"
+            )
+    elif run_id != new.run_id and all(one.stored_run != run_id for one in known.values()):
         return (
             f"{run_id}: another job has the run name {new.run_id}; give each job a name of its own,"
             " or RANKSCOPE_EPOCH=1 to a restart"

@@ -73,3 +73,21 @@ def test_ranks_of_one_launch_are_placed_together_for_every_client(store: Store) 
         assert {(each.run_id, each.epoch) for each in asked if each} == {("placed", 0)}
         assert None not in asked
         assert one.place(facts, lambda _: True) == asked
+
+
+def test_ranks_of_one_job_with_two_owners_are_two_runs_and_the_note_says_why(store: Store) -> None:
+    placements = Placements(store)
+    first, second = (
+        ProcessFacts(
+            run_id="shared", epoch=0, rank=rank, process=f"5{rank:031x}", world_size=2, job="j",
+            started_ns=rank,
+        )
+        for rank in range(2)
+    )  # fmt: skip
+    placements.place([first], lambda _: True)
+
+    (found,) = placements.place([second], lambda run_id: run_id != "shared")
+
+    assert found is not None
+    assert found.run_id == "shared-2"
+    assert "other ranks of this job have another owner" in found.note
