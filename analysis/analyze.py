@@ -168,6 +168,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
+    mfu = compute_mfu(run, record.steps)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
@@ -199,8 +200,8 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         m_s=result.m_s,
         findings=findings,
         starved=starved,
-        mfu=compute_mfu(run, record.steps),
-        missing_mfu=explain_missing_mfu(run, record.steps),
+        mfu=mfu,
+        missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(
             run, record.steps, reading, has_worker_slowdown=bool(result.by_dp_ns)
         ),
@@ -299,6 +300,7 @@ def _report_without_replay(
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
+    mfu = compute_mfu(run, record.steps)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,
@@ -316,8 +318,8 @@ def _report_without_replay(
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
         findings=findings
         or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
-        mfu=compute_mfu(run, record.steps),
-        missing_mfu=explain_missing_mfu(run, record.steps),
+        mfu=mfu,
+        missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(run, record.steps, reading),
         excess=_excess(None),
         paced=run.paced,

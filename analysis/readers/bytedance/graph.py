@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
-from ...arrays.sorting import argsort_rows
+from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
 from .blocks import Rows, describe_unpaired, rows_by_start, sort_rows
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
     from ...trace.tables import RunInfo
     from .format import Columns
+
+NOTHING_KNOWN = "it has no operation of a known type"
+"""Why a step is left out of which no operation is replayed."""
 
 WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute this many before the first backward one."""
@@ -310,3 +313,20 @@ def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> 
     gaps[np.isin(rows.type, [CODE[name] for name in COMMUNICATION])] = 0
     in_ns: NDArray[np.float64] = gaps.astype(np.float64)
     return in_ns
+
+
+def find_unreplayable(trace: Trace, columns: Columns) -> dict[int, str]:
+    """Return the steps of a trace whose replay would prove nothing, and why."""
+    unknown: list[int] = np.setdiff1d(columns.step, trace.rows.steps).tolist()
+    return trace.find_contradictions() | dict.fromkeys(unknown, NOTHING_KNOWN)
+
+
+def recorded_times(steps: tuple[int, ...], columns: Columns) -> NDArray[np.int64]:
+    """Return the last end - first start of each step, over all its operations."""
+    index = find_positions(columns.step, np.array(steps))
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, columns.start_ns)
+    np.maximum.at(last, index, columns.start_ns + columns.duration_ns)
+    times: NDArray[np.int64] = last - first
+    return times

@@ -25,8 +25,7 @@ from .format import (
     GRADS_REDUCE_SCATTER,
     SEPARATE_GRADS,
 )
-from .graph import build_model, read_trace
-from .what_if import find_unreplayable, recorded_times
+from .graph import build_model, find_unreplayable, read_trace, recorded_times
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.sorting import find_positions
 from ...replay.step_graph import find_cycles
 from ...replay.what_if import Replayer, WhatIf, what_if
 from ...trace.errors import CycleError, EmptyRunError
 from .format import take_rows
-from .graph import build_model, read_trace
+from .graph import (
+    NOTHING_KNOWN,
+    build_model,
+    find_unreplayable,
+    read_trace,
+    recorded_times,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +28,6 @@ if TYPE_CHECKING:
     from ...trace.tables import RunInfo
     from .format import Columns
     from .graph import Trace
-
-NOTHING_KNOWN = "it has no operation of a known type"
-"""Why a step is left out of which no operation is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,52 +59,37 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
         EmptyRunError: No whole step is left.
         CycleError: Operations depend on each other.
     """
-    warnings = read_trace(run, columns).warnings
-    trace, columns, replayer, left_out = _find_replayable(run, columns)
-    return TraceWhatIf(
-        result=what_if(replayer),
-        actual_ns=recorded_times(trace.rows.steps, columns),
-        num_operations=len(trace.operations),
-        num_clock_errors=trace.num_clock_errors,
-        left_out=left_out,
-        warnings=warnings,
-    )
-
-
-def _find_replayable(
-    run: RunInfo, columns: Columns
-) -> tuple[Trace, Columns, Replayer, dict[int, str]]:
-    """Return the steps that can be replayed, and why the others cannot."""
     left_out: dict[int, str] = {}
+    warnings: tuple[str, ...] | None = None
     while len(columns.step):
         trace = read_trace(run, columns)
-        wrong = find_unreplayable(trace, columns)
-        if not wrong:
-            model = build_model(trace)
-            try:
-                return trace, columns, Replayer(model), left_out
-            except CycleError:
-                wrong = find_cycles(model)
-                if not wrong:
-                    raise
+        warnings = trace.warnings if warnings is None else warnings  # those of the whole trace
+        replayer, wrong = _try_to_compile(trace, columns)
+        if replayer is not None:
+            return TraceWhatIf(
+                result=what_if(replayer),
+                actual_ns=recorded_times(trace.rows.steps, columns),
+                num_operations=len(trace.operations),
+                num_clock_errors=trace.num_clock_errors,
+                left_out=left_out,
+                warnings=warnings,
+            )
         left_out |= wrong
         columns = take_rows(columns, np.flatnonzero(~np.isin(columns.step, list(wrong))))
     reason = next(iter(left_out.values()), NOTHING_KNOWN)
     raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
 
 
-def find_unreplayable(trace: Trace, columns: Columns) -> dict[int, str]:
-    """Return the steps of a trace whose replay would prove nothing, and why."""
-    unknown: list[int] = np.setdiff1d(columns.step, trace.rows.steps).tolist()
-    return trace.find_contradictions() | dict.fromkeys(unknown, NOTHING_KNOWN)
-
-
-def recorded_times(steps: tuple[int, ...], columns: Columns) -> NDArray[np.int64]:
-    """Return the last end - first start of each step, over all its operations."""
-    index = find_positions(columns.step, np.array(steps))
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, columns.start_ns)
-    np.maximum.at(last, index, columns.start_ns + columns.duration_ns)
-    times: NDArray[np.int64] = last - first
-    return times
+def _try_to_compile(trace: Trace, columns: Columns) -> tuple[Replayer | None, dict[int, str]]:
+    """Return the replay of a trace, or the steps to leave out of it first, and why."""
+    wrong = find_unreplayable(trace, columns)
+    if wrong:
+        return None, wrong
+    model = build_model(trace)
+    try:
+        return Replayer(model), {}
+    except CycleError:
+        cyclic = find_cycles(model)
+        if not cyclic:
+            raise
+        return None, cyclic
