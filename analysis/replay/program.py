@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays.grouping import NO_GROUP, factorize
 from ..trace.errors import CycleError
 from . import loop
-from .step_shapes import find_steps_of_equal_replicas
+from .equal_replicas import find_steps_of_equal_replicas
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
