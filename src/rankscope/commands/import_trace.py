@@ -129,12 +129,11 @@ def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> 
     if not num_processes:
         wanted = "no run" if run_id is None else f"no run {run_id}"
         raise BadInputError(f"{folder} holds {wanted}: see docs/spool-format.md for its layout")
-    new = {run: num - before.get(run, 0) for run, num in stored.items()}
-    runs = [f"run {run}: {num:,} spans" for run, num in new.items() if num]
-    if not runs:
+    new = {run: num - before.get(run, 0) for run, num in stored.items() if num > before.get(run, 0)}
+    if not new:
         return f"{folder} is already stored: nothing was written"
-    names = " ".join(run for run, num in new.items() if num)
-    return f"imported {', '.join(runs)}. Next: rankscope analyze {names.split()[0]}"
+    runs = ", ".join(f"run {run}: {num:,} spans" for run, num in new.items())
+    return f"imported {runs}. Next: rankscope analyze {next(iter(new))}"
 
 
 def _read_to_the_end(tail: "SpoolTail") -> int:

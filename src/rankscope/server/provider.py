@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 MAX_TIMELINES = 8
 """Timelines kept in memory: a page requests the same step at each zoom."""
 
+MAX_KIND_TIMES = 8
+"""Runs whose times by kind are kept in memory: each open page asks for them every few seconds."""
+
 MAX_STEPS = 2_000
 """Steps whose times are read before the analysis is done, the newest."""
 
@@ -326,7 +329,7 @@ class StoreProvider:
         with self._lock:
             self._kind_times[run_id] = found
             self._kind_times.move_to_end(run_id)
-            while len(self._kind_times) > MAX_TIMELINES:
+            while len(self._kind_times) > MAX_KIND_TIMES:
                 self._kind_times.popitem(last=False)
         return found
 
