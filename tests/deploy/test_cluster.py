@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from rankscope.collector.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 STATEMENTS = ClusterStatements(cluster="c1", database="db")
 
 
@@ -155,7 +157,6 @@ def test_only_a_cluster_has_settings_and_a_quorum_on_request() -> None:
     assert settings("clickhouse://db/x?cluster=c&quorum=2")["insert_quorum"] == 2
 
 
-@pytest.mark.slow
 def test_the_engine_knows_every_setting(cluster_store: Store) -> None:
     names = {row["name"] for row in cluster_store.rows("SELECT name FROM system.settings")}
 
@@ -208,7 +209,6 @@ def changing_statements() -> dict[str, str]:
     return found
 
 
-@pytest.mark.slow
 def test_every_statement_that_changes_tables_has_a_form_for_clusters() -> None:
     found = changing_statements()
 
@@ -249,7 +249,6 @@ def store_run(store: Store, spool: Path, run_id: str) -> None:
     SpoolTail(spool, StoreWriter(store)).poll()
 
 
-@pytest.mark.slow
 def test_a_run_is_written_and_read_through_the_distributed_tables(
     cluster_store: Store, tmp_path: Path
 ) -> None:
@@ -291,7 +290,6 @@ def test_a_writer_finds_the_rows_that_another_stored_on_a_cluster(
     assert resumed.unanswered == ()
 
 
-@pytest.mark.slow
 def test_a_run_is_deleted_on_every_shard(cluster_store: Store, tmp_path: Path) -> None:
     store_run(cluster_store, tmp_path, "gone")
 
@@ -307,7 +305,6 @@ WHERE table = 'spans_local' AND position(command, 'APPLY DELETED MASK') > 0
 """
 
 
-@pytest.mark.slow
 def test_parts_are_rewritten_if_many_of_a_servers_rows_are_hidden(
     cluster_store: Store, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from tests.faults.proxy import FaultProxy, Faults
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 60.0
 
 

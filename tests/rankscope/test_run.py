@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 MS = 1_000_000
 GROUP = 7
 
@@ -84,7 +86,6 @@ def write_ahead(spool_dir: Path) -> None:
     spool.end(at_ns=500 * MS)
 
 
-@pytest.mark.slow
 def test_the_critical_path_runs_through_the_slow_rank(run: Run) -> None:
     path = run.critical_path(1)
 

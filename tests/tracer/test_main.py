@@ -18,6 +18,8 @@ from tests.support.tracer.reading import process_folders, read_rows, read_spans
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 PROBE = """

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 OTHER_USER = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.faults.checker import Oracle
 
+pytestmark = pytest.mark.slow
+
 # Networks
 
 
@@ -58,7 +60,6 @@ def test_a_network_failure_loses_and_duplicates_no_row(
         rig.close()
 
 
-@pytest.mark.slow
 def test_a_slow_network_succeeds_with_smaller_requests(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:

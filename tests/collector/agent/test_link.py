@@ -21,6 +21,8 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 QUICK = Deadlines(connect_s=30, stall_s=0.3, answer_s=0.3)
 """Deadlines for tests that wait until they pass."""
 
@@ -168,7 +170,6 @@ def test_a_connection_closed_while_idle_is_no_error() -> None:
         assert [link.get("/v1/resume").status for _ in range(3)] == [200, 200, 200]
 
 
-@pytest.mark.slow
 def test_each_timeout_doubles_the_next_until_an_answer_is_in_time() -> None:
     # GIVEN a collector that always takes longer than the first deadline
     has_timed_out = threading.Event()

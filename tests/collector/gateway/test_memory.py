@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from tests.collector.gateway.conftest import Ask
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 GROWING = "SELECT uniqExact(number) FROM numbers(100000000000)"

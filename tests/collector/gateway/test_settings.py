@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from tests.collector.gateway.conftest import Ask
 
+pytestmark = pytest.mark.slow
+
 LIMITS = QueryLimits(
     max_seconds=60,
     max_rows=1_000,

@@ -21,6 +21,8 @@ from tests.support.collector.running_server import (
 )
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
 QUICK_HEADERS = replace(GENEROUS, header_s=1.0)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rankscope.collector.http.tls import TlsFiles
     from tests.support.collector.running_server import Running
 
+pytestmark = pytest.mark.slow
+
 
 NAME = "scope.example"
 REQUEST = b"GET / HTTP/1.1\r\nhost: scope.example\r\nconnection: close\r\n\r\n"

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rankscope.collector.wire.codec import CutBatch
     from tests.support.collector.serving import Collector
 
+pytestmark = pytest.mark.slow
+
 KIB = 1 << 10
 MIB = 1 << 20
 SMALL = ServiceLimits(
@@ -187,7 +189,6 @@ def test_a_future_schema_version_is_rejected_with_the_supported_ones(
 # --- malicious
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_flipped_bytes_never_break_the_service(collector: Collector, data: st.DataObject) -> None:
@@ -283,7 +284,6 @@ def body(run_id: str) -> Iterator[int]:
     os.close(descriptor)
 
 
-@pytest.mark.slow
 def test_a_body_is_retried_after_its_decoder_died_once(pool: DecoderPool, body: int) -> None:
     FragileDecoder.num_deaths_left = 1
 
@@ -291,7 +291,6 @@ def test_a_body_is_retried_after_its_decoder_died_once(pool: DecoderPool, body: 
     assert pool.num_deaths == 1
 
 
-@pytest.mark.slow
 def test_a_body_that_kills_two_decoders_is_rejected_from_then_on(
     pool: DecoderPool, body: int
 ) -> None:
@@ -352,7 +351,6 @@ def test_a_decoder_returns_the_same_batch_as_decoding_in_process(
         assert handed.offsets[table].tolist() == here.offsets[table].tolist()
 
 
-@pytest.mark.slow
 def test_limits_hold_in_the_decoder_too(pool: DecoderPool, body: int) -> None:
     FragileDecoder.num_deaths_left = 0
     refuse: Callable[[], object] = lambda: pool.decode(body, replace(DEFAULT_LIMITS, max_rows=4))  # noqa: E731

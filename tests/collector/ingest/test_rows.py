@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from tests.support.collector.serving import Collector
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def collector(store: Store) -> Iterator[Collector]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
+pytestmark = pytest.mark.slow
+
 RUN_TABLES = (
     "runs", "ranks", "groups", "spans", "steps", "microbatches", "events", "findings", "ledger",
     "bad_rows", "samples", "manifests", "attempts", "owners", "expired", "rollups", "closed_steps",
@@ -52,7 +54,6 @@ def test_the_list_of_tables_with_runs_is_complete(store: Store) -> None:
     assert [row["table"] for row in found] == sorted((*RUN_TABLES, "deletions"))
 
 
-@pytest.mark.slow
 def test_deleting_a_run_removes_its_rows_from_every_table(store: Store, run_id: str) -> None:
     neighbour = f"{run_id}-neighbour"
     fill(store, run_id, RUN_TABLES)
@@ -102,7 +103,6 @@ def test_the_tombstone_is_written_before_the_first_row_is_removed(
     assert Deletions(store).sweep() == ()
 
 
-@pytest.mark.slow
 def test_a_second_deletion_keeps_the_first_time_and_removes_late_rows(
     store: Store, run_id: str
 ) -> None:
@@ -116,7 +116,6 @@ def test_a_second_deletion_keeps_the_first_time_and_removes_late_rows(
     assert again.num_rows == {"spans": 1}
 
 
-@pytest.mark.slow
 def test_rows_that_arrive_after_the_tombstone_are_swept(store: Store, run_id: str) -> None:
     fill(store, run_id)
     deletions = Deletions(store)
@@ -172,7 +171,6 @@ def test_samples_of_hosts_and_clocks_are_kept(store: Store, run_id: str) -> None
         assert store.rows(sql, {**bound, "table": table}) == [{"n": 1}]
 
 
-@pytest.mark.slow
 def test_a_run_deleted_while_it_is_written_stays_deleted(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:

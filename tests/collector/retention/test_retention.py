@@ -26,6 +26,8 @@ from rankscope.collector.retention.retention import (
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 NOW_NS = 2_000_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 MINUTE_NS = 60 * SECOND_NS
@@ -149,7 +151,6 @@ def expire(store: Store, *, after_ns: int, policy: RetentionPolicy | None = None
     return retention.expire().num_spans
 
 
-@pytest.mark.slow
 def test_an_old_run_keeps_only_the_spans_around_its_finding(store: Store, run_id: str) -> None:
     store_run(store, run_id)
     finding = {"run_id": run_id, "cause": "slow-compute", "first_step": 100, "last_step": 101}
@@ -226,7 +227,6 @@ def test_a_run_with_recent_heartbeats_is_live(store: Store, run_id: str) -> None
     assert run_id in expire(store, after_ns=49 * HOUR_NS + 16 * MINUTE_NS)
 
 
-@pytest.mark.slow
 def test_samples_expire_with_the_spans_around_them(store: Store, run_id: str) -> None:
     far = NOW_NS + 1000 * DAY_NS  # far from the runs of other tests
     store_run(store, run_id, closed_ns=far)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rankscope.collector.spool.cut import Cut
     from rankscope.collector.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 OTHER_USER = 65_534
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.spool.process import (
     FILE_BYTES,
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.store.store import Store
+
+pytestmark = pytest.mark.slow
 
 NOTE = '{"at_ns": 1, "kind": "note", "text": "%s", "data": {}}\n'
 LINES_A_POLL = FILE_BYTES // ROW_BYTES

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
+pytestmark = pytest.mark.slow
+
 NUM_SEGMENTS = 3 * MAX_READERS
 SECOND_NS = 1_000_000_000
 

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
+pytestmark = pytest.mark.slow
+
 
 def gone_host() -> dict[str, Any]:
     """Return the identity of a process of an earlier boot of this host."""
     return this_host() | {"boot_id": bytes(15) + b"x"}
 
 
-@pytest.mark.slow
 def test_a_spool_of_a_newer_version_is_reported_and_left_unchanged(
     store: Store, run_id: str, tmp_path: Path
 ) -> None:

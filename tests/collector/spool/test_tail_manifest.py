@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from rankscope.collector.store.store import Store
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_manifest_becomes_the_run(store: Store, run_id: str, tmp_path: Path) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id, rank=1)
     spool.span()

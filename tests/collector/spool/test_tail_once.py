@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from tests.collector.conftest import FakeClock
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_segment_read_twice_is_stored_once(store: Store, run_id: str, tmp_path: Path) -> None:
     spool = SpoolBuilder(tmp_path, run_id=run_id)
     for name in ("a", "b", "c"):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 DROPS_AT_10 = [0.50] * 10 + [0.40] * 5
 DROPS_TWICE = [*DROPS_AT_10, *[0.50] * 4, *[0.30] * 4]
 

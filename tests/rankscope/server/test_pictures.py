@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from rankscope.collector.read.pictures import Pixels
     from rankscope.collector.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY, DEEP = "few", "many", "deep"
 SCENARIOS = {
     FEW: Scenario(dp=64, pp=4, num_steps=1, num_microbatches=6),  # a line a rank
@@ -123,7 +125,6 @@ def assert_equal_cells(pixels: Pixels, fresh: StepRaster) -> None:
         assert np.array_equal(ratio, np.minimum(np.floor(cells.filled_ratio * 8), 255) / 8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run_id", "levels"),
     [(FEW, {(1, 0)}), (MANY, {(2, 0)}), (DEEP, {(1, 0), (1, 1)})],
@@ -136,7 +137,6 @@ def test_every_stored_cell_equals_one_drawn_from_the_spans(
     assert {(level.line_ranks, level.zoom) for level in compared} == levels
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run_id", SCENARIOS)
 def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
     store: Store, run_id: str
@@ -149,7 +149,6 @@ def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
     assert_tiles_equal_spans(store, copy)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_spans", [1_000_000, 5_000])
 def test_late_and_duplicate_rows_and_retries_leave_a_picture_of_each_row_once(
     store: Store, batch_spans: int
@@ -186,7 +185,6 @@ def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
     assert picture is None or picture.num_spans == num_spans
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", GroupBy)
 @pytest.mark.parametrize("run_id", SCENARIOS)
 def test_the_figure_of_tiles_equals_the_figure_of_spans(
@@ -222,7 +220,6 @@ def test_a_viewport_is_cut_out_of_a_finer_level(store: Store) -> None:
     assert np.array_equal(part.raster.compute.kind, fresh.compute.kind[:, first : first + num_bins])
 
 
-@pytest.mark.slow
 def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> None:
     source = StoreSource(store)
     reports = Reports(source)
@@ -236,7 +233,6 @@ def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> 
     assert "spans as a density picture" in words(page)
 
 
-@pytest.mark.slow
 def test_a_viewport_of_few_spans_shows_each_span_and_its_wait(store: Store) -> None:
     source = StoreSource(store)
     provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
@@ -292,7 +288,6 @@ def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:
     assert read_picture(store, unknown, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
 
 
-@pytest.mark.slow
 def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
     copy = copy_run(store, FEW)
     copy_spans(store, FEW, copy, "1")
@@ -304,7 +299,6 @@ def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
     assert read_kept_picture(store, step_zero(copy)) is None
 
 
-@pytest.mark.slow
 def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store) -> None:
     copy = copy_run(store, DEEP)
     copy_spans(store, DEEP, copy, "1")
@@ -337,7 +331,6 @@ def wide(store: Store) -> str:
     return "wide"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "portion_spans"), [(GroupBy.PP, 5_000), (GroupBy.DP, 7_000), (GroupBy.PP, 10**9)]
 )
@@ -366,7 +359,6 @@ def test_a_picture_drawn_in_portions_equals_one_drawn_from_all_spans(
     assert drawn.coords == whole.coords
 
 
-@pytest.mark.slow
 def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
     store: Store, wide: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

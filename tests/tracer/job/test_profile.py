@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.record.recorder import Recorder
 
-pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.10
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Warning. Profiler clears events"),  # torch 2.10
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in, run_scri
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 # -- A9: the disk -----------------------------------------------------------------------
 
