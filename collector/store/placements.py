@@ -6,6 +6,7 @@ of the run if it continues its steps, and a run of its own if it does not (decis
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import OrderedDict
@@ -334,6 +335,8 @@ class Placements:
             StoreError: The placements cannot be read or written.
         """
         found: dict[str, Placement | None] = {}
+        # Read once for all ranks of a job that come together.
+        progress_of = functools.cache(self._read_progress)
         with self._lock:
             for run_id in {one.run_id for one in processes}:
                 known = self._read(run_id)
@@ -346,7 +349,9 @@ class Placements:
                         # Refused there, as it should be.
                         found[one.process] = Placement(run_id=run_id, epoch=one.epoch)
                         continue
-                    found[one.process] = self._place_one(one, known, new_rows, may_write)
+                    found[one.process] = self._place_one(
+                        one, known, new_rows, may_write, progress_of
+                    )
                 try:
                     self._store.insert_rows("placements", new_rows)
                 except StoreError:
@@ -379,6 +384,7 @@ class Placements:
         known: _Known,
         new_rows: list[Row],
         may_write: Callable[[str], bool],
+        progress_of: Callable[[Incarnation], Progress],
     ) -> Placement | None:
         same = known.by_process.get(new.process)
         if same is not None:
@@ -387,7 +393,7 @@ class Placements:
         if mate is not None and may_write(mate.stored_run):
             placement = Placement(run_id=mate.stored_run, epoch=mate.stored_epoch, note=mate.note)
         else:
-            found = self._decide(new, known, may_write)
+            found = self._decide(new, known, may_write, progress_of)
             if found is None:
                 return None
             placement = found
@@ -398,14 +404,18 @@ class Placements:
         return placement
 
     def _decide(
-        self, new: ProcessFacts, known: _Known, may_write: Callable[[str], bool]
+        self,
+        new: ProcessFacts,
+        known: _Known,
+        may_write: Callable[[str], bool],
+        progress_of: Callable[[Incarnation], Progress],
     ) -> Placement | None:
         """Compare a process with all of the name; return None if it must wait."""
         allowed = {run: may_write(run) for run in known.stored_runs}
         placed = [one for one in known.by_process.values() if allowed[one.stored_run]]
         decision: Decision = OTHER_RUN
         if placed:
-            decision = decide(new, placed, self._read_progress, has_waited=self._has_waited(new))
+            decision = decide(new, placed, progress_of, has_waited=self._has_waited(new))
         if decision == WAIT:
             return None
         if isinstance(decision, str):
