@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 
+from ..arrays.intervals import Line
+from ..arrays.sorting import stable_argsort
 from .rows import row_order
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ MAX_LINES = 512
 
 NUM_BINS = 900
 """Bins of a picture of a whole step: about one for each pixel of a browser's width."""
+
+MAX_LEVELS = 64
+"""Levels of nesting that a picture distinguishes. Each costs a pass over the spans, and a user's
+own spans may be nested without limit; deeper ones count as this level."""
 
 _WAIT = KIND_CODES[SpanKind.WAIT]
 
@@ -64,7 +70,7 @@ class StepRaster:
     """Shape (bins + 1,): begin and end of the bins, from the step's begin."""
 
     compute: KindCells
-    """Everything but communication."""
+    """Everything but communication; `WAIT` while a communication blocked the rank."""
 
     comm: KindCells
     """Communication: its kind while it moved bytes, `WAIT` while it waited."""
@@ -136,11 +142,8 @@ class StepAreas:
     edges_ns: NDArray[np.int64]
     """Shape (bins + 1,): begin and end of the bins, from the step's begin."""
 
-    outer: AreasByKind
-    """Spans that are no communication and are nested in no other."""
-
-    inner: AreasByKind
-    """Spans that are no communication and are nested in one of these."""
+    compute: AreasByKind
+    """What each rank did, without communication: its innermost span of every moment."""
 
     comm: AreasByKind
     """Communication: its kind while it moved bytes, `WAIT` while it waited."""
@@ -155,31 +158,21 @@ class StepAreas:
         return replace(
             self,
             edges_ns=self.edges_ns[::num_joined],
-            outer=join(self.outer),
-            inner=join(self.inner),
+            compute=join(self.compute),
             comm=join(self.comm),
         )
 
     def raster(self) -> StepRaster:
-        """Return the kind with the most time of each cell.
-
-        A nested span takes its time from the span around it.
-        """
-        kind, most, total = self._largest(self.outer)
-        nested_kind, nested_most, nested_total = self._largest(self.inner)
-        kind = np.where(nested_most > most - nested_total, nested_kind, kind)
-        comm_kind, _, comm_total = self._largest(self.comm)
+        """Return the kind with the most time of each cell."""
         return StepRaster(
             rank_blocks=self.rank_blocks,
             edges_ns=self.edges_ns,
-            compute=KindCells(kind=kind, filled_ratio=self._ratio(total)),
-            comm=KindCells(kind=comm_kind, filled_ratio=self._ratio(comm_total)),
+            compute=self._cells(self.compute),
+            comm=self._cells(self.comm),
         )
 
-    def _largest(
-        self, areas: AreasByKind
-    ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each cell the kind with the largest area (-1: none), that area, the sum."""
+    def _cells(self, areas: AreasByKind) -> KindCells:
+        """Return for each cell the kind with the largest area (-1: none), and the filled share."""
         shape = (len(self.rank_blocks), len(self.edges_ns) - 1)
         kind = np.full(shape, NONE, dtype=np.int8)
         most, total = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -189,7 +182,7 @@ class StepAreas:
             kind[larger] = code
             np.maximum(most, area, out=most)
             total += area
-        return kind, most, total
+        return KindCells(kind=kind, filled_ratio=self._ratio(total))
 
     def _ratio(self, total: NDArray[np.int64]) -> NDArray[np.float32]:
         # A step with fewer nanoseconds than bins has bins of no width, which hold nothing.
@@ -284,8 +277,6 @@ def measure_areas(
 ) -> StepAreas:
     """Measure how much of each cell the spans of a step cover.
 
-    Spans nested deeper than one level are part of the span around them.
-
     Args:
         timeline: The step; its begin and end are the picture's. Time outside is left out.
         rank_blocks: The ranks of each line; spans of other ranks are left out.
@@ -305,13 +296,72 @@ def measure_areas(
     grid = _Grid(len(rank_blocks), bin_edges(length, num_bins))
     shown, kind = line >= 0, spans.kind
     blocked = np.full_like(kind, _WAIT)
+    done = find_innermost(timeline, shown)
     return StepAreas(
         rank_blocks=tuple(rank_blocks),
         edges_ns=grid.edges,
-        outer=grid.areas(line, start, end, kind, shown & ~comm & (spans.depth == 0)),
-        inner=grid.areas(line, start, end, kind, shown & ~comm & (spans.depth == 1)),
-        comm=grid.areas(line, moves, end, kind, shown & comm)
-        | grid.areas(line, start, moves, blocked, shown & comm & (waiting > 0)),
+        compute=grid.areas(
+            line_by_rank[done.rank],
+            np.clip(done.start_ns - timeline.begin_ns, 0, length),
+            np.clip(done.end_ns - timeline.begin_ns, 0, length),
+            done.kind,
+        ),
+        comm=grid.kept_areas(line, moves, end, kind, shown & comm)
+        | grid.kept_areas(line, start, moves, blocked, shown & comm & (waiting > 0)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretches:
+    """Stretches of time of one kind; those of a rank do not overlap."""
+
+    rank: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    kind: NDArray[np.int8]
+
+
+def find_innermost(timeline: StepTimeline, keep: NDArray[np.bool_]) -> Stretches:
+    """Return what each rank did at each moment: the innermost span, communication left out.
+
+    A rank that a communication blocks does nothing else, whichever of its threads waits and
+    however deep: then the kind is `WAIT`. As in the analysis, that is the time of a ``wait``, and
+    of a synchronous communication inside another span, which may have no ``wait`` of its own.
+
+    Args:
+        timeline: The step.
+        keep: Shape (spans,): the spans that count.
+    """
+    spans = timeline.spans
+    comm = timeline.communication
+    in_call = comm & (spans.depth > 0) & ((spans.flags & SpanFlag.ASYNC) == 0)
+    rows = np.flatnonzero(keep & (in_call | ~comm))
+    is_wait = in_call[rows] | (spans.kind[rows] == _WAIT)
+    rank, kind = spans.rank[rows], np.where(is_wait, np.int8(_WAIT), spans.kind[rows])
+    level = np.where(is_wait, MAX_LEVELS, np.clip(spans.depth[rows], 0, MAX_LEVELS - 1))
+    start_ns = spans.start_ns[rows]
+    end_ns = start_ns + spans.duration_ns[rows]
+    axis = Line.over(rank, start_ns, end_ns)
+    borders = np.concatenate((axis.place(rank, start_ns), axis.place(rank, end_ns)))
+    order = stable_argsort(borders)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    # Of spans of one level, which only different threads have at once, the first kind is shown.
+    layer = level * len(KINDS) - kind
+    owner = np.full(len(order), NONE, dtype=np.int8)
+    for one in np.unique(layer).tolist():
+        own = np.flatnonzero(layer == one)
+        change = np.zeros(len(order), dtype=np.int32)
+        change[place[own]], change[place[own + len(rows)]] = 1, -1
+        owner[np.cumsum(change) > 0] = kind[own[0]]
+    begins = np.flatnonzero(np.diff(owner, prepend=np.int8(NONE)))
+    at = borders[order[begins]]
+    filled = np.flatnonzero(owner[begins] != NONE)
+    return Stretches(
+        rank=axis.ranks[at[filled] // axis.stride_ns],
+        start_ns=axis.time_at(at[filled]),
+        end_ns=axis.time_at(at[filled + 1]),  # after the last border nothing is open
+        kind=owner[begins[filled]],
     )
 
 
@@ -322,7 +372,7 @@ class _Grid:
         self._num_bins = len(edges) - 1
         self._width = np.diff(edges)
 
-    def areas(
+    def kept_areas(
         self,
         line: NDArray[np.int64],
         start: NDArray[np.int64],
@@ -330,9 +380,18 @@ class _Grid:
         kind: NDArray[np.int8],
         keep: NDArray[np.bool_],
     ) -> AreasByKind:
-        """Return by kind code how many ns of each cell the kept spans cover."""
+        """Return the areas of some spans."""
         kept = np.flatnonzero(keep)
-        line, start, end, kind = line[kept], start[kept], end[kept], kind[kept]
+        return self.areas(line[kept], start[kept], end[kept], kind[kept])
+
+    def areas(
+        self,
+        line: NDArray[np.int64],
+        start: NDArray[np.int64],
+        end: NDArray[np.int64],
+        kind: NDArray[np.int8],
+    ) -> AreasByKind:
+        """Return by kind code how many ns of each cell the spans cover."""
         found = {}
         for code in np.flatnonzero(np.bincount(kind)).tolist():
             own = np.flatnonzero(kind == code)

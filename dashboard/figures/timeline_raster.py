@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.drawing.rows import group_starts
 from rankscope.analysis.report.text import format_ranges
-from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS
+from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS, SpanKind
 
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
 from .timeline import MAX_GROUP_NAMES, group_lines, group_names
@@ -39,7 +39,8 @@ def raster_figure(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
 
     A cell has the colour of the kind with the largest share of its area, pale if less than half of
     the cell is covered. Up to `MAX_PAIRED` blocks have a line of compute above one of
-    communication; more have one line of compute, with communication where nothing was computed.
+    communication; more have one line of compute, with communication where the rank computed
+    nothing or was blocked.
 
     Returns:
         The plain document that the browser gets: plotly's own objects check every label again,
@@ -126,7 +127,8 @@ def _shades(raster: StepRaster, *, num_lines: int) -> NDArray[np.uint8]:
     """Return the shades of all lines, shape (lines, bins)."""
     compute, comm = _shade(raster.compute), _shade(raster.comm)
     if num_lines == 1:
-        return np.where(compute == _EMPTY, comm, compute)
+        is_free = (raster.compute.kind < 0) | (raster.compute.kind == KIND_CODES[SpanKind.WAIT])
+        return np.where(is_free & (comm != _EMPTY), comm, compute)
     return np.stack([compute, comm], axis=1).reshape(-1, compute.shape[1])
 
 

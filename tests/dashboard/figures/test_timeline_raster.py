@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
 
 from rankscope.analysis.drawing.raster import draw_picture
 from rankscope.analysis.drawing.rows import GroupBy
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_note
+from rankscope.dashboard.figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from rankscope.dashboard.theme import KIND_COLORS, rgba
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
@@ -33,16 +36,40 @@ def test_a_cell_has_the_colour_of_its_kind_and_none_if_it_is_empty() -> None:
     # Rank 0 computes 0 to 9 and communicates 9 to 12: three quarters, and the last one.
     picture = draw_picture(step_of(compute(0, 0, 9_000), comm(0, 9_000, 12_000)), GroupBy.PP)
     figure = raster_figure(picture, GroupBy.PP)
+
+    assert color(figure, 0, 0.5) == rgba(KIND_COLORS[SpanKind.FORWARD], 1)
+    assert color(figure, 1, 0.9) == rgba(KIND_COLORS[SpanKind.TP_COMM], 1)
+    assert color(figure, 0, 0.9) == color(figure, 1, 0.5) == "rgba(0,0,0,0)"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 200])
+def test_partners_of_a_slow_rank_have_the_colour_of_waiting(num_ranks: int) -> None:
+    # Rank 1 computes 0 to 9; rank 0 computes 0 to 3 and waits for it in an all-reduce until 10.
+    step = step_of(
+        compute(0, 0, 10_000), comm(0, 3_000, 10_000), compute(0, 3_000, 10_000, SpanKind.WAIT),
+        compute(1, 0, 10_000), comm(1, 9_000, 10_000), compute(1, 9_000, 10_000, SpanKind.WAIT),
+        *(compute(rank, 0, 10_000) for rank in range(2, num_ranks)),
+        depths=(0, 1, 2, 0, 1, 2, *(0 for _ in range(2, num_ranks))),
+    )  # fmt: skip
+    picture = draw_picture(step, GroupBy.RANK)
+    figure = raster_figure(picture, GroupBy.RANK)
+    slow = lines_per_block(picture)  # the line of rank 1
+
+    forward, wait, transfer = (
+        rgba(KIND_COLORS[kind], 1) for kind in (SpanKind.FORWARD, SpanKind.WAIT, SpanKind.TP_COMM)
+    )
+    assert [color(figure, 0, at) for at in (0.2, 0.5, 0.8)] == [forward, wait, wait]
+    assert [color(figure, slow, at) for at in (0.2, 0.5, 0.8)] == [forward, forward, forward]
+    last_line = slow - 1  # rank 0's communication, or its only line
+    assert color(figure, last_line, 0.95) == transfer
+
+
+def color(figure: dict[str, Any], line: int, part: float) -> str:
+    """Return the colour of a line's pixel at a share of its width."""
     heatmap, shades = figure["data"][0], shades_of(figure)
-
-    def color(line: int, part: float) -> str:
-        shade = float(shades[line][int(part * len(shades[line]))])
-        place = (shade - heatmap["zmin"]) / (heatmap["zmax"] - heatmap["zmin"])
-        return next(str(c) for edge, c in reversed(heatmap["colorscale"]) if edge <= place)
-
-    assert color(0, 0.5) == rgba(KIND_COLORS[SpanKind.FORWARD], 1)
-    assert color(1, 0.9) == rgba(KIND_COLORS[SpanKind.TP_COMM], 1)
-    assert color(0, 0.9) == color(1, 0.5) == "rgba(0,0,0,0)"
+    shade = float(shades[line][int(part * len(shades[line]))])
+    place = (shade - heatmap["zmin"]) / (heatmap["zmax"] - heatmap["zmin"])
+    return next(str(c) for edge, c in reversed(heatmap["colorscale"]) if edge <= place)
 
 
 def test_few_ranks_have_two_lines_each() -> None:
