@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.group_stats import MIN_ROWS_OF_KIND
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -37,6 +39,38 @@ def robust_deviation(values: NDArray[np.float64]) -> float:
     if not len(known):
         return float("nan")
     return DEVIATION_PER_MAD * float(np.median(np.abs(known - np.median(known))))
+
+
+def are_usual(levels: NDArray[np.float64], *, num_samples: int) -> NDArray[np.bool_]:
+    """Return which rows are not slow together with others. At most one slow row is called usual.
+
+    A fault only adds time, so slow rows are at the top, and just under half of the rows may be
+    slow. In an estimate over all other rows, two or three equally slow ones of eight widen the
+    noise until none of them is significant, and shift the median. So rows are slow together if
+    the lowest of them is significant against the rows below it alone: their median, and their
+    standard deviation. Of eight alike rows, chance shows that in one of sixty cases, before the
+    least excess of a finding.
+
+    Args:
+        levels: Shape (rows,), no NaN.
+        num_samples: Samples that are tested.
+
+    Returns:
+        Shape (rows,). All rows, if fewer than `MIN_ROWS_OF_KIND` would be left.
+    """
+    num = len(levels)
+    order = np.argsort(levels, kind="stable")
+    ascending = levels[order]
+    below = np.arange(max(num // 2 + 1, MIN_ROWS_OF_KIND), num - 1)
+    total, squares = np.cumsum(ascending)[below - 1], np.cumsum(ascending**2)[below - 1]
+    variance = np.maximum(squares - total**2 / below, 0.0) / (below - 1)
+    noise = required_deviations(num_samples) * np.sqrt(variance)
+    middle = (ascending[(below - 1) // 2] + ascending[below // 2]) / 2
+    significant = below[(ascending[below] - middle >= noise) & (noise > 0.0)]
+    usual = np.ones(num, dtype=np.bool_)
+    if len(significant):
+        usual[order[significant[0] :]] = False
+    return usual
 
 
 def step_deviation(values: NDArray[np.float64]) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import find_positions
+from .noise import are_usual
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +140,7 @@ def _compare_stage(
     others = np.flatnonzero(stage != stage[rows[0]])
     is_last = bool(stage[rows[0]] == stage.max()) and len(others) > 0
     if len(rows) > MIN_PEERS:
-        expected[rows] = median_of_peers(total[rows])
+        expected[rows] = _median_of_usual_peers(total[rows])
         for row in rows:
             basis[row] = Basis.PEERS
         return
@@ -159,6 +160,21 @@ def _compare_stage(
             basis[row] = Basis.EARLIER
         else:
             basis[row] = Basis.NOTHING
+
+
+def _median_of_usual_peers(total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of each row's peers, without those that are slow together.
+
+    Slow ranks below half of a stage do not hide themselves in the median, but they shift it to the
+    upper end of the healthy ranks, by as much as these differ.
+    """
+    expected = median_of_peers(total)
+    level = row_medians(total / expected - 1.0)
+    usual = are_usual(level, num_samples=total.size)
+    if not usual.all():
+        expected[usual] = median_of_peers(total[usual])
+        expected[~usual] = row_medians(total[usual].T)
+    return expected
 
 
 def _confirmed_peers(

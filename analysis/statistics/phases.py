@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import row_medians
-from .noise import DEVIATION_PER_MAD, required_deviations, robust_deviation, step_deviation
+from .noise import (
+    DEVIATION_PER_MAD,
+    are_usual,
+    required_deviations,
+    robust_deviation,
+    step_deviation,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -215,7 +221,7 @@ def _lasting_phases(
 ) -> dict[int, Phase]:
     """Return, by row, the lasting phase with the largest margin."""
     excess, few = search.excess[rows], search.has_few_peers[rows]
-    between_rows = search.deviations * _deviation_of_others(row_medians(excess))
+    between_rows = search.deviations * _deviation_of_others(row_medians(excess), excess.size)
     peer_peak = PEER_PEAK_FACTOR * _highest_of_others(excess, search.partners[rows])
     best: dict[int, Phase] = {}
     for level in PHASE_LEVELS:
@@ -336,13 +342,15 @@ def _inside(
     return np.where(inside, values, np.nan)
 
 
-def _deviation_of_others(levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each row, the robust deviation between the levels of the other rows."""
-    if len(levels) > MAX_EXACT_ROWS:
-        return np.full(len(levels), robust_deviation(levels))
-    return np.array(
-        [
-            robust_deviation(np.delete(levels, row)) if len(levels) > 2 else 0.0  # noqa: PLR2004
-            for row in range(len(levels))
-        ]
-    )
+def _deviation_of_others(levels: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
+    """Return, for each row, the robust deviation between the levels of the other usual rows."""
+    is_usual = are_usual(levels, num_samples=num_samples)
+    usual = levels[is_usual]
+    deviation = np.full(len(levels), robust_deviation(usual))
+    if len(usual) <= MAX_EXACT_ROWS:
+        for place, row in enumerate(np.flatnonzero(is_usual).tolist()):
+            others = np.delete(usual, place)
+            deviation[row] = robust_deviation(others) if len(others) > 1 else 0.0
+    if not is_usual.all():
+        deviation[~is_usual] = np.maximum(deviation[~is_usual], usual.std(ddof=1))
+    return deviation

@@ -54,6 +54,17 @@ def test_a_rank_with_three_peers_in_its_stage_is_compared_with_them() -> None:
     assert found.excess_ratio[2].tolist() == [pytest.approx(0.8)]
 
 
+def test_slow_ranks_do_not_shift_the_baseline_of_their_stage() -> None:
+    # GIVEN eight ranks, three of which are 10 % slower
+    times = dict(enumerate([1000.0, 990.0, 1010.0, 980.0, 1020.0, 1100.0, 1100.0, 1100.0]))
+
+    found = profile({rank: [ns] for rank, ns in times.items()}, stage_of=dict.fromkeys(times, 0))
+
+    # THEN each of them is compared with the median of the other five
+    assert found.expected_ns[5:].tolist() == [[1000.0]] * 3
+    assert found.expected_ns[:5, 0].tolist() == [1000.0, 1005.0, 995.0, 1005.0, 995.0]
+
+
 def test_a_single_peer_counts_if_other_stages_agree_with_it() -> None:
     times = {0: [10.0], 1: [18.0], 2: [10.0], 3: [10.0]}
 

@@ -69,6 +69,23 @@ def test_a_phase_begins_at_the_first_slow_step() -> None:
     assert (phase.row, phase.first, phase.last, phase.excess_ratio) == (2, 3, 11, 0.2)
 
 
+@pytest.mark.parametrize("num_slow", [1, 2, 3])
+def test_just_under_half_of_the_rows_may_be_equally_slow(num_slow: int) -> None:
+    # GIVEN eight rows that differ by 1.3 % (standard deviation), some of which are 10 % slower
+    levels = np.array([0.002, -0.006, 0.006, 0.011, -0.011, 0.021, -0.021, -0.002])
+    levels[:num_slow] = 0.10
+    excess = np.broadcast_to(levels[:, None], (8, 10))
+
+    assert [phase.row for phase in find_phases(excess)] == list(range(num_slow))
+
+
+def test_rows_that_differ_by_all_degrees_are_not_slow_together() -> None:
+    # GIVEN eight rows at equal distances: the three highest are no group of their own
+    excess = np.broadcast_to(np.linspace(-0.07, 0.07, 8)[:, None], (8, 10))
+
+    assert find_phases(excess) == ()
+
+
 def test_a_single_step_is_found_unless_longer_phases_are_asked_for() -> None:
     excess = np.zeros((6, 12))
     excess[2, 3] = 0.2
