@@ -26,11 +26,8 @@ _BLOCK = 1 << 15
 _FEW_ROWS = 1024
 """Up to this many rows any method is fast."""
 
-_BUCKET_BITS = 16
-_MAX_BUCKET_SIZE = 8
-
-_LONG_RUN = 16
-"""Mean length of ascending runs above which merging them is faster than sorting."""
+_FEW_TIES = 8
+"""If fewer than one row in this many ties in the first key, only those are sorted by the others."""
 
 _DENSE = 4
 """A lookup table of up to this many entries per row is faster than a binary search per row."""
@@ -106,15 +103,12 @@ def stable_argsort(column: NDArray[Any]) -> NDArray[np.int64]:
     """
     if len(column) <= _FEW_ROWS or column.dtype.kind == "f":
         return np.argsort(column, kind="stable")
-    num_descents = int(np.count_nonzero(column[1:] < column[:-1]))
-    if not num_descents:
+    if not (column[1:] < column[:-1]).any():
         return np.arange(len(column))
     minimum, bits = _value_range(column)
     row_bits = (len(column) - 1).bit_length()
     if bits + row_bits > KEY_BITS:
-        if num_descents * _LONG_RUN < len(column):
-            return np.argsort(column, kind="stable")  # merges ascending runs
-        return _argsort_wide(column, minimum)
+        return np.argsort(column, kind="stable")  # merges ascending runs
     keys = _sort_keys(column, minimum, row_bits)
     keys &= (1 << row_bits) - 1
     return keys
@@ -151,14 +145,6 @@ def _sort_keys(column: NDArray[Any], minimum: int, row_bits: int) -> NDArray[np.
     return keys
 
 
-def _argsort_wide(column: NDArray[Any], minimum: int) -> NDArray[np.int64]:
-    """Argsort values that leave no bits for the row number: by lower half, then by upper half."""
-    # Subtraction wraps around, which gives the right unsigned differences.
-    offsets = column.astype(np.uint64) - np.uint64(minimum % (1 << 64))
-    order = stable_argsort((offsets & np.uint64((1 << 32) - 1)).astype(np.int64))
-    return order[stable_argsort((offsets >> np.uint64(32)).astype(np.int64)[order])]
-
-
 def argsort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
     """Return ``np.lexsort`` with the most significant column first.
 
@@ -170,10 +156,34 @@ def argsort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
     if (columns[0][1:] > columns[0][:-1]).all():
         return np.arange(len(columns[0]))
     keys = _pack_neighbours(columns)
+    if len(keys) > 1 and keys[0].dtype.kind != "f":
+        order = stable_argsort(keys[0])
+        if _sort_ties(order, keys):
+            return order
     order = stable_argsort(keys[-1])
     for key in keys[-2::-1]:
         order = order[stable_argsort(key[order])]
     return order
+
+
+def _sort_ties(order: NDArray[np.int64], keys: Sequence[NDArray[Any]]) -> bool:
+    """Sort rows of equal first key by the other keys, in place, if there are few such rows.
+
+    Args:
+        order: Shape (rows,): the stable order of the first key.
+        keys: Each of shape (rows,).
+
+    Returns:
+        False if there are many: nothing was done then.
+    """
+    first = keys[0][order]
+    ties = np.append(False, first[1:] == first[:-1])
+    if np.count_nonzero(ties) * _FEW_TIES > len(order):
+        return False
+    at = np.flatnonzero(ties | np.append(ties[1:], False))
+    rows = order[at]
+    order[at] = rows[np.lexsort((*(key[rows] for key in keys[:0:-1]), np.cumsum(~ties[at])))]
+    return True
 
 
 def _pack_neighbours(columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -222,33 +232,6 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
         return np.searchsorted(ascending, values)
     table = np.searchsorted(ascending, np.arange(minimum, maximum + 1))
     found: NDArray[np.int64] = table[values - values.dtype.type(minimum)]
-    return found
-
-
-def find_in_buckets(
-    values: NDArray[np.integer[Any]], ascending: NDArray[Any]
-) -> NDArray[np.int64] | None:
-    """Return the position of each value in ``ascending``, by a table over the values' upper bits.
-
-    Fast for few values that are spread evenly, as hashes are.
-
-    Args:
-        values: Shape (rows,); all of them are in ``ascending``.
-        ascending: Shape (entries,), sorted, without repeats.
-
-    Returns:
-        None if more than `_MAX_BUCKET_SIZE` entries share their upper bits: it would be slow.
-    """
-    minimum = np.uint64(int(ascending[0]) % (1 << 64))
-    offsets = ascending.astype(np.uint64) - minimum
-    shift = np.uint64(max(int(offsets[-1]).bit_length() - _BUCKET_BITS, 0))
-    sizes = np.bincount((offsets >> shift).astype(np.int64))
-    if sizes.max() > _MAX_BUCKET_SIZE:
-        return None
-    wanted = values.astype(np.uint64) - minimum
-    found: NDArray[np.int64] = (np.cumsum(sizes) - sizes)[(wanted >> shift).astype(np.int64)]
-    for _ in range(int(sizes.max()) - 1):
-        found += offsets[found] < wanted
     return found
 
 

@@ -196,11 +196,15 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
     members = np.flatnonzero(operations.group != NO_GROUP)
     if not len(members):
         return last
-    order = members[
-        argsort_rows(operations.group[members], operations.start_ns[members], -model.rank[members])
-    ]
-    ends = np.flatnonzero(np.append(np.diff(operations.group[order]) != 0, True))
-    last[order] = np.repeat(order[ends], np.diff(np.append(-1, ends)))
+    group, num = factorize(operations.group[members])
+    latest = np.full(num, np.iinfo(np.int64).min)
+    np.maximum.at(latest, group, operations.start_ns[members])
+    final = np.flatnonzero(operations.start_ns[members] == latest[group])
+    # Of several the lowest rank counts: the last one written wins.
+    final = final[stable_argsort(-model.rank[members[final]])]
+    of_group = np.empty(num, dtype=np.int64)
+    of_group[group[final]] = members[final]
+    last[members] = of_group[group]
     return last
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.grouping import (
     NO_GROUP,
+    _number_by_hash,
     cumcount,
     factorize,
     max_over_group,
@@ -37,6 +38,16 @@ def test_codes_of_many_rows_equal_those_of_numpy() -> None:
         values, expected = np.unique(column, return_inverse=True)
         assert num == len(values)
         assert (codes == expected).all()
+
+
+def test_values_of_equal_hash_are_numbered_by_the_next_multiplier() -> None:
+    column = np.tile(np.array([3, 8], dtype=np.int64), 2_000)  # products with 1 share slot 0
+
+    assert _number_by_hash(column, (1,)) is None
+
+    found = _number_by_hash(column, (1, 1))
+    assert found is not None
+    assert found[1][found[0]].tolist() == column.tolist()
 
 
 @given(ROWS)

@@ -13,7 +13,6 @@ from rankscope.analysis.arrays import sorting
 from rankscope.analysis.arrays.sorting import (
     KeyColumn,
     argsort_rows,
-    find_in_buckets,
     find_positions,
     pack_keys,
     pack_keys_with_rows,
@@ -97,23 +96,13 @@ def test_positions_equal_those_of_searchsorted(ascending: NDArray[np.int64], spr
     assert (find_positions(values, ascending) == np.searchsorted(ascending, values)).all()
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
-def test_evenly_spread_values_are_found_by_their_bucket(dtype: type) -> None:
-    rng = np.random.default_rng(4)
-    limits = np.iinfo(dtype)
-    ascending = np.sort(rng.integers(limits.min, limits.max, 1_000, dtype=dtype, endpoint=True))
-    values = ascending[rng.integers(0, len(ascending), NUM_ROWS)]
+def test_rows_that_tie_in_a_wide_first_key_are_ordered_by_the_others() -> None:
+    rng = np.random.default_rng(5)
+    first = rng.integers(0, 1 << 61, NUM_ROWS)
+    first[rng.integers(0, NUM_ROWS, NUM_ROWS // 20)] = first[7]
+    second, third = rng.integers(0, 3, NUM_ROWS), rng.integers(-(1 << 61), 1 << 61, NUM_ROWS)
 
-    found = find_in_buckets(values, ascending)
-
-    assert found is not None
-    assert (found == np.searchsorted(ascending, values)).all()
-
-
-def test_values_that_crowd_one_bucket_are_not_searched_in_buckets() -> None:
-    ascending = np.append(np.arange(100), 1 << 60)
-
-    assert find_in_buckets(ascending, ascending) is None
+    assert (argsort_rows(first, second, third) == np.lexsort((third, second, first))).all()
 
 
 def test_columns_of_these_tests_are_not_sorted_by_numpy() -> None:
