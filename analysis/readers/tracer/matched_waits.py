@@ -10,13 +10,13 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
 from ...arrays.grouping import factorize, is_one_of, max_over_group, sorted_unique
-from ...arrays.intervals import NOT_FOUND, Line, find_covering, keep_outermost
+from ...arrays.intervals import NOT_FOUND, Line, find_covering
 from ...arrays.sorting import argsort_rows, find_positions, stable_argsort
 from ...replay.model import COMPUTE_CODES, INTERRUPTING_CODES
 from ..waits import instance_keys, is_one_sided
 from .device_steps import is_device_timed
 from .inferred_waits import MIN_STEPS, RankActivity, UnwaitedComm, infer_waits
-from .pieces import RankSteps, place_rank_steps
+from .pieces import PlacedSpans, RankSteps, place_rank_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +43,9 @@ class MatchedWaits:
     line: Line
     rank_steps: RankSteps
     split: WaitSplit
+    compute: PlacedSpans
+    """The outermost compute spans of all steps."""
+
     comm: NDArray[np.int64]
     """Rows of the communications."""
 
@@ -108,7 +111,10 @@ def match_waits(
     comm_rank_step = find_covering(rank_steps.start, rank_steps.end, launch)
     inside = comm_rank_step != NOT_FOUND
     comm, comm_rank_step = comm[inside], comm_rank_step[inside]
-    launch = _snap_to_borders(spans, line, launch[inside])
+    compute = PlacedSpans.outermost(
+        spans, line, np.flatnonzero(is_one_of(spans.kind, COMPUTE_CODES))
+    )
+    launch = _snap_to_borders(compute, launch[inside])
 
     recorded = np.flatnonzero((spans.kind == WAIT) & usable)
     both = np.concatenate((comm, recorded))
@@ -132,6 +138,7 @@ def match_waits(
     unwaited = np.flatnonzero(~has_record & is_async)
     inferred, inferred_start, inferred_end = unwaited[:0], unwaited[:0], unwaited[:0]
     if len(unwaited) and len(numbers) >= MIN_STEPS:
+        begin = line.place(spans.rank[comm[unwaited]], spans.start_ns[comm[unwaited]])
         found, inferred_start, inferred_end = infer_waits(
             spans,
             rank_steps,
@@ -139,9 +146,9 @@ def match_waits(
                 comm=comm[unwaited],
                 rank_step=comm_rank_step[unwaited],
                 launch=launch[unwaited],
-                end=line.place(spans.rank, spans.start_ns + spans.duration_ns)[comm[unwaited]],
+                end=begin + spans.duration_ns[comm[unwaited]],
             ),
-            _find_activity(spans, line, (start, end), comm),
+            _find_activity(spans, line, compute, (start, end), comm),
         )
         inferred = unwaited[found]
     return MatchedWaits(
@@ -149,6 +156,7 @@ def match_waits(
         line=line,
         rank_steps=rank_steps,
         split=split,
+        compute=compute,
         comm=comm,
         comm_rank_step=comm_rank_step,
         launch=launch,
@@ -163,6 +171,7 @@ def match_waits(
 def _find_activity(
     spans: SpanTable,
     line: Line,
+    compute: PlacedSpans,
     waits: tuple[NDArray[np.int64], NDArray[np.int64]],
     comm: NDArray[np.int64],
 ) -> RankActivity:
@@ -171,32 +180,28 @@ def _find_activity(
     If a device computes, its host's own time and launches say nothing about its stream. If the
     launch of a queued communication was not recorded, it may have been long before its begin.
     """
-    compute = is_one_of(spans.kind, COMPUTE_CODES)
-    by_host = compute & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) == 0)
+    computes = is_one_of(spans.kind, COMPUTE_CODES)
+    by_host = computes & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) == 0)
     on_host = np.isin(spans.rank, sorted_unique(spans.rank[by_host]))
-    rows = np.flatnonzero(compute | (is_one_of(spans.kind, INTERRUPTING_CODES) & on_host))
-    start = line.place(spans.rank[rows], spans.start_ns[rows])
-    end = start + spans.duration_ns[rows]
-    kept = keep_outermost(start, end)
+    by_host = is_one_of(spans.kind, INTERRUPTING_CODES) & on_host
+    busy = compute
+    if by_host.any():
+        busy = PlacedSpans.outermost(spans, line, np.flatnonzero(computes | by_host))
     launched = comm[on_host[comm]]
     launch_ns = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns)[launched]
     launches = line.place(spans.rank[launched], launch_ns)
     uncertain = _is_queued(spans, launched) & (spans.launch_ns[launched] <= 0)
     return RankActivity(
-        start=np.concatenate((start[kept], waits[0])),
-        end=np.concatenate((end[kept], waits[1])),
+        start=np.concatenate((busy.start, waits[0])),
+        end=np.concatenate((busy.end, waits[1])),
         launches=launches,
         uncertain=np.sort(launches[uncertain]),
     )
 
 
-def _snap_to_borders(spans: SpanTable, line: Line, launch: NDArray[np.int64]) -> NDArray[np.int64]:
+def _snap_to_borders(compute: PlacedSpans, launch: NDArray[np.int64]) -> NDArray[np.int64]:
     """Move launches within `LAUNCH_SLACK_NS` of a border of the compute around them to it."""
-    compute = np.flatnonzero(is_one_of(spans.kind, COMPUTE_CODES))
-    start = line.place(spans.rank[compute], spans.start_ns[compute])
-    end = start + spans.duration_ns[compute]
-    kept = keep_outermost(start, end)
-    start, end = start[kept], end[kept]
+    start, end = compute.start, compute.end
     around = find_covering(start, end, launch)
     inside = around != NOT_FOUND
     first, last = start[around[inside]], end[around[inside]]

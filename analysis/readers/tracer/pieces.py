@@ -21,7 +21,7 @@ from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND, Line, find_covering, keep_outermost, merge_intervals
 from ...arrays.sorting import argsort_rows, is_in_sorted, stable_argsort
-from ...replay.model import COMPUTE_CODES, INTERRUPTING_CODES
+from ...replay.model import INTERRUPTING_CODES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,10 +98,33 @@ def place_rank_steps(steps: StepTable, line: Line, step_index: NDArray[np.int32]
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedSpans:
+    """Some spans on the number line, sorted, none inside another."""
+
+    row: NDArray[np.int64]
+    """Rows of the span table."""
+
+    start: NDArray[np.int64]
+    """Positions on the line."""
+
+    end: NDArray[np.int64]
+
+    @classmethod
+    def outermost(cls, spans: SpanTable, line: Line, rows: NDArray[np.int64]) -> PlacedSpans:
+        """Place those of these rows that are inside no other of them."""
+        start = line.place(spans.rank[rows], spans.start_ns[rows])
+        end = start + spans.duration_ns[rows]
+        kept = keep_outermost(start, end)
+        return cls(rows[kept], start[kept], end[kept])
+
+
 def cut_pieces(
     spans: SpanTable,
     line: Line,
     rank_steps: RankSteps,
+    *,
+    compute: PlacedSpans,
     waits: tuple[NDArray[np.int64], NDArray[np.int64]],
     launches: NDArray[np.int64],
 ) -> Pieces:
@@ -111,6 +134,7 @@ def cut_pieces(
         spans: The spans of these steps.
         line: The number line.
         rank_steps: The steps of each rank.
+        compute: The outermost compute spans.
         waits: Starts and ends on the line of the time that ranks waited.
         launches: Positions on the line of the launches of communications.
 
@@ -118,18 +142,14 @@ def cut_pieces(
         The steps without the waits, cut at every border of a compute or host span and at every
         launch.
     """
-    start = line.place(spans.rank, spans.start_ns)
-    end = start + spans.duration_ns
-    compute = np.flatnonzero(is_one_of(spans.kind, COMPUTE_CODES))
-    compute = compute[keep_outermost(start[compute], end[compute])]
-    host = np.flatnonzero(is_one_of(spans.kind, INTERRUPTING_CODES))
-    host = host[keep_outermost(start[host], end[host])]
+    interrupting = np.flatnonzero(is_one_of(spans.kind, INTERRUPTING_CODES))
+    host = PlacedSpans.outermost(spans, line, interrupting)
     wait_start, wait_end = merge_intervals(*waits)
     borders = sorted_unique(
         np.concatenate(
             (
                 rank_steps.start, rank_steps.end, wait_start, wait_end, launches,
-                start[compute], end[compute], start[host], end[host],
+                compute.start, compute.end, host.start, host.end,
             )
         )
     )  # fmt: skip
@@ -140,13 +160,13 @@ def cut_pieces(
         first[busy], last[busy], wait_end=waits[1], launches=launches, rank_steps=rank_steps
     )
     empty = first == last
-    in_compute = np.where(empty, NOT_FOUND, find_covering(start[compute], end[compute], first))
-    in_host = np.where(empty, NOT_FOUND, find_covering(start[host], end[host], first))
+    in_compute = np.where(empty, NOT_FOUND, find_covering(compute.start, compute.end, first))
+    in_host = np.where(empty, NOT_FOUND, find_covering(host.start, host.end, first))
     # A device continues to compute while its host does something else.
-    on_device = (spans.flags[compute] & SpanFlag.DEVICE_END_KNOWN) != 0
+    on_device = (spans.flags[compute.row] & SpanFlag.DEVICE_END_KNOWN) != 0
     in_host[(in_compute != NOT_FOUND) & np.append(on_device, False)[in_compute]] = NOT_FOUND
-    span = np.where(in_compute == NOT_FOUND, GAP, np.append(compute, GAP)[in_compute])
-    host_kind = np.where(in_host == NOT_FOUND, GAP, spans.kind[np.append(host, 0)[in_host]])
+    span = np.where(in_compute == NOT_FOUND, GAP, np.append(compute.row, GAP)[in_compute])
+    host_kind = np.where(in_host == NOT_FOUND, GAP, spans.kind[np.append(host.row, 0)[in_host]])
     ordinal, num_ordinals = _number_pieces(span, host_kind)
     return Pieces(
         start=first,

@@ -57,7 +57,14 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     )
     all_steps, steps = steps, select_rows(steps, np.isin(steps.step, numbers))
     matched, warnings = match_waits(spans, steps, numbers, split)
-    pieces = cut_pieces(spans, matched.line, matched.rank_steps, matched.waits(), matched.launch)
+    pieces = cut_pieces(
+        spans,
+        matched.line,
+        matched.rank_steps,
+        compute=matched.compute,
+        waits=matched.waits(),
+        launches=matched.launch,
+    )
     if run.clock_error_ns is None and (split.transfer_ns < -1).any():
         worst = float(-split.transfer_ns.min())
         warnings.append(
