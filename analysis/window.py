@@ -1,4 +1,7 @@
-"""A sliding window over a live run: its newest steps, each read once."""
+"""A sliding window over a live run: its newest complete steps, each read once.
+
+Of a run that has stopped, the unfinished steps are added: they show in what its ranks are blocked.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 
 from .arrays.sorting import argsort_rows
 from .breakdown.mfu import compute_mfu
+from .report.liveness import find_silence
 from .report.report import Mfu
 from .trace.errors import EmptyRunError, UnknownRunError
 from .trace.rows import concatenate, select_rows
@@ -65,6 +69,7 @@ class RunWindow:
         self._max_spans = max_spans
         self._max_steps = max_steps
         self._contents: _Contents | None = None
+        self._unfinished: tuple[StepTable, SpanTable] | None = None
         self._epoch = -1
         self.last: int | None = None
         """Last step of the window; None before the first complete step."""
@@ -113,6 +118,31 @@ class RunWindow:
         self._append(run, steps, first=first, last=last)
         return int((np.unique(steps.step) > before).sum())
 
+    def is_silent(self, now_ns: int) -> bool:
+        """Return whether the next step should have ended by now, Unix time."""
+        if self._contents is None or self.last is None:
+            return False
+        steps = self._contents.steps
+        ended_ns = int(steps.end_ns.max())
+        num_steps = len(np.unique(steps.step))
+        step_time_ns = (ended_ns - int(steps.start_ns.min())) // max(num_steps, 1)
+        found = find_silence(
+            last_step=self.last, ended_ns=ended_ns, step_time_ns=step_time_ns, now_ns=now_ns
+        )
+        return found is not None
+
+    def read_unfinished(self) -> bool:
+        """Add the steps after the last complete one until that is read; return if there are any."""
+        if self._contents is None or self.last is None:
+            return False
+        first = self.last + 1
+        steps = self._source.steps(self._run_id, first=first)
+        spans = self._source.spans(self._run_id, first=first)
+        steps = select_rows(steps, steps.epoch == self._epoch)
+        spans = select_rows(spans, spans.epoch == self._epoch)
+        self._unfinished = (steps, spans) if len(spans) else None
+        return self._unfinished is not None
+
     def _read_new_steps(self, run: RunInfo) -> tuple[StepTable, int | None]:
         """Return the step rows that may be new, and their first step; None: all of the window."""
         newest = max((epoch.epoch for epoch in run.epochs), default=-1)
@@ -124,7 +154,7 @@ class RunWindow:
         reached = int(steps.epoch.max(initial=-1))
         if reached == self._epoch and self.last is not None:  # The new epoch has no step yet.
             return select_rows(steps, steps.step > self.last), self.last + 1
-        self._epoch, self._contents, self.last = reached, None, None
+        self._epoch, self._contents, self._unfinished, self.last = reached, None, None, None
         is_newest = steps.epoch == reached
         began = steps.step.min(where=is_newest, initial=MAX_STEP)
         return select_rows(steps, is_newest | (steps.step < began)), None
@@ -144,7 +174,7 @@ class RunWindow:
             steps = concatenate(select_rows(old.steps, old.steps.step < first), steps)
             spans = concatenate(select_rows(old.spans, old.spans.step < first), spans)
             context = _join_contexts(old.context, context, first=first, begin_ns=begin_ns)
-        self.last = last
+        self.last, self._unfinished = last, None
         self._contents = self._trim(_Contents(run=run, steps=steps, spans=spans, context=context))
 
     def _first_affordable(self, steps: StepTable, last: int) -> int:
@@ -213,11 +243,15 @@ class RunWindow:
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         """Return the step rows of the window."""
         steps = self._window(run_id).steps
+        if self._unfinished is not None:
+            steps = concatenate(steps, self._unfinished[0])
         return select_rows(steps, _between(steps.step, first, last))
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         """Return the spans of the window."""
         spans = self._window(run_id).spans
+        if self._unfinished is not None:
+            spans = concatenate(spans, self._unfinished[1])
         return select_rows(spans, _between(spans.step, first, last))
 
     def context(

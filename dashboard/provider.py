@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.progress import (
         AnalysisFailed,
         AnalysisInProgress,
@@ -78,6 +78,10 @@ class ReportProvider(Protocol):
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         """Return which ranks of a live run are silent; None if it sent no heartbeats."""
+        ...
+
+    def silence(self, run_id: str) -> StepSilence | None:
+        """Return since when a running job has ended no step; None if it goes on, or has ended."""
         ...
 
     def revision(self, run_id: str) -> int:

@@ -1,4 +1,4 @@
-"""Liveness of a run's ranks: which ones are silent while others go on."""
+"""Liveness of a run: which ranks are silent while others go on, and whether all have stopped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ SILENT_NS = 15_000_000_000
 """Three times `RECENT_NS`: longer than one retry of the agent delays a heartbeat."""
 
 MAX_SHOWN = 10
+
+SILENT_STEPS = 2
+"""Times the usual step time after which a run without a new step is silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +50,37 @@ class RankLiveness:
     def is_uneven(self) -> bool:
         """True if some ranks are silent while others go on."""
         return 0 < self.num_silent < self.num_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSilence:
+    """A running job in which no rank has ended a step for long."""
+
+    last_step: int
+    """The last step of the diagnosis."""
+
+    age_ns: int
+    """Time since any rank ended a step."""
+
+    step_time_ns: int
+    """Usual time of a step."""
+
+
+def find_silence(
+    *, last_step: int, ended_ns: int, step_time_ns: int, now_ns: int
+) -> StepSilence | None:
+    """Return the silence of a running job; None as long as the next step may just be under way.
+
+    A step that has ended is in the store `RECENT_NS` later at the latest, so shorter steps need
+    that much more time.
+
+    Args:
+        last_step: The last step of the diagnosis.
+        ended_ns: When a rank last ended a step, Unix time of the collector's clock.
+        step_time_ns: Usual time of a step.
+        now_ns: Unix time of the same clock.
+    """
+    age_ns = now_ns - ended_ns
+    if age_ns <= max(SILENT_STEPS * step_time_ns, step_time_ns + RECENT_NS):
+        return None
+    return StepSilence(last_step=last_step, age_ns=age_ns, step_time_ns=step_time_ns)

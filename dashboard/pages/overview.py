@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.progress import AnalysisFailed, MeanKindTimes
     from rankscope.analysis.trace.tables import RunSummary
 
@@ -73,6 +73,7 @@ class Shown(Post):
 
     run: str | None
     revision: int | None
+    is_silent: bool
 
 
 class RefreshPost(Post):
@@ -120,6 +121,7 @@ class _Content:
 
     run: str | None
     revision: int | None
+    is_silent: bool = False
     problem: list[Component] = field(default_factory=list)
     """A card that says why there is no report; it hides the rest."""
 
@@ -139,7 +141,7 @@ class _Content:
     def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
         """Return the parts in the order of `_OUTPUTS`, after so many ticks of their timer."""
         return (
-            Shown(run=self.run, revision=self.revision).model_dump(),
+            Shown(run=self.run, revision=self.revision, is_silent=self.is_silent).model_dump(),
             self.problem,
             "hidden" if self.problem else "",
             self.verdict,
@@ -182,7 +184,7 @@ def overview_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     """Return the page of one run, or of the newest one if the view names none."""
     content = _request(provider, view.run, base_path)
     shown, problem, hidden, *_ = content.outputs()
-    liveness = liveness_card(_liveness(provider, content.run))
+    liveness = _live_parts(provider, content.run)
     liveness_ms = poll_interval_ms(provider.runs(), content.run)
     times = None if content.run is None else provider.kind_times(content.run)
     return html.Div(
@@ -216,11 +218,13 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         shown = post.shown
         unchanged = *(no_update,) * (len(_OUTPUTS) - 1), next_tick(post.num_ticks)
         revision = _revision(provider, shown.run)
-        if revision is not None and revision == shown.revision:
+        is_silent = _silence(provider, shown.run) is not None
+        if revision is not None and (revision, is_silent) == (shown.revision, shown.is_silent):
             return unchanged
         content = _request(provider, shown.run, base_path)
         is_final = content.interval_ms != SOON_MS
-        if is_final and (content.run, content.revision) == (shown.run, shown.revision):
+        now = Shown(run=content.run, revision=content.revision, is_silent=content.is_silent)
+        if is_final and now == shown:
             return unchanged
         return content.outputs(post.num_ticks)
 
@@ -242,7 +246,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     def refresh_live_parts(post: LivePost) -> tuple[Any, ...]:
         run_id = post.shown.run
         interval_ms = poll_interval_ms(provider.runs(), run_id)
-        liveness = liveness_card(_liveness(provider, run_id))
+        liveness = _live_parts(provider, run_id)
         times = None if run_id is None else provider.kind_times(run_id)
         revision = _kinds_revision(times)
         kinds: tuple[Any, Any] = no_update, no_update
@@ -288,6 +292,20 @@ def _liveness(provider: ReportProvider, run_id: str | None) -> RankLiveness | No
     return provider.liveness(run_id) if run_id and state in (RUNNING, LOST) else None
 
 
+def _silence(provider: ReportProvider, run_id: str | None) -> StepSilence | None:
+    """Return the silence of a running job; None if there is no such run."""
+    if run_id is None:
+        return None
+    try:
+        return provider.silence(run_id)
+    except UnknownRunError:
+        return None
+
+
+def _live_parts(provider: ReportProvider, run_id: str | None) -> list[Component]:
+    return liveness_card(_liveness(provider, run_id), _silence(provider, run_id))
+
+
 def _state(runs: Sequence[RunSummary], run_id: str | None) -> str:
     return next((run.state for run in runs if run.run_id == run_id), "")
 
@@ -314,10 +332,18 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
     if not isinstance(report, RunReport):
         return _without_report(report)
     num_spans = next((run.num_spans for run in runs if run.run_id == run_id), None)
+    silence = _silence(provider, run_id)
     return _Content(
         run=run_id,
         revision=revision,
-        verdict=verdict_card(report, provider.verdict(report), num_spans=num_spans),
+        is_silent=silence is not None,
+        verdict=verdict_card(
+            report,
+            provider.verdict(report),
+            num_spans=num_spans,
+            silence=silence,
+            is_lost=_state(runs, run_id) == LOST,
+        ),
         key_figures=key_figures(report),
         steps=step_time_figure(report),
         steps_note="" if report.mfu else f"MFU n/a: {escape_sentence(report.missing_mfu)}.",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.liveness import RankLiveness, SilentRank
+    from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence
     from rankscope.analysis.report.progress import AnalysisFailed
     from rankscope.analysis.report.report import Finding, Quality, RunReport, Starved
 
@@ -52,20 +52,33 @@ KEY_FIGURES = ("step time", "ideal step time", "GPU slowdown", "waste", "MFU", "
 
 
 def verdict_card(
-    report: RunReport, sentence: str, *, num_spans: int | None = None
+    report: RunReport,
+    sentence: str,
+    *,
+    num_spans: int | None = None,
+    silence: StepSilence | None = None,
+    is_lost: bool = False,
 ) -> list[Component]:
     """Return the verdict in large letters, and its basis in small ones.
+
+    The verdict is about steps that have ended. If no step ends any more, it is not shown as good.
 
     Args:
         report: The diagnosis.
         sentence: The diagnosis in one sentence.
         num_spans: Spans of the whole run; None: unknown.
+        silence: Since when a running job has ended no step; None: it goes on, or has ended.
+        is_lost: Whether the run stopped reporting without an end.
     """
     top = report.top_finding
     sizes = " x ".join(
         f"{axis.upper()} {size}" for axis, size in report.layout.to_dict().items() if size > 1
     )
-    is_minor = top.severity is Severity.MINOR
+    cause = "no rank is slow" if top.severity is Severity.MINOR else top.cause
+    style = _style(top)
+    if style != "alarm" and (silence is not None or is_lost):
+        cause, style = "lost" if is_lost else "silent", "unsure"
+        sentence = f"{_stop_sentence(report, is_lost=is_lost)} Until then: {sentence}"
     facts = [
         format_count(report.world_size, "rank"),
         sizes or ("no parallel axis" if report.has_layout else "parallel layout unknown"),
@@ -75,13 +88,20 @@ def verdict_card(
     return [
         html.Div(
             [
-                html.P("no rank is slow" if is_minor else top.cause, className="verdict-cause"),
+                html.P(cause, className="verdict-cause"),
                 html.H1(unbroken(escape_sentence(sentence)), className="verdict-sentence"),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
-            className=f"verdict {_style(top)}",
+            className=f"verdict {style}",
         )
     ]
+
+
+def _stop_sentence(report: RunReport, *, is_lost: bool) -> str:
+    after = f" after step {report.steps[-1]:,}" if report.steps else ""
+    if is_lost:
+        return f"The run stopped reporting{after}, without an end."
+    return f"No step has ended{after}."
 
 
 def key_figures(report: RunReport) -> list[Component]:
@@ -114,7 +134,25 @@ def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]
     return _figures({**dict.fromkeys(KEY_FIGURES, (PENDING, reason)), **known_figures(found)})
 
 
-def liveness_card(liveness: RankLiveness | None) -> list[Component]:
+def liveness_card(
+    liveness: RankLiveness | None, silence: StepSilence | None = None
+) -> list[Component]:
+    """Return how long no step has ended, and which ranks are silent while others go on."""
+    return [*_silence_line(silence), *_rank_liveness(liveness)]
+
+
+def _silence_line(silence: StepSilence | None) -> list[Component]:
+    if silence is None:
+        return []
+    usual = format_duration(silence.step_time_ns)
+    line = (
+        f"No step has ended for {format_age(silence.age_ns)}. The last one was step"
+        f" {silence.last_step:,}; a step takes {usual}."
+    )
+    return [html.P(line, className="silence")]
+
+
+def _rank_liveness(liveness: RankLiveness | None) -> list[Component]:
     """Return a line while all ranks go on, and a table of the silent ones otherwise.
 
     Nothing if there are no heartbeats, or no rank goes on: the run's state then says so.

@@ -105,17 +105,17 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     "overview-shown.data": {
         "overview-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 1,
-        "overview-shown.data": {"run": "demo-42", "revision": 7},
+        "overview-shown.data": {"run": "demo-42", "revision": 7, "is_silent": False},
     },
     "overview-liveness.children": {
         "liveness-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 1,
-        "overview-shown.data": {"run": "demo-42", "revision": 7},
+        "overview-shown.data": {"run": "demo-42", "revision": 7, "is_silent": False},
         "overview-kinds-shown.data": "7",
     },
     "overview-excess.clickData": {
         "overview-excess.clickData": {"points": [{"x": "3-4", "y": "5", "z": 0.1}]},
-        "overview-shown.data": {"run": "demo-42", "revision": 7},
+        "overview-shown.data": {"run": "demo-42", "revision": 7, "is_silent": False},
     },
     "timeline-shown.data": {
         "url.search": "?run=demo-42",
@@ -167,11 +167,11 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
         "demo-42",
         {},
         {"run": "demo-42"},
-        {"run": 7, "revision": 7},
-        {"run": ["demo-42"], "revision": 7},
+        {"run": 7, "revision": 7, "is_silent": False},
+        {"run": ["demo-42"], "revision": 7, "is_silent": False},
         {"run": "demo-42", "revision": "7"},
-        {"run": "demo-42", "revision": 7, "more": 1},
-        {"run": "\ud800", "revision": 7},
+        {"run": "demo-42", "revision": 7, "is_silent": False, "more": 1},
+        {"run": "\ud800", "revision": 7, "is_silent": False},
     ],
     "overview-excess.clickData": [
         7,

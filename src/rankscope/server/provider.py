@@ -17,6 +17,8 @@ from rankscope.analysis.report.liveness import (
     SILENT_NS,
     RankLiveness,
     SilentRank,
+    StepSilence,
+    find_silence,
 )
 from rankscope.analysis.report.progress import (
     Activity,
@@ -33,7 +35,8 @@ from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.pictures import StepId, read_kept_picture
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
-from rankscope.collector.read.steps import read_step_times
+from rankscope.collector.read.steps import read_step_bounds, read_step_times
+from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
@@ -346,6 +349,29 @@ class StoreProvider:
                 age_ns = max(LIVENESS_AGE_NS, LIVENESS_AGE_FACTOR * took_ns)
                 self._liveness = {run_id: (now_ns + age_ns, found)}
         return found
+
+    def silence(self, run_id: str) -> StepSilence | None:
+        """Return since when a running job has ended no step; None if it goes on, or has ended.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+        """
+        if self._store is None or not self._reports.has_report(run_id):
+            return None
+        report = self._reports.get(run_id)
+        if report is None or report.step_time_s.actual is None or not report.steps:
+            return None
+        if find_run(self._source, run_id).state != RUNNING:
+            return None
+        bounds_ns = read_step_bounds(self._store, run_id, first=report.steps[-1])
+        if bounds_ns is None:
+            return None
+        return find_silence(
+            last_step=report.steps[-1],
+            ended_ns=bounds_ns[1],
+            step_time_ns=round(report.step_time_s.actual * NS_PER_S),
+            now_ns=time.time_ns(),
+        )
 
     def revision(self, run_id: str) -> int:
         """Return a number that changes whenever the run has a new diagnosis."""

@@ -70,6 +70,9 @@ class _Entry:
     window: RunWindow | None = None
     """Newest steps of a running job; None if the run has ended."""
 
+    unfinished_size: tuple[int, int, int, str] | None = None
+    """Size of the run when its unfinished steps were read."""
+
     cost: TurnCost | None = None
 
 
@@ -80,6 +83,7 @@ class Reports:
         max_spans: Largest number of spans of one analysis. Of larger runs, the last steps are
             analysed.
         monotonic_ns: Clock for the duration of an analysis.
+        unix_ns: Clock that says whether a running job is silent.
     """
 
     def __init__(
@@ -88,10 +92,12 @@ class Reports:
         *,
         max_spans: int = MAX_SPANS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._source = ObservedSource(source)
         self._max_spans = max_spans
         self._monotonic_ns = monotonic_ns
+        self._unix_ns = unix_ns
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
 
@@ -118,7 +124,7 @@ class Reports:
         with entry.lock, self._source.observe(summary.run_id):
             begun_ns = self._monotonic_ns()
             if summary.state == RUNNING:
-                num_new = self._follow(entry, summary.run_id)
+                num_new = self._follow(entry, summary.run_id, size)
             else:
                 num_new = self._finish(entry, summary) if entry.size != size else 0
             entry.size = size
@@ -173,11 +179,18 @@ class Reports:
         with self._lock:
             return self._entries.get(run_id)
 
-    def _follow(self, entry: _Entry, run_id: str) -> int:
-        """Analyse the window if it has new steps; return their number."""
+    def _follow(self, entry: _Entry, run_id: str, size: tuple[int, int, int, str]) -> int:
+        """Analyse the window if it has new steps; return their number.
+
+        Of a silent job, the unfinished step is read too: it shows in what the ranks are blocked.
+        """
         if entry.window is None:
             entry.window = RunWindow(self._source, run_id, max_spans=self._max_spans)
         num_new = entry.window.advance()
+        is_silent = entry.window.is_silent(self._unix_ns())
+        if is_silent and entry.unfinished_size != size:
+            entry.unfinished_size = size
+            num_new += int(entry.window.read_unfinished())
         if num_new:
             report = analyze_run(entry.window, run_id)
             # The window limits the replay only: alerts need the MFU of all steps of the run.

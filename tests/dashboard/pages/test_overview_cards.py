@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.report.liveness import RankLiveness, SilentRank
+from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence, find_silence
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.dashboard.pages.overview_cards import format_age, liveness_card
@@ -97,3 +97,59 @@ def test_liveness_is_shown_of_runs_that_train_or_were_lost(
     page = words(overview_page(provider, View(run=run), base_path="/"))
 
     assert ("8 of 8 ranks sent a heartbeat within 5 s" in page) == is_shown
+
+
+@pytest.mark.parametrize(
+    ("step_s", "age_s", "is_silent"),
+    [(10, 20, False), (10, 20.1, True), (1, 5.9, False), (1, 6.1, True), (0.1, 5, False)],
+)
+def test_a_job_is_silent_from_twice_its_step_time_on(
+    step_s: float, age_s: float, *, is_silent: bool
+) -> None:
+    # A record may take 5 s to the store, so a step of 1 s that is due now ended 6 s ago.
+    found = find_silence(
+        last_step=7,
+        ended_ns=0,
+        step_time_ns=round(step_s * SECOND_NS),
+        now_ns=round(age_s * SECOND_NS),
+    )
+
+    assert (found is not None) == is_silent
+
+
+SILENCE = StepSilence(last_step=29, age_ns=84 * SECOND_NS, step_time_ns=SECOND_NS)
+
+
+@pytest.mark.parametrize(
+    ("silence", "state", "style", "text"),
+    [
+        (None, "running", "verdict calm", "healthy | All ranks are alike."),
+        (
+            SILENCE,
+            "running",
+            "verdict unsure",
+            "silent | No step has ended after step 29. Until then: All ranks are alike.",
+        ),
+        (
+            None,
+            "lost",
+            "verdict unsure",
+            "lost | The run stopped reporting after step 29, without an end. Until then: All",
+        ),
+    ],
+)
+def test_a_run_that_ends_no_step_is_never_shown_as_healthy(
+    silence: StepSilence | None, state: str, style: str, text: str
+) -> None:
+    healthy = report(slow_rank=None)
+    provider = FakeProvider(
+        reports={"demo-42": healthy}, sentence="All ranks are alike.", state=state, silent=silence
+    )
+
+    page = overview_page(provider, View(run="demo-42"), base_path="/")
+
+    (card,) = page["overview-verdict"].children
+    assert card.className == style
+    assert text in words(page)
+    shown = "No step has ended for 1 min 24 s. The last one was step 29; a step takes 1.00 s."
+    assert (shown in words(page)) == (silence is not None)

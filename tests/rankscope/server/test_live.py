@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from rankscope.analysis.trace.context import EventRecord, RunContext
@@ -16,12 +17,12 @@ from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import LiveFindings
 from rankscope.server.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
 from rankscope.server.reports import Reports
+from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.support.analysis.training import Training
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
@@ -279,6 +280,40 @@ def test_a_hang_is_found_without_a_new_step(empty_store: Store, whole: Source) -
     assert [line for line in server.lines if "hang on rank 2" in line] == [
         "tiny: hang on rank 2 since step 4 (1 new step, window of 4, analysed in 0.00 s)"
     ]
+
+
+def test_a_hang_shows_in_the_open_spans_of_the_unfinished_step(
+    empty_store: Store, whole: Source
+) -> None:
+    # GIVEN ranks 0, 1 and 3 inside an all-reduce of step 4, which rank 2 never enters
+    spans, steps = whole.span_table, whole.step_table
+    last = np.flatnonzero((spans.step == 4) & (spans.group_id != 0))
+    instance = spans.seq[last] == spans.seq[last].max()
+    stuck = last[instance & (spans.rank[last] != 2)]
+    flags = spans.flags.copy()
+    flags[stuck] |= np.uint16(SpanFlag.OPEN)
+    keep = (spans.step < 4) | ((spans.step == 4) & (spans.rank != 2))
+    keep[stuck] = True
+    hung = replace(
+        whole,
+        span_table=select_rows(replace(spans, flags=flags), keep),
+        step_table=select_rows(steps, steps.step < 4),
+    )
+    server = serve(empty_store, Job(hung))
+    server.advance(3)
+
+    # WHEN the spans are stored, without the end of the step
+    server.job.newest = 4
+    for _ in range(3):
+        server.advance(4)
+
+    # THEN the diagnosis has the hang
+    found = server.reports.get("tiny")
+    assert found is not None
+    assert [(each.cause, each.ranks) for each in found.findings if each.cause == "hang"] == [
+        ("hang", (2,))
+    ]
+    assert found.steps == (0, 1, 2, 3)
 
 
 def test_a_run_that_does_not_grow_is_not_analysed(empty_store: Store, whole: Source) -> None:

@@ -168,7 +168,7 @@ def test_a_running_job_is_read_once_and_analysed_as_a_whole_when_it_ends(
     info = replace(whole.info, accounts={(0, 0): account})
     source = GrowingSource(replace(whole, info=info), num_steps=4)
     ticks = iter(range(0, 10**12, 250_000_000))
-    reports = Reports(source, monotonic_ns=lambda: next(ticks))
+    reports = Reports(source, monotonic_ns=lambda: next(ticks), unix_ns=lambda: 0)
     reports.get("tiny")
     num_reads = source.num_reads
 

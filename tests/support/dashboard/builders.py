@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import GroupBy
-    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.progress import (
         AnalysisFailed,
         AnalysisInProgress,
@@ -91,6 +91,7 @@ class FakeProvider:
     sentence: str = "Rank 5 computes 1.80x slower than its peers; ranks 1, 4 and 7 wait for it."
     state: str = "ended"
     live: RankLiveness | None = None
+    silent: StepSilence | None = None
     times: MeanKindTimes | None = None
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
@@ -131,6 +132,10 @@ class FakeProvider:
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         return self.live
+
+    def silence(self, run_id: str) -> StepSilence | None:
+        self._check(run_id)
+        return self.silent
 
     def revision(self, run_id: str) -> int:
         self._check(run_id)
