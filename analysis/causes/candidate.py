@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.grouping import sorted_unique
+from ..arrays.sorting import stable_argsort
 from ..report.text import format_ranks
 from ..statistics.phases import MIN_LASTING_STEPS
 
@@ -39,8 +41,8 @@ class Candidate:
     steps: tuple[int, int]
     """First and last step that show it."""
 
-    part: NDArray[np.bool_] | None
-    """Shape (ops,): operations that fixing it would change; None if the replay has none."""
+    part: NDArray[np.int64] | None
+    """Operations that fixing it would change, ascending; None if the replay has none."""
 
     excess_ratio: float
     threshold: float
@@ -91,7 +93,7 @@ def explained_gaps(found: Iterable[Candidate], num_gaps: int) -> NDArray[np.bool
 
 def merge_parts(
     found: Sequence[Candidate],
-) -> tuple[NDArray[np.bool_] | None, NDArray[np.float64] | None]:
+) -> tuple[NDArray[np.int64] | None, NDArray[np.float64] | None]:
     """Return the operations of several candidates, and what they take once all are fixed.
 
     Args:
@@ -102,13 +104,12 @@ def merge_parts(
         ``fixed_ns`` for the same operation.
     """
     parts = [each.part for each in found if each.part is not None]
-    fixed = [
-        np.where(each.part, each.fixed_ns, np.nan)
-        for each in found
-        if each.part is not None and each.fixed_ns is not None
-    ]
-    part = np.logical_or.reduce(parts) if parts else None
-    return part, np.fmin.reduce(fixed) if fixed else None
+    fixed_ns: NDArray[np.float64] | None = None
+    for each in found:
+        if each.part is not None and each.fixed_ns is not None:
+            fixed_ns = np.full(len(each.fixed_ns), np.nan) if fixed_ns is None else fixed_ns
+            fixed_ns[each.part] = np.fmin(fixed_ns[each.part], each.fixed_ns[each.part])
+    return sorted_unique(np.concatenate(parts)) if parts else None, fixed_ns
 
 
 def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
@@ -119,14 +120,35 @@ def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
     return inside
 
 
+def shows_in(candidate: Candidate, steps: Sequence[int]) -> NDArray[np.bool_]:
+    """Return in which steps a candidate shows. Shape (steps,)."""
+    numbers = np.array(steps)
+    shows: NDArray[np.bool_] = (numbers >= candidate.steps[0]) & (numbers <= candidate.steps[1])
+    if candidate.shown_steps is not None:
+        shows &= np.isin(numbers, candidate.shown_steps)
+    return shows
+
+
 def in_shown_steps(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
     """Return which operations are in steps that show a candidate. Shape (ops,)."""
-    inside = in_steps(model, candidate.steps)
-    if candidate.shown_steps is None:
-        return inside
-    shows = np.isin(model.operations.steps, candidate.shown_steps)
-    found: NDArray[np.bool_] = inside & shows[model.operations.step]
-    return found
+    inside: NDArray[np.bool_] = shows_in(candidate, model.operations.steps)[model.operations.step]
+    return inside
+
+
+def rows_of_ranks(
+    model: ReplayModel, ranks: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], NDArray[np.int64]]:
+    """Return the operations of several sets of ranks, ascending, in one pass over all."""
+    wanted = np.zeros(int(model.rank.max(initial=0)) + 1, dtype=np.bool_)
+    wanted[[rank for some in ranks for rank in some if rank < len(wanted)]] = True
+    rows = np.flatnonzero(wanted[model.rank])
+    rows = rows[stable_argsort(model.rank[rows])]
+    of_rank = model.rank[rows]
+
+    def rows_of(rank: int) -> NDArray[np.int64]:
+        return rows[slice(*np.searchsorted(of_rank, (rank, rank + 1)))]
+
+    return {some: np.sort(np.concatenate([rows_of(rank) for rank in some])) for some in ranks}
 
 
 def is_brief(candidate: Candidate) -> bool:

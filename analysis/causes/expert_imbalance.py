@@ -93,7 +93,7 @@ def find_expert_imbalance(
         cause=CAUSE,
         ranks=ranks,
         steps=(first, last),
-        part=part,
+        part=np.flatnonzero(part),
         fixed_ns=fixed_ns,
         excess_ratio=worst.excess_ratio,
         threshold=max(worst.threshold, MIN_EXCESS_RATIO),
@@ -120,7 +120,8 @@ def mark_explained_stages(
     if experts.part is None or experts.fixed_ns is None:
         return tuple(candidates)
     duration_ns = model.operations.duration_ns
-    surplus_ns = np.where(experts.part, duration_ns - experts.fixed_ns, 0.0)
+    surplus_ns = np.zeros(len(duration_ns))
+    surplus_ns[experts.part] = (duration_ns - experts.fixed_ns)[experts.part]
     compute = has_kind(model, COMPUTE_KINDS) & model.on_device
 
     def is_left(each: Candidate) -> bool:

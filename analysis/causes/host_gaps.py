@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, fast_quartile, row_medians, sum_cells
+from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks
@@ -75,15 +76,11 @@ class HostGaps:
         """Return which gaps are in some places. Shape (gaps,)."""
         return np.isin(self.gaps.place, places) & (self.row >= 0)
 
-    def part(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Return the operations that hold chosen gaps, shape (ops,); None if none does."""
+    def part(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+        """Return the operations that hold chosen gaps, ascending; None if none does."""
         operation = self.gaps.operation[chosen]
         operation = operation[operation >= 0]
-        if not len(operation):
-            return None
-        part = np.zeros(len(self.duration_ns), dtype=np.bool_)
-        part[operation] = True
-        return part
+        return sorted_unique(operation) if len(operation) else None
 
     def fixed_ns(
         self, chosen: NDArray[np.bool_], expected: NDArray[np.float64] | None

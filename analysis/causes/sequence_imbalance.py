@@ -286,7 +286,7 @@ def sequence_candidate(
         cause=CAUSE,
         ranks=(),
         steps=(steps[0], steps[-1]),
-        part=chosen,
+        part=np.flatnonzero(chosen),
         fixed_ns=fixed_ns,
         excess_ratio=lost,
         threshold=MIN_EXCESS_RATIO,

@@ -16,7 +16,7 @@ from ..report.text import format_count
 from ..statistics.peers import Basis
 from ..statistics.phases import MIN_EXCESS_RATIO, find_recurring_phases
 from . import clock_throttle, data_stall, gc_pause, host_stall
-from .candidate import Candidate, is_brief, merge_hosts, share_steps
+from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
 from .stage_imbalance import (
@@ -28,6 +28,8 @@ from .stage_imbalance import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
     from ..statistics.peers import ComputeProfile
@@ -113,9 +115,11 @@ def find_compute_candidates(
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
+    alike = [tuple(partners[workers[each.ranks[0]]]) for each in slow]
+    rows = rows_of_ranks(model, alike)
     found = [
-        _rank_candidate(each, model, devices, tuple(partners[workers[each.ranks[0]]]))
-        for each in slow
+        _rank_candidate(each, rows[ranks_alike], devices, ranks_alike)
+        for each, ranks_alike in zip(slow, alike, strict=True)
     ]
     found += [
         stage_candidate(stage, profile, model, ranks, if_slow=CAUSE)
@@ -175,13 +179,13 @@ def _is_in_stage(one: SlowRanks, stage: SlowRanks) -> bool:
 
 
 def _rank_candidate(
-    slow: SlowRanks, model: ReplayModel, devices: Devices, partners: tuple[int, ...]
+    slow: SlowRanks, part: NDArray[np.int64], devices: Devices, partners: tuple[int, ...]
 ) -> Candidate:
     """Return a slow rank as a candidate: all its partners, or those whose clock was lower.
 
     Args:
         slow: The rank.
-        model: The operations.
+        part: The operations of its partners, ascending.
         devices: Samples of the devices.
         partners: Ranks, itself included, that look the same in the trace.
     """
@@ -195,7 +199,7 @@ def _rank_candidate(
         cause=CAUSE,
         ranks=throttled or partners,
         steps=slow.steps,
-        part=np.isin(model.rank, partners),
+        part=part,
         excess_ratio=slow.excess_ratio,
         threshold=slow.threshold,
         evidence=name_worker(partners, evidence) if drop is None else evidence,

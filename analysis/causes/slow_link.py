@@ -408,9 +408,9 @@ def is_explained_by_devices(
     return rest < max(MIN_EXCESS_RATIO, slow.phase.threshold) or lost_ns < min_lost_ns
 
 
-def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.bool_]:
-    """Return the operations that some links carry. Shape (ops,)."""
-    return np.isin(profile.transfers.link_of_operation, links)
+def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.int64]:
+    """Return the operations that some links carry, ascending."""
+    return np.flatnonzero(np.isin(profile.transfers.link_of_operation, links))
 
 
 def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:

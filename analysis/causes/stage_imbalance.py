@@ -289,7 +289,7 @@ def stage_candidate(
         cause=if_slow if is_slow else CAUSE,
         ranks=slow.ranks,
         steps=slow.steps,
-        part=np.isin(model.rank, slow.ranks),
+        part=np.flatnonzero(np.isin(model.rank, slow.ranks)),
         excess_ratio=slow.excess_ratio,
         threshold=slow.threshold,
         evidence=(

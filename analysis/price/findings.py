@@ -5,16 +5,16 @@ See docs/decisions/0028-prices-of-findings.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..arrays.group_stats import group_medians, medians_by_key
 from ..arrays.grouping import factorize, sorted_unique
-from ..causes.candidate import in_shown_steps
+from ..causes.candidate import shows_in
 from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
+from ..replay.program import Change
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
 from ..statistics.baseline import common_step_ratio
@@ -32,68 +32,39 @@ DOUBT_AT_THRESHOLD = 0.1
 """Share of wrong findings among those that barely reach their threshold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Durations and launch gaps of all operations."""
+class Times(NamedTuple):
+    """Durations and launch gaps of all operations, or of some."""
 
     duration_ns: NDArray[np.float64]
-    """Shape (ops,)."""
-
     gap_ns: NDArray[np.float64]
-    """Shape (ops,)."""
 
-    def replace(self, durations: NDArray[np.bool_], gaps: NDArray[np.bool_], other: Times) -> Times:
-        """Return these times with some durations and some gaps from ``other``.
-
-        Args:
-            durations: Shape (ops,): operations whose duration is replaced.
-            gaps: Shape (ops,): operations whose gap is replaced.
-            other: The times that replace these.
-        """
-        return Times(
-            duration_ns=np.where(durations, other.duration_ns, self.duration_ns),
-            gap_ns=np.where(gaps, other.gap_ns, self.gap_ns),
-        )
-
-    def minimum(self, other: Times, where: NDArray[np.bool_]) -> Times:
-        """Return the smaller of two times for some operations, and these for the others."""
-        return Times(
-            duration_ns=np.minimum(
-                self.duration_ns, other.duration_ns, where=where, out=self.duration_ns.copy()
-            ),
-            gap_ns=np.minimum(self.gap_ns, other.gap_ns, where=where, out=self.gap_ns.copy()),
-        )
-
-    def add_change(self, before: Times, after: Times) -> Times:
-        """Return these times plus the change from one time to another."""
-        return Times(
-            duration_ns=self.duration_ns + after.duration_ns - before.duration_ns,
-            gap_ns=self.gap_ns + after.gap_ns - before.gap_ns,
-        )
+    def at(self, rows: NDArray[np.int64]) -> Times:
+        """Return the times of some operations."""
+        return Times(self.duration_ns[rows], self.gap_ns[rows])
 
     def mean_step_ns(self, replayer: Replayer) -> float:
         """Return the mean step of the full replay with these times."""
-        return float(replayer.full_with(self.duration_ns, self.gap_ns).mean())
+        return float(replayer.full_with(*self).mean())
 
 
 class Fix(NamedTuple):
     """The fix of one candidate."""
 
     candidate: Candidate
-    part: NDArray[np.bool_]
-    """Shape (ops,): its operations in the steps that show it."""
+    rows: NDArray[np.int64]
+    """Shape (rows,): its operations in the steps that show it, ascending."""
 
     fixed: Times
-    """Times of the part without its cause; any values elsewhere."""
+    """Shape (rows,): their times without its cause."""
 
     @property
-    def host_part(self) -> NDArray[np.bool_]:
+    def host_rows(self) -> NDArray[np.int64]:
         """Return the operations whose launch gaps belong to the candidate.
 
         Only causes on the host have any. Otherwise a rank begins a step late because it ended the
         previous one late, and a step that is replayed alone must not pay for its predecessor.
         """
-        return self.part if self.candidate.on_host else np.zeros_like(self.part)
+        return self.rows if self.candidate.on_host else self.rows[:0]
 
 
 def price_candidates(
@@ -122,56 +93,67 @@ def price_candidates(
     if not candidates:
         return ()
     model = replayer.model
-    recorded = Times(duration_ns=model.operations.duration_ns, gap_ns=model.operations.gap_ns)
-    unblamed = Times(duration_ns=remove_partner_waits(model, workers), gap_ns=model.ideal_gap_ns)
-    ideal = Times(
-        duration_ns=ideal_outside(model, candidates, unblamed.duration_ns),
-        gap_ns=model.ideal_gap_ns,
-    )
-    fixes = _fixes(candidates, unblamed, ideal, model)
+    recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
+    unblamed = Times(remove_partner_waits(model, workers), model.ideal_gap_ns)
+    ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
+    fixes = _fixes(candidates, ideal, model)
     fixed = _fix_all(fixes, unblamed)
-    num_causes = np.sum([fix.part for fix in fixes], axis=0)
-    num_host_causes = np.sum([fix.host_part for fix in fixes], axis=0)
-    faulty = Times(
-        duration_ns=np.where(num_causes > 0, recorded.duration_ns, fixed.duration_ns),
-        gap_ns=np.where(num_host_causes > 0, recorded.gap_ns, fixed.gap_ns),
+    num_sharing = (
+        _count([fix.rows for fix in fixes], len(model.rank)),
+        _count([fix.host_rows for fix in fixes], len(model.rank)),
     )
     # A slow worker's compute includes waits for pauses of its partners, which are not its own.
-    compute = Times(duration_ns=unblamed.duration_ns, gap_ns=recorded.gap_ns)
-
-    # Not kept for all candidates: each has the size of the run.
-    def put_back(fix: Fix) -> Times:
-        return _put_back(fix, fixed, recorded if fix.candidate.on_host else compute)
-
-    total = None
-    if (num_causes > 1).any():
-        total = fixed
-        for fix in fixes:
-            total = total.add_change(fixed, put_back(fix))
-    fixed_ns, faulty_ns = fixed.mean_step_ns(replayer), faulty.mean_step_ns(replayer)
+    compute = Times(unblamed.duration_ns, recorded.gap_ns)
+    with_fault = [
+        _put_back(fix, fixed, recorded if fix.candidate.on_host else compute) for fix in fixes
+    ]
+    total = fixed
+    if (num_sharing[0] > 1).any():
+        total = Times(*(each.copy() for each in fixed))
+        for fix, times in zip(fixes, with_fault, strict=True):
+            for sums, own, before in zip(total, times, fixed, strict=True):
+                sums[fix.rows] = sums[fix.rows] + own - before[fix.rows]
+    without = [
+        _take_out(fix, times, fixed, total, recorded, num_sharing)
+        for fix, times in zip(fixes, with_fault, strict=True)
+    ]
+    fixed_ns = fixed.mean_step_ns(replayer)
+    with_fault_ns = _mean_step_with_each(replayer, fixed, fixes, with_fault)
+    faulty = Times(
+        np.where(num_sharing[0] > 0, recorded.duration_ns, fixed.duration_ns),
+        np.where(num_sharing[1] > 0, recorded.gap_ns, fixed.gap_ns),
+    )
+    faulty_ns = faulty.mean_step_ns(replayer)
+    without_ns = _mean_step_with_each(replayer, faulty, fixes, without)
     ideal_run = _ideal_run(fixes, ideal, model)
-    ideal_ns = ideal_run.replace(num_causes > 1, num_host_causes > 1, fixed).mean_step_ns(replayer)
-    found = []
-    for fix in fixes:
-        if not fix.part.any():
-            found.append(_finding(fix.candidate, None, None))
-            continue
-        with_fault = put_back(fix)
-        without = faulty.replace(
-            fix.part & (num_causes == 1), fix.host_part & (num_host_causes == 1), fixed
+    for column, of_fixed, num in zip(ideal_run, fixed, num_sharing, strict=True):
+        np.copyto(column, of_fixed, where=num > 1)
+    ideal_ns = ideal_run.mean_step_ns(replayer)
+    return tuple(
+        _finding(
+            fix.candidate, ratio(with_ns, fixed_ns), recoverable_ratio(faulty_ns, rest_ns, ideal_ns)
         )
-        if total is not None:
-            rest = total.add_change(with_fault, fixed)
-            without = without.minimum(rest, fix.part & (num_causes > 1))
-        without_ns = without.mean_step_ns(replayer)
-        found.append(
-            _finding(
-                fix.candidate,
-                ratio(with_fault.mean_step_ns(replayer), fixed_ns),
-                recoverable_ratio(faulty_ns, without_ns, ideal_ns),
-            )
-        )
-    return tuple(found)
+        if len(fix.rows)
+        else _finding(fix.candidate, None, None)
+        for fix, with_ns, rest_ns in zip(fixes, with_fault_ns, without_ns, strict=True)
+    )
+
+
+def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
+    """Return in how many sets of rows each operation is. Shape (num,)."""
+    found = np.zeros(num, dtype=np.int32)
+    for each in rows:
+        found[each] += 1
+    return found
+
+
+def _mean_step_with_each(
+    replayer: Replayer, times: Times, fixes: Sequence[Fix], own: Sequence[Times]
+) -> list[float]:
+    """Return the mean step with each candidate's own times alone in the place of the run's."""
+    changes = [Change(fix.rows, *each) for fix, each in zip(fixes, own, strict=True)]
+    means: list[float] = replayer.full_with_each(*times, changes).mean(axis=1).tolist()
+    return means
 
 
 def confidence(excess_ratio: float, threshold: float) -> float:
@@ -186,113 +168,140 @@ def confidence(excess_ratio: float, threshold: float) -> float:
     return float(1.0 - DOUBT_AT_THRESHOLD * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
-def _fixes(
-    candidates: Sequence[Candidate], unblamed: Times, ideal: Times, model: ReplayModel
-) -> list[Fix]:
+def _fixes(candidates: Sequence[Candidate], ideal: Times, model: ReplayModel) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     return [
-        Fix(each, part, _fixed_times(each, unblamed, ideal, model))
+        Fix(each, part, _fixed_times(each, part, ideal, model))
         for each, part in zip(candidates, parts, strict=True)
     ]
 
 
-def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.bool_]:
+def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.int64]:
     """Return a candidate's operations in the steps that show it."""
     if candidate.part is None:
-        return np.zeros(len(model.rank), dtype=np.bool_)
-    inside: NDArray[np.bool_] = candidate.part & in_shown_steps(model, candidate)
-    return inside
+        return np.zeros(0, dtype=np.int64)
+    shows = shows_in(candidate, model.operations.steps)
+    return candidate.part[shows[model.operations.step[candidate.part]]]
 
 
 def _own_parts(
-    parts: Sequence[NDArray[np.bool_]], model: ReplayModel
-) -> tuple[NDArray[np.bool_], ...]:
+    parts: Sequence[NDArray[np.int64]], model: ReplayModel
+) -> tuple[NDArray[np.int64], ...]:
     """Return the parts, with pauses, input and transfers only in those that have no compute.
 
     The part of a slow rank is everything that it does. But the checkpoint that it writes, and the
     link over which it sends, cost nothing because the rank computes slowly.
     """
     is_compute = has_kind(model, COMPUTE_KINDS) & model.on_device
-    has_compute = [bool((part & is_compute).any()) for part in parts]
+    has_compute = [bool(is_compute[part].any()) for part in parts]
     others = np.zeros(len(model.rank), dtype=np.bool_)
     for part, computes in zip(parts, has_compute, strict=True):
         if not computes:
-            others |= part
+            others[part] = True
     return tuple(
-        part & ~others if computes else part
+        part[~others[part]] if computes else part
         for part, computes in zip(parts, has_compute, strict=True)
     )
 
 
-def _fixed_times(candidate: Candidate, unblamed: Times, ideal: Times, model: ReplayModel) -> Times:
-    """Return the times of a candidate's part without its cause; any values elsewhere."""
-    duration_ns = ideal.duration_ns
+def _fixed_times(
+    candidate: Candidate, rows: NDArray[np.int64], ideal: Times, model: ReplayModel
+) -> Times:
+    """Return the times of a candidate's operations without its cause."""
+    duration_ns, gap_ns = ideal.at(rows)
     if not candidate.on_host:
         # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave would.
-        shorter = np.minimum(duration_ns, model.operations.duration_ns)
-        duration_ns = np.where(model.on_device, duration_ns, shorter)
+        shorter = np.minimum(duration_ns, model.operations.duration_ns[rows])
+        duration_ns = np.where(model.on_device[rows], duration_ns, shorter)
     if candidate.fixed_ns is not None:
-        duration_ns = np.where(np.isnan(candidate.fixed_ns), duration_ns, candidate.fixed_ns)
-    if candidate.is_everywhere:
-        return Times(duration_ns=duration_ns, gap_ns=np.zeros_like(ideal.gap_ns))
-    return Times(duration_ns=duration_ns, gap_ns=unblamed.gap_ns)
+        own_ns = candidate.fixed_ns[rows]
+        duration_ns = np.where(np.isnan(own_ns), duration_ns, own_ns)
+    return Times(duration_ns, np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns)
 
 
 def _fix_all(fixes: Sequence[Fix], unblamed: Times) -> Times:
     """Return the run with every candidate fixed; the smaller time if two share an operation."""
-    fixed = unblamed
+    fixed = Times(*(each.copy() for each in unblamed))
     touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
     for fix in fixes:
-        times = fix.fixed.minimum(fixed, touched & fix.part)
-        fixed = fixed.replace(fix.part, fix.part, times)
-        touched |= fix.part
+        for times, own in zip(fixed, fix.fixed, strict=True):
+            before = times[fix.rows]
+            times[fix.rows] = np.where(touched[fix.rows], np.minimum(own, before), own)
+        touched[fix.rows] = True
     return fixed
 
 
 def _put_back(fix: Fix, fixed: Times, recorded: Times) -> Times:
-    """Return the fixed run plus the excess of one candidate's operations.
+    """Return the times of one candidate's operations in the fixed run plus its own excess.
 
     If no other candidate shares an operation, its time is the recorded one. A shared operation (a
     gap of a host that launches late and then waits for an evaluation) is longer for both causes,
     and each adds its own excess.
     """
+    duration_ns, gap_ns = fixed.at(fix.rows)
+    recorded = recorded.at(fix.rows)
+    excess_ns = recorded.duration_ns - fix.fixed.duration_ns
+    duration_ns = np.maximum(duration_ns + excess_ns, 0.0)
+    if fix.candidate.on_host:
+        gap_ns = np.maximum(gap_ns + (recorded.gap_ns - fix.fixed.gap_ns), 0.0)
+    return Times(duration_ns, gap_ns)
 
-    def add_excess(
-        fixed_ns: NDArray[np.float64],
-        recorded_ns: NDArray[np.float64],
-        own_fixed_ns: NDArray[np.float64],
-        part: NDArray[np.bool_],
-    ) -> NDArray[np.float64]:
-        excess_ns = recorded_ns - own_fixed_ns
-        return np.where(part, np.maximum(fixed_ns + excess_ns, 0.0), fixed_ns)
 
-    own = fix.fixed
-    return Times(
-        duration_ns=add_excess(fixed.duration_ns, recorded.duration_ns, own.duration_ns, fix.part),
-        gap_ns=add_excess(fixed.gap_ns, recorded.gap_ns, own.gap_ns, fix.host_part),
-    )
+def _take_out(
+    fix: Fix,
+    with_fault: Times,
+    fixed: Times,
+    total: Times,
+    recorded: Times,
+    num_sharing: tuple[NDArray[np.int32], NDArray[np.int32]],
+) -> Times:
+    """Return the times of one candidate's operations in the recorded run without its excess.
+
+    Args:
+        fix: The candidate.
+        with_fault: Result of `_put_back`.
+        fixed: The run with every candidate fixed.
+        total: The fixed run plus the excess of every candidate.
+        recorded: The run.
+        num_sharing: Shape (ops,) each: number of candidates to which the operation's duration
+            belongs, and its launch gap.
+    """
+    rows = fix.rows
+    is_shared = num_sharing[0][rows] > 1
+    found = []
+    for all_, before, after, own, num in zip(
+        total, fixed, recorded, with_fault, num_sharing, strict=True
+    ):
+        faulty = np.where(num[rows] > 0, after[rows], before[rows])
+        mine = num[rows] == 1 if num is num_sharing[0] or fix.candidate.on_host else False
+        times = np.where(mine, before[rows], faulty)
+        rest = all_[rows] + before[rows] - own
+        found.append(np.where(is_shared, np.minimum(times, rest), times))
+    return Times(*found)
 
 
 def _ideal_run(fixes: Sequence[Fix], ideal: Times, model: ReplayModel) -> Times:
     """Return the ideal run, with the candidates' own fixed times if they give any."""
-    times = ideal
+    times = Times(*(each.copy() for each in ideal))
     for fix in fixes:
         if fix.candidate.fixed_ns is not None or fix.candidate.on_host:
-            times = times.replace(fix.part, fix.part, fix.fixed)
-            times = _shorten_alike_gaps(times, fix.part, model)
+            for column, own in zip(times, fix.fixed, strict=True):
+                column[fix.rows] = own
+            _shorten_alike_gaps(times, fix.rows, model)
     return times
 
 
-def _shorten_alike_gaps(ideal: Times, part: NDArray[np.bool_], model: ReplayModel) -> Times:
-    """Return an ideal whose host gaps outside a part are no longer than recorded.
+def _shorten_alike_gaps(ideal: Times, part: NDArray[np.int64], model: ReplayModel) -> None:
+    """Make host gaps outside a part no longer than recorded.
 
     If alike gaps exist only because of a fault, their ideal (their median) is the fault itself.
     """
-    on_host = ~model.on_device
-    label = model.operations.label
-    alike = on_host & ~part & np.isin(label, sorted_unique(label[part & on_host]))
-    shorter = np.minimum(ideal.duration_ns, model.operations.duration_ns)
-    return Times(duration_ns=np.where(alike, shorter, ideal.duration_ns), gap_ns=ideal.gap_ns)
+    rows = np.flatnonzero(~model.on_device)
+    label, mine = model.operations.label, part[~model.on_device[part]]
+    alike = rows[np.isin(label[rows], sorted_unique(label[mine]))]
+    alike = alike[~np.isin(alike, mine)]
+    shorter = np.minimum(ideal.duration_ns[alike], model.operations.duration_ns[alike])
+    ideal.duration_ns[alike] = shorter
 
 
 def _finding(candidate: Candidate, slowdown: float | None, share: float | None) -> Finding:
@@ -324,8 +333,10 @@ def ideal_outside(
     """
     inside = np.zeros(len(model.rank), dtype=np.bool_)
     for each in candidates:
-        if each.part is not None:
-            inside |= each.part if each.fixed_ns is None else each.part & np.isnan(each.fixed_ns)
+        if each.part is not None and each.fixed_ns is None:
+            inside[each.part] = True
+        elif each.part is not None and each.fixed_ns is not None:
+            inside[each.part] |= np.isnan(each.fixed_ns[each.part])
     ideal = model.ideal_ns.astype(np.float64)
     is_compute = has_kind(model, COMPUTE_KINDS)
     for code in sorted_unique(model.kind[is_compute]).tolist():

@@ -314,12 +314,151 @@ replay_alone(PyObject *Py_UNUSED(self), PyObject *args)
     return result;
 }
 
+/* -- variants ----------------------------------------------------------------------------- */
+
+#define WIDTH 8  /* variants replayed together: two or four vector registers */
+
+typedef struct {
+    Graph graph;
+    int32_t low, high, num_changes;
+    const double *duration, *gap, *ends, *new_duration, *new_gap;
+    const int32_t *first_change, *variant;
+    const uint8_t *closes;
+    double *lanes;     /* of position p, at (p - low) * WIDTH */
+    uint8_t *differs;  /* of position p, at p - low: whether any variant ends at another time */
+    double *latest;
+} Variants;
+
+static void
+replay_item(const Variants *v, int32_t at, int32_t stop)
+{
+    const Graph *g = &v->graph;
+    double gate[WIDTH], arrival[WIDTH];
+    for (int w = 0; w < WIDTH; w++) {
+        gate[w] = -INFINITY;
+    }
+    for (int32_t k = at; k < stop; k++) {
+        int32_t row = g->order[k];
+        for (int w = 0; w < WIDTH; w++) {
+            arrival[w] = g->first[k] < g->first[k + 1] ? -INFINITY : 0.0;
+        }
+        for (int32_t e = g->first[k]; e < g->first[k + 1]; e++) {
+            int32_t pred = g->pred[e];
+            const double *ends = v->lanes + (Py_ssize_t)(pred - v->low) * WIDTH;
+            double end = v->ends[pred];
+            int differs = v->differs[pred - v->low];
+            for (int w = 0; w < WIDTH; w++) {
+                double found = differs ? ends[w] : end;
+                arrival[w] = found > arrival[w] ? found : arrival[w];
+            }
+        }
+        double gaps[WIDTH];
+        for (int w = 0; w < WIDTH; w++) {
+            gaps[w] = v->gap == NULL ? 0.0 : v->gap[row];
+        }
+        for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
+            gaps[v->variant[c]] = v->new_gap == NULL ? gaps[v->variant[c]] : v->new_gap[c];
+        }
+        for (int w = 0; w < WIDTH; w++) {
+            arrival[w] += gaps[w];
+            gate[w] = arrival[w] > gate[w] ? arrival[w] : gate[w];
+        }
+    }
+    for (int32_t k = at; k < stop; k++) {
+        int32_t row = g->order[k];
+        double *ends = v->lanes + (Py_ssize_t)(k - v->low) * WIDTH;
+        v->differs[k - v->low] = 1;
+        for (int w = 0; w < WIDTH; w++) {
+            ends[w] = gate[w] + v->duration[row];
+        }
+        for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
+            ends[v->variant[c]] = gate[v->variant[c]] + v->new_duration[c];
+        }
+    }
+}
+
+static void
+replay_all_variants(const Variants *v)
+{
+    const Graph *g = &v->graph;
+    for (int w = 0; w < WIDTH; w++) {
+        v->latest[w] = 0.0;
+    }
+    for (int32_t at = v->low; at < v->high;) {
+        int32_t stop = at;
+        int differs = 0;
+        do {
+            int32_t row = g->order[stop];
+            differs |= v->first_change[row] < v->first_change[row + 1];
+            for (int32_t e = g->first[stop]; e < g->first[stop + 1]; e++) {
+                differs |= v->differs[g->pred[e] - v->low];
+            }
+        } while (!g->last[stop++]);
+        if (differs) {
+            replay_item(v, at, stop);
+        }
+        for (; at < stop; at++) {
+            const double *ends = v->lanes + (Py_ssize_t)(at - v->low) * WIDTH;
+            for (int w = 0; v->closes[g->order[at]] && w < WIDTH; w++) {
+                double end = differs ? ends[w] : v->ends[at];
+                v->latest[w] = end > v->latest[w] ? end : v->latest[w];
+            }
+        }
+    }
+}
+
+static PyObject *
+replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Variants v;
+    Arrays a = {.num = 0};
+    PyObject *graph, *duration, *gap, *ends, *closes, *first, *variant, *new_duration, *new_gap;
+    PyObject *latest, *result = NULL;
+    if (!PyArg_ParseTuple(args, "O!iiOOOOOiOOOO", &PyTuple_Type, &graph, &v.low, &v.high, &duration,
+                          &gap, &ends, &closes, &first, &v.num_changes, &variant, &new_duration,
+                          &new_gap, &latest)) {
+        return NULL;
+    }
+    v.gap = v.new_gap = NULL;
+    if (borrow_graph(&a, &v.graph, graph)
+        && (v.duration = borrow(&a, duration, v.graph.num_rows, 8, 0))
+        && (gap == Py_None || (v.gap = borrow(&a, gap, v.graph.num_rows, 8, 0)))
+        && (v.ends = borrow(&a, ends, v.graph.num_rows, 8, 0))
+        && (v.closes = borrow(&a, closes, v.graph.num_rows, 1, 0))
+        && (v.first_change = borrow(&a, first, (Py_ssize_t)v.graph.num_rows + 1, 4, 0))
+        && (v.variant = borrow(&a, variant, v.num_changes, 4, 0))
+        && (v.new_duration = borrow(&a, new_duration, v.num_changes, 8, 0))
+        && (new_gap == Py_None || (v.new_gap = borrow(&a, new_gap, v.num_changes, 8, 0)))
+        && (v.latest = borrow(&a, latest, WIDTH, 8, 1))) {
+        if (v.low < 0 || v.low > v.high || v.high > v.graph.num_rows) {
+            PyErr_SetString(PyExc_ValueError, "the positions are not in the graph");
+        } else {
+            size_t num = (size_t)(v.high - v.low) + 1;
+            v.lanes = PyMem_RawMalloc(num * WIDTH * sizeof(double));
+            v.differs = PyMem_RawCalloc(num, 1);
+            if (v.lanes != NULL && v.differs != NULL) {
+                Py_BEGIN_ALLOW_THREADS
+                replay_all_variants(&v);
+                Py_END_ALLOW_THREADS
+                result = Py_NewRef(Py_None);
+            } else {
+                (void)PyErr_NoMemory();
+            }
+            PyMem_RawFree(v.lanes);
+            PyMem_RawFree(v.differs);
+        }
+    }
+    release(&a);
+    return result;
+}
+
 /* -- module ------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
     {"sort", sort, METH_VARARGS, "See loop.sort."},
     {"replay", replay, METH_VARARGS, "See loop.replay."},
     {"replay_alone", replay_alone, METH_VARARGS, "See loop.replay_alone."},
+    {"replay_variants", replay_variants, METH_VARARGS, "See loop.replay_variants."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .python_loop import replay, replay_alone, sort
+    from .python_loop import replay, replay_alone, replay_variants, sort
 else:
     try:
         from . import _loop as functions
@@ -26,8 +26,12 @@ else:
             stacklevel=2,
         )
     replay, replay_alone, sort = functions.replay, functions.replay_alone, functions.sort
+    replay_variants = functions.replay_variants
 
-__all__ = ["Graph", "replay", "replay_alone", "sort"]
+__all__ = ["WIDTH", "Graph", "replay", "replay_alone", "replay_variants", "sort"]
+
+WIDTH = 8
+"""Variants that `replay_variants` replays together; the same as in ``loop.c``."""
 
 
 class Graph(NamedTuple):

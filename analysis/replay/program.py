@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP, factorize
+from ..arrays.sorting import stable_argsort
 from ..trace.errors import CycleError
 from . import loop
 from .equal_replicas import find_steps_of_equal_replicas
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from .operations import Operations
+
+
+class Change(NamedTuple):
+    """Other times of some operations."""
+
+    rows: NDArray[np.int64]
+    """Shape (rows,): the operations, each once."""
+
+    duration_ns: NDArray[np.float64]
+    """Shape (rows,)."""
+
+    gap_ns: NDArray[np.float64]
+    """Shape (rows,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +84,50 @@ class Program:
         ends = np.empty(self.graph.num_rows)
         loop.replay(self.graph, 0, self.graph.num_rows, duration_ns, gap_ns, None, ends)
         return self._last_by_step(ends)
+
+    def changed_step_times(
+        self,
+        duration_ns: NDArray[np.float64],
+        gap_ns: NDArray[np.float64],
+        changes: Sequence[Change],
+    ) -> NDArray[np.float64]:
+        """Replay every step once with each change alone.
+
+        Only what ends at another time is replayed again, so that many small changes cost little.
+
+        Args:
+            duration_ns: Shape (ops,): durations and transfers.
+            gap_ns: Shape (ops,): launch gaps.
+            changes: Other times of some operations.
+
+        Returns:
+            Shape (changes, steps), ns.
+        """
+        graph, closes = self.graph, self.operations.closes_step
+        ends, latest = np.empty(graph.num_rows), np.empty(loop.WIDTH)
+        loop.replay(graph, 0, graph.num_rows, duration_ns, gap_ns, None, ends)
+        times = np.repeat(self._last_by_step(ends)[None], len(changes), axis=0)
+        first = np.zeros(graph.num_rows + 1, dtype=np.int32)
+        for begin in range(0, len(changes), loop.WIDTH):
+            block = changes[begin : begin + loop.WIDTH]
+            rows = np.concatenate([change.rows for change in block])
+            order = stable_argsort(rows)
+            np.cumsum(np.bincount(rows, minlength=graph.num_rows), out=first[1:])
+            variant = np.repeat(
+                np.arange(len(block), dtype=np.int32), [len(change.rows) for change in block]
+            )[order]
+            new_duration_ns = np.concatenate([change.duration_ns for change in block])[order]
+            new_gap_ns = np.concatenate([change.gap_ns for change in block])[order]
+            # Steps have the same rows as positions.
+            at = np.searchsorted(rows[order], self.first_position)
+            for step in np.flatnonzero(np.diff(at)).tolist():
+                low, high = self.first_position[step : step + 2].tolist()
+                loop.replay_variants(
+                    graph, low, high, duration_ns, gap_ns, ends, closes, first, len(rows), variant,
+                    new_duration_ns, new_gap_ns, latest
+                )  # fmt: skip
+                times[begin : begin + len(block), step] = latest[: len(block)]
+        return times
 
     def operation_times(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None

@@ -171,5 +171,53 @@ def replay_alone(  # noqa: PLR0913 - as the compiled one
         at = stop
 
 
+def replay_variants(  # noqa: PLR0913 - as the compiled one
+    graph: Graph,
+    low: int,
+    high: int,
+    duration: Float64s,
+    gap: Float64s | None,
+    ends: Float64s,
+    closes: NDArray[np.bool_],
+    first: Int32s,
+    num_changes: int,
+    variant: Int32s,
+    new_duration: Float64s,
+    new_gap: Float64s | None,
+    latest: Float64s,
+    /,
+) -> None:
+    """Replay one step in several variants, each of which has other times of some rows.
+
+    The compiled one replays only the items that end at another time in some variant.
+
+    Args:
+        graph: The rows.
+        low: Position of the step's first row.
+        high: The position after its last row.
+        duration: Shape (rows,), by row, in any unit.
+        gap: Likewise; None for none.
+        ends: Shape (rows,), by position: ends of the replay without any change.
+        closes: Shape (rows,), by row: the step ends when the last of these has ended.
+        first: Shape (rows + 1,): index of each row's first change.
+        num_changes: Number of changes.
+        variant: Shape (changes,): the variant, below the length of ``latest``.
+        new_duration: Shape (changes,).
+        new_gap: Likewise; None: gaps do not change.
+        latest: Shape (`loop.WIDTH`,): the step's time in each variant; filled in.
+    """
+    row = np.repeat(np.arange(graph.num_rows), np.diff(first))[:num_changes]
+    closing = low + np.flatnonzero(closes[graph.order[low:high]])
+    for number in range(len(latest)):
+        mine = variant == number
+        durations, gaps, by_position = duration.copy(), gap, ends.copy()
+        durations[row[mine]] = new_duration[mine]
+        if gap is not None and new_gap is not None:
+            gaps = gap.copy()
+            gaps[row[mine]] = new_gap[mine]
+        replay(graph, low, high, durations, gaps, None, by_position)
+        latest[number] = by_position[closing].max(initial=0.0)
+
+
 def _latest(ends: Float64s, predecessors: list[int]) -> float:
     return max((float(ends[k]) for k in predecessors), default=0.0)

@@ -19,11 +19,12 @@ from .operations import remove_host_operations
 from .program import OperationTimes, Program, compile_program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from .model import ReplayModel
+    from .program import Change
 
 MAX_ISOLATED_COST = 100_000_000
 """Largest number of durations replayed to put each dp position back: about a second."""
@@ -151,6 +152,24 @@ class Replayer:
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
         return self._full_program().step_times(duration_ns, gaps)
+
+    def full_with_each(
+        self,
+        duration_ns: NDArray[np.float64],
+        gap_ns: NDArray[np.float64],
+        changes: Sequence[Change],
+    ) -> NDArray[np.float64]:
+        """Return T of the full replay with each of several changes alone.
+
+        Args:
+            duration_ns: Shape (ops,).
+            gap_ns: Shape (ops,).
+            changes: Other times of some operations.
+
+        Returns:
+            Shape (changes, steps), ns.
+        """
+        return self._full_program().changed_step_times(duration_ns, gap_ns, changes)
 
     def full_ideal_times(self) -> OperationTimes:
         """Return the start and end of each operation in the ideal full replay."""

@@ -127,7 +127,7 @@ def test_a_slow_uplink_is_one_candidate_and_explains_the_group_that_uses_it() ->
     )
     # Operation k is carried by link k: the 8 slow pairs, and the group, which is the 25th.
     assert found.part is not None
-    assert np.flatnonzero(found.part).tolist() == [*range(8, 16), 24]
+    assert found.part.tolist() == [*range(8, 16), 24]
 
 
 def test_links_between_most_stages_that_became_slow_are_the_network() -> None:
@@ -283,7 +283,7 @@ def slow_candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
         cause=slow_link.CAUSE,
         ranks=ranks,
         steps=(4, 7),
-        part=np.array(part),
+        part=np.flatnonzero(part),
         excess_ratio=0.3,
         threshold=0.1,
         evidence="transfers take longer",

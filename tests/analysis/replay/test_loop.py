@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +147,45 @@ def test_replicas_alone_are_those_of_a_replay_for_each(rows: Rows, recorded: lis
             assert others_by_row[replica == number].tolist() == pytest.approx(
                 by_row[replica == other].tolist()
             )
+
+
+@given(row_sets(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_variants_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject) -> None:
+    # GIVEN several changes, of some rows each
+    num = len(rows.group)
+    times = st.tuples(st.floats(-5, 100), st.floats(-5, 100))
+    changes = [
+        data.draw(st.dictionaries(st.integers(0, num - 1), times, max_size=3))
+        for _ in range(loop.WIDTH - 1)
+    ]
+    closes = np.array(data.draw(st.lists(st.booleans(), min_size=num, max_size=num)))
+    listed = sorted((row, number) for number, change in enumerate(changes) for row in change)
+    first = np.zeros(num + 1, dtype=np.int32)
+    first[1:] = np.cumsum(np.bincount([row for row, _ in listed], minlength=num))
+    variant = np.array([number for _, number in listed], dtype=np.int32)
+    new = np.array([changes[number][row] for row, number in listed]).reshape(-1, 2).T.copy()
+    for functions in (_loop, python_loop):
+        graph = sorted_by(functions, rows)
+        duration, gap, ends = np.array(rows.duration), np.array(rows.gap), np.empty(num)
+        functions.replay(graph, 0, num, duration, gap, None, ends)
+
+        # WHEN all are replayed at once
+        latest = np.empty(loop.WIDTH)
+        functions.replay_variants(
+            graph, 0, num, duration, gap, ends, closes, first, len(listed), variant, *new, latest
+        )
+
+        # THEN each ends as in a replay of its own, and the last, without changes, as before
+        for change, found in zip([*changes, {}], latest.tolist(), strict=True):
+            own = replace(
+                rows,
+                duration=[change.get(row, (old, 0))[0] for row, old in enumerate(rows.duration)],
+                gap=[change.get(row, (0, old))[1] for row, old in enumerate(rows.gap)],
+            )
+            _, expected = expected_times(own)
+            closing = [end for end, is_last in zip(expected, closes, strict=True) if is_last]
+            assert found == max([0.0, *closing])
 
 
 @BOTH
