@@ -242,8 +242,8 @@ def _since_previous(context: RunContext) -> list[Finding]:
         return []
     newest = max(one.epoch for one in context.manifests)
     last = max(one.epoch for one in context.previous_manifests)
-    now = _usual([one for one in context.manifests if one.epoch == newest])
-    before = _usual([one for one in context.previous_manifests if one.epoch == last])
+    now = common_settings([one for one in context.manifests if one.epoch == newest])
+    before = common_settings([one for one in context.previous_manifests if one.epoch == last])
     changed = tuple(
         Difference(name=name, usual=before.get(name), other=now.get(name), num_values=2)
         for name in sorted(now.keys() | before.keys())
@@ -264,7 +264,7 @@ def _since_previous(context: RunContext) -> list[Finding]:
     ]
 
 
-def _usual(manifests: Sequence[RankManifest]) -> dict[str, str]:
+def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
     """Return the settings that have one value on more than half of the ranks."""
     counts: Counter[tuple[str, str]] = Counter()
     for settings, ranks in _group_alike({one.rank: one.settings for one in manifests}):

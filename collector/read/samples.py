@@ -22,6 +22,7 @@ WHERE run_id IN ({run_id:String}, '') AND at_ns >= {first_ns:Int64} AND at_ns <=
     AND (run_id != '' OR host IN (
         SELECT DISTINCT host FROM ranks WHERE run_id = {run_id:String}
     ))
+    AND (empty({name:String}) OR name = {name:String})
 ORDER BY name, host, device, at_ns
 """
 
@@ -62,7 +63,9 @@ def write_samples(store: Store, rows: pa.Table) -> None:
         store.insert_arrow("samples", rows)
 
 
-def read_samples(store: Store, run_id: str, *, first_ns: int, last_ns: int) -> pa.Table:
+def read_samples(
+    store: Store, run_id: str, *, first_ns: int, last_ns: int, name: str = ""
+) -> pa.Table:
     """Return the samples of a run and of its hosts, by (name, host, device, at_ns).
 
     Args:
@@ -70,6 +73,7 @@ def read_samples(store: Store, run_id: str, *, first_ns: int, last_ns: int) -> p
         run_id: The run.
         first_ns: First Unix time.
         last_ns: Last Unix time, included.
+        name: Only this quantity; "": all.
     """
-    bound = {"run_id": run_id, "first_ns": first_ns, "last_ns": last_ns}
+    bound = {"run_id": run_id, "first_ns": first_ns, "last_ns": last_ns, "name": name}
     return store.arrow(SELECT_SAMPLES, bound)

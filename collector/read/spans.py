@@ -40,6 +40,14 @@ ORDER BY epoch, step, rank, start_ns, segment, row
 
 SELECT_SPANS_FINAL = SELECT_SPANS.replace("FROM spans", "FROM spans FINAL")
 
+SELECT_CHOSEN = SELECT_SPANS_FINAL.replace(
+    "\nORDER BY",
+    """
+    AND (empty({ranks:Array(Int32)}) OR rank IN {ranks:Array(Int32)})
+    AND (empty({kinds:Array(String)}) OR kind IN {kinds:Array(String)})
+ORDER BY""",
+)
+
 COUNT_SPANS = """
 SELECT count() AS num_spans FROM spans
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
@@ -152,6 +160,25 @@ def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.
     While a cut is stored again, the store has its rows twice until the ledger says so.
     """
     return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last))
+
+
+def read_selected_kinds(
+    store: Store,
+    run_id: str,
+    *,
+    first: int | None,
+    last: int | None,
+    ranks: Sequence[int] = (),
+    kinds: Sequence[str] = (),
+) -> pa.Table:
+    """Return the spans of some ranks and kinds (empty: all), each once, as `read_spans` does.
+
+    With ``first`` below 0, spans outside any step are included: their step is -1.
+    """
+    bound = step_range(run_id, first, last) | {"ranks": [*ranks], "kinds": [*kinds]}
+    if first is not None and first < 0:
+        bound["first"] = NONE
+    return store.arrow(SELECT_CHOSEN, bound)
 
 
 def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOutline:

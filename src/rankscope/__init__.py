@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rankscope.analysis.price.operation_sets import Part
 
-    from rankscope.analysis.readers.bytedance.what_if import TraceWhatIf
+    from .comparison import compare
+    from .run import Run, open_run, runs
+    from .sources.bytedance_file import what_if_file
 
-    from .run import Run
+_HOMES = {
+    "Part": "rankscope.analysis.price.operation_sets",
+    "Run": "rankscope.run",
+    "compare": "rankscope.comparison",
+    "open_run": "rankscope.run",
+    "runs": "rankscope.run",
+    "what_if_file": "rankscope.sources.bytedance_file",
+}
 
-__all__ = ["open_run", "what_if_file"]
+__all__ = ["Part", "Run", "compare", "open_run", "runs", "what_if_file"]
 
 
-def open_run(run_id: str, *, store: str | None = None) -> Run:
-    """Open a stored run for reading: ``open_run("AR").verdict``; see `rankscope.run.open_run`."""
-    from . import run
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
-    return run.open_run(run_id, store=store)
 
-
-def what_if_file(trace: Path, meta: Path) -> TraceWhatIf:
-    """Return the slowdowns of a trace file without storing it.
-
-    See `rankscope.sources.bytedance_file.what_if_file`.
-    """
-    from .sources import bytedance_file
-
-    return bytedance_file.what_if_file(trace, meta)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,16 +1,35 @@
-"""Stored runs in notebooks and scripts: `open_run` and the results of a run."""
+"""Stored runs in notebooks and scripts: `open_run`, `runs` and the results of a run.
+
+What has rows is an Arrow table: ``.to_pandas()`` makes a data frame of it, and
+``polars.from_arrow`` one of polars. Times whose name ends in ``_ns`` are in ns; moments among them
+(``start_ns``, ``at_ns``) are Unix time.
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.analyze import analyze_run, read_operations
 from rankscope.analysis.drawing.timeline import read_timeline
+from rankscope.analysis.report.text import format_percent
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.read.samples import read_samples
+from rankscope.collector.read.spans import read_selected_kinds
+from rankscope.collector.read.steps import read_step_bounds, read_steps
 from rankscope.collector.store.location import default_store_url
 
+from .sources.result_tables import (
+    findings_table,
+    kind_times_table,
+    ranks_table,
+    runs_table,
+    step_times_table,
+    waits_table,
+    waterfall_table,
+)
 from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
@@ -18,9 +37,10 @@ if TYPE_CHECKING:
 
     import networkx as nx
     import numpy as np
+    import plotly.graph_objects as go
+    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from rankscope.analysis.breakdown.waterfall import Waterfall
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
@@ -28,7 +48,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.replay.step_graph import IdealTimeline
     from rankscope.analysis.replay.what_if import Replayer
     from rankscope.analysis.report.report import RunReport
-    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
+    from rankscope.analysis.trace.tables import RunInfo
     from rankscope.collector.store.store import Store
 
 
@@ -54,6 +74,22 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
     return Run(opened, info)
 
 
+def runs(*, store: str | None = None) -> pa.Table:
+    """Return one row per run of a store, the newest first.
+
+    Example:
+        >>> rankscope.runs().to_pandas()
+
+    Args:
+        store: URL of the store, as in `open_run`.
+
+    Raises:
+        StoreError: The store could not be opened.
+    """
+    with open_for_reading(store or default_store_url()) as opened:
+        return runs_table(StoreSource(opened).runs())
+
+
 class Run:
     """One run of an open store. Each result is computed at its first use."""
 
@@ -65,7 +101,7 @@ class Run:
 
     @cached_property
     def report(self) -> RunReport:
-        """The diagnosis of all steps."""
+        """The diagnosis of all steps, as `rankscope analyze` prints it."""
         return analyze_run(self._source, self.info.run_id)
 
     @cached_property
@@ -73,13 +109,96 @@ class Run:
         """The diagnosis in one sentence."""
         return verdict_sentence(self.report)
 
-    def spans(self, first: int | None = None, last: int | None = None) -> SpanTable:
-        """Return the spans of steps ``first`` to ``last``, both included, as numpy columns."""
-        return self._source.spans(self.info.run_id, first=first, last=last)
+    def findings(self) -> pa.Table:
+        """Return one row per finding, the verdict's first.
 
-    def steps(self) -> StepTable:
-        """Return one row per (epoch, step, rank)."""
-        return self._source.steps(self.info.run_id)
+        Example:
+            >>> run.findings().to_pandas()[["cause", "ranks", "recoverable_ratio"]]
+        """
+        return findings_table(self.report)
+
+    def spans(
+        self,
+        steps: int | tuple[int, int] | None = None,
+        *,
+        ranks: int | Collection[int] = (),
+        kinds: str | Collection[str] = (),
+    ) -> pa.Table:
+        """Return recorded spans, by epoch, step, rank and start.
+
+        Example:
+            >>> run.spans(12, ranks=3, kinds=["forward", "backward"]).to_pandas()
+
+        Args:
+            steps: One step, or the first and the last of several. None: all steps. Spans outside
+                any step have step -1.
+            ranks: Only these global ranks.
+            kinds: Only these kinds of span (``forward``, ``dp-comm``, ...).
+        """
+        first, last = (steps, steps) if isinstance(steps, int) else steps or (None, None)
+        return read_selected_kinds(
+            self._store,
+            self.info.run_id,
+            first=first,
+            last=last,
+            ranks=[ranks] if isinstance(ranks, int) else [*ranks],
+            kinds=[kinds] if isinstance(kinds, str) else [*kinds],
+        )
+
+    def steps(self) -> pa.Table:
+        """Return one row per step of the job: actual and ideal seconds, S, MFU, tokens, loss.
+
+        Example:
+            >>> run.steps().to_pandas().plot(x="step", y="actual_s")
+        """
+        return step_times_table(self.report, self._source.steps(self.info.run_id))
+
+    def rank_steps(self) -> pa.Table:
+        """Return one row per (epoch, step, rank), as each rank reported it."""
+        return read_steps(self._store, self.info.run_id)
+
+    def ranks(self) -> pa.Table:
+        """Return one row per traced rank: position, host, device, state and slowdown (S).
+
+        Example:
+            >>> run.ranks().sort_by([("slowdown", "descending")]).slice(0, 5).to_pandas()
+        """
+        return ranks_table(self.info, self.slowdown_by_rank)
+
+    def waits(self) -> pa.Table:
+        """Return who waits for whom, directly or through others: shares of the step time.
+
+        Example:
+            >>> run.waits().to_pandas().groupby("on_rank")["ratio"].sum().nlargest(3)
+        """
+        return waits_table(self.report)
+
+    def kind_times(self, step: int, *, epoch: int | None = None) -> pa.Table:
+        """Return the times of one step by rank and kind of span: busy, wait, transfer, exposed.
+
+        Example:
+            >>> run.kind_times(12).to_pandas().pivot(index="rank", columns="kind", values="busy_ns")
+
+        Raises:
+            EmptyRunError: The step holds no spans.
+        """
+        from rankscope.analysis.breakdown.kind_times import sum_kind_times
+
+        return kind_times_table(sum_kind_times(self.timeline(step, epoch=epoch)))
+
+    def samples(self, name: str = "") -> pa.Table:
+        """Return clocks, power and counters of the run's hosts during its steps.
+
+        Example:
+            >>> run.samples("gpu-clock-hz").to_pandas().groupby(["host", "device"])["value"].min()
+
+        Args:
+            name: Only this quantity. "": all.
+        """
+        bounds = read_step_bounds(self._store, self.info.run_id) or (0, 0)
+        return read_samples(
+            self._store, self.info.run_id, first_ns=bounds[0], last_ns=bounds[1], name=name
+        )
 
     def timeline(self, step: int, *, epoch: int | None = None) -> StepTimeline:
         """Return one step, each span with its wait and transfer.
@@ -98,17 +217,53 @@ class Run:
     @cached_property
     def reading(self) -> Reading:
         """All steps as operations. The operation numbers of the results below refer to these."""
-        return read_operations(self.info, self.spans(), self.steps())
+        return read_operations(
+            self.info, self._source.spans(self.info.run_id), self._source.steps(self.info.run_id)
+        )
 
-    @cached_property
-    def waterfall(self) -> Waterfall:
-        """The parts of each rank's step time; see `analysis.breakdown.waterfall.Part`."""
+    def waterfall(self) -> pa.Table:
+        """Return the parts of each rank's time in each step, which sum to it exactly.
+
+        `analysis.breakdown.waterfall.Part` describes the parts.
+
+        Example:
+            >>> run.waterfall().to_pandas().drop(columns=["rank", "step"]).sum()
+        """
         from rankscope.analysis.breakdown.waterfall import build_waterfall
         from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
 
-        spans = self.spans()
-        steps = align_steps_to_device(spans, self.steps())
-        return build_waterfall(self.info, self.reading, spans, steps)
+        spans = self._source.spans(self.info.run_id)
+        steps = align_steps_to_device(spans, self._source.steps(self.info.run_id))
+        return waterfall_table(build_waterfall(self.info, self.reading, spans, steps))
+
+    def figure_steps(self) -> go.Figure:
+        """Draw step time and MFU by step, as the overview does."""
+        from rankscope.dashboard.figures.step_time import step_time_figure
+
+        return step_time_figure(self.report)
+
+    def figure_excess(self) -> go.Figure:
+        """Draw the excess compute of each rank in each step, as the overview does."""
+        from rankscope.dashboard.figures.excess import excess_figure
+
+        return excess_figure(self.report)
+
+    def figure_workers(self) -> go.Figure:
+        """Draw the slowdown of each worker over the parallel layout, as the overview does."""
+        from rankscope.dashboard.figures.workers import worker_figure
+
+        return worker_figure(self.report)
+
+    def figure_timeline(self, step: int, *, epoch: int | None = None) -> go.Figure:
+        """Draw every span of a step, in rows by rank; for some hundred ranks, or fewer.
+
+        Raises:
+            EmptyRunError: The step holds no spans.
+        """
+        from rankscope.analysis.drawing.rows import GroupBy
+        from rankscope.dashboard.figures.timeline import timeline_figure
+
+        return timeline_figure(self.timeline(step, epoch=epoch), GroupBy.RANK)
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that determines when a step ends.
@@ -143,6 +298,9 @@ class Run:
     def what_if(self, part: Part | NDArray[np.bool_]) -> PartPrice:
         """Return what would be saved if a set of operations were healthy.
 
+        Example:
+            >>> run.what_if(Part(rank=2)).recoverable_ratio
+
         Args:
             part: The set: conditions (`analysis.price.operation_sets.Part`), or a mask over the
                 operations of ``reading``.
@@ -155,7 +313,10 @@ class Run:
         if isinstance(part, Part):
             by_span = part.group is not None or part.name is not None
             part = select_operations(
-                part, self.info, self.reading, spans=self.spans() if by_span else None
+                part,
+                self.info,
+                self.reading,
+                spans=self._source.spans(self.info.run_id) if by_span else None,
             )
         return price_part(self.replayer, part)
 
@@ -218,3 +379,17 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<run {self.info.run_id!r}: {self.info.world_size} ranks>"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the findings, for a cell of a notebook."""
+        head = "<tr><th>cause</th><th>severity</th><th>recoverable</th><th>evidence</th></tr>"
+        rows = "".join(
+            f"<tr><td>{escape(found.cause)}</td><td>{escape(found.severity or '')}</td>"
+            f"<td>{format_percent(found.recoverable_ratio)}</td>"
+            f"<td style='text-align:left'>{escape(found.evidence)}</td></tr>"
+            for found in self.report.findings
+        )
+        return (
+            f"<p><b>{escape(self.info.run_id)}</b>, {self.info.world_size} ranks:"
+            f" {escape(self.verdict)}</p><table>{head}{rows}</table>"
+        )

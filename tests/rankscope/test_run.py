@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.breakdown.waterfall import Part as TimePart
-from rankscope.analysis.price.operation_sets import Part
+import rankscope
+from rankscope import Part, compare
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
@@ -104,7 +104,12 @@ def test_the_slack_of_the_fast_rank_is_its_wait(run: Run) -> None:
 
 
 def test_the_waterfall_is_that_of_the_report(run: Run) -> None:
-    assert (run.waterfall.of(TimePart.WAITING) / MS).tolist() == [[40, 40], [0, 0]]
+    waterfall = run.waterfall()
+    assert waterfall["rank"].to_pylist() == [0, 0, 1, 1]
+    assert waterfall["waiting_ns"].to_pylist() == [40 * MS, 40 * MS, 0, 0]
+    parts = [name for name in waterfall.column_names if name.endswith("_ns")][1:]
+    total = np.sum([np.array(waterfall[name]) for name in parts], axis=0)
+    assert total.tolist() == waterfall["total_ns"].to_pylist() == [110 * MS] * 4
     assert run.report.waterfall is not None
     assert run.report.waterfall.mean_ratio["waiting"] == 80 / 440
 
@@ -114,11 +119,11 @@ def test_the_waterfall_of_a_host_that_runs_ahead_covers_the_steps_of_the_device(
 ) -> None:
     # GIVEN a host that issues each step in 1 ms, and a device that takes 62 (`write_ahead`)
     with open_run("ahead", store=stored) as opened:
-        waterfall = opened.waterfall
+        waterfall = opened.waterfall()
 
     # THEN each step has the time of the device, and all of it is compute
-    assert waterfall.total_ns.tolist() == [[62 * MS, 62 * MS]]
-    assert waterfall.of(TimePart.USEFUL_COMPUTE).tolist() == [[62 * MS, 62 * MS]]
+    assert waterfall["total_ns"].to_pylist() == [62 * MS, 62 * MS]
+    assert waterfall["useful_compute_ns"].to_pylist() == [62 * MS, 62 * MS]
 
 
 def test_fixing_the_slow_rank_recovers_all_lost_time(run: Run) -> None:
@@ -153,3 +158,91 @@ def test_the_slow_rank_has_the_largest_slowdown(run: Run) -> None:
     assert run.slowdown_by_rank == {0: 1.0, 1: 110 / 90}
     assert list(run.slowdown_by_tp) == [0]
     assert set(run.slowdown_by_host.values()) == {110 / 90}
+
+
+def test_the_spans_of_one_rank_and_kind_are_one_line(run: Run) -> None:
+    spans = run.spans(1, ranks=1, kinds="forward")
+
+    assert spans.select(["step", "rank", "kind", "duration_ns"]).to_pylist() == [
+        {"step": 1, "rank": 1, "kind": "forward", "duration_ns": 100 * MS}
+    ]
+    assert (run.spans().num_rows, run.spans((0, 1)).num_rows, run.spans(ranks=(0, 7)).num_rows) == (
+        8,
+        8,
+        4,
+    )
+
+
+def test_steps_have_their_times_tokens_and_loss(run: Run) -> None:
+    steps = run.steps().to_pylist()
+
+    assert [row["actual_s"] for row in steps] == [0.11, 0.11]
+    assert [(row["ideal_s"], row["loss"]) for row in steps] == [(0.09, 1.0)] * 2
+    # Both ranks are positions of their own: 8 tokens each.
+    assert steps[0]["num_tokens"] == 16
+    assert run.rank_steps().num_rows == 4
+
+
+def test_a_table_is_a_data_frame_in_one_call(run: Run) -> None:
+    frame = run.steps().to_pandas()
+
+    assert frame["actual_s"].max() == 0.11
+    assert frame["slowdown"].tolist() == pytest.approx([11 / 9] * 2)
+
+
+def test_ranks_and_waits_name_the_rank_that_others_wait_for(run: Run) -> None:
+    slowest = run.ranks().sort_by([("slowdown", "descending")]).to_pylist()[0]
+    assert (slowest["rank"], slowest["dp"]) == (1, 1)
+
+    assert run.waits().to_pylist() == [{"rank": 0, "on_rank": 1, "ratio": 40 / 110}]
+
+
+def test_the_times_of_a_step_by_kind(run: Run) -> None:
+    rows = {(row["rank"], row["kind"]): row for row in run.kind_times(0).to_pylist()}
+
+    assert rows[0, "forward"]["busy_ns"] == 60 * MS
+    assert (rows[0, "dp-comm"]["wait_ns"], rows[0, "dp-comm"]["transfer_ns"]) == (40 * MS, 10 * MS)
+
+
+def test_findings_and_samples_are_tables(run: Run) -> None:
+    assert run.findings().num_rows == len(run.report.findings)
+    assert run.findings()["cause"][0].as_py() == run.report.findings[0].cause
+    assert run.samples().column_names == run.samples("gpu-clock-hz").column_names
+
+
+def test_a_cell_of_a_notebook_shows_the_verdict_and_escapes_names(run: Run) -> None:
+    html = run._repr_html_()
+
+    assert run.report.findings[0].cause in html
+    assert "<script" not in html
+
+
+def test_figures_are_those_of_the_pages(run: Run) -> None:
+    assert len(run.figure_timeline(1).data) >= 2
+    for figure in (run.figure_steps(), run.figure_excess(), run.figure_workers()):
+        assert figure.data
+
+
+def test_runs_are_listed(stored: str) -> None:
+    found = rankscope.runs(store=stored)
+
+    rows = {row["run"]: row for row in found.to_pylist()}
+    assert {*rows} == {"ahead", "r"}
+    assert (rows["r"]["num_steps"], rows["r"]["world_size"]) == (2, 2)
+
+
+def test_two_runs_are_compared_by_number_and_finding(stored: str) -> None:
+    found = compare("r", "ahead", store=stored)
+
+    numbers = {row["quantity"]: row for row in found.numbers().to_pylist()}
+    assert numbers["step time, s"]["first"] == 0.11
+    assert numbers["step time, s"]["second"] == 0.062
+    assert numbers["ranks"]["ratio"] == 0.5
+    assert {row["of"] for row in found.findings().to_pylist()} == {"first", "second"}
+    assert "a step takes 0.56x" in repr(found)
+
+
+def test_the_package_names_its_entry_points_and_no_others() -> None:
+    assert {name for name in dir(rankscope) if name in rankscope.__all__} == {*rankscope.__all__}
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = rankscope.no_such_thing

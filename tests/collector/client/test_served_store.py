@@ -71,8 +71,7 @@ def test_a_notebook_reads_through_the_server_and_can_change_nothing(folder: Path
         with open_run("sim", store=url) as run:
             assert run.verdict == verdict
             found = run.spans()
-            assert found.start_ns.tolist() == spans.start_ns.tolist()
-            assert (found.names, found.tracks) == (spans.names, spans.tracks)
+            assert found.to_pylist() == spans.to_pylist()
         with open_for_reading(url) as store:
             assert isinstance(store, ServedStore)
             with pytest.raises(StoreError, match="accepts no changes"):

@@ -1,0 +1,141 @@
+"""Differences between two runs, or between two ranges of steps of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.causes.misconfiguration import common_settings
+from rankscope.analysis.report.text import format_count, format_slowdown
+from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.store.location import default_store_url
+
+from .sources.result_tables import findings_table
+from .sources.store_source import StoreSource
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.report import RunReport
+
+Steps = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two reports side by side."""
+
+    first: RunReport
+    second: RunReport
+    settings: pa.Table
+    """Settings that most ranks of a run share and that differ: setting, first, second (null: not
+    set). The place to look first."""
+
+    def numbers(self) -> pa.Table:
+        """Return the numbers of both: quantity, first, second, ratio (second / first).
+
+        ``time.PART`` is the mean time of a rank in a step by part of the waterfall, in s.
+        """
+        values = _numbers(self.first), _numbers(self.second)
+        names = [*values[0], *(name for name in values[1] if name not in values[0])]
+        first, second = ([one.get(name) for name in names] for one in values)
+        return pa.table(
+            {
+                "quantity": pa.array(names, pa.string()),
+                "first": pa.array(first, pa.float64()),
+                "second": pa.array(second, pa.float64()),
+                "ratio": pa.array(
+                    [
+                        b / a if a and b is not None else None
+                        for a, b in zip(first, second, strict=True)
+                    ],
+                    pa.float64(),
+                ),
+            }
+        )
+
+    def findings(self) -> pa.Table:
+        """Return the findings of both; column ``of`` is ``first`` or ``second``."""
+        tables = []
+        for name, report in (("first", self.first), ("second", self.second)):
+            found = findings_table(report)
+            names = pa.chunked_array([[name] * found.num_rows], pa.string())
+            tables.append(found.add_column(0, "of", names))
+        return pa.concat_tables(tables)
+
+    def __repr__(self) -> str:
+        times = [report.step_time_s.actual for report in (self.first, self.second)]
+        ratio = times[1] / times[0] if times[0] and times[1] is not None else None
+        return (
+            f"<{self.second.run} against {self.first.run}: a step takes {format_slowdown(ratio)},"
+            f" {format_count(self.settings.num_rows, 'setting')} changed>"
+        )
+
+
+def compare(
+    first: str,
+    second: str,
+    *,
+    first_steps: Steps | None = None,
+    second_steps: Steps | None = None,
+    store: str | None = None,
+) -> Comparison:
+    """Compare two runs, or two ranges of steps of one run.
+
+    Example:
+        >>> rankscope.compare("monday", "tuesday").numbers().to_pandas()
+        >>> rankscope.compare("a", "a", first_steps=(5, 99), second_steps=(100, 199)).findings()
+
+    Args:
+        first: Run to compare with.
+        second: Run that is compared.
+        first_steps: First and last step of the first run that count. None: all.
+        second_steps: The same of the second.
+        store: URL of the store, as in `rankscope.open_run`.
+
+    Raises:
+        UnknownRunError: The store holds no run of one of these names.
+        StoreError: The store could not be opened.
+    """
+    with open_for_reading(store or default_store_url()) as opened:
+        source = StoreSource(opened)
+        reports = []
+        for run, steps in ((first, first_steps), (second, second_steps)):
+            begin, end = steps or (None, None)
+            reports.append(analyze_run(source, run, first=begin, last=end))
+        settings = [_settings(source, run) for run in (first, second)]
+    names = sorted(name for name in {*settings[0], *settings[1]} if _differ(settings, name))
+    table = {
+        "setting": pa.array(names, pa.string()),
+        "first": pa.array([settings[0].get(name) for name in names], pa.string()),
+        "second": pa.array([settings[1].get(name) for name in names], pa.string()),
+    }
+    return Comparison(first=reports[0], second=reports[1], settings=pa.table(table))
+
+
+def _settings(source: StoreSource, run: str) -> dict[str, str]:
+    """Return the settings of most ranks of the newest epoch."""
+    manifests = source.context(run, first=0, last=0).manifests
+    newest = max((one.epoch for one in manifests), default=0)
+    return common_settings([one for one in manifests if one.epoch == newest])
+
+
+def _differ(settings: list[dict[str, str]], name: str) -> bool:
+    return settings[0].get(name) != settings[1].get(name)
+
+
+def _numbers(report: RunReport) -> dict[str, float | None]:
+    times = report.step_time_s
+    found: dict[str, float | None] = {
+        "step time, s": times.actual,
+        "ideal step time, s": times.ideal,
+        "slowdown S": report.slowdown,
+        "launch slowdown": report.launch_slowdown,
+        "MFU": None if report.mfu is None else report.mfu.mean,
+        "ranks": float(report.world_size),
+    }
+    if report.waterfall is not None and times.actual is not None:
+        for part, ratio in report.waterfall.mean_ratio.items():
+            found[f"time.{part}, s"] = None if ratio is None else ratio * times.actual
+    return found

@@ -1,0 +1,176 @@
+"""Results of the analysis as Arrow tables, for notebooks: one row per step, rank, finding, ..."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.analysis.breakdown.waterfall import PARTS
+from rankscope.tracer.span import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from rankscope.analysis.breakdown.kind_times import KindTimes
+    from rankscope.analysis.breakdown.waterfall import Waterfall
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunInfo, RunSummary, StepTable
+
+_FINDINGS: dict[str, pa.DataType] = {
+    "cause": pa.string(),
+    "severity": pa.string(),
+    "ranks": pa.list_(pa.int32()),
+    "first_step": pa.int32(),
+    "last_step": pa.int32(),
+    "slowdown": pa.float64(),
+    "recoverable_ratio": pa.float64(),
+    "confidence": pa.float64(),
+    "evidence": pa.string(),
+}
+_STEPS: dict[str, pa.DataType] = {
+    "step": pa.int32(),
+    "actual_s": pa.float64(),
+    "ideal_s": pa.float64(),
+    "slowdown": pa.float64(),
+    "mfu": pa.float64(),
+    "num_tokens": pa.int64(),
+    "loss": pa.float64(),
+}
+_WAITS: dict[str, pa.DataType] = {
+    "rank": pa.int32(),
+    "on_rank": pa.int32(),
+    "ratio": pa.float64(),
+}
+
+
+def findings_table(report: RunReport) -> pa.Table:
+    """Return one row per finding, the verdict's first; unknown values are null."""
+    rows = []
+    for finding in report.findings:
+        row = asdict(finding)
+        row["first_step"], row["last_step"] = row.pop("steps") or (None, None)
+        rows.append(row | {"ranks": list(finding.ranks)})
+    return pa.Table.from_pylist(rows, schema=pa.schema(_FINDINGS))
+
+
+def step_times_table(report: RunReport, steps: StepTable) -> pa.Table:
+    """Return one row per step: its time, the ideal time, MFU, tokens and loss of the whole job.
+
+    ``num_tokens`` is the sum over the data-parallel and context-parallel positions, and ``loss``
+    the mean over the ranks that reported one. Of a repeated step the last epoch counts.
+    """
+    places = _data_places(report)
+    rows = []
+    own = _rows_by_step(steps)
+    for number, actual_s in sorted(report.actual_s_by_step.items()):
+        rank_rows = own.get(number, slice(0, 0))
+        loss = steps.loss[rank_rows]
+        rows.append(
+            {
+                "step": number,
+                "actual_s": actual_s,
+                "ideal_s": report.ideal_s_by_step.get(number),
+                "slowdown": report.slowdown_by_step.get(number),
+                "mfu": None if report.mfu is None else report.mfu.by_step.get(number),
+                "num_tokens": _sum_tokens(places, steps, rank_rows),
+                "loss": None if np.isnan(loss).all() else float(np.nanmean(loss)),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=pa.schema(_STEPS))
+
+
+def _rows_by_step(steps: StepTable) -> dict[int, slice]:
+    """Return the rows of each step; of a repeated step, those of its last epoch."""
+    changes = (np.diff(steps.step) != 0) | (np.diff(steps.epoch) != 0)
+    borders = [0, *(np.flatnonzero(changes) + 1).tolist(), len(steps)]
+    return {
+        int(steps.step[begin]): slice(begin, end) for begin, end in pairwise(borders) if end > begin
+    }
+
+
+def _data_places(report: RunReport) -> NDArray[np.int64]:
+    """Return a number for each rank, equal for ranks that have the same tokens; -1 if unknown."""
+    found = np.full(max(report.coords, default=-1) + 1, -1, dtype=np.int64)
+    numbers: dict[tuple[int, int], int] = {}
+    for rank, place in report.coords.items():
+        found[rank] = numbers.setdefault((place.dp, place.cp), len(numbers))
+    return found
+
+
+def _sum_tokens(places: NDArray[np.int64], steps: StepTable, own: slice) -> int | None:
+    rank, tokens = steps.rank[own], steps.num_tokens[own]
+    known = (tokens >= 0) & (rank < len(places))
+    if not known.any():
+        return None
+    most = np.zeros(places.max() + 1, dtype=np.int64)
+    np.maximum.at(most, places[rank[known]], tokens[known])
+    return int(most.sum())
+
+
+def ranks_table(info: RunInfo, slowdown: dict[int, float | None]) -> pa.Table:
+    """Return one row per traced rank: place, host, device, state and slowdown (S)."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "rank": rank,
+                **asdict(found.coords),
+                "host": found.host,
+                "local_rank": found.local_rank,
+                "device_name": found.device_name,
+                "exit_state": found.exit_state,
+                "slowdown": slowdown.get(rank),
+            }
+            for rank, found in sorted(info.ranks.items())
+        ]
+    )
+
+
+def waits_table(report: RunReport) -> pa.Table:
+    """Return who waits for whom: shares of the step time, the largest first."""
+    rows = [
+        {"rank": one.rank, "on_rank": on.rank, "ratio": on.ratio}
+        for one in report.starved
+        for on in one.waits_on
+    ]
+    return pa.Table.from_pylist(
+        sorted(rows, key=lambda row: -row["ratio"]), schema=pa.schema(_WAITS)
+    )
+
+
+def waterfall_table(waterfall: Waterfall) -> pa.Table:
+    """Return one row per rank and step: its time, and the parts that sum to it exactly, in ns."""
+    ranks, steps = waterfall.total_ns.shape
+    columns: dict[str, Any] = {
+        "rank": np.repeat(waterfall.ranks, steps),
+        "step": np.tile(np.array(waterfall.steps, dtype=np.int32), ranks),
+        "total_ns": waterfall.total_ns.ravel(),
+    }
+    columns |= {f"{part}_ns": waterfall.of(part).ravel() for part in PARTS}
+    return pa.table(columns)
+
+
+def kind_times_table(times: KindTimes) -> pa.Table:
+    """Return one row per rank and kind of span of a step, in ns; see `KindTimes`."""
+    names = ("rank", "num_spans", "busy_ns", "wait_ns", "transfer_ns", "exposed_ns")
+    columns: dict[str, Any] = {name: getattr(times, name) for name in names}
+    kinds = [KINDS[code].value for code in times.kind.tolist()]
+    return pa.table(columns).add_column(1, "kind", pa.chunked_array([kinds], pa.string()))
+
+
+def runs_table(runs: Iterable[RunSummary]) -> pa.Table:
+    """Return one row per run, in their order."""
+    found = tuple(runs)
+    names = ("source_format", "state", "world_size", "num_spans", "num_steps")
+    columns: dict[str, Any] = {"run": pa.array([run.run_id for run in found], pa.string())}
+    columns |= {name: [getattr(run, name) for run in found] for name in names}
+    started = pa.array([run.started_ns for run in found], pa.int64())
+    columns["started"] = started.cast(pa.timestamp("ns", tz="UTC"))
+    columns["layout"] = [json.dumps(run.layout.to_dict()) for run in found]
+    return pa.table(columns)
