@@ -40,8 +40,9 @@ class KnownClocks:
     offset_ns: Mapping[str, int]
     error_ns: int
 
-    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
+    def clock_map(self, identity: SpoolIdentity, *, declared_error_ns: int = -1) -> ClockMap:
         """Return the measured clock map of a host, and store its error."""
+        del declared_error_ns
         offset = self.offset_ns[identity.host]
         row = {
             "host": identity.host, "boot_id": identity.boot_id.hex(), "at_ns": UNIX_NS,

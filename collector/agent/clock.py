@@ -93,8 +93,14 @@ class AgentClocks:
         for row in journal.clock_rows():
             self._add((row["host"], row["boot_id"]), _stretch(row))
 
-    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
+    def clock_map(
+        self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
+    ) -> ClockMap:
         """Return the map for the host and boot of a process; later stretches are added to it.
+
+        Args:
+            identity: The process.
+            declared_error_ns: Error of its host's Unix time, if this is another host than ours.
 
         Raises:
             RetryLaterError: This host's clock is still being aligned.
@@ -107,7 +113,7 @@ class AgentClocks:
         if estimate is None:
             offset_ns = identity.anchor_unix_ns - identity.anchor_monotonic_ns
             stretch = Stretch(begin_ns=identity.anchor_monotonic_ns, offset_ns=offset_ns)
-            error_ns = UNKNOWN_ERROR_NS
+            error_ns = declared_error_ns
         else:
             now_ns = self._monotonic_ns()
             stretch = _along(estimate, now_ns)

@@ -102,8 +102,16 @@ class ClockMap:
 class Clocks(Protocol):
     """Maps of the monotonic clocks of hosts to Unix time."""
 
-    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
-        """Return the map for the host and boot of a process."""
+    def clock_map(
+        self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
+    ) -> ClockMap:
+        """Return the map for the host and boot of a process.
+
+        Args:
+            identity: The process.
+            declared_error_ns: Error of the host's Unix time by the process's manifest. A measured
+                error takes precedence.
+        """
         ...
 
 
@@ -133,11 +141,15 @@ class AnchorClocks:
             (row["host"], row["boot_id"]): row["offset_ns"] for row in sink.clocks()
         }
 
-    def clock_map(self, identity: SpoolIdentity) -> ClockMap:
+    def clock_map(
+        self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
+    ) -> ClockMap:
         """Return the map of the process's host, which never changes."""
-        return ClockMap.fixed(self.offset_ns(identity))
+        return ClockMap.fixed(self.offset_ns(identity, declared_error_ns=declared_error_ns))
 
-    def offset_ns(self, identity: SpoolIdentity) -> int:
+    def offset_ns(
+        self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
+    ) -> int:
         """Return Unix time - monotonic time of the process's host; store it if it is new."""
         host, boot_id = storable_name(identity.host), identity.boot_id.hex()
         known = self._offset_ns.get((host, boot_id))
@@ -153,7 +165,7 @@ class AnchorClocks:
                     "at_ns": identity.anchor_unix_ns,
                     "offset_ns": offset_ns,
                     "drift_ppb": 0,
-                    "clock_error_ns": UNKNOWN_ERROR_NS,
+                    "clock_error_ns": declared_error_ns,
                 }
             ],
         )

@@ -30,8 +30,9 @@ from rankscope.tracer.spool import (
     read_header,
 )
 
+from ..clock.map import UNKNOWN_ERROR_NS
 from ..errors import CollectorError, RunNameError
-from ..identity import MAX_INT32, check_run_name, segment_id
+from ..identity import MAX_INT32, MAX_INT64, check_run_name, segment_id
 from ..names import storable_name
 from .cut import CutKey, ProcessFacts
 from .folder import TEMPORARY, open_spool_file, stat_spool_file
@@ -129,6 +130,14 @@ class ProcessFiles:
             first_step=first_step,
             has_ended=has_ended,
         )
+
+    @property
+    def declared_clock_error_ns(self) -> int:
+        """Error of the host's Unix time by the manifest; `UNKNOWN_ERROR_NS` if it has none."""
+        found = self.manifest.get("clock_error_ns")
+        if not isinstance(found, int) or isinstance(found, bool):
+            return UNKNOWN_ERROR_NS
+        return found if 0 <= found <= MAX_INT64 // 2 else UNKNOWN_ERROR_NS
 
     def place(self, run_id: str, epoch: int) -> None:
         """Store the process under this run and epoch from now on."""

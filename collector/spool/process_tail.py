@@ -67,6 +67,10 @@ REMOVED = "segment-removed"
 """Reason in `ranks.dropped` for rows of segments that were deleted before they were read."""
 
 
+TRUNCATED = "segment-truncated"
+"""Reason for rows of segments whose file ends before them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDescriptions:
     """Descriptions that a process wrote since the last poll, as rows by table."""
@@ -119,6 +123,8 @@ class ProcessTail:
         self._end_rows = dict(resume.end_rows)
         self._numbers: set[int] = set()
         self._num_removed: int | None = None
+        self._num_cut_off = 0
+        self._is_cut = False
         self._stored_row: tuple[str, Mapping[str, int], Mapping[str, Any]] | None = None
         self._stored_produced: int | None = None
         self._stored_ns = 0
@@ -228,7 +234,9 @@ class ProcessTail:
         if self._num_removed is None and self.is_finished:
             self._num_removed = self._count_removed()
         if self._num_removed:
-            dropped[REMOVED] = self._num_removed
+            dropped[TRUNCATED if self._is_cut else REMOVED] = self._num_removed
+        if self._num_cut_off:
+            dropped[TRUNCATED] = dropped.get(TRUNCATED, 0) + self._num_cut_off
         current = (self.state, dropped, self.files.derived)
         produced = self._num_produced()
         if current == self._stored_row and not self._is_produced_due(produced):
@@ -315,9 +323,11 @@ class ProcessTail:
             num_written=counts.num_written,
             end_rows=self._end_rows,
             found=self._numbers,
-            num_dropped=sum(self._resume.dropped.get(self.files.process, {}).values()),
+            num_dropped=sum(self._resume.dropped.get(self.files.process, {}).values())
+            + self._num_cut_off,
+            is_cut=self._is_cut,
         )
-        if num_removed:
+        if num_removed and not self._is_cut:
             self.problems.append(
                 f"{self.files.folder}: segments with {num_removed} rows were removed before they"
                 " were read"
@@ -326,9 +336,23 @@ class ProcessTail:
 
     def _finish(self, reader: SegmentReader) -> None:
         """Stop reading a segment of which all rows are stored."""
+        self._note_cut(reader)
         reader.close()
         del self._readers[reader.path]
         self._finished[reader.path] = reader.inode
+
+    def _note_cut(self, reader: SegmentReader) -> None:
+        """Count and report the rows of a segment that its file is too short for."""
+        num = reader.num_cut_off
+        if num == 0:
+            return
+        self._is_cut |= num is None
+        self._num_cut_off += num or 0
+        rows = "rows" if num is None else f"{num} rows"
+        self.problems.append(
+            f"{reader.path} is shorter than its header says: {rows} behind its end are lost."
+            " Write a segment in its full size, and delete it instead of truncating it"
+        )
 
     def _read_exit(self) -> dict[str, Any] | None:
         """Return the exit record; an empty one, which means a failure, if it can't be read."""
@@ -502,6 +526,7 @@ def count_removed_rows(
     end_rows: Mapping[int, int],
     found: Set[int],
     num_dropped: int,
+    is_cut: bool = False,
 ) -> int:
     """Return how many rows of an ended process were neither read nor are on disk.
 
@@ -514,9 +539,10 @@ def count_removed_rows(
         end_rows: Row after the last that was read, by segment, of any processes.
         found: Numbers of the segments that were seen on disk, with rows or without.
         num_dropped: Rows of the process that the sink gave up and counted.
+        is_cut: Whether a segment's file was cut and its number of rows is unknown.
 
     Returns:
-        0 if no number is missing.
+        0 if no number is missing and no file was cut.
     """
     first = segment_id(process, 0)
     own = {
@@ -525,6 +551,6 @@ def count_removed_rows(
         if 0 <= segment - first <= MAX_SEGMENT
     }
     numbers = own.keys() | found
-    if len(numbers) > max(numbers, default=-1):
+    if len(numbers) > max(numbers, default=-1) and not is_cut:
         return 0
     return max(0, num_written - sum(own.values()) - num_dropped)

@@ -148,6 +148,20 @@ class SegmentReader:
         )
 
     @property
+    def num_cut_off(self) -> int | None:
+        """Rows that were claimed behind the file's end; None if the file ends too early and how
+        many there were is unknown.
+        """
+        size = os.fstat(self._descriptor).st_size
+        if size >= HEADER_BYTES + self.capacity * RECORD_BYTES:
+            return 0
+        sealed = sealed_rows(self._header())
+        if sealed is None:
+            return None
+        held = max(size - HEADER_BYTES, 0) // RECORD_BYTES
+        return max(0, min(sealed, self.capacity) - held)
+
+    @property
     def is_exhausted(self) -> bool:
         """True if the segment is sealed and the cursor is behind its last row."""
         sealed = sealed_rows(self._header())

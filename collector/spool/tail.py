@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.spool import PROCESS_FILE
+
 from ..clock.map import AnchorClocks
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import TEMPORARY, process_folders, run_folders
@@ -123,6 +125,7 @@ class SpoolTail:
         self._active: dict[Path, ProcessTail] = {}
         self._done: set[Path] = set()
         self._waiting: set[Path] = set()
+        self._unfinished: dict[Path, str] = {}
         self._notes: set[str] = set()
         self._moved: dict[tuple[str, int, int, int], tuple[str, int] | None] = {}
         self._stored: list[Path] = []
@@ -177,6 +180,13 @@ class SpoolTail:
         return tuple(self._stored)
 
     @property
+    def unfinished(self) -> dict[Path, str]:
+        """Folders of processes that are not read, by the file that each still lacks."""
+        found = self._unfinished.items()
+        done = self._done | self._active.keys()
+        return {folder: name for folder, name in found if folder not in done}
+
+    @property
     def running(self) -> tuple[ProcessFiles, ...]:
         """Files of the processes that have not ended, in no order."""
         return tuple(tail.files for tail in self._active.values() if tail.state == RUNNING)
@@ -208,8 +218,9 @@ class SpoolTail:
                 continue
             try:
                 found.append(ProcessFiles(folder))
-            except FileNotFoundError:
-                continue  # not written yet
+            except FileNotFoundError as error:  # not written yet
+                self._unfinished[folder] = Path(str(error.filename or PROCESS_FILE)).name
+                continue
             except (SpoolFolderError, OSError) as error:
                 self._skip(folder, error)
         placed = self._place(found)
@@ -306,7 +317,9 @@ class SpoolTail:
             self._clocks = AnchorClocks(self._sink)
         tail = ProcessTail(
             files,
-            clock=self._clocks.clock_map(files.identity),
+            clock=self._clocks.clock_map(
+                files.identity, declared_error_ns=files.declared_clock_error_ns
+            ),
             resume=resume,
             grace_ns=self._grace_ns,
             chunk_rows=self._batch_rows // CHUNKS_PER_BATCH,
