@@ -33,8 +33,9 @@ from .readers.tracer.reader import read_traced
 from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
 from .report.report import RankStepExcess, RunReport, StepTimes
-from .report.text import format_percent
+from .report.text import format_count, format_percent
 from .statistics.peers import compare_with_peers
+from .trace.account import INVALID
 from .trace.errors import CycleError, EmptyRunError
 from .trace.rows import select_rows
 
@@ -203,7 +204,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         mfu=mfu,
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(
-            run, record.steps, reading, has_worker_slowdown=bool(result.by_dp_ns)
+            run, record.spans, record.steps, reading, has_worker_slowdown=bool(result.by_dp_ns)
         ),
         excess=_excess(None if case is None else case.profile),
         paced=run.paced,
@@ -280,9 +281,11 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
         if any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
     crashes = "; ".join(finding.evidence for finding in find_crashes(run, record.context))
+    num_invalid = run.account.dropped.get(INVALID)
+    invalid = [f"{format_count(num_invalid, 'record')} were invalid"] if num_invalid else []
     raise EmptyRunError(
         f"run {run.run_id!r} has no spans in the requested steps; "
-        + (f"it died: {crashes}" if crashes else "see `rankscope runs`")
+        + (f"it died: {crashes}" if crashes else "; ".join((*invalid, "see `rankscope runs`")))
     )
 
 
@@ -320,7 +323,7 @@ def _report_without_replay(
         or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
         mfu=mfu,
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
-        quality=assess_quality(run, record.steps, reading),
+        quality=assess_quality(run, spans, record.steps, reading),
         excess=_excess(None),
         paced=run.paced,
     )

@@ -6,29 +6,47 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arrays.grouping import factorize
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.tracer.spool import OTHER_NAME
+
+from .arrays.grouping import factorize, is_one_of, sorted_unique
+from .arrays.sorting import stable_argsort
+from .readers.waits import is_communication
+from .replay.model import COMPUTE_CODES
 from .report.report import Quality
-from .report.text import format_count, format_ranges
-from .trace.account import TORN
+from .report.text import format_count, format_ranges, format_ranks
+from .trace.account import TORN, TRUNCATED
 from .trace.tables import num_expected_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from .replay.model import Reading
-    from .trace.tables import RunInfo, StepTable
+    from .trace.tables import RunInfo, SpanTable, StepTable
+
+OVERLAP_SLACK_NS = 20_000
+"""Overlap that the clocks of device and host explain. Source: as
+`analysis.readers.tracer.matched_waits.QUEUE_SLACK_NS`."""
 
 MAX_RANGES = 5
 """Ranges of left-out steps that a warning lists before it counts the rest."""
 
 
 def assess_quality(
-    run: RunInfo, steps: StepTable, reading: Reading | None, *, has_worker_slowdown: bool = True
+    run: RunInfo,
+    spans: SpanTable,
+    steps: StepTable,
+    reading: Reading | None,
+    *,
+    has_worker_slowdown: bool = True,
 ) -> Quality:
     """Return the limits of a run's trace, with a warning for each.
 
     Args:
         run: Description of the run: account of its records, clocks, warnings.
+        spans: Its spans.
         steps: Its step rows.
         reading: Its operations; None if there are no spans.
         has_worker_slowdown: Whether the slowdown by dp position and worker was computed.
@@ -41,7 +59,11 @@ def assess_quality(
         )
     if reading is not None and reading.left_out:
         warnings.append(left_out_sentence(reading.left_out))
+    if run.source_format == "rankscope":
+        warnings += [*_missing_rank_warnings(run), *misreading_warnings(spans)]
     account = run.account
+    if num_rows := account.dropped.get(TRUNCATED):
+        warnings.append(f"{format_count(num_rows, 'record')} lost: segments of the spool were cut")
     if num_torn := account.dropped.get(TORN):
         warnings.append(f"{format_count(num_torn, 'record')} torn: the process ended while writing")
     return Quality(
@@ -51,6 +73,83 @@ def assess_quality(
         coverage_ratio=None if reading is None else _coverage(run, steps, reading),
         warnings=tuple(warnings),
     )
+
+
+def _missing_rank_warnings(run: RunInfo) -> list[str]:
+    """Return a warning if ranks of the newest epoch were never received."""
+    num, expected = len(run.epochs[-1].ranks), num_expected_ranks(run)
+    if num >= expected:
+        return []
+    text = (
+        f"the job declares a world size of {run.world_size:,}, and {format_count(num, 'rank')} were"
+        " received: a wrong world size, ranks that are not traced, or process folders without"
+        " manifest.json or process.rsp"
+    )
+    return [text]
+
+
+def misreading_warnings(spans: SpanTable) -> list[str]:
+    """Return a warning for each defect of spans that the analysis cannot see through."""
+    warnings = []
+    if num := count_unnamed(spans):
+        warnings.append(
+            f"{format_count(num, 'span')} have no name ({OTHER_NAME}): the name table was full or"
+            " empty, and unlike operations are compared as if they were alike"
+        )
+    rows = find_overlapping(spans)
+    if len(rows):
+        warnings.append(
+            f"{format_count(len(rows), 'compute span')} overlap another on the same track, on"
+            f" {_ranks_of(spans, rows)}: their compute times are not known"
+        )
+    rows = find_unidentified(spans)
+    if len(rows):
+        warnings.append(
+            f"{format_count(len(rows), 'communication')} have no group or number, on"
+            f" {_ranks_of(spans, rows)}: their waiting counts as host time of the rank itself"
+        )
+    return warnings
+
+
+def count_unnamed(spans: SpanTable) -> int:
+    """Return the number of spans with the name of a name table that is full or empty."""
+    codes = [code for code, name in enumerate(spans.names) if name == OTHER_NAME]
+    return sum(int(np.count_nonzero(spans.name == code)) for code in codes)
+
+
+def find_overlapping(spans: SpanTable) -> NDArray[np.intp]:
+    """Return the rows of compute spans that begin within another of their track and end after it.
+
+    One thread or stream runs one thing at a time, so its spans are nested or disjoint.
+    """
+    known_end = (spans.flags & SpanFlag.END_BOUND) == 0
+    rows = np.flatnonzero(is_one_of(spans.kind, COMPUTE_CODES) & known_end)
+    if not len(rows):
+        return rows
+    start = spans.start_ns[rows]
+    track, _ = factorize(spans.epoch[rows], spans.rank[rows], spans.track[rows])
+    order = stable_argsort(start)
+    order = order[stable_argsort(track[order])]
+    rows, start, track = rows[order], start[order] - start.min(), track[order]
+    end = start + spans.duration_ns[rows]
+    # Tracks one behind the other on one line, so that one running maximum serves all.
+    shift = track.astype(np.int64) * (int(end.max()) + 1)
+    latest = np.maximum.accumulate(end + shift)[:-1] - shift[1:]
+    overlap = np.minimum(latest, end[1:]) - start[1:]
+    partly = (track[1:] == track[:-1]) & (latest < end[1:]) & (overlap > OVERLAP_SLACK_NS)
+    found: NDArray[np.intp] = rows[1:][partly]
+    return found
+
+
+def find_unidentified(spans: SpanTable) -> NDArray[np.intp]:
+    """Return the rows of communications without a group or a number, which nothing joins."""
+    other = spans.kind == KIND_CODES[SpanKind.OTHER]
+    unknown = (spans.group_id == 0) | (spans.seq == NONE)
+    return np.flatnonzero(is_communication(spans) & ~other & unknown)
+
+
+def _ranks_of(spans: SpanTable, rows: NDArray[np.intp]) -> str:
+    return format_ranks(sorted_unique(spans.rank[rows]).tolist())
 
 
 def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 TORN = "torn"
 """Reason of a record whose process ended while writing it."""
 
+TRUNCATED = "segment-truncated"
+"""Reason of a record that was cut off with the end of its segment's file."""
+
 INVALID = "invalid"
 """Reason of a record that was stored in table ``bad_rows``, and not as a measurement."""
 

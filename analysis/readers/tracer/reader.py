@@ -16,7 +16,7 @@ from ...replay.model import COMPUTE_CODES, Reading, WaitIntervals, remove_overla
 from ...report.text import format_count, format_duration, format_ranks
 from ...trace.rows import select_rows
 from ...trace.tables import num_expected_ranks
-from ..waits import is_communication, is_one_sided, split_traced_waits
+from ..waits import is_communication, is_one_sided, is_p2p, split_traced_waits
 from .compute_items import build_compute_items
 from .evidence import find_gaps, find_transfers
 from .graph import build_model
@@ -144,6 +144,9 @@ def _find_unusable(
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
     for step in sorted_unique(spans.step[comm & (split.instance == NOT_FOUND)]).tolist():
         reasons[step] = "a member of a communication has no record"
+    no_group = is_communication(spans) & (spans.group_id == 0) & is_p2p(spans)
+    for step in sorted_unique(spans.step[no_group]).tolist():
+        reasons[step] = "a p2p operation has group id 0, which joins no send with its receive"
     for step in sorted_unique(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
         reasons[step] = "a rank left a communication before the last one entered it"
     for step in set(sorted_unique(steps.step).tolist()) - set(sorted_unique(spans.step).tolist()):
