@@ -7,6 +7,7 @@ import typer
 
 from .agent import agent
 from .analyze import analyze
+from .check_spool import check_spool
 from .demo import demo
 from .import_trace import import_
 from .runs import alerts, findings, runs
@@ -43,6 +44,7 @@ def main(
 
 
 app.command("import")(import_)
+app.command("check-spool")(check_spool)
 app.command()(analyze)
 app.command()(simulate)
 app.command()(runs)

@@ -1,29 +1,21 @@
 """`rankscope import`: store a trace that another program recorded, or a spool whose job ended."""
 
-import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import Progress, say
+from ..terminal.lines import Progress
 from .flags import Store, open_store
 
 if TYPE_CHECKING:
-    from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store as OpenStore
 
 BYTEDANCE, RANKSCOPE = "bytedance", "rankscope"
 FORMATS = (BYTEDANCE, RANKSCOPE)
 """Formats that `rankscope import` reads."""
-
-POLL_S = 0.2
-QUIET_S = 1.0
-"""Time without a new row after which nothing more is expected of processes without an end record.
-The newest row of a segment is stored at its second reading."""
 
 
 def import_(
@@ -109,8 +101,9 @@ def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> 
         StoreError: The store could not be opened or written.
     """
     from rankscope.collector.client.served_store import ServedStore
-    from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.writer import StoreWriter
+
+    from ..spool_check import read_spool, say_unread
 
     if not folder.is_dir():
         raise BadInputError(f"{folder} is not a folder: give the spool, as in RANKSCOPE_TRACE")
@@ -121,47 +114,21 @@ def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> 
                 f" {folder}`, or stop the server"
             )
         before = _count_spans(store)
-        # Nothing is written any more, so a row that is not committed never will be.
-        with closing(SpoolTail(folder, StoreWriter(store), only_run=run_id, grace_ns=0)) as tail:
-            progress.show(f"importing {folder}")
-            num_processes = _read_to_the_end(tail)
+        reading = read_spool(
+            folder,
+            StoreWriter(store),
+            run_id=run_id,
+            show=lambda text: progress.show(f"importing {folder}: {text}"),
+        )
         stored = _count_spans(store)
-    if not num_processes:
-        wanted = "no run" if run_id is None else f"no run {run_id}"
-        raise BadInputError(f"{folder} holds {wanted}: see docs/spool-format.md for its layout")
+    say_unread(reading)
     new = {run: num - before.get(run, 0) for run, num in stored.items() if num > before.get(run, 0)}
+    if not reading.num_processes:
+        raise BadInputError(f"no process of {folder} could be read: see above")
     if not new:
         return f"{folder} is already stored: nothing was written"
     runs = ", ".join(f"run {run}: {num:,} spans" for run, num in new.items())
     return f"imported {runs}. Next: rankscope analyze {next(iter(new))}"
-
-
-def _read_to_the_end(tail: "SpoolTail") -> int:
-    """Store all rows of a spool; return the number of its processes.
-
-    Raises:
-        BadInputError: A process of this host still runs.
-    """
-    from rankscope.collector.spool.liveness import Liveness, read_liveness
-
-    last_s = time.monotonic()
-    while True:
-        progress = tail.poll()
-        for problem in progress.problems:
-            say(problem)
-        running = [
-            files for files in tail.running if read_liveness(files.identity) is Liveness.ALIVE
-        ]
-        if running:
-            raise BadInputError(
-                f"ranks of this host still run, such as the process of {running[0].folder}: wait"
-                " for the end of the job, or watch it with `rankscope serve --spool`"
-            )
-        if progress.num_cuts:
-            last_s = time.monotonic()
-        elif not progress.num_running or time.monotonic() - last_s > QUIET_S:
-            return progress.num_processes
-        time.sleep(POLL_S)
 
 
 def _count_spans(store: "OpenStore") -> dict[str, int]:
