@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 DUE_STRENGTH = 1.1
-NO_ALARM = frozenset({"healthy", "insufficient-evidence", "checkpoint"})
+NO_ALARM = frozenset({"healthy", "insufficient-evidence", "checkpoint", "common-pause"})
 LOCATED = frozenset(
     {"slow-compute", "clock-throttle", "slow-link", "host-stall", "data-stall", "stage-imbalance",
      "launch-skew", "misconfiguration", "crash", "hang"}

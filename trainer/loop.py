@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -96,10 +97,11 @@ def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
     config = state.config
     state.faults.begin_step(step)
 
-    with tracer.span("next batch", kind=SpanKind.DATA):
+    # As of a loader that the tracer does not know, the input may have no span.
+    is_recorded = state.faults.records_input
+    with tracer.span("next batch", kind=SpanKind.DATA) if is_recorded else nullcontext():
         batch = next(state.batches)
-        state.faults.read_input(in_span=True)
-    state.faults.read_input(in_span=False)
+        state.faults.read_input()
     note_microbatches(config, state.faults.documents)
 
     totals = _forward_backward_update(state, batch)

@@ -1,23 +1,15 @@
-"""Checkpoints and evaluations: planned steps in which all ranks pause at once."""
+"""Checkpoints: planned steps in which all ranks pause at once while the job saves."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..arrays.group_stats import row_medians
-from ..replay.model import Place
-from ..report.text import format_count, format_duration
-from ..statistics.phases import MIN_EXCESS_RATIO
-from .candidate import Candidate
+from .common_pause import pause_candidate
 from .detector import Cause, Subject
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from .candidate import Candidate
     from .detector import Case
-    from .host_gaps import CommonPauses, HostGaps
 
 CAUSE = Cause(
     name="checkpoint",
@@ -28,54 +20,9 @@ CAUSE = Cause(
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add the planned common pauses."""
+    """Add the common pauses in which a save was recorded."""
     pauses = case.common_pauses
-    candidate = pause_candidate(CAUSE, case.gaps, pauses, pauses.is_planned)
+    is_save = pauses.is_planned & pauses.is_saved
+    where = "in checkpoint spans" if pauses.in_spans[is_save].all() else "while the job saves"
+    candidate = pause_candidate(CAUSE, case.gaps, pauses, is_save, where=where)
     return found if candidate is None else (*found, candidate)
-
-
-def pause_candidate(
-    cause: Cause, gaps: HostGaps, pauses: CommonPauses, chosen: NDArray[np.bool_]
-) -> Candidate | None:
-    """Return some of the common pauses as a candidate; None if there are none.
-
-    Args:
-        cause: Their cause.
-        gaps: The run's gaps.
-        pauses: All common pauses.
-        chosen: Shape (pauses,): those that have this cause.
-    """
-    columns = pauses.columns[chosen]
-    if not len(columns):
-        return None
-    lost_ns = pauses.lost_ns
-    mine = gaps.is_at(*Place) & np.isin(gaps.column, columns)
-    expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in Place]
-    steps = gaps.profile.steps[columns]
-    distances = np.unique(np.diff(columns))
-    how_often = format_count(len(columns), "time")
-    if len(distances) == 1 and distances[0] > 1:
-        how_often = f"every {int(distances[0])} steps"
-    in_spans = cause is CAUSE and pauses.in_spans[chosen].all()
-    where = "in checkpoint spans" if in_spans else "outside any compute"
-    typical = format_duration(float(np.median(lost_ns[:, columns])))
-    return Candidate(
-        cause=cause,
-        ranks=tuple(gaps.profile.ranks.tolist()),
-        steps=(int(steps[0]), int(steps[-1])),
-        part=gaps.part(mine),
-        fixed_ns=gaps.fixed_ns_by_place(mine, expected),
-        excess_ratio=float(np.median((lost_ns / gaps.compute_ns[:, None])[:, columns])),
-        threshold=MIN_EXCESS_RATIO,
-        evidence=(
-            f"all ranks pause together for {typical} {where}, {how_often},"
-            f" in steps {int(steps[0])} to {int(steps[-1])}"
-        ),
-        on_host=True,
-    )
-
-
-def _rank_medians(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each rank's median over its steps. Shape (ranks, steps), equal along each row."""
-    medians: NDArray[np.float64] = np.broadcast_to(row_medians(value)[:, None], value.shape)
-    return medians

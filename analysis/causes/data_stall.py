@@ -13,7 +13,7 @@ from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
 from . import host_stall
 from .candidate import Candidate, explained_gaps, merge_parts
-from .checkpoint import pause_candidate
+from .common_pause import pause_candidate
 from .detector import Cause
 from .host_gaps import (
     INPUT_PLACES,

@@ -17,6 +17,8 @@ from .link_profile import profile_links
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from rankscope.tracer.topology import Coords
 
     from ..replay.model import ComputeItems, Reading
@@ -144,7 +146,16 @@ class Case:
     @cached_property
     def common_pauses(self) -> CommonPauses:
         """Return the steps in which nearly all ranks pause at once."""
-        return find_common_pauses(self.gaps)
+        return find_common_pauses(self.gaps, self._steps_with_saves())
+
+    def _steps_with_saves(self) -> NDArray[np.int64]:
+        """Return the steps with a ``checkpoint`` event, or whose predecessor ended before one."""
+        at_ns = [event.at_ns for event in self.context.events if event.kind == "checkpoint"]
+        numbers = sorted(self.step_ns)
+        ends = np.array([self.step_ns[step][1] for step in numbers], dtype=np.int64)
+        place = np.searchsorted(ends, np.array(at_ns, dtype=np.int64))
+        found: NDArray[np.int64] = np.array(numbers, dtype=np.int64)[place[place < len(numbers)]]
+        return found
 
     @cached_property
     def links(self) -> LinkProfile:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 INPUT_PLACES = (Place.INPUT, Place.DATA)
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
 
+_NO_SAVES = np.zeros(0, dtype=np.int64)
+
 SAME_LENGTH_FACTOR = 1.5
 """Pauses of one kind, all checkpoints or all evaluations, differ by less than this factor."""
 
@@ -165,6 +167,12 @@ class CommonPauses:
     in_spans: NDArray[np.bool_]
     """Shape (pauses,): whether most of it is inside ``checkpoint`` spans."""
 
+    is_saved: NDArray[np.bool_]
+    """Shape (pauses,): whether a ``checkpoint`` span or event was recorded in it."""
+
+    in_evaluation: NDArray[np.bool_]
+    """Shape (pauses,): whether most of it is around forwards without gradients."""
+
     lost_ns: NDArray[np.float64]
     """Shape (ranks, steps): time lost beyond the rank's median."""
 
@@ -178,17 +186,22 @@ class CommonPauses:
     """Shape (gaps,): gaps that are part of a common pause."""
 
 
-def find_common_pauses(gaps: HostGaps) -> CommonPauses:
+def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> CommonPauses:
     """Find the steps in which nearly all ranks pause at once.
 
-    Pauses in ``checkpoint`` spans, pauses after a step's compute, and pauses of one length at equal
-    distances are planned. The others are missing input.
+    Pauses in ``checkpoint`` spans, pauses around an evaluation or after a step's compute, and
+    pauses of one length at equal distances are planned. The others are missing input.
+
+    Args:
+        gaps: The run's gaps.
+        saves: Numbers of the steps with a ``checkpoint`` event.
     """
     inside = gaps.total_ns(Place.CHECKPOINT)
+    evaluating = gaps.total_ns(Place.EVALUATION)
     data = gaps.total_ns(Place.DATA)
     before, after = gaps.total_ns(*INPUT_PLACES), gaps.total_ns(*WORKING_PLACES)
     unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
-    lost = inside + unusual
+    lost = inside + evaluating + unusual
     columns = np.flatnonzero(
         (lost / gaps.compute_ns[:, None] >= MIN_EXCESS_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
     )
@@ -197,8 +210,12 @@ def find_common_pauses(gaps: HostGaps) -> CommonPauses:
         level: NDArray[np.float64] = np.median(value[:, columns], axis=0)
         return level
 
-    in_spans = median_of_ranks(inside) >= median_of_ranks(unusual)
-    planned = in_spans | (median_of_ranks(after) > median_of_ranks(before))
+    in_spans = median_of_ranks(inside) >= median_of_ranks(evaluating + unusual)
+    in_evaluation = median_of_ranks(evaluating) > median_of_ranks(inside + unusual)
+    # One rank may save for all: its spans are as long as the pause.
+    is_saved = in_spans | (inside[:, columns].max(axis=0) >= median_of_ranks(lost) / 2)
+    is_saved |= np.isin(gaps.profile.steps[columns], saves)
+    planned = is_saved | in_evaluation | (median_of_ranks(after) > median_of_ranks(before))
     in_data = median_of_ranks(data - row_medians(data)[:, None]) > median_of_ranks(lost) / 2
     for chosen in _split_by_length(median_of_ranks(lost), ~planned & ~in_data):
         planned[chosen] = _is_regular(columns[chosen])
@@ -208,6 +225,8 @@ def find_common_pauses(gaps: HostGaps) -> CommonPauses:
         columns=columns,
         is_planned=planned,
         in_spans=in_spans,
+        is_saved=is_saved,
+        in_evaluation=in_evaluation,
         lost_ns=lost,
         other_steps=other_steps,
         places=places,
@@ -238,7 +257,8 @@ def _is_regular(columns: NDArray[np.int64]) -> bool:
 
 def _find_other_steps(gaps: HostGaps) -> NDArray[np.bool_]:
     """Return which steps have no common pause. Shape (steps,)."""
-    before, rest = gaps.total_ns(*INPUT_PLACES), gaps.total_ns(*WORKING_PLACES, Place.CHECKPOINT)
+    before = gaps.total_ns(*INPUT_PLACES)
+    rest = gaps.total_ns(*WORKING_PLACES, Place.CHECKPOINT, Place.EVALUATION)
     total = before + rest
     unusual = (total - row_medians(total)[:, None]) / gaps.compute_ns[:, None]
     is_other: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE

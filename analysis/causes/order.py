@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from . import (
     checkpoint,
     clock_throttle,
+    common_pause,
     crash,
     data_stall,
     expert_imbalance,
@@ -31,6 +32,7 @@ FROM_RECORDS: tuple[RecordDetector, ...] = (hang, crash, misconfiguration, layou
 
 FROM_REPLAY: tuple[Detector, ...] = (
     checkpoint,
+    common_pause,
     # A host that launches late explains gaps before its input, its pauses and its collectives.
     host_stall,
     # A pause before a rank's first compute, or before a collective, is neither input nor skew.

@@ -147,11 +147,11 @@ class Place(IntEnum):
     """Place of a host gap in a rank's step."""
 
     INPUT = 0
-    """Before the step's first compute."""
+    """Before the step's first compute, if no ``data`` span shows when its input was there."""
 
     FORWARD = 1
-    """Before a forward that is not the step's first compute, or before the launch of a collective
-    that a forward follows."""
+    """Before a forward that is not the step's first compute or whose input was there, or before
+    the launch of a collective that a forward follows."""
 
     BACKWARD = 2
     LAUNCH = 3
@@ -169,6 +169,9 @@ class Place(IntEnum):
 
     DATA = 7
     """In a ``data`` span."""
+
+    EVALUATION = 8
+    """Before or after a forward without gradients, of those that few steps have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,9 +194,10 @@ class Program:
     def _input(self, step: int) -> None:
         late = self.plan.input_ns(self.rank, step)
         has_spans = all(each.has_spans for each in self.plan.faults if each.how == "data")
-        self._host_span(SpanKind.DATA, "next batch", 1.5 * MS + (late if has_spans else 0.0))
-        if late and not has_spans:
-            self.lane.host_time(late)
+        if has_spans:
+            self._host_span(SpanKind.DATA, "next batch", 1.5 * MS + late)
+        else:
+            self.lane.host_time(1.5 * MS + late)
         for microbatch in range(self.job.num_microbatches):
             squares = self.running.squares[step, self.at.dp, microbatch] * 4096**2
             known = int(squares) if self.job.records_lengths else -1

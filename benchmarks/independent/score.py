@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-NO_ALARM = frozenset({"healthy", "checkpoint", "layout", "insufficient-evidence"})
+NO_ALARM = frozenset({"healthy", "checkpoint", "common-pause", "layout", "insufficient-evidence"})
 ANY_MEMBER = frozenset({"slow-link", "launch-skew"})
 """A link is correct by either end, a skew by any rank that launched late."""
 

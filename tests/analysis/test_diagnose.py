@@ -200,11 +200,11 @@ def test_members_that_enter_late_in_turn_are_a_launch_skew() -> None:
     assert finding.steps[0] <= 3
 
 
-@pytest.mark.parametrize("spans", ["yes", "no"])
-def test_checkpoints_raise_no_alarm(spans: str) -> None:
+@pytest.mark.parametrize(("spans", "cause"), [("yes", "checkpoint"), ("no", "common-pause")])
+def test_pauses_of_all_ranks_raise_no_alarm(spans: str, cause: str) -> None:
     findings = diagnosis(f"checkpoint:every=4,ms=300,spans={spans}")
 
-    assert [finding.cause for finding in findings] == ["healthy", "checkpoint"]
+    assert [finding.cause for finding in findings] == ["healthy", cause]
 
 
 @pytest.mark.slow

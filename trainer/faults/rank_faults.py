@@ -88,11 +88,15 @@ class RankFaults:
         if self._links is not None:
             self._links.set_slowness(self._slow_peers())
 
-    def read_input(self, *, in_span: bool) -> None:
-        """Sleep for the data stalls of this step that lie inside, or outside, the data span."""
+    @property
+    def records_input(self) -> bool:
+        """Return whether the input of this job is recorded: no data stall has ``spans=no``."""
+        return all(fault.has_spans for fault in self._faults_of(FaultCause.DATA_STALL))
+
+    def read_input(self) -> None:
+        """Sleep for the data stalls of this step."""
         for fault in self._here(FaultCause.DATA_STALL):
-            if fault.has_spans == in_span:
-                time.sleep(fault.extra_ns / NS_PER_S)
+            time.sleep(fault.extra_ns / NS_PER_S)
 
     def before_forward(self, microbatch: int) -> None:
         """Apply the faults before a forward."""

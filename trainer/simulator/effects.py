@@ -35,9 +35,11 @@ class StepEffects:
     gap_ns: NDArray[np.int64]
     """Extra gap before each compute span."""
 
-    data_span_ns: NDArray[np.int64]
-    data_gap_ns: NDArray[np.int64]
-    """Extra time before the first forward, inside and outside the data span."""
+    data_ns: NDArray[np.int64]
+    """Extra time for the input, before the first forward."""
+
+    records_input: bool
+    """Whether the job has ``data`` spans: no data stall has ``spans=no``."""
 
     skew_ns: NDArray[np.int64]
     """Delay of each member before the reduction of the gradients."""
@@ -95,7 +97,7 @@ class Effects:
         """Return the effects in ``step``."""
         shape = self._placement.rank.shape
         factor = np.ones(shape)
-        gap, data_span, data_gap, skew = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+        gap, data, skew = (np.zeros(shape, dtype=np.int64) for _ in range(3))
         spread = self._scenario.noise.sequence_spread
         checkpoint_ns, checkpoint_has_spans = 0, True
         active = [
@@ -111,7 +113,7 @@ class Effects:
                 case FaultCause.HOST_STALL:
                     gap[here] += fault.extra_ns
                 case FaultCause.DATA_STALL:
-                    (data_span if fault.has_spans else data_gap)[here] += fault.extra_ns
+                    data[here] += fault.extra_ns
                 case FaultCause.LAUNCH_SKEW:
                     skew += self._skew_ns(fault, step)
                 case FaultCause.SEQUENCE_IMBALANCE:
@@ -124,8 +126,12 @@ class Effects:
         return StepEffects(
             compute_factor=factor,
             gap_ns=gap,
-            data_span_ns=data_span,
-            data_gap_ns=data_gap,
+            data_ns=data,
+            records_input=all(
+                fault.has_spans
+                for fault in self._scenario.faults
+                if fault.cause is FaultCause.DATA_STALL
+            ),
             skew_ns=skew,
             checkpoint_ns=checkpoint_ns,
             checkpoint_has_spans=checkpoint_has_spans,

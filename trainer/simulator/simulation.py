@@ -287,11 +287,11 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
 def _read_data(state: StepState, stage: int) -> None:
     start = state.now[stage]
     mean_ns = state.filled(state.scenario.data_ms * NS_PER_MS)
-    end = start + state.noise.compute_ns(mean_ns) + state.effects.data_span_ns[stage]
-    if (end > start).any():
+    end = start + state.noise.compute_ns(mean_ns) + state.effects.data_ns[stage]
+    if (end > start).any() and state.effects.records_input:
         template = SpanTemplate(kind=SpanKind.DATA, name="data", track=MAIN, flags=ON_HOST)
         state.recorder.add(stage, template, start, end)
-    state.now[stage] = end + state.effects.data_gap_ns[stage]
+    state.now[stage] = end
 
 
 def _last_backwards(state: StepState) -> frozenset[Slot]:

@@ -18,7 +18,7 @@ from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ComputeItems
 from ..workers import number_workers
-from .pieces import BACKWARD, FORWARD, WHOLE, Pieces, is_deferred_part, is_own_compute
+from .pieces import BACKWARD, EVALUATION, FORWARD, WHOLE, Pieces, is_deferred_part, is_own_compute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +47,8 @@ def build_compute_items(
 ) -> tuple[ComputeItems, NDArray[np.bool_]]:
     """Sum the own pieces of each forward and backward; the parts of a split backward are one item.
 
+    Forwards of an evaluation are left out: one rank may evaluate for all.
+
     Partners whose communication is not traced cannot work alone, so the time until the last of
     them began the same micro-batch does not count as compute. The time of experts is replaced by
     that outside them, scaled to the whole.
@@ -64,6 +66,7 @@ def build_compute_items(
     spans, rank_steps = matched.spans, matched.rank_steps
     compute = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
     compute = compute[is_one_of(spans.kind[pieces.compute[compute]], (FORWARD, BACKWARD))]
+    compute = compute[part[pieces.compute[compute]] != EVALUATION]
     experts = is_expert_piece(matched, pieces, part)
     own = compute[~experts[compute]]
     index, num = factorize(pieces.compute[own])

@@ -10,13 +10,13 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
 from ...arrays.grouping import factorize, max_over_group, sorted_unique
-from ...arrays.intervals import NOT_FOUND
+from ...arrays.intervals import NOT_FOUND, find_covering
 from ...arrays.sorting import argsort_rows, is_in_sorted
 from ...replay.model import GapItems, Link, Place, Transfers
 from ...trace.tables import traced_groups
 from ..transfers import InstanceMembers, collect_transfers
 from ..waits import is_p2p
-from .pieces import GAP, Pieces, is_own_compute
+from .pieces import EVALUATION, GAP, Pieces, is_own_compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,11 +47,13 @@ def find_gaps(
     *,
     numbers: NDArray[np.int32],
     piece_number: NDArray[np.int64],
+    part: NDArray[np.int64],
 ) -> GapItems:
     """Return the host gaps of a traced run, with their places in the step.
 
     A gap before a receive is placed before the compute that the receive feeds. Time between two
-    steps of a rank is `Place.INPUT` of the later one.
+    steps of a rank is before the first compute of the later one. Without ``data`` spans that is
+    `Place.INPUT`; if a rank recorded when it waited for its input, the rest is a late launch.
 
     Args:
         matched: The run.
@@ -59,23 +61,46 @@ def find_gaps(
         steps: The steps that are replayed.
         numbers: Their numbers, ascending.
         piece_number: Shape (pieces,): the operation that each piece became.
+        part: Shape (spans,): the part of its micro-batch that a compute span is.
     """
     rows = np.flatnonzero(~is_own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
     rank_step = pieces.rank_step[rows]
-    place = _gap_places(matched, pieces)[rows]
+    waited = _waited_between_steps(matched)
+    place, first_place = _gap_places(matched, pieces, part, waited, numbers)
     pause = _pauses_between_steps(matched, pieces, steps)
     first = np.flatnonzero(pause)
+    place_before = first_place[pieces.rank_step[first]]
+    is_input = 2 * waited[pieces.rank_step[first]] > pause[first]
+    place_before = np.where(is_input, Place.DATA, place_before)
     index = matched.rank_steps.step_index
     return GapItems(
         step=numbers[np.concatenate((index[rank_step], index[pieces.rank_step[first]]))],
         rank=matched.rank_steps.rank[np.concatenate((rank_step, pieces.rank_step[first]))],
-        place=np.concatenate((place, np.full(len(first), Place.INPUT))).astype(np.int8),
+        place=np.concatenate((place[rows], place_before)).astype(np.int8),
         gap_ns=np.concatenate(((pieces.end - pieces.start)[rows], pause[first])),
         operation=piece_number[np.concatenate((rows, first))],
     )
 
 
-def _gap_places(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int8]:
+def _gap_places(
+    matched: MatchedWaits,
+    pieces: Pieces,
+    part: NDArray[np.int64],
+    waited_ns: NDArray[np.float64],
+    numbers: NDArray[np.int32],
+) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Return the place of each piece as a gap, and of the time before the first compute.
+
+    Args:
+        matched: The run.
+        pieces: Its pieces.
+        part: Shape (spans,): the part of its micro-batch that a compute span is.
+        waited_ns: Shape (rank steps,): from `_waited_between_steps`.
+        numbers: Numbers of the steps.
+
+    Returns:
+        Shapes (pieces,) and (rank steps,).
+    """
     num = len(pieces.start)
     own = is_own_compute(pieces, num)
     index = np.arange(num)
@@ -95,13 +120,50 @@ def _gap_places(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int8]:
     last_own = np.maximum.accumulate(np.where(own, index, NOT_FOUND))
     is_first = last_own < 0
     is_first[~is_first] = pieces.rank_step[last_own[~is_first]] != pieces.rank_step[~is_first]
-    place[is_first & known] = Place.INPUT
+    evaluates = own.copy()
+    evaluates[own] = part[pieces.compute[own]] == EVALUATION
+    beside = known & evaluates[np.minimum(next_own, num - 1)]
+    beside |= ~is_first & evaluates[np.maximum(last_own, 0)]
+    has_data = (waited_ns > 0) | _records_input(matched, numbers)
+    first_place = np.where(has_data, Place.FORWARD, Place.INPUT)
+    first_place[pieces.rank_step[is_first & beside]] = Place.EVALUATION
+    place[is_first & known] = first_place[pieces.rank_step[is_first & known]]
     for code, host_place in _PLACE_BY_HOST_KIND.items():
         place[pieces.host_kind == code] = host_place
+    place[beside & (place != Place.GC) & (place != Place.CHECKPOINT)] = Place.EVALUATION
     # A gap inside a compute span was taken by a host span of another kind.
     inside = (pieces.compute != GAP) & (pieces.host_kind == GAP)
     place[inside] = Place.OTHER
-    return place
+    return place, first_place
+
+
+def _records_input(matched: MatchedWaits, numbers: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return which (rank, step) have a ``data`` span. Shape (rank steps,).
+
+    By its number: a host that runs ahead fetches the input before its device begins the step.
+    """
+    spans, steps = matched.spans, matched.rank_steps
+    rows = np.flatnonzero(spans.kind == KIND_CODES[SpanKind.DATA])
+    num = len(rows)
+    cell, _ = factorize(
+        np.concatenate((spans.rank[rows], steps.rank)),
+        np.concatenate((spans.step[rows], numbers[steps.step_index])),
+    )
+    found: NDArray[np.bool_] = np.isin(cell[num:], cell[:num])
+    return found
+
+
+def _waited_between_steps(matched: MatchedWaits) -> NDArray[np.float64]:
+    """Return how long each rank waited for input right before each of its steps, ns."""
+    spans, steps = matched.spans, matched.rank_steps
+    rows = np.flatnonzero(spans.kind == KIND_CODES[SpanKind.DATA])
+    start = matched.line.place(spans.rank[rows], spans.start_ns[rows])
+    is_between = find_covering(steps.start, steps.end, start) == NOT_FOUND
+    following = np.searchsorted(steps.start, start[is_between], side="right")
+    num = len(steps.start)
+    waited = np.zeros(num + 1, dtype=np.float64)
+    np.add.at(waited, following, spans.duration_ns[rows[is_between]])
+    return waited[:num]
 
 
 def _pauses_between_steps(

@@ -38,6 +38,9 @@ WHOLE = 0
 MAX_PARTS = 4
 """If one micro-batch has more spans of one kind, several micro-batches share its number."""
 
+EVALUATION = MAX_PARTS**2 - 1
+"""Part number of a forward of an evaluation: it has an ideal of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
@@ -277,7 +280,8 @@ def _number_microbatches(
 def is_deferred_part(part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which parts are not the first of their micro-batch. Shape as given."""
     first = [size * (size - 1) // 2 for size in range(1, MAX_PARTS + 1)]
-    return ~np.isin(part, first)
+    deferred: NDArray[np.bool_] = ~np.isin(part, (*first, EVALUATION))
+    return deferred
 
 
 def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -287,4 +291,23 @@ def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArra
     is_compute[compute[compute != NOT_FOUND]] = True
     rows = np.flatnonzero(is_compute)
     part[rows] = number_parts(spans, rows)
+    part[_find_evaluation(spans, rows)] = EVALUATION
     return part
+
+
+def _find_evaluation(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the forwards of evaluations.
+
+    A forward without gradients has no micro-batch. So has every forward of a job that numbers none,
+    and a frozen model may run in each step: an evaluation is in at most half of the steps.
+
+    Args:
+        spans: The table.
+        rows: Compute spans, none inside another.
+    """
+    forward = rows[spans.kind[rows] == FORWARD]
+    evaluates = forward[spans.microbatch[forward] == NONE]
+    num_steps = len(sorted_unique(spans.step[forward]))
+    is_rare = 2 * len(sorted_unique(spans.step[evaluates])) <= num_steps
+    found: NDArray[np.int64] = evaluates
+    return found if len(evaluates) < len(forward) and is_rare else found[:0]

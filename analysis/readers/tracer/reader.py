@@ -87,7 +87,9 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
         model, number = build_model(run, matched, pieces, numbers=step_numbers, part=part)
         piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
         transfers = pool.submit(find_transfers, matched, numbers, run, number=number)
-        gaps = find_gaps(matched, pieces, steps, numbers=numbers, piece_number=piece_number)
+        gaps = find_gaps(
+            matched, pieces, steps, numbers=numbers, piece_number=piece_number, part=part
+        )
         waits = _find_wait_intervals(matched, comm_number)
     index = find_positions(steps.step, numbers)
     first = np.full(len(numbers), np.iinfo(np.int64).max)

@@ -1,9 +1,11 @@
-"""Steps in which all ranks pause: checkpoints, or missing input."""
+"""Steps in which all ranks pause: checkpoints, evaluations, or missing input."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from rankscope.analysis.causes.host_gaps import find_common_pauses
 from rankscope.analysis.replay.model import Place
 from tests.support.analysis.gap_builders import gaps_with, host_candidates
 
@@ -21,10 +23,12 @@ def findings(*pauses: Pause) -> list[tuple[str, tuple[int, int], bool]]:
 
 
 @pytest.mark.parametrize("steps", [(7,), (3, 8), (1, 5, 9)])
-def test_pauses_of_equal_length_at_equal_distances_are_checkpoints(steps: tuple[int, ...]) -> None:
+def test_pauses_at_equal_distances_without_a_save_have_no_name(
+    steps: tuple[int, ...],
+) -> None:
     pauses = [(step, Place.INPUT, 300) for step in steps]
 
-    assert findings(*pauses) == [("checkpoint", (steps[0], steps[-1]), False)]
+    assert findings(*pauses) == [("common-pause", (steps[0], steps[-1]), False)]
 
 
 @pytest.mark.parametrize("steps", [(3, 4), (1, 3, 9), (5, 6, 7, 8)])
@@ -42,12 +46,12 @@ def test_regular_pauses_in_data_spans_are_missing_input() -> None:
     assert found == [("data-stall", (3, 8), True)]
 
 
-def test_checkpoints_and_shorter_evaluations_are_two_regular_series() -> None:
+def test_long_and_shorter_pauses_are_two_regular_series() -> None:
     # GIVEN 300 ms every 5 steps and 100 ms every 4 steps
     pauses = [(4, Place.INPUT, 300), (9, Place.INPUT, 300)]
     pauses += [(step, Place.INPUT, 100) for step in (3, 7, 11)]
 
-    assert findings(*pauses) == [("checkpoint", (3, 11), False)]
+    assert findings(*pauses) == [("common-pause", (3, 11), False)]
 
 
 def test_checkpoints_in_spans_do_not_hide_missing_input() -> None:
@@ -55,3 +59,30 @@ def test_checkpoints_in_spans_do_not_hide_missing_input() -> None:
     pauses = [(2, Place.CHECKPOINT, 300), (6, Place.INPUT, 80), (7, Place.INPUT, 80)]
 
     assert findings(*pauses) == [("checkpoint", (2, 2), False), ("data-stall", (6, 7), True)]
+
+
+def test_pauses_while_one_rank_saves_are_checkpoints() -> None:
+    # GIVEN 300 ms in steps 3 and 4 on all ranks, of which rank 0 recorded what it saved
+    gaps = [
+        (step, rank, Place.CHECKPOINT if rank == 0 else Place.INPUT, 300)
+        for step in (3, 4)
+        for rank in range(NUM_RANKS)
+    ]
+    (found,) = host_candidates(gaps_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS))
+
+    assert (found.cause.name, found.steps) == ("checkpoint", (3, 4))
+
+
+def test_pauses_in_steps_with_a_checkpoint_event_are_checkpoints() -> None:
+    gaps = [(step, rank, Place.INPUT, 300) for step in (3, 8) for rank in range(NUM_RANKS)]
+    table = gaps_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
+
+    assert find_common_pauses(table, np.array([8])).is_saved.tolist() == [False, True]
+
+
+def test_irregular_evaluations_are_not_missing_input() -> None:
+    found = findings(
+        (1, Place.EVALUATION, 300), (3, Place.EVALUATION, 300), (9, Place.EVALUATION, 300)
+    )
+
+    assert found == [("common-pause", (1, 9), False)]

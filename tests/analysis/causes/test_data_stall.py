@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from rankscope.analysis.causes.data_stall import find_data_stalls
 from rankscope.analysis.replay.model import Place
+from rankscope.tracer.span import SpanKind
+from tests.support.analysis.cluster import MS, Compute
 from tests.support.analysis.gap_builders import Gap, gaps_with, host_candidates
+from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.analysis.cluster import Action
 
 TWO_STAGES = (0, 0, 0, 0, 1, 1, 1, 1)
 ALL_EIGHT = tuple(range(8))
@@ -151,3 +161,42 @@ def test_the_rests_of_checkpoints_are_no_intermittent_waiting() -> None:
     table = gaps_with(gaps, stage=(0,) * 8, num_steps=16)
     (found,) = find_data_stalls(table, steps, nothing_explained(gaps))
     assert (found.steps, found.shown_steps) == ((13, 13), None)
+
+
+def training_step() -> Iterator[Action]:
+    yield from work(SpanKind.FORWARD, 10 * MS, microbatch=0)
+    yield from work(SpanKind.BACKWARD, 20 * MS, microbatch=0)
+    yield ALL_REDUCE
+    yield from work(SpanKind.OPTIMIZER, MS)
+
+
+def test_a_host_that_launches_late_after_its_input_is_there_does_not_wait_for_input() -> None:
+    def script(rank: int, step: int) -> Iterator[Action]:
+        # GIVEN data spans of 0.3 ms, and rank 2 that launches 11 ms later from step 3 on
+        yield from work(SpanKind.DATA, 0.3 * MS)
+        if rank == 2 and step >= 3:
+            yield Compute(11 * MS)
+        yield from training_step()
+
+    (found,) = findings_of(script, num_steps=10)
+
+    assert (found.cause, found.ranks, found.steps) == ("host-stall", (2,), (3, 9))
+
+
+@pytest.mark.parametrize("evaluating_ranks", [(0, 1, 2, 3), (0,)])
+def test_an_evaluation_with_its_own_loader_is_no_missing_input(
+    evaluating_ranks: tuple[int, ...],
+) -> None:
+    def script(rank: int, step: int) -> Iterator[Action]:
+        # GIVEN an evaluation before the steps 2, 5 and 9, whose loader starts for 80 ms
+        if step in (2, 5, 9) and rank in evaluating_ranks:
+            yield from work(SpanKind.DATA, 80 * MS)
+            for _ in range(3):
+                yield from work(SpanKind.FORWARD, 8 * MS)
+        yield from work(SpanKind.DATA, 0.3 * MS)
+        yield from training_step()
+
+    found = findings_of(script, num_steps=12)
+
+    assert found[0].cause == "healthy"
+    assert {each.cause for each in found} <= {"healthy", "common-pause"}

@@ -101,7 +101,7 @@ def test_a_late_host_does_not_pay_for_evaluations_of_all_ranks() -> None:
     # Ten steps of 31.5 ms take 315 ms. The host adds 8 x 8 ms, the evaluations 2 x 300 ms.
     assert (late.cause, late.ranks, late.steps) == ("host-stall", (2,), (2, 9))
     assert late.slowdown == pytest.approx((315 + 64) / 315)
-    assert (evaluation.cause, evaluation.ranks) == ("checkpoint", (0, 1, 2, 3))
+    assert (evaluation.cause, evaluation.ranks) == ("common-pause", (0, 1, 2, 3))
     assert evaluation.slowdown == pytest.approx((315 + 600) / 315)
 
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from rankscope.analysis.causes import checkpoint, data_stall, gc_pause, host_stall, launch_skew
+from rankscope.analysis.causes import (
+    checkpoint,
+    common_pause,
+    data_stall,
+    gc_pause,
+    host_stall,
+    launch_skew,
+)
 from rankscope.analysis.causes.host_gaps import HostGaps, find_common_pauses, tabulate_gaps
 from rankscope.analysis.replay.model import GapItems, Link, Place
 from rankscope.analysis.statistics.peers import Basis, ComputeProfile
@@ -73,6 +80,6 @@ def host_candidates(gaps: HostGaps, *groups: tuple[int, ...]) -> tuple[Candidate
         reading=SimpleNamespace(transfers=SimpleNamespace(links=links)),
     )
     found: tuple[Candidate, ...] = ()
-    for detector in (checkpoint, host_stall, gc_pause, data_stall, launch_skew):
+    for detector in (checkpoint, common_pause, host_stall, gc_pause, data_stall, launch_skew):
         found = detector.detect(cast("Case", case), found)
     return found

@@ -204,7 +204,7 @@ def test_a_host_stall_is_a_gap_before_each_compute_span() -> None:
     assert compute_ms(recorded, 0, 0) == 95
 
 
-@pytest.mark.parametrize(("spans", "data_ms"), [("yes", [1.0, 41.0]), ("no", [1.0, 1.0])])
+@pytest.mark.parametrize(("spans", "data_ms"), [("yes", [1.0, 41.0]), ("no", [])])
 def test_a_data_stall_is_a_long_span_or_a_gap(spans: str, data_ms: list[float]) -> None:
     recorded = record(
         exact(f"data-stall:rank=1,ms=40,spans={spans}", dp=2, pp=1, num_steps=1, data_ms=1.0)
