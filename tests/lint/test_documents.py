@@ -11,6 +11,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from rankscope.analysis.causes.order import CAUSES
 from rankscope.commands.app import app
 from tests.support.paths import ROOT
 
@@ -159,3 +160,12 @@ def test_the_commands_of_the_readme_are_found() -> None:
     assert set(known_flags()) >= {"serve", "agent", "token create"}
     assert shown["token create"] == {"--role", "--holder", "--out"}
     assert {"--spool", "--collector", "--ca"} <= shown["agent"]
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_each_cause_has_a_section_that_says_what_to_do(cause: str) -> None:
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+
+    section = text.split(f"\n## {cause}\n", 1)[1].split("\n## ", 1)[0]
+    heads = re.findall(r"^\*\*([\w ]+):\*\*", section, re.MULTILINE)
+    assert heads == ["Looks like", "Confirm", "Do", "Call"]
