@@ -126,6 +126,18 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """A part of the mean step time."""
+
+    name: str
+    """``ideal``, the cause of a finding, or ``other``: what no finding explains."""
+
+    seconds: float
+    ranks: tuple[int, ...] = ()
+    """Ranks at fault; empty if the part has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStepExcess:
     """Excess of each rank in each step, for a heat-map."""
 
@@ -280,12 +292,54 @@ class RunReport:
         return is_layout_known(self.layout, self.world_size, self.source_format)
 
     @property
+    def step_parts(self) -> tuple[StepPart, ...]:
+        """The mean step time as its ideal, what fixing each finding would save, and the rest.
+
+        The parts sum to the step time, and none is negative. A finding counts what the ones before
+        it have left of the lost time: several may delay the same moment. Empty if no step was
+        replayed.
+        """
+        ideal_s = reachable_ideal_s(self.ideal_s_by_step, self.actual_s_by_step)
+        actual_s, replayed_ideal_s = self.step_time_s.actual, self.step_time_s.ideal
+        if ideal_s is None or actual_s is None or replayed_ideal_s is None:
+            return ()
+        parts = [StepPart(name="ideal", seconds=ideal_s)]
+        left_s = actual_s - ideal_s
+        for each in self.findings:
+            saved_s = (each.recoverable_ratio or 0.0) * (actual_s - replayed_ideal_s)
+            seconds = min(max(saved_s, 0.0), left_s)
+            if seconds > 0 and each.severity is not Severity.NONE:
+                parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
+                left_s -= seconds
+        return (*parts, StepPart(name="other", seconds=left_s))
+
+    @property
     def top_finding(self) -> Finding:
         """The finding that the verdict is about: the first that matters, if there is one."""
         harmless = (Severity.MINOR, Severity.NONE)
         return next(
             (each for each in self.findings if each.severity not in harmless), self.findings[0]
         )
+
+
+def reachable_ideal_s(
+    ideal_s_by_step: Mapping[int, float], actual_s_by_step: Mapping[int, float]
+) -> float | None:
+    """Return the mean ideal step time, never above what the run itself has reached.
+
+    If a step took less than the ideal of another one that has no more work, by their ideals, then
+    that time is the other's ideal: a run that is slow in most steps has slow medians.
+    """
+    known = ideal_s_by_step.keys() & actual_s_by_step.keys()
+    if not known:
+        return None
+    reached_s: dict[float, float] = {}
+    least_s = float("inf")
+    for step in sorted(known, key=ideal_s_by_step.__getitem__, reverse=True):  # the most work first
+        least_s = min(least_s, actual_s_by_step[step])
+        reached_s[ideal_s_by_step[step]] = least_s
+    ideals = [ideal_s_by_step[step] for step in known]
+    return sum(min(ideal, reached_s[ideal]) for ideal in ideals) / len(ideals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..address import TIMELINE, View, write_address
 from ..text import escape
-from .components import card, table
+from .components import card, decorative, table
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
 if TYPE_CHECKING:
@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence
     from rankscope.analysis.report.progress import AnalysisFailed
-    from rankscope.analysis.report.report import Finding, Quality, RunReport, Starved
+    from rankscope.analysis.report.report import (
+        Finding,
+        Quality,
+        RunReport,
+        Starved,
+        StepPart,
+    )
 
 _STYLE_BY_CAUSE = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
@@ -48,7 +54,10 @@ _MAX_WAITS_ON = 2
 _MAX_WARNINGS = 12
 _MINUTE_S, _HOUR_S = 60, 3600
 
-KEY_FIGURES = ("step time", "ideal step time", "GPU slowdown", "waste", "MFU", "host delays")
+KEY_FIGURES = ("step time", "MFU")
+
+_MAX_PARTS = 4
+"""Findings that are parts of their own in the bar of the step time."""
 
 
 def verdict_card(
@@ -105,27 +114,65 @@ def _stop_sentence(report: RunReport, *, is_lost: bool) -> str:
 
 
 def key_figures(report: RunReport) -> list[Component]:
-    """Return the run's numbers, each with its meaning."""
+    """Return the step time as a bar of its parts, and the MFU."""
     mfu = None if report.mfu is None else report.mfu.mean
-    return _figures(
-        {
-            "step time": (format_seconds(report.step_time_s.actual), "recorded mean"),
-            "ideal step time": (
-                format_seconds(report.step_time_s.ideal),
-                "all ranks like the median",
-            ),
-            "GPU slowdown": (format_slowdown(report.slowdown), "replayed / ideal step time"),
-            "waste": (format_percent(report.waste_ratio, digits=1), "of GPU time"),
-            "MFU": (
-                format_percent(mfu, digits=1),
-                "mean" if report.mfu else escape(report.missing_mfu.partition(":")[0]),
-            ),
-            "host delays": (
-                format_slowdown(report.launch_slowdown),
-                "recorded / replayed step time",
-            ),
-        }
+    text = "mean" if report.mfu else escape(report.missing_mfu.partition(":")[0])
+    return [
+        _step_bar(report),
+        *_figures({"MFU": (format_percent(mfu, digits=1), text)}),
+    ]
+
+
+def _step_bar(report: RunReport) -> Component:
+    """Return the mean step time as a bar: its ideal, the loss by each finding, and the rest."""
+    head = [
+        html.Span("step time", className="figure-word"),
+        html.Span(format_seconds(report.step_time_s.actual), className="figure-value"),
+    ]
+    parts = report.step_parts
+    if not parts:
+        reason = html.Span("recorded mean; no step could be replayed", className="figure-meaning")
+        return html.Div([*head, reason], className="figure step-parts")
+    shown = [part for part in parts if part.name not in ("ideal", "other")]
+    few, rest = shown[:_MAX_PARTS], shown[_MAX_PARTS:]
+    rows = [
+        ("ideal", parts[0].seconds, "ideal"),
+        *((_part_name(p), p.seconds, "lost") for p in few),
+    ]
+    if rest:
+        count = format_count(len(rest), "more finding")
+        rows.append((count, sum(part.seconds for part in rest), "lost more"))
+    rows.append(("other", parts[-1].seconds, "other"))
+    bar = html.Div(
+        [
+            html.Span(className=f"part {style}", style={"flexGrow": f"{seconds:.9f}"}, title=name)
+            for name, seconds, style in rows
+        ],
+        className="parts-bar",
+        **decorative(),
     )
+    terms = [
+        html.Span(
+            [
+                html.Span(className=f"part-key {style}", **decorative()),
+                html.B(format_seconds(seconds)),
+                f" {name}",
+            ],
+            className="part-term",
+        )
+        for name, seconds, style in rows
+    ]
+    between = [html.Span(sign, className="part-sign") for sign in ("=", *["+"] * (len(rows) - 1))]
+    line = [part for pair in zip(between, terms, strict=True) for part in pair]
+    head.append(html.Span(line, className="parts-line"))
+    return html.Div([html.Div(head, className="parts-head"), bar], className="figure step-parts")
+
+
+def _part_name(part: StepPart) -> str:
+    if not part.ranks:
+        return part.name
+    word = "rank" if len(part.ranks) == 1 else "ranks"
+    return f"{part.name} ({word} {format_ranges(part.ranks, max_ranges=2)})"
 
 
 def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]:

@@ -26,8 +26,8 @@ def test_the_overview_shows_verdict_findings_waits_and_quality() -> None:
 
     assert "Rank 5 computes 1.80x slower than its peers" in shown
     assert "8 ranks | DP 2 x TP 2 x PP 2 | 30 steps | 9,920 spans | confidence 0.98" in shown
-    assert "GPU slowdown | 1.36x | replayed / ideal step time" in shown
-    assert "host delays | 1.01x | recorded / replayed step time" in shown
+    assert "step time | 556 ms | = | 410 ms |  ideal" in shown
+    assert "| + | 137 ms |  slow-compute (rank 5) | + | 5.84 ms |  stage-imbalance" in shown
     assert "slow-compute | n/a | 5 | 10-29 | 1.38x | 94 % | 0.98" in shown
     assert "rank 0 | 34 % | for rank 5 (31 %), rank 0 (2 %)" in shown
     assert "records produced | 3,840 | = stored | 3,840 | + dropped | 0" in shown
@@ -38,11 +38,11 @@ def test_the_overview_shows_verdict_findings_waits_and_quality() -> None:
 def test_unknown_quantities_are_n_a_with_a_reason() -> None:
     made = report(mfu=False)
     quality = replace(made.quality, clock_error_ns=None, coverage_ratio=None)
-    unknown = replace(made, slowdown=None, waste_ratio=None, quality=quality, starved=())
+    unknown = replace(made, ideal_s_by_step={}, quality=quality, starved=())
 
     shown = overview_text(FakeProvider(reports={"demo-42": unknown}))
 
-    assert "slowdown | n/a" in shown
+    assert "recorded mean; no step could be replayed" in shown
     assert "clock error | n/a | coverage | n/a" in shown
     assert "MFU | n/a | peak of A100 at bfloat16 unknown" in shown
     assert "MFU n/a: peak of A100 at bfloat16 unknown: set RANKSCOPE_PEAK_FLOPS." in shown

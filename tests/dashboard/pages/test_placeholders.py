@@ -80,7 +80,6 @@ def test_figures_that_need_no_analysis_are_shown_during_it() -> None:
 
     assert "step time | 2.00 s | mean, as marked by the ranks" in shown
     assert "MFU | 32.4 % | mean of 2 steps" in shown
-    assert "GPU slowdown | … | after the analysis" in shown
 
 
 def test_earlier_findings_are_shown_during_the_analysis() -> None:
@@ -104,7 +103,6 @@ def test_a_failed_analysis_shows_the_reason() -> None:
 
     assert "No verdict: this run could not be analysed. | the store cannot lock" in shown
     assert "step time | 2.00 s" in shown
-    assert "GPU slowdown | … | needs the analysis" in shown
 
 
 def test_a_step_is_shown_during_the_analysis() -> None:
