@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ..errors import is_tracer_error
 from ..native.host_launch import ASYNC, END_BOUND, HOST_CLOCK, Heads, Instance
 from ..record.steps import COMMUNICATION_KINDS
-from ..span import NONE, SpanFlag
+from ..span import NONE, SpanFlag, SpanKind
 from ..spool import DropReason
 from .group import CommGroup, Groups
 from .guard import report_capture_failure
@@ -21,10 +21,9 @@ from .operation import Direction, Operation
 from .works import Completions, PendingLaunches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..record.recorder import Recorder
-    from ..span import SpanKind
     from ..topology import Layout
 
 COALESCED = int(SpanFlag.COALESCED)
@@ -177,6 +176,13 @@ class Communication:
     def axis_of(self, process_group: Any) -> str:  # noqa: ANN401 - a pybind class
         """Return the axis for which a group was made, "" if unknown."""
         return self._groups.read_axis(process_group)
+
+    def set_axes(self, axes: Mapping[frozenset[int], str]) -> None:
+        """Give the groups of these members, if they belong to no axis yet, the kind of an axis."""
+        for group in self._groups:
+            axis = axes.get(frozenset(group.members))
+            if axis is not None and group.kind is SpanKind.OTHER:
+                self._groups.set_axis(group, axis)
 
     # -- batches and coalescing ----------------------------------------------
 

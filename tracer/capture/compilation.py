@@ -119,11 +119,18 @@ def is_recompile(compile_id: str) -> bool:
     return count.isdigit() and int(count) > 0
 
 
-def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], None]:
+def capture_compilations(
+    recorder: Recorder, patches: Patches, on_function: Callable[[], None]
+) -> Callable[[], None]:
     """Record each compilation from the first one on.
 
     The compiler is imported late, often by `torch.compile` itself, and ``torch._dynamo.reset``
     removes the callbacks. So they are registered again after `torch.compile` and at each step.
+
+    Args:
+        recorder: Where the spans go.
+        patches: Keeps the replaced function.
+        on_function: Called before `torch.compile` gets something that is no module.
 
     Returns:
         A function that removes the callbacks.
@@ -134,6 +141,8 @@ def capture_compilations(recorder: Recorder, patches: Patches) -> Callable[[], N
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001, ANN401
+            if not isinstance(args[0] if args else None, sys.modules["torch"].nn.Module):
+                on_function()
             compiled = original(*args, **kwargs)
             register()
             return compiled

@@ -1,7 +1,7 @@
 """Derivation of the parallel layout and this rank's coordinates from its process groups.
 
 Used if the job declared neither. It runs once, when the first whole step is over: by then the job
-has made the groups that it uses.
+has made the groups that it uses. From then on their communications have the kind of their axis.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class DerivedLayout:
 
     layout: Layout
     coords: Coords
-    groups: frozenset[frozenset[int]]
-    """Members of each group that spans an axis of the layout; two at least."""
+    groups: dict[frozenset[int], str]
+    """Axis of each group that spans one or a factor of it, by its members; two at least."""
 
     pipeline: frozenset[int] = frozenset()
     """Members of the group that spans the pipeline."""
@@ -117,7 +117,8 @@ def derive_layout(
     return DerivedLayout(
         layout=Layout(dp=num_data, ep=len(experts), vpp=num_chunks, **sizes),
         coords=Coords(dp=data_position, ep=experts.index(rank), **position),
-        groups=frozenset(map(frozenset, [*model.values(), *data])),
+        groups={frozenset(members): axis for axis, members in model.items()}
+        | dict.fromkeys(map(frozenset, data), "dp"),
         pipeline=frozenset(model.get("pp", ())),
     )
 
@@ -185,7 +186,9 @@ class LayoutDerivation:
     def _step_begins(self, communication: Communication) -> bool:
         """Return True if there is nothing left to wait for."""
         self._num_steps += 1
-        if self._num_steps == 1:
+        # A model that is found by the optimizer of the first step runs from the second on.
+        has_run = self._models or self._stages
+        if self._num_steps == 1 or (self._num_steps == 2 and not has_run):  # noqa: PLR2004
             return False
         self._found = self._derive(communication)
         return True
@@ -216,9 +219,13 @@ class LayoutDerivation:
         if found is None or len(num_chunks) != (found.layout.pp > 1):
             return None
         declared = {frozenset(axis_group.members) for axis_group in named}
-        is_named = found.groups <= declared and all(len(it) < own.world_size for it in found.groups)
-        known = declared.union(_read_hsdp_groups(models)) if wrapped else declared
-        return found if is_named or _explains(found, known, communication) else None
+        groups = found.groups
+        is_named = groups.keys() <= declared and all(len(it) < own.world_size for it in groups)
+        parts = set(_read_hsdp_groups(models)) if wrapped else set()
+        if not is_named and not _explains(found, declared | parts, communication):
+            return None
+        communication.set_axes(dict.fromkeys(parts, "dp") | groups)
+        return found
 
 
 def _explains(

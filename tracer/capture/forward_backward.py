@@ -6,7 +6,7 @@ import functools
 import itertools
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -210,11 +210,21 @@ class OnForward(Protocol):
         ...
 
 
+class ForwardHooks(NamedTuple):
+    """The capture of one module's forwards."""
+
+    begin: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+    """Begins the span of a forward that was already called when the module was found."""
+
+    remove: Callable[[], None]
+    """Removes the hooks."""
+
+
 def capture_forward(
     compute: ComputeCapture,
     model: Any,  # noqa: ANN401 - a Module
     on_forward: OnForward,
-) -> Callable[[], None]:
+) -> ForwardHooks:
     """Record a span of each forward of ``model``. With gradients it counts as a micro-batch.
 
     Args:
@@ -223,9 +233,6 @@ def capture_forward(
         on_forward: Called before the span begins, so that a step that begins with this forward
             contains it. Its arguments are the module, its arguments, its keyword arguments and
             whether the forward counts as a micro-batch.
-
-    Returns:
-        A function that removes the hooks.
     """
     guard, recorder, state = compute.guard, compute.recorder, compute.thread_state
 
@@ -273,7 +280,7 @@ def capture_forward(
         for handle in handles:
             handle.remove()
 
-    return remove_hooks
+    return ForwardHooks(before, remove_hooks)
 
 
 def _was_interrupted(compute: ComputeCapture) -> bool:

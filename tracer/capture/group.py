@@ -54,6 +54,7 @@ class CommGroup:
         "group_id",
         "kind",
         "members",
+        "name",
         "next_seq",
         "pair_seqs",
         "rank",
@@ -64,12 +65,20 @@ class CommGroup:
     )
 
     def __init__(
-        self, *, group_id: int, kind: SpanKind, members: Sequence[int], rank: int, track_id: int
+        self,
+        *,
+        group_id: int,
+        axis: str,
+        name: str,
+        members: Sequence[int],
+        rank: int,
+        track_id: int,
     ) -> None:
         self.group_id = group_id
-        self.kind = kind
-        # The p2p of a context-parallel ring belongs to its own axis, not to the pipeline.
-        self.send_kind, self.recv_kind = P2P_KINDS if kind is SpanKind.OTHER else (kind, kind)
+        self.name = name
+        """As in the job."""
+
+        self.set_axis(axis)
         self.members = tuple(members)
         self.size = len(self.members)
         self.rank = rank
@@ -82,6 +91,14 @@ class CommGroup:
         self.pair_seqs: defaultdict[tuple[int, int], Callable[[], int]] = defaultdict(
             lambda: itertools.count().__next__
         )
+
+
+    def set_axis(self, axis: str) -> None:
+        """Give the communications that begin from now on the kinds of an axis."""
+        kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))
+        # The p2p of a context-parallel ring belongs to its own axis, not to the pipeline.
+        self.send_kind, self.recv_kind = P2P_KINDS if kind is SpanKind.OTHER else (kind, kind)
+        self.kind = kind
 
 
 class Groups:
@@ -142,16 +159,29 @@ class Groups:
     def _new(self, process_group: Any, members: list[int], key: tuple[int, int]) -> CommGroup:  # noqa: ANN401
         group_id, rank = key
         axis = self._axis(process_group)
-        group_name = _group_name(process_group)
-        name = f"{axis or 'group'}:{group_name}"
-        kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))
-        self._recorder.add_group(group_id, kind=kind, name=name, members=sorted(members))
-        return CommGroup(
+        name = _group_name(process_group)
+        group = CommGroup(
             group_id=group_id,
-            kind=kind,
+            axis=axis,
+            name=name,
             members=members,
             rank=rank,
-            track_id=self._recorder.name_id(f"comm {axis or group_name}"),
+            track_id=self._recorder.name_id(f"comm {axis or name}"),
+        )
+        self._write(group, axis)
+        return group
+
+    def set_axis(self, group: CommGroup, axis: str) -> None:
+        """Note that ``group`` spans an axis, which was not known when it was first seen."""
+        group.set_axis(axis)
+        self._write(group, axis)
+
+    def _write(self, group: CommGroup, axis: str) -> None:
+        self._recorder.add_group(
+            group.group_id,
+            kind=group.kind,
+            name=f"{axis or 'group'}:{group.name}",
+            members=sorted(group.members),
         )
 
     def __iter__(self) -> Iterator[CommGroup]:

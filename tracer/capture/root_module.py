@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..record.recorder import Recorder
     from .derived_layout import LayoutDerivation
-    from .forward_backward import ComputeCapture
+    from .forward_backward import ComputeCapture, ForwardHooks
     from .optimizer import StepCounter
 
 TRIES_BEFORE_A_STEP = 2
@@ -37,8 +37,20 @@ class RootForwards:
         self._layout_derivation = layout_derivation
         self._finder: RootFinder | None = None
 
-    def follow_model(self, compute: ComputeCapture, model: Any) -> None:  # noqa: ANN401 - a Module
-        """Follow ``model``; if None, the module that will be found."""
+    def follow_model(
+        self,
+        compute: ComputeCapture,
+        model: Any,  # noqa: ANN401 - a Module
+        *,
+        from_start: bool,
+    ) -> None:
+        """Follow ``model``; if None, the module that will be found.
+
+        Args:
+            compute: Opens the spans.
+            model: The root module, if the job declared it.
+            from_start: Whether the first step is recorded.
+        """
         if model is not None:
             self.attach(compute, model)
             return
@@ -49,19 +61,27 @@ class RootForwards:
         self._recorder.on_shutdown(
             register_optimizer_step_post_hook(finder.on_optimizer_step).remove
         )
+        if from_start:
+            finder.watch_forwards()
+            self._recorder.on_shutdown(finder.stop_watching)
 
-    def attach(self, compute: ComputeCapture, model: Any) -> Callable[[], None]:  # noqa: ANN401
-        """Follow ``model`` and return a function that stops following it."""
+    def attach(self, compute: ComputeCapture, model: Any) -> ForwardHooks:  # noqa: ANN401
+        """Follow ``model`` until the hooks are removed."""
         from .forward_backward import capture_forward
 
-        remove_hooks = capture_forward(compute, model, self._forward_begins)
-        self._recorder.on_shutdown(remove_hooks)
-        return remove_hooks
+        hooks = capture_forward(compute, model, self._forward_begins)
+        self._recorder.on_shutdown(hooks.remove)
+        return hooks
 
     def attach_chunk(self, compute: ComputeCapture, chunk: Any) -> None:  # noqa: ANN401 - a Module
         """Follow one of several model chunks of this rank."""
         self._model_description.is_whole_model = False
         self.attach(compute, chunk)
+
+    def function_compiles(self) -> None:
+        """Handle a call of `torch.compile` for something that is no module."""
+        if self._finder is not None:
+            self._finder.stop_watching()
 
     def fetch_begins(self) -> None:
         """Handle a request for a batch."""
@@ -96,24 +116,41 @@ class RootForwards:
 
 
 class RootFinder:
-    """Looks for the model at the first batches, and checks it at the first optimizer step.
+    """Looks for the model at the first batches or the first forward, then checks it.
 
-    Most scripts have built, wrapped and compiled the model and made the optimizer by the first
-    batch. The first optimizer that steps decides: a model that it does not train was the wrong one.
+    Most scripts have built, wrapped and compiled the model and made the optimizer by then. The
+    first optimizer that steps decides: a model that it does not train was the wrong one.
     """
 
-    def __init__(self, recorder: Recorder, attach: Callable[[Any], Callable[[], None]]) -> None:
+    def __init__(self, recorder: Recorder, attach: Callable[[Any], ForwardHooks]) -> None:
         """Prepare the search.
 
         Args:
             recorder: Where an error is reported.
-            attach: Follows the found model; returns a function that stops following it.
+            attach: Follows the found model.
         """
         self._guard = Guard(recorder, "root module")
         self._attach = attach
         self._root: Any = None
-        self._detach: Callable[[], None] | None = None
+        self._hooks: ForwardHooks | None = None
         self._tries_left = TRIES_BEFORE_A_STEP
+        self._watch: Any = None
+
+    def watch_forwards(self) -> None:
+        """Search at the first forward of any module too: a script may have no loader.
+
+        Torch calls the hook in every module until `stop_watching`. A compiled function would be
+        compiled again when it goes, so it must go before. A compiled module calls it first.
+        """
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        self._watch = register_module_forward_pre_hook(self._on_forward)
+
+    def stop_watching(self) -> None:
+        """Search at no forward from now on."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.remove()
 
     def on_next_work(self) -> None:
         """Search now, if tries are left."""
@@ -128,23 +165,37 @@ class RootFinder:
             self._guard.active = False
             self._root = None
 
+    def _on_forward(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401
+        self.stop_watching()
+        if self._root is None:
+            self._guard.call(self._find)
+        hooks = self._hooks
+        if hooks is not None and self._root is module:
+            # Torch has already listed the hooks that this forward calls. It passes no keyword
+            # arguments to a hook on all modules; its caller has them.
+            kwargs = sys._getframe(1).f_locals.get("kwargs")
+            if type(kwargs) is dict:
+                hooks.begin(module, args, kwargs)
+
     def _find(self) -> None:
         self._attach_root(find_root())
 
     def _check(self, optimizer: Any) -> None:  # noqa: ANN401
+        self.stop_watching()
         if self._root is not None:
             trained = trained_parameter_ids(optimizer)
             if any(id(parameter) in trained for parameter in self._root.parameters()):
                 return
-        if self._detach is not None:
-            self._detach()
+        if self._hooks is not None:
+            self._hooks.remove()
         self._attach_root(find_root(optimizer))
 
     def _attach_root(self, root: Any) -> None:  # noqa: ANN401
         self._root = root
         if root is not None:
             self._tries_left = 0
-            self._detach = self._attach(root)
+            self.stop_watching()
+            self._hooks = self._attach(root)
 
 
 def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module

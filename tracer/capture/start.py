@@ -130,6 +130,7 @@ def _capture_torch(
         lambda: forwards.follow_model(
             _capture_compute(recorder, patches, steps, forwards, layout_derivation, once_loaded),
             model,
+            from_start=count_steps is True,
         ),
         COMPUTE_KINDS,
     )
@@ -160,7 +161,9 @@ def _capture_input_and_output(
     _try(
         recorder,
         "compilation",
-        lambda: recorder.on_shutdown(capture_compilations(recorder, patches)),
+        lambda: recorder.on_shutdown(
+            capture_compilations(recorder, patches, forwards.function_compiles)
+        ),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.ranks import run_ranks
-from tests.support.tracer.reading import dropped, process_folders
+from tests.support.tracer.reading import dropped, process_folders, read_spans
 from tests.tracer.jobs import gloo_job, matrix_recipes
 from tests.tracer.jobs.undeclared_layout_job import RECIPES
 
@@ -77,6 +77,27 @@ def test_the_derived_layout_is_the_one_that_the_job_could_declare(spool: Path, r
 def test_in_doubt_no_layout_is_derived(spool: Path, recipe: str) -> None:
     for found in derived(spool / recipe):
         assert found.keys().isdisjoint({"layout", "coords"})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"),
+    [
+        ("plain_loop", "dp-comm"),
+        ("sharded_over_all", "dp-comm"),
+        ("hybrid_of_other_names", "dp-comm"),
+        ("tensor_parallel_over_all", "tp-comm"),
+    ],
+)
+def test_groups_without_a_name_get_the_kind_of_their_axis_once_it_is_known(
+    spool: Path, recipe: str, kind: str
+) -> None:
+    for folder in process_folders(spool / recipe).values():
+        found = [row for row in read_spans(folder) if row.group_id and row.kind != "wait"]
+        assert {row.kind for row in found if row.step == 0} == {"other"}
+        assert {row.kind for row in found if row.step >= 1} == {kind}
+        written = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
+        last = {line["group_id"]: line["kind"] for line in written}
+        assert last == dict.fromkeys((f"{row.group_id:016x}" for row in found), kind)
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

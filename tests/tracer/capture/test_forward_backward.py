@@ -61,7 +61,7 @@ def captured(recorder: Recorder, *models: nn.Module) -> Callable[[], None]:
 
     def remove_hooks() -> None:
         for hook in hooks:
-            hook()
+            hook.remove()
 
     return remove_hooks
 

@@ -122,6 +122,27 @@ def test_steps_and_tokens_are_counted_if_the_job_reports_none(tmp_path: Path) ->
         ]
 
 
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_without_a_loader_the_first_step_has_its_forward_too(
+    tmp_path: Path, *, by_keyword: bool
+) -> None:
+    tracer.install(spool=tmp_path, run="plain", count_steps=True)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+    for _ in range(3):
+        (model(input_ids=tokens) if by_keyword else model(tokens)).sum().backward()
+        optimizer.step()
+
+    rows = rows_in(tmp_path)
+    assert step_rows(rows) == [(0, 16), (1, 16), (2, 16)]
+    spans = [row for row in rows if row.record == RecordType.SPAN]
+    for kind in ("forward", "backward"):
+        found = [(row.step, row.microbatch) for row in spans if row.kind == kind]
+        assert found == [(0, 0), (1, 0), (2, 0)]
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
 def test_by_default_the_first_optimizer_step_belongs_to_the_start_up(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="start")
     train_model(Model(), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
@@ -283,6 +304,20 @@ def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path) -> None:
     assert [row.name for row in rows if row.name.endswith("compile")] == ["compile"]
     spans = [row for row in rows if row.record == RecordType.SPAN]
     assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
+
+
+def test_a_compiled_function_without_a_loader_is_not_recompiled(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    tracer.install(spool=tmp_path, run="compiled-function", count_steps=True)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    compute_loss = torch.compile(lambda tokens: model(tokens).sum(), backend="eager")
+    for _ in range(3):
+        compute_loss(torch.ones(2, 8, dtype=torch.int64)).backward()
+        optimizer.step()
+
+    names = [row.name for row in rows_in(tmp_path) if row.name.endswith("compile")]
+    assert names == ["compile"]
 
 
 def test_a_model_that_the_first_optimizer_does_not_train_is_replaced(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ class Job:
         self.chain = CommStream()
         self.group = CommGroup(
             group_id=7,
-            kind=SpanKind.DP_COMM,
+            axis="dp",
+            name="0",
             members=(0, 1),
             rank=0,
             track_id=recorder.name_id("comm dp"),

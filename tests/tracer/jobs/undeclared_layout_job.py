@@ -141,7 +141,16 @@ def half_wrapped(rank: int) -> Recipe:
     return model, ordinary_step(model)
 
 
+def plain_loop(rank: int) -> Recipe:
+    """DDP in a loop without a loader, in a job that reports nothing."""
+    model = DistributedDataParallel(Block())
+    return model, ordinary_step(model)
+
+
 STEPS = 3
+
+UNREPORTED = ("plain_loop",)
+"""Jobs that report neither model nor steps."""
 
 RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
     {
@@ -162,6 +171,7 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
                 tensor_parallel_over_all,
                 pipeline_over_all,
                 fully_sharded_wrapper,
+                plain_loop,
             )
         },
     }
@@ -175,11 +185,19 @@ def train_recipe(recipe: str, rank: int, world: int, folder: Path) -> None:
     store = FileStore(str(folder / f"rendezvous-{recipe}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     model, step = RECIPES[recipe](rank)
-    tracer.install(spool=folder / "spool", run=recipe, model=model)
-    tracer.begin_steps()
+    is_reported = recipe not in UNREPORTED
+    tracer.install(
+        spool=folder / "spool",
+        run=recipe,
+        model=model if is_reported else None,
+        count_steps=not is_reported,
+    )
+    if is_reported:
+        tracer.begin_steps()
     for _ in range(STEPS):
         step()
-        tracer.step()
+        if is_reported:
+            tracer.step()
     tracer.shutdown()
     dist.barrier()
     dist.destroy_process_group()

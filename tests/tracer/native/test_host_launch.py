@@ -38,7 +38,8 @@ class Job:
         self.lane = recorder.lane()
         self.group = CommGroup(
             group_id=GROUP_ID,
-            kind=SpanKind.DP_COMM,
+            axis="dp",
+            name="0",
             members=(0, 1),
             rank=0,
             track_id=recorder.name_id("comm dp"),
