@@ -12,7 +12,7 @@ import transformers
 from rankscope import tracer
 
 from ..patches import Patches
-from .settings import data_parallel_layout, harmless, read_attributes, traced_save
+from .settings import data_parallel_layout, harmless, install_for, read_attributes, traced_save
 
 if TYPE_CHECKING:
     import os
@@ -55,8 +55,8 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
         """Install the tracer and begin the steps."""
         config = getattr(about.get("model"), "config", None)
         dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else ""
-        tracer.install(
-            spool=self._spool,
+        install_for(
+            self._spool,
             # A compiled model is wrapped: the wrapper is found at the first batch.
             model=None if args.torch_compile else about.get("model"),
             model_name=str(getattr(config, "model_type", "")),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
-from .settings import LayoutAndCoords, data_parallel_layout, harmless
+from .settings import LayoutAndCoords, data_parallel_layout, harmless, install_for
 
 if TYPE_CHECKING:
     import os
@@ -48,8 +48,8 @@ class RankscopeCallback(Callback):
         declared: LayoutAndCoords = {"layout": None, "coords": None}
         if type(trainer.strategy).__name__ != "ModelParallelStrategy":
             declared = data_parallel_layout(trainer.world_size, trainer.global_rank)
-        tracer.install(
-            spool=self._spool,
+        install_for(
+            self._spool,
             model=find_network(pl_module),
             model_name=type(pl_module).__name__,
             dtype=DTYPES.get(str(trainer.precision).partition("-")[0], ""),

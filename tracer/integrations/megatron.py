@@ -14,7 +14,7 @@ from rankscope import tracer
 from ..job.flops import ModelFlops, megatron_flops
 from ..patches import Patches
 from ..topology import Coords, Layout
-from .settings import LayoutAndCoords, harmless, read_attributes, traced_save
+from .settings import LayoutAndCoords, harmless, install_for, read_attributes, traced_save
 
 if TYPE_CHECKING:
     import os
@@ -146,8 +146,8 @@ def install(
 ) -> None:
     """Install the tracer with the layout and settings from Megatron's arguments and groups."""
     flops = read_flops(args)
-    tracer.install(
-        spool=spool,
+    install_for(
+        spool,
         model=model[0] if len(model) == 1 else None,
         flops_per_token=None if flops is None else flops.flops_per_token,
         flops_convention="" if flops is None else flops.convention,

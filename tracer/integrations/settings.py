@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
 from ..errors import is_tracer_error, print_notice
+from ..install import install
 from ..record.current import current_tracer, span
 from ..record.plain_values import type_name
 from ..record.recorder import Recorder
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _reported: set[str] = set()
-"""Hooks whose failure was reported; each is reported once."""
+"""Hooks whose failure was reported, and the notice that nothing is recorded: each once."""
+
+NO_FOLDER = (
+    "nothing is recorded: set RANKSCOPE_TRACE=DIR, a folder on a local disk, or pass spool="
+    " (RANKSCOPE_DISABLE=1: no tracing and no such line)"
+)
 
 
 class LayoutAndCoords(TypedDict):
@@ -26,6 +33,23 @@ class LayoutAndCoords(TypedDict):
 
     layout: Layout | None
     coords: Coords | None
+
+
+def install_for(
+    spool: str | os.PathLike[str] | None,
+    **declared: Any,  # noqa: ANN401 - as `tracer.install` has them
+) -> None:
+    """Install the tracer for a user who asked for it; say once if no folder is named.
+
+    Only one process of a host says so. A tracer that the launcher installed stays.
+    """
+    install(spool=spool, **declared)
+    is_named = spool or os.environ.get("RANKSCOPE_TRACE")
+    if is_named or os.environ.get("RANKSCOPE_DISABLE") == "1" or current_tracer().enabled:
+        return
+    if os.environ.get("LOCAL_RANK", "0") == "0" and NO_FOLDER not in _reported:
+        _reported.add(NO_FOLDER)
+        print_notice(NO_FOLDER)
 
 
 def data_parallel_layout(world_size: int, rank: int) -> LayoutAndCoords:

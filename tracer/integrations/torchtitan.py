@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
-from .settings import LayoutAndCoords, harmless, mesh_layout, read_attributes
+from .settings import LayoutAndCoords, harmless, install_for, mesh_layout, read_attributes
 
 if TYPE_CHECKING:
     import os
@@ -50,8 +50,8 @@ def trace(trainer: Any, *, spool: str | os.PathLike[str] | None = None) -> None:
     flops = getattr(processor, "num_flops_per_token", None)
     settings = getattr(trainer, "config", None) or getattr(trainer, "job_config", None)
     debug = getattr(settings, "debug", None) or getattr(settings, "training", None)
-    tracer.install(
-        spool=spool,
+    install_for(
+        spool,
         model=parts[0] if len(parts) == 1 else None,
         flops_per_token=float(flops) if flops and flops > 0 else None,
         flops_convention=CONVENTION if flops and flops > 0 else "",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rankscope import tracer
-from rankscope.tracer.integrations import megatron, torchtitan
+from rankscope.tracer.integrations import megatron, settings, torchtitan
 from rankscope.tracer.integrations.settings import mesh_layout
 from rankscope.tracer.spool import DropReason
 from rankscope.tracer.topology import Coords, Layout
@@ -104,6 +104,20 @@ def test_a_stage_without_the_loss_records_none(tmp_path: Path) -> None:
     trainer.train()
 
     assert Recorded(tmp_path).steps() == [(11, 8, None), (12, 8, None)]
+
+
+def test_without_a_folder_an_integration_says_once_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(settings, "_reported", set())
+    for disabled, local_rank in (("1", "0"), ("", "1"), ("", "0"), ("", "0")):
+        monkeypatch.setenv("RANKSCOPE_DISABLE", disabled)
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        torchtitan.trace(Titan(1))
+
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"rankscope: {settings.NO_FOLDER}"]
+    assert "set RANKSCOPE_TRACE=DIR" in said[0]
 
 
 def test_a_trainer_without_an_attribute_trains_on_with_a_notice(
