@@ -38,6 +38,9 @@ Environment variables:
                        (default: rankscope-<user id> in the temporary folder)
   RANKSCOPE_RUN        name of the run (default: the job id of torchrun or Slurm, else a
                        generated name)
+  RANKSCOPE_PEAK_FLOPS, RANKSCOPE_FLOPS_PER_TOKEN
+                       peak of one device in FLOP/s, and FLOPs of training on one token,
+                       for an MFU where rankscope does not know them
   RANKSCOPE_DISABLE    1: run the script without tracing
 """
 BAD_USAGE = 2

@@ -69,7 +69,10 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     if not run.has_layout:
         return f"parallel layout unknown: pass `layout` and `coords` to {install}"
     if run.flops_per_token is None:
-        return f"FLOPs per token unknown: pass `flops_per_token` to {install}"
+        return (
+            "FLOPs per token unknown: set RANKSCOPE_FLOPS_PER_TOKEN, or pass `flops_per_token` to"
+            f" {install}"
+        )
     unknown = [
         rank for epoch in run.epochs for rank in epoch.ranks if _rank_peak(rank) in {None, 0.0}
     ]

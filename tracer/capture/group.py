@@ -92,7 +92,6 @@ class CommGroup:
             lambda: itertools.count().__next__
         )
 
-
     def set_axis(self, axis: str) -> None:
         """Give the communications that begin from now on the kinds of an axis."""
         kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))

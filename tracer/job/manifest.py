@@ -32,6 +32,12 @@ SECRET_NAME = re.compile(r"(?i:token|key|secret|password|passwd|credential)s?(?!
 """Name of a secret: ``hub_token``, ``apiKey`` or ``NCCL_IB_PKEY``, but not ``tokenizer``."""
 
 PEAK_VARIABLE = "RANKSCOPE_PEAK_FLOPS"
+FLOPS_VARIABLE = "RANKSCOPE_FLOPS_PER_TOKEN"
+VARIABLES = {
+    PEAK_VARIABLE: "FLOP/s of one device, such as 989e12",
+    FLOPS_VARIABLE: "FLOPs of training on one token, such as 48e9",
+}
+"""Variables by which a job without an edit declares what MFU needs, and what they contain."""
 
 PACKAGES = ("numpy", "triton", "transformers", "flash-attn", "transformer-engine", "deepspeed")
 GIT_TIMEOUT_S = 2.0
@@ -76,14 +82,16 @@ def build_manifest(
             "name": job.device_name,
             "uuid": None,
             "dtype": job.dtype,
-            "peak_flops_per_s": read_peak(environ)
+            "peak_flops_per_s": read_flops(environ, PEAK_VARIABLE)
             if job.peak_flops_per_s is None
             else job.peak_flops_per_s,
         },
         "model": {
             "name": job.model_name,
             "num_parameters": job.num_parameters,
-            "flops_per_token": job.flops_per_token,
+            "flops_per_token": read_flops(environ, FLOPS_VARIABLE)
+            if job.flops_per_token is None
+            else job.flops_per_token,
             "flops_convention": job.flops_convention,
         },
         "paced": _plain_mapping(job.paced),
@@ -101,20 +109,18 @@ def build_manifest(
     return dict(cleaned)
 
 
-def read_peak(environ: Mapping[str, str]) -> float | None:
-    """Return the device's peak from ``RANKSCOPE_PEAK_FLOPS``, in FLOP/s; None if it is not set.
+def read_flops(environ: Mapping[str, str], variable: str) -> float | None:
+    """Return the value of one of `VARIABLES`; None if it is not set.
 
     A value that is no positive number is reported in one line and ignored.
     """
-    given = environ.get(PEAK_VARIABLE)
+    given = environ.get(variable)
     if not given:
         return None
     with contextlib.suppress(ValueError):
-        if 0 < (peak := float(given)) < math.inf:
-            return peak
-    print_notice(
-        f"{PEAK_VARIABLE} must be FLOP/s of one device, such as 989e12, got {given[:40]!r}"
-    )
+        if 0 < (flops := float(given)) < math.inf:
+            return flops
+    print_notice(f"{variable} must be {VARIABLES[variable]}, got {given[:40]!r}")
     return None
 
 

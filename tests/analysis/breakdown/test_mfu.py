@@ -272,7 +272,10 @@ def test_anything_else_has_no_peak(device: str, dtype: str) -> None:
     [
         ({"source_format": "bytedance", "flops_per_token": None}, "the trace format has no FLOPs"),
         ({"layout": Layout(), "world_size": 4}, "parallel layout unknown: pass `layout`"),
-        ({"flops_per_token": None}, "FLOPs per token unknown: pass `flops_per_token`"),
+        (
+            {"flops_per_token": None},
+            "FLOPs per token unknown: set RANKSCOPE_FLOPS_PER_TOKEN, or pass `flops_per_token`",
+        ),
     ],
     ids=["format", "layout", "flops"],
 )

@@ -1,4 +1,4 @@
-"""Secrets in a manifest, and the peak of the device."""
+"""Secrets in a manifest, and what the environment declares for MFU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.job.manifest import hide_secrets, read_peak
+from rankscope.tracer.job.manifest import VARIABLES, hide_secrets, read_flops
 from tests.support.tracer.reading import only_folder
 from tests.support.tracer.recording import run_script
 
@@ -50,26 +50,35 @@ def test_another_name_is_not(name: str) -> None:
     assert hide_secrets({name: "x"}) == {name: "x"}
 
 
+@pytest.mark.parametrize("variable", sorted(VARIABLES))
 @pytest.mark.parametrize(
-    ("given", "peak"),
+    ("given", "flops"),
     [("", None), ("989e12", 989e12), ("0", None), ("-1", None), ("nan", None), ("fast", None)],
 )
-def test_the_environment_declares_the_peak_of_the_device(
-    given: str, peak: float | None, capsys: pytest.CaptureFixture[str]
+def test_the_environment_declares_what_mfu_needs(
+    variable: str, given: str, flops: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert read_peak({"RANKSCOPE_PEAK_FLOPS": given}) == peak
+    assert read_flops({variable: given}, variable) == flops
 
-    is_wrong = bool(given) and peak is None
-    assert ("must be FLOP/s of one device" in capsys.readouterr().err) == is_wrong
+    is_wrong = bool(given) and flops is None
+    assert (f"{variable} must be FLOP" in capsys.readouterr().err) == is_wrong
 
 
-def test_a_declared_peak_goes_before_the_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("declared", "peak", "flops"),
+    [("", 7e12, 3e9), ("peak_flops_per_s=5e12, flops_per_token=4e9", 5e12, 4e9)],
+)
+def test_what_the_job_declares_goes_before_the_environment(
+    tmp_path: Path, declared: str, peak: float, flops: float
+) -> None:
     done = run_script(
-        "from rankscope import tracer\ntracer.install(peak_flops_per_s=5e12)",
+        f"from rankscope import tracer\ntracer.install({declared})",
         tmp_path,
         RANKSCOPE_PEAK_FLOPS="7e12",
+        RANKSCOPE_FLOPS_PER_TOKEN="3e9",
     )
 
     assert done.returncode == 0, done.stderr
     manifest = json.loads((only_folder(tmp_path) / "manifest.json").read_text())
-    assert manifest["device"]["peak_flops_per_s"] == 5e12
+    assert manifest["device"]["peak_flops_per_s"] == peak
+    assert manifest["model"]["flops_per_token"] == flops
