@@ -1,0 +1,1 @@
+"""Small jobs as users of the frameworks write them, and the verdicts on them."""
