@@ -13,7 +13,6 @@ from ..arrays.grouping import factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, has_kind
-from ..replay.program import compile_program
 from ..replay.what_if import ratio
 from ..report.report import PipelineBubble
 
@@ -38,7 +37,7 @@ class SchedulePart(IntEnum):
 
 
 def ideal_wait_ns(
-    model: ReplayModel, waits: WaitIntervals, ideal: OperationTimes | None = None
+    model: ReplayModel, waits: WaitIntervals, ideal: OperationTimes
 ) -> NDArray[np.int64]:
     """Return how long each wait would be if nothing in the run were slow.
 
@@ -48,14 +47,11 @@ def ideal_wait_ns(
     Args:
         model: Operations of a run.
         waits: Their waits.
-        ideal: Times of the ideal full replay; None: replay it.
+        ideal: Times of the ideal full replay.
 
     Returns:
         Shape (waits,).
     """
-    if ideal is None:
-        program = compile_program(model.operations)
-        ideal = program.operation_times(model.ideal_ns, model.ideal_gap_ns)
     before = _last_before(model, waits)
     begin = np.where(before >= 0, ideal.end_ns[before], 0.0)
     begin = np.maximum(begin, ideal.start_ns[waits.operation])

@@ -19,7 +19,7 @@ from ..replay.model import BUFFERED_KIND, COMPUTE_KINDS, HOST_KINDS, P2P_KINDS, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..replay.model import Reading, ReplayModel
+    from ..replay.model import Reading, ReplayModel, WaitIntervals
     from ..trace.tables import RunInfo, SpanTable, StepTable
 
 
@@ -34,6 +34,24 @@ class RankSteps:
 
     def __len__(self) -> int:
         return len(self.rank)
+
+    def bounds(self, num: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first begin and the last end of each of ``num`` steps."""
+        begin = np.full(num, np.iinfo(np.int64).max)
+        end = np.full(num, np.iinfo(np.int64).min)
+        np.minimum.at(begin, self.step_index, self.start_ns)
+        np.maximum.at(end, self.step_index, self.end_ns)
+        return begin, end
+
+    def of_block(self, first: int, num: int) -> RankSteps:
+        """Return ``num`` steps from index ``first`` on, numbered from 0."""
+        rows = np.flatnonzero((self.step_index >= first) & (self.step_index < first + num))
+        return RankSteps(
+            rank=self.rank[rows],
+            step_index=self.step_index[rows] - first,
+            start_ns=self.start_ns[rows],
+            end_ns=self.end_ns[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +106,14 @@ def find_rank_steps(
     )
 
 
-def compute_occupancy(reading: Reading, rank_steps: RankSteps) -> Occupancy:
+def compute_occupancy(model: ReplayModel, waits: WaitIntervals, rank_steps: RankSteps) -> Occupancy:
     """Return what fills the steps of each rank.
 
     Args:
-        reading: Operations and waits of a run.
+        model: Operations of a run.
+        waits: Its waits.
         rank_steps: Begin and end of each step on each rank.
     """
-    model, waits = reading.model, reading.waits
     operations = model.operations
     line = Line.over(
         np.concatenate((rank_steps.rank, model.rank, waits.rank)),

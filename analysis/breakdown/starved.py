@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays.grouping import NO_GROUP, factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import KEY_BITS, argsort_rows, pack_keys_with_rows, stable_argsort
+from ..replay.model import NO_WAITS, split_by_time
 from ..report.report import Starved, WaitsOn
 
 if TYPE_CHECKING:
@@ -47,16 +48,22 @@ class WaitAttribution:
 class Predecessors:
     """Next operations of a walk back in time; computed once for a run."""
 
-    before: NDArray[np.int64]
+    before: NDArray[np.int32]
     """Shape (operations,): the operation that it followed, else `NO_OPERATION`."""
 
-    last_member: NDArray[np.int64]
+    last_member: NDArray[np.int32]
     """Shape (operations,): the member of its instance that began last; itself outside any."""
 
 
 def find_predecessors(model: ReplayModel) -> Predecessors:
     """Return the predecessors of the operations of a run, for walks back in time."""
-    return Predecessors(_last_predecessor(model), _last_member(model))
+    before, last_member = np.empty((2, len(model.operations)), dtype=np.int32)
+    for block in split_by_time(model, NO_WAITS):
+        first = np.int32(block.rows.start)
+        found = _last_predecessor(block.model)
+        before[block.rows] = np.where(found == NO_OPERATION, NO_OPERATION, found + first)
+        last_member[block.rows] = _last_member(block.model) + first
+    return Predecessors(before, last_member)
 
 
 def attribute_waits(
@@ -209,7 +216,7 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
 
 
 def _leads_into_cycle(
-    before: NDArray[np.int64], last_member: NDArray[np.int64]
+    before: NDArray[np.int32], last_member: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
     """Return from which operations a walk back never ends. Shape (operations,).
 

@@ -14,7 +14,15 @@ import numpy as np
 
 from ..arrays.intervals import NOT_FOUND
 from ..arrays.sorting import find_positions, stable_argsort
-from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, WaitIntervals, has_kind
+from ..replay.model import (
+    BACKWARD_KINDS,
+    COMPUTE_KINDS,
+    FORWARD_KINDS,
+    WaitIntervals,
+    has_kind,
+    split_by_time,
+)
+from ..replay.program import compile_program
 from ..report.report import WaitsOn, WaterfallSummary
 from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
 from .occupancy import Occupancy, compute_occupancy, find_rank_steps
@@ -152,20 +160,30 @@ def build_waterfall(
         CycleError: Operations of a step wait for each other.
     """
     rank_steps = find_rank_steps(run, reading, spans, steps)
-    filled = compute_occupancy(reading, rank_steps)
-    num = len(rank_steps)
-    time = np.zeros((num, len(PARTS)), dtype=np.int64)
-    useful_ns = _add_compute(time, filled, reading.model)
-    scheduled = ideal_wait_ns(reading.model, reading.waits, ideal) if run.layout.pp > 1 else None
-    waiting = _add_waits(time, filled, reading, scheduled)
-    _add_rest(time, filled, reading.model, is_bytedance=run.source_format == "bytedance")
-    bubble_ns = int(time[:, [CODE[part] for part in BUBBLES.values()]].sum())
+    if ideal is None and run.layout.pp > 1:
+        model = reading.model
+        program = compile_program(model.operations)
+        ideal = program.operation_times(model.ideal_ns, model.ideal_gap_ns)
     ranks = np.unique(rank_steps.rank)
-    row = find_positions(rank_steps.rank, ranks)
     shape = (len(ranks), len(reading.steps))
     time_ns, total_ns = np.zeros((*shape, len(PARTS)), np.int64), np.zeros(shape, np.int64)
-    time_ns[row, rank_steps.step_index] = time
-    total_ns[row, rank_steps.step_index] = rank_steps.end_ns - rank_steps.start_ns
+    waiting, useful_ns = np.zeros(len(reading.waits.rank), dtype=np.int64), 0
+    is_bytedance = run.source_format == "bytedance"
+    begin_ns, end_ns = rank_steps.bounds(len(reading.steps))
+    for block in split_by_time(reading.model, reading.waits, begin_ns=begin_ns, end_ns=end_ns):
+        own = rank_steps.of_block(block.first_step, len(block.model.operations.steps))
+        filled = compute_occupancy(block.model, block.waits, own)
+        time = np.zeros((len(own), len(PARTS)), dtype=np.int64)
+        useful_ns += _add_compute(time, filled, block.model)
+        scheduled = None
+        if ideal is not None:
+            scheduled = ideal_wait_ns(block.model, block.waits, ideal.of_rows(block.rows))
+        waiting[block.wait_rows] = _add_waits(time, filled, block.model, block.waits, scheduled)
+        _add_rest(time, filled, block.model, is_bytedance=is_bytedance)
+        row, column = find_positions(own.rank, ranks), own.step_index + block.first_step
+        time_ns[row, column] = time
+        total_ns[row, column] = own.end_ns - own.start_ns
+    bubble_ns = int(time_ns[:, :, [CODE[part] for part in BUBBLES.values()]].sum())
     return Waterfall(
         ranks=ranks,
         steps=reading.steps,
@@ -272,11 +290,11 @@ def _add_compute(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel)
 def _add_waits(
     time: NDArray[np.int64],
     filled: Occupancy,
-    reading: Reading,
+    model: ReplayModel,
+    waits: WaitIntervals,
     scheduled_ns: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
     """Add waits as bubble, up to what the schedule causes, and as waiting; return the latter."""
-    waits = reading.waits
     rows = np.flatnonzero(filled.wait != NOT_FOUND)
     wait = filled.wait[rows]
     waited = _sums(wait, filled.length_ns[rows], len(waits.rank))
@@ -288,7 +306,7 @@ def _add_waits(
     seen = np.flatnonzero(rank_step != NOT_FOUND)
     of_wait = rank_step[seen]
     np.add.at(time[:, CODE[Part.WAITING]], of_wait, (waited - bubble)[seen])
-    position = schedule_parts(reading.model, waits)[seen]
+    position = schedule_parts(model, waits)[seen]
     for which, part in BUBBLES.items():
         at = position == which
         np.add.at(time[:, CODE[part]], of_wait[at], bubble[seen[at]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +13,12 @@ from rankscope.tracer.span import KINDS
 
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
+from .operations import Operations
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
-    from .operations import Operations
+    from numpy.typing import NDArray
 
 FORWARD_KINDS = frozenset({"forward", "forward-compute"})
 BACKWARD_KINDS = frozenset({"backward", "backward-compute"})
@@ -40,6 +42,9 @@ INTERRUPTING_CODES = tuple(
 )
 
 NO_LINK = -1
+
+BLOCK_OPERATIONS = 1 << 17
+"""A column of so many 64-bit numbers takes 1 MB and stays in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,3 +269,115 @@ def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
         start_ns=waits.start_ns[order] + overlap,
         end_ns=waits.end_ns[order],
     )
+
+
+NO_WAITS = WaitIntervals(
+    rank=np.zeros(0, dtype=np.int32),
+    operation=np.zeros(0, dtype=np.int64),
+    start_ns=np.zeros(0, dtype=np.int64),
+    end_ns=np.zeros(0, dtype=np.int64),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBlock:
+    """Neighbouring steps of a run, with operations and waits of their own."""
+
+    model: ReplayModel
+    waits: WaitIntervals
+    first_step: int
+    """Index of its first step."""
+
+    rows: slice
+    """Its operations."""
+
+    wait_rows: NDArray[np.int64]
+    """Its waits, ascending."""
+
+
+def split_by_time(
+    model: ReplayModel,
+    waits: WaitIntervals,
+    *,
+    begin_ns: NDArray[np.int64] | None = None,
+    end_ns: NDArray[np.int64] | None = None,
+) -> Iterator[StepBlock]:
+    """Split a run into blocks of steps that do not overlap in time.
+
+    Passes that sort a run by time take one block after the other: their memory is that of a block,
+    and what they sort fits into a processor's cache.
+
+    Args:
+        model: Its operations, sorted by step.
+        waits: Waits of these.
+        begin_ns: Shape (steps,): times that belong to a step as well: the first of them ...
+        end_ns: Shape (steps,): ... and the last; None: only those of the operations.
+    """
+    operations = model.operations
+    first_row = np.searchsorted(operations.step, np.arange(len(operations.steps) + 1))
+    starts = [0, len(operations.steps)]
+    if len(operations) > BLOCK_OPERATIONS and np.diff(first_row).all():
+        earliest = np.minimum.reduceat(operations.start_ns, first_row[:-1])
+        latest = np.maximum.reduceat(operations.end_ns, first_row[:-1])
+        earliest = earliest if begin_ns is None else np.minimum(earliest, begin_ns)
+        latest = latest if end_ns is None else np.maximum(latest, end_ns)
+        starts = _step_borders(first_row, earliest, latest)
+    block_by_step = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    block_of_wait = block_by_step[operations.step[waits.operation]]
+    by_block = stable_argsort(block_of_wait)
+    wait_at = np.searchsorted(block_of_wait[by_block], np.arange(len(starts)))
+    block_of_edge = block_by_step[operations.step[operations.dst]]
+    edge_order = stable_argsort(block_of_edge)
+    edge_at = np.searchsorted(block_of_edge[edge_order], np.arange(len(starts)))
+    del block_of_edge, block_of_wait
+    for block, (first, end) in enumerate(pairwise(starts)):
+        rows = slice(int(first_row[first]), int(first_row[end]))
+        edges = edge_order[edge_at[block] : edge_at[block + 1]]
+        mine = by_block[wait_at[block] : wait_at[block + 1]]
+        own = {
+            name: getattr(operations, name)[rows]
+            for name in ("replica", "label", "group", "duration_ns", "gap_ns", "start_ns",
+                         "end_ns", "closes_step")
+        }  # fmt: skip
+        columns = {
+            name: getattr(model, name)[rows]
+            for name in ("ideal_ns", "ideal_gap_ns", "kind", "rank", "dp", "stage", "on_device")
+        }
+        yield StepBlock(
+            model=ReplayModel(
+                operations=Operations(
+                    steps=operations.steps[first:end],
+                    step=operations.step[rows] - np.int32(first),
+                    src=operations.src[edges] - rows.start,
+                    dst=operations.dst[edges] - rows.start,
+                    **own,
+                ),
+                kinds=model.kinds,
+                **columns,
+            ),
+            waits=WaitIntervals(
+                rank=waits.rank[mine],
+                operation=waits.operation[mine] - rows.start,
+                start_ns=waits.start_ns[mine],
+                end_ns=waits.end_ns[mine],
+            ),
+            first_step=first,
+            rows=rows,
+            wait_rows=mine,
+        )
+
+
+def _step_borders(
+    first_row: NDArray[np.int64], earliest_ns: NDArray[np.int64], latest_ns: NDArray[np.int64]
+) -> list[int]:
+    """Return the first step of each block, and the number of steps.
+
+    A block ends as soon as it has `BLOCK_OPERATIONS`, but not before all its times have passed.
+    """
+    before = np.maximum.accumulate(latest_ns)
+    after = np.minimum.accumulate(earliest_ns[::-1])[::-1]
+    borders = [0]
+    for step in (np.flatnonzero(before[:-1] <= after[1:]) + 1).tolist():
+        if first_row[step] - first_row[borders[-1]] >= BLOCK_OPERATIONS:
+            borders.append(step)
+    return [*borders, len(latest_ns)]

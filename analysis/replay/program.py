@@ -46,6 +46,12 @@ class OperationTimes:
 
     end_ns: NDArray[np.float64]
 
+    def of_rows(self, rows: slice) -> OperationTimes:
+        """Return the times of some operations."""
+        return OperationTimes(
+            start_ns=self.start_ns[rows], gate_ns=self.gate_ns[rows], end_ns=self.end_ns[rows]
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:

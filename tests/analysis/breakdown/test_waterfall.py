@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.analyze import read_operations
+from rankscope.analysis.breakdown.starved import find_predecessors
 from rankscope.analysis.breakdown.waterfall import (
     PARTS,
     Part,
@@ -17,6 +18,8 @@ from rankscope.analysis.breakdown.waterfall import (
     build_waterfall,
     summarize_waterfall,
 )
+from rankscope.analysis.replay import model
+from rankscope.analysis.replay.model import split_by_time
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import SpanFlag, SpanKind
@@ -268,6 +271,25 @@ def test_the_order_of_spans_changes_nothing(source: Source, random: Random) -> N
     mixed = replace(source, span_table=select_rows(source.span_table, order))
 
     assert (split(mixed).time_ns == split(source).time_ns).all()
+
+
+@given(source=bytedance_sources())
+@settings(max_examples=20, deadline=None)
+def test_blocks_of_steps_change_nothing(source: Source) -> None:
+    reading = read_operations(source.info, source.span_table, source.step_table)
+    whole, before = split(source), find_predecessors(reading.model)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model, "BLOCK_OPERATIONS", 1)
+        blocks = list(split_by_time(reading.model, reading.waits))
+        by_block, found = split(source), find_predecessors(reading.model)
+
+    assert [block.first_step for block in blocks] == [0, 1, 2]
+    assert (by_block.time_ns == whole.time_ns).all()
+    assert (by_block.waiting_ns == whole.waiting_ns).all()
+    assert by_block.bubble == whole.bubble
+    assert (found.before == before.before).all()
+    assert (found.last_member == before.last_member).all()
 
 
 def test_a_summary_gives_shares_of_the_time_of_all_ranks() -> None:
