@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,18 @@ CAUSE = Cause(
 )
 
 
+class _LateGaps(NamedTuple):
+    """Gaps at `LATE_PLACES`, and what they would be if all members were in time."""
+
+    gaps: HostGaps
+    chosen: NDArray[np.bool_]
+    """Shape (gaps,): at these places, and not explained by another cause."""
+
+    in_time_ns: NDArray[np.float64]
+    """Shape (ranks, steps): their sum, at most that of the group's median member. If only late
+    members stop there, the median of the recorded gaps would be the lateness itself."""
+
+
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add groups whose members enter a collective late in turn."""
     gaps, pauses = case.gaps, case.common_pauses
@@ -75,7 +87,8 @@ def find_launch_skews(
         explained: Shape (gaps,): gaps that another cause explains; None: none.
     """
     profile = gaps.profile
-    lag = gaps.total_ns(*LATE_PLACES, excluding=explained) / gaps.compute_ns[:, None]
+    total_ns = gaps.total_ns(*LATE_PLACES, excluding=explained)
+    lag = total_ns / gaps.compute_ns[:, None]
     lag[np.isin(profile.ranks, list(blamed))] = np.nan
     lag[:, ~steps] = np.nan
     stage = dict(zip(profile.ranks.tolist(), profile.stage.tolist(), strict=True))
@@ -86,7 +99,14 @@ def find_launch_skews(
     if not members:
         return ()
     lateness = np.array([_lateness(lag[rows]) for rows in members])
-    job_wide = _find_job_wide_skew(gaps, lag, members, lateness)
+    in_time_ns = total_ns.copy()
+    for rows in members:
+        in_time_ns[rows] = np.minimum(total_ns[rows], np.median(total_ns[rows], axis=0))
+    chosen = gaps.is_at(*LATE_PLACES)
+    if explained is not None:
+        chosen &= ~explained
+    late_gaps = _LateGaps(gaps, chosen, in_time_ns)
+    job_wide = _find_job_wide_skew(late_gaps, lag, members, lateness)
     if job_wide is not None:
         return (job_wide,)
     found = []
@@ -104,7 +124,9 @@ def find_launch_skews(
         columns = np.arange(extended.first, extended.last + 1)
         columns = columns[lateness[phase.row, columns] >= phase.excess_ratio / 2]
         last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
-        found.append(_skew_candidate(gaps, extended, last, f"of {len(rows):,} members"))
+        late = _find_late_rows(lag, rows, lateness[phase.row], extended)
+        where = f"of {len(rows):,} members"
+        found.append(_skew_candidate(late_gaps, extended, last, (late, rows), where))
     return _merge_groups(found)
 
 
@@ -131,7 +153,7 @@ def _noise_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int
 
 
 def _find_job_wide_skew(
-    gaps: HostGaps,
+    gaps: _LateGaps,
     lag: NDArray[np.float64],
     members: Sequence[NDArray[np.int64]],
     lateness: NDArray[np.float64],
@@ -148,7 +170,9 @@ def _find_job_wide_skew(
     if num <= 1:
         return None
     where = f"of one of {format_count(num, 'group')}, on average"
-    return _skew_candidate(gaps, phase, np.concatenate(late_rows), where)
+    late = np.concatenate(late_rows)
+    whole = np.concatenate([rows for rows, of in zip(members, late_rows, strict=True) if len(of)])
+    return _skew_candidate(gaps, phase, late, (late, whole), where)
 
 
 def _find_job_wide_phase(lateness: NDArray[np.float64]) -> Phase | None:
@@ -246,23 +270,32 @@ def _lateness(lag: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _skew_candidate(
-    gaps: HostGaps, phase: Phase, late_rows: NDArray[np.int64], where: str
+    late_gaps: _LateGaps,
+    phase: Phase,
+    last: NDArray[np.int64],
+    group: tuple[NDArray[np.int64], NDArray[np.int64]],
+    where: str,
 ) -> Candidate:
-    """Return late members as a candidate: `host-stall` if nearly always the same one is late.
+    """Return late members as a candidate: `host-stall` if nearly always the same one is last.
+
+    If they take turns, the part is the lateness of all members: with the last one fixed, the group
+    would wait for the next one.
 
     Args:
-        gaps: The run's gaps.
+        late_gaps: The run's gaps.
         phase: The steps.
-        late_rows: Rows of late members, one for each time that one was late.
+        last: Rows of the last members, one for each time that a group was late.
+        group: Rows of the late members, and of all members.
         where: The collective, in words: "of 8 members".
     """
-    profile = gaps.profile
-    rows, counts = np.unique(late_rows, return_counts=True)
-    is_one_rank = counts.max() > ONE_RANK_SHARE * counts.sum()
+    gaps, profile = late_gaps.gaps, late_gaps.gaps.profile
+    counts = np.bincount(last, minlength=1)
+    is_one_rank = bool(counts.max() > ONE_RANK_SHARE * counts.sum())
+    rows, of_part = (np.unique(each) for each in group)
     if is_one_rank:
-        rows = rows[[int(counts.argmax())]]
+        rows = of_part = np.array([counts.argmax()])
     ranks = tuple(profile.ranks[rows].tolist())
-    chosen = gaps.is_at(*LATE_PLACES) & np.isin(gaps.row, rows)
+    chosen = late_gaps.chosen & np.isin(gaps.row, of_part)
     steps = (int(profile.steps[phase.first]), int(profile.steps[phase.last]))
     lag_ns = phase.excess_ratio * float(np.median(gaps.compute_ns[rows]))
     at_launch, after_compute = (
@@ -279,6 +312,7 @@ def _skew_candidate(
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
+        fixed_ns=gaps.fixed_ns(chosen, late_gaps.in_time_ns),
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
@@ -297,12 +331,13 @@ def _merge_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     if len(several) <= 1:
         return tuple(found)
     clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
-    part, _ = merge_parts(several)
+    part, fixed_ns = merge_parts(several)
     whole = replace(
         clearest,
         ranks=tuple(sorted(rank for each in several for rank in each.ranks)),
         steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
         part=part,
+        fixed_ns=fixed_ns,
         evidence=f"{clearest.evidence}; {format_count(len(several) - 1, 'more group')} alike",
     )
     return (whole, *alone)

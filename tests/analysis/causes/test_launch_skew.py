@@ -7,11 +7,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes.launch_skew import find_launch_skews
 from rankscope.analysis.replay.model import Place
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
+from tests.support.analysis.cluster import (
+    MS,
+    WORLD,
+    Action,
+    Begin,
+    Cluster,
+    Collective,
+    Compute,
+    End,
+    source_of,
+)
 from tests.support.analysis.gap_builders import gaps_with
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rankscope.analysis.causes.candidate import Candidate
 
 NUM_RANKS, NUM_STEPS = 15, 14
@@ -131,3 +147,30 @@ def test_members_late_by_a_few_percent_in_turn_are_no_skew() -> None:
     late_ms = {(step, step % 6): 4 for step in range(NUM_STEPS)}
 
     assert skews_of_two_groups(late_ms, Place.OTHER) == ()
+
+
+def test_the_price_is_that_of_all_late_members_not_of_the_last_one() -> None:
+    # GIVEN eight ranks that compute for 100 ms and reduce for 0.5 ms; in each step three others of
+    # them are late by 40, 36 and 32 ms
+    def script(rank: int, step: int) -> Iterator[Action]:
+        yield Begin(SpanKind.FORWARD, 0)
+        yield Compute(30 * MS)
+        yield End()
+        yield Begin(SpanKind.BACKWARD, 0)
+        yield Compute(70 * MS)
+        yield End()
+        yield Compute({0: 40, 3: 36, 5: 32}.get((rank + 3 * step) % 8, 0) * MS)
+        yield Collective(WORLD, SpanKind.DP_COMM)
+        yield Begin(SpanKind.OPTIMIZER)
+        yield Compute(5 * MS)
+        yield End()
+
+    cluster = Cluster(Layout(dp=8), {WORLD: (SpanKind.DP_COMM, tuple(range(8)))})
+    cluster.run(12, script)
+
+    (finding,) = analyze_run(source_of(cluster), "run").findings
+
+    assert (finding.cause, finding.ranks) == ("launch-skew", tuple(range(8)))
+    # THEN fixing it saves 40 of 145.5 ms in each step
+    assert finding.slowdown == pytest.approx(145.5 / 105.5, rel=0.001)
+    assert finding.recoverable_ratio == pytest.approx(1.0)
