@@ -74,10 +74,13 @@ def combine_findings(
 ) -> tuple[Finding, ...]:
     """Return all findings of a run: what ended the job, what has a price, then the rest.
 
-    A certain finding without a price replaces `healthy`. What is no alarm (the layout), and what is
-    uncertain (a change since the previous run), is reported beside it.
+    A certain finding without a price replaces `healthy`, and so does whatever ended the job: that
+    it ended is certain. What is no alarm (the layout), and what is uncertain (a change since the
+    previous run), is reported beside it.
     """
-    is_sick = any(each.confidence >= MIN_CERTAINTY and is_alarm(each) for each in unpriced)
+    is_sick = any(
+        ends_run(each) or (each.confidence >= MIN_CERTAINTY and is_alarm(each)) for each in unpriced
+    )
     rest = (each for each in priced if not (is_sick and each.cause == HEALTHY))
     ended = (each for each in unpriced if ends_run(each))
     return (*ended, *rest, *(each for each in unpriced if not ends_run(each)))

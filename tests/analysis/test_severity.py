@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.diagnose import grade, grade_findings
+from rankscope.analysis.diagnose import combine_findings, grade, grade_findings
 from rankscope.analysis.report.report import Finding, Severity, StepTimes
 from rankscope.analysis.verdict import verdict_sentence
 from tests.support.dashboard.builders import report
@@ -110,3 +110,11 @@ def test_a_minor_finding_is_never_the_headline() -> None:
     )
     assert with_large.top_finding.cause == "slow-compute"
     assert verdict_sentence(with_large).startswith("Rank 3 (")
+
+
+@pytest.mark.parametrize("cause", ["hang", "crash"])
+def test_a_job_that_ended_is_not_healthy_however_uncertain_its_culprit(cause: str) -> None:
+    healthy = finding(cause="healthy", recoverable_ratio=None)
+    ended = finding(cause=cause, recoverable_ratio=None, confidence=0.1)
+
+    assert combine_findings((healthy,), (ended,)) == (ended,)
