@@ -14,12 +14,15 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 
-from ...arrays.group_stats import group_medians, means_by_key, medians_by_key
+from ...arrays.group_stats import group_medians, means_by_key, medians_by_key, row_medians
 from ...arrays.grouping import NO_GROUP, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
+from ...statistics.baseline import MIN_BASELINE_STEPS, faster_steps_baseline
+from ...statistics.noise import median_change_deviation, required_deviations
+from ...statistics.phases import MIN_EXCESS_RATIO
 from ..waits import is_p2p
 from .pieces import GAP, MAX_PARTS, Pieces, RankSteps, is_own_compute
 
@@ -79,6 +82,8 @@ def build_model(
         ideal = ideal_durations(
             matched, pieces, kind=kind, label=labels, part=part, duration_ns=duration
         )
+        step = rank_steps.step_index[matched.comm_rank_step]
+        ideal[num_pieces:] = ideal_transfers(duration[num_pieces:], labels[num_pieces:], step)
         return labels, work, ideal
 
     # numpy releases the interpreter's lock while it works on long arrays.
@@ -321,9 +326,10 @@ def ideal_durations(
 ) -> NDArray[np.float64]:
     """Return the duration of each operation in a straggler-free step.
 
-    That is the median of its label for a communication or host gap, 0 for a pause, and for a
-    compute span the mean self time of its (kind, chunk, part) over all ranks and stages. The
-    latter is divided among the span's pieces as the spans of its stage divide theirs on average.
+    That is the median of its label for a host gap, 0 for a pause, and for a compute span the mean
+    self time of its (kind, chunk, part) over all ranks and stages. The latter is divided among the
+    span's pieces as the spans of its stage divide theirs on average. Communications have theirs
+    from `ideal_transfers`.
 
     Args:
         matched: The run.
@@ -349,6 +355,40 @@ def ideal_durations(
     span_mean = np.bincount(span, weights=mean)
     share = np.divide(mean, span_mean[span], out=np.zeros(len(own)), where=mean > 0)
     ideal[own] = share * _mean_of_spans(work, span, duration_ns[own])
+    return ideal
+
+
+def ideal_transfers(
+    duration_ns: NDArray[np.float64], label: NDArray[np.int64], step: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Return the transfer of each communication in a straggler-free step.
+
+    That is the median of its label; or, if its steps have two levels, the faster one: of a network
+    that is slow in more than half of the steps the median is the fault itself. The levels are two
+    if they differ by a finding's excess, and significantly against the changes between steps.
+
+    Args:
+        duration_ns: Shape (communications,): transfers as recorded.
+        label: Shape (communications,): alike ones have one ideal.
+        step: Shape (communications,): index of the step.
+
+    Source:
+        design.md section 5; two levels as in `faster_steps_baseline`.
+    """
+    ideal = medians_by_key(duration_ns, label)
+    number, num_labels = factorize(label)
+    num_steps = int(step.max(initial=-1)) + 1
+    if num_steps <= 2 * MIN_BASELINE_STEPS:
+        return ideal
+    level, _ = group_medians(duration_ns, number * num_steps + step, num_labels * num_steps)
+    levels = level.reshape(num_labels, num_steps)
+    faster = faster_steps_baseline(levels)[:, 0]
+    usual = row_medians(levels)
+    for row in np.flatnonzero(usual > (1.0 + MIN_EXCESS_RATIO) * faster).tolist():
+        noise = median_change_deviation(levels[row])
+        if usual[row] - faster[row] >= required_deviations(num_steps) * noise:
+            mine = number == row
+            ideal[mine] = np.minimum(ideal[mine], faster[row])
     return ideal
 
 

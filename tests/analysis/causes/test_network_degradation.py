@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes import slow_compute, slow_link
 from rankscope.analysis.causes.candidate import Candidate
 from rankscope.analysis.causes.link_profile import SlowLink
@@ -24,12 +25,24 @@ from rankscope.analysis.causes.slow_link import Culprit
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.context import empty_samples
 from rankscope.analysis.trace.tables import RankInfo
-from rankscope.tracer.topology import Coords
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.cluster import (
+    MS,
+    WORLD,
+    Action,
+    Begin,
+    Cluster,
+    Collective,
+    Compute,
+    End,
+    source_of,
+)
 from tests.support.analysis.link_builders import group, pair, profile
 from tests.support.analysis.sample_builders import S, samples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from rankscope.analysis.replay.model import Link
 
@@ -412,3 +425,25 @@ def test_a_process_named_as_a_symptom_is_none() -> None:
     command = samples("process-cpu-cores:pause", busier)
 
     assert not find_network_symptom(command, PHASE).is_known
+
+
+@pytest.mark.parametrize("first", [3, 9])
+def test_a_network_that_is_slow_in_most_steps_is_priced_against_its_fast_ones(first: int) -> None:
+    # GIVEN a reduction after 100 ms of compute that takes 10 ms, and from a step on 50 ms
+    def script(rank: int, step: int) -> Iterator[Action]:
+        for kind, ns in ((SpanKind.FORWARD, 30 * MS), (SpanKind.BACKWARD, 70 * MS)):
+            yield Begin(kind, 0)
+            yield Compute(ns)
+            yield End()
+        yield Collective(WORLD, SpanKind.DP_COMM, (50 if step >= first else 10) * MS)
+
+    cluster = Cluster(Layout(dp=8), {WORLD: (SpanKind.DP_COMM, tuple(range(8)))})
+    cluster.run(12, script)
+
+    report = analyze_run(source_of(cluster), "run")
+
+    # THEN both the run and the finding are measured against 110 ms
+    expected = (first * 110 + (12 - first) * 150) / (12 * 110)
+    assert report.slowdown == pytest.approx(expected)
+    assert report.findings[0].steps == (first, 11)
+    assert report.findings[0].slowdown == pytest.approx(expected)
