@@ -1,16 +1,47 @@
 """`rankscope analyze`: the diagnosis of a stored run, as text or as one JSON document."""
 
 import json
-from typing import Annotated
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import Progress, terminal_width
+from ..terminal.lines import Progress, emphasize, table_width, terminal_width
 from .flags import AsJson, Store, open_existing_store
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def analyze(
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.context import RunContext
+    from rankscope.analysis.trace.tables import SpanSource, SpanTable
+    from rankscope.collector.store.store import Store as OpenStore
+
+    from ..terminal.report_text import View
+
+WATCH_S = 5.0
+"""Pause between two looks for new steps; a live verdict is due within three steps."""
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeOptions:
+    """Options of `rankscope analyze`."""
+
+    run_id: str
+    first: int | None = None
+    last: int | None = None
+    top: int = 5
+    rank: int | None = None
+    has_details: bool = False
+    as_json: bool = False
+    store_url: str | None = None
+
+
+def analyze(  # noqa: PLR0913  # one parameter a flag
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)],
     *,
     steps: Annotated[
@@ -19,54 +50,167 @@ def analyze(
             metavar="A:B", help="Analyse steps A to B, both included. Either may be left out."
         ),
     ] = ":",
+    top: Annotated[
+        int, typer.Option(min=1, metavar="N", help="List N findings, waiting ranks and transfers.")
+    ] = 5,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="R", help="Print what is known of this rank only.", show_default=False
+        ),
+    ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Print the figures of the replay and the bandwidths, too."),
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print it again whenever there are new steps.")
+    ] = False,
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
     """Diagnose a run: slow ranks, waiting ranks, causes."""
     first, last = parse_steps(steps)
-    typer.echo(analyze_stored(run, first=first, last=last, as_json=as_json, store_url=store))
+    if as_json and rank is not None:
+        raise BadInputError("--json has all ranks: leave out --rank")
+    options = AnalyzeOptions(
+        run_id=run, first=first, last=last, top=top, rank=rank, has_details=details,
+        as_json=as_json, store_url=store,
+    )  # fmt: skip
+    if not watch:
+        typer.echo(analyze_stored(options))
+        return
+    if as_json:
+        raise BadInputError("--watch prints text: leave out --json")
+    watch_stored(options)
 
 
-def analyze_stored(
-    run_id: str, *, first: int | None, last: int | None, as_json: bool, store_url: str | None
-) -> str:
-    """Return the diagnosis of steps ``first`` to ``last`` of a run as printable text.
+def analyze_stored(options: AnalyzeOptions) -> str:
+    """Return the diagnosis of a run, or of some of its steps, as printable text.
 
     Raises:
         UnknownRunError: The store holds no run of this name.
         EmptyRunError: The run has no spans in these steps.
+        BadInputError: The run has no rank of this number.
         StoreError: The store could not be opened or read.
     """
     from ..memory import keep_freed_memory, without_collection
 
     keep_freed_memory()  # before numpy starts threads, each of which would get its own arena
 
+    with (
+        without_collection(),
+        open_existing_store(options.store_url) as store,
+        Progress() as progress,
+    ):
+        return _analyze_open(store, options, progress)
+
+
+def watch_stored(options: AnalyzeOptions) -> None:
+    """Print the diagnosis of a run whenever it has new steps, until it has ended.
+
+    Raises:
+        Those of `analyze_stored`.
+    """
+    from ..server.reports import find_run
+    from ..sources.store_source import StoreSource
+
+    seen: tuple[object, ...] | None = None
+    with open_existing_store(options.store_url) as store:
+        while True:
+            summary = find_run(StoreSource(store), options.run_id)
+            state = (summary.num_steps, summary.state)
+            if state != seen:
+                seen = state
+                with Progress() as progress:
+                    text = _analyze_open(store, options, progress)
+                typer.echo(f"{CLEAR if table_width() else ''}{text}\n")
+            if summary.state != "running":
+                return
+            time.sleep(WATCH_S)
+
+
+def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
     from rankscope.analysis.analyze import analyze_known
     from rankscope.analysis.report.document import to_document
-    from rankscope.analysis.verdict import verdict_sentence
 
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.store_source import StoreSource
-    from ..terminal.report_text import report_text
+    from ..terminal.report_text import View
 
-    with without_collection(), open_existing_store(store_url) as store, Progress() as progress:
-        if not as_json:
-            progress.show(f"analysing run {run_id}")
-        source = StoreSource(store)
-        run = source.run_info(run_id)
-        report = analyze_known(source, run, first=first, last=last)
-        recurrences = FindingHistory(store).follow_report(report, run)
-    if as_json:
+    show = (lambda _: None) if options.as_json else progress.show
+    source = StoreSource(store)
+    show(f"reading run {options.run_id}")
+    run = source.run_info(options.run_id)
+    if options.rank is not None and options.rank not in run.ranks:
+        raise BadInputError(
+            f"run {options.run_id!r} has no rank {options.rank}: give one of"
+            f" {min(run.ranks, default=0)} to {max(run.ranks, default=0)}"
+        )
+    report = analyze_known(_ShownSource(source, show), run, first=options.first, last=options.last)
+    show("comparing with earlier runs")
+    recurrences = FindingHistory(store).follow_report(report, run)
+    if options.as_json:
         document = to_document(report)
         for finding, recurrence in zip(document["findings"], recurrences, strict=True):
             finding["follows"] = recurrence_document(recurrence)
         return json.dumps(document, allow_nan=False)
-    return report_text(
+    view = View(
+        top=options.top,
+        rank=options.rank,
+        has_details=options.has_details,
+        table_width=table_width(),
+    )
+    return _format_report(report, tuple(map(format_recurrence, recurrences)), view)
+
+
+def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View") -> str:
+    """Return the text of a report, on a terminal with its verdict in colour."""
+    from rankscope.analysis.report.report import Severity
+    from rankscope.analysis.verdict import verdict_sentence
+
+    from ..terminal.report_text import report_text
+
+    text = report_text(
         report,
         verdict=verdict_sentence(report),
         width=terminal_width(),
-        follows=tuple(map(format_recurrence, recurrences)),
+        follows=follows,
+        view=view,
     )
+    verdict, gap, rest = text.partition("\n\n")
+    top = report.top_finding
+    colour = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}.get(
+        top.severity or Severity.NONE, "green"
+    )
+    if top.cause == "insufficient-evidence":
+        colour = "yellow"
+    return f"{emphasize(verdict, colour)}{gap}{rest}"
+
+
+class _ShownSource:
+    """A source that shows what is read of it."""
+
+    def __init__(self, source: "SpanSource", show: "Callable[[str], None]") -> None:
+        self._source, self._show = source, show
+        self.runs, self.run_info, self.steps = source.runs, source.run_info, source.steps
+
+    def spans(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> "SpanTable":
+        """Return the spans of these steps."""
+        self._show(f"reading the spans of run {run_id}")
+        found = self._source.spans(run_id, first=first, last=last)
+        self._num_spans = len(found)
+        return found
+
+    def context(
+        self, run_id: str, *, first: int | None = None, last: int | None = None
+    ) -> "RunContext":
+        """Return the context of these steps, which is read last."""
+        found = self._source.context(run_id, first=first, last=last)
+        self._show(f"replaying and comparing {self._num_spans:,} spans of run {run_id}")
+        return found
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:

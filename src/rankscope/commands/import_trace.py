@@ -83,10 +83,17 @@ def import_files(
         raise BadInputError("--format bytedance needs --run NAME, the name of the run")
     from rankscope.collector.importers.bytedance import import_bytedance
 
+    from ..sources.store_source import StoreSource
+
     with open_store(store_url) as store, Progress() as progress:
         progress.show(f"importing {files[0].name} as run {run_id}")
         result = import_bytedance(store, files[0], run_id=run_id, meta=meta)
-    counts = f"{result.num_spans:,} spans, {result.num_steps} steps, {result.num_ranks} ranks"
+        world_size = next(
+            run.world_size for run in StoreSource(store).runs() if run.run_id == result.run_id
+        )
+    counts = f"{result.num_spans:,} spans, {result.num_steps:,} steps, {world_size:,} ranks"
+    if result.num_ranks != world_size:  # one rank of each worker was traced
+        counts += f" ({result.num_ranks:,} traced)"
     if result.already_imported:
         return f"run {run_id} is already stored ({counts}): nothing was written"
     return f"imported run {run_id}: {counts}. Next: rankscope analyze {run_id}"

@@ -8,7 +8,7 @@ import typer
 
 from rankscope.analysis.report.text import EMPTY, MAX_NAMED, format_range, format_ranges
 
-from ..terminal.lines import format_table, format_time
+from ..terminal.lines import format_table, format_time, table_width
 from .flags import AsJson, Store, check_exists, open_existing_store
 
 if TYPE_CHECKING:
@@ -62,27 +62,41 @@ def findings(
 
 def list_runs(*, as_json: bool, store_url: str | None) -> str:
     """Return the stored runs, the newest first, as printable text."""
+    from rankscope.collector.read.findings import read_findings
+
     from ..sources.store_source import StoreSource
 
     with open_existing_store(store_url) as store:
         found = StoreSource(store).runs()
+        findings = [] if as_json else read_findings(store)
     if as_json:
         return json.dumps({"runs": [_run_document(run) for run in found]})
-    rows = [
+    worst: dict[str, StoredFinding] = {}
+    for finding in sorted(findings, key=_weight):
+        worst[finding.run_id] = finding
+    rows: list[tuple[str, ...]] = [
         (
             run.run_id,
             run.source_format,
             run.state,
-            str(run.world_size),
-            str(run.num_steps),
+            f"{run.world_size:,}",
+            f"{run.num_steps:,}",
             f"{run.num_spans:,}",
             format_time(run.started_ns),
+            _format_finding(worst.get(run.run_id)),
         )
         for run in found
     ]
-    header = ("run", "format", "state", "ranks", "steps", "spans", "started (UTC)")
+    header: tuple[str, ...] = (
+        "run", "format", "state", "ranks", "steps", "spans", "started (UTC)", "finding",
+    )  # fmt: skip
     notes = [warning for run in found for warning in run.warnings]
-    return "\n".join([*format_table(header, rows, right="lllrrrl"), *notes]) if rows else NO_RUNS
+    width, right = table_width(), "lkkrrrkl"
+    if width is not None and all(run.source_format == "rankscope" for run in found):
+        header, right = header[:1] + header[2:], right[:1] + right[2:]
+        rows = [row[:1] + row[2:] for row in rows]
+    table = format_table(header, rows, right=right, width=width)
+    return "\n".join([*table, *notes]) if rows else NO_RUNS
 
 
 def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
@@ -130,7 +144,11 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
         for alert in found
     ]
     header = ("fired (UTC)", "run", "steps", "webhook", "alert")
-    return "\n".join(format_table(header, rows)) if rows else NO_ALERTS
+    return (
+        "\n".join(format_table(header, rows, right="klkll", width=table_width()))
+        if rows
+        else NO_ALERTS
+    )
 
 
 def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -> str:
@@ -176,7 +194,7 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         for finding, one in zip(found, recurrences, strict=True)
     ]
     header = ("run", "cause", "ranks", "steps", "opened (UTC)", "closed (UTC)", "confidence")
-    table = format_table((*header, "follows"), rows, right="llllllrl")
+    table = format_table((*header, "follows"), rows, right="lllkkkrl", width=table_width())
     return "\n".join(table) if rows else NO_FINDINGS
 
 
@@ -192,6 +210,20 @@ def _run_document(run: "RunSummary") -> dict[str, Any]:
         "started_ns": run.started_ns,
         "warnings": list(run.warnings),
     }
+
+
+def _weight(finding: "StoredFinding") -> tuple[bool, float]:
+    """Return the order of a run's findings: open ones count most, then what fixing them saves."""
+    return finding.closed_ns is None, finding.recoverable_ratio or 0.0
+
+
+def _format_finding(finding: "StoredFinding | None") -> str:
+    """Return the worst finding that `rankscope serve` recorded of a run."""
+    if finding is None:
+        return EMPTY
+    ranks = f" on {format_ranges(finding.ranks, max_ranges=2)}" if finding.ranks else ""
+    closed = "" if finding.closed_ns is None else " (closed)"
+    return f"{finding.cause}{ranks}{closed}"
 
 
 def _format_steps(finding: "StoredFinding") -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.report.text import UNKNOWN
@@ -19,6 +21,11 @@ GAP = "  "
 MAX_WIDTH = 120
 DEFAULT_WIDTH = 100
 """Columns if the output is not a terminal."""
+
+MIN_COLUMN = 12
+"""Columns below which no cell is wrapped: names and dates would be unreadable."""
+
+COLOURS = {"red": 31, "yellow": 33, "green": 32}
 
 REFRESHES_PER_S = 4
 """The demo's ranks need the cores more than a spinner does."""
@@ -102,8 +109,29 @@ class Progress:
         self._status.update(Text(printable(text)))
 
 
+def table_width() -> int | None:
+    """Return the columns that a table may take: the terminal's; None if it is read by a program."""
+    return terminal_width() if sys.stdout.isatty() else None
+
+
+def emphasize(text: str, colour: str) -> str:
+    """Return the text in bold and in a colour of `COLOURS` if stdout is a terminal that shows them.
+
+    Source: https://no-color.org: no colour if NO_COLOR is set and not empty.
+    """
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if is_plain or not sys.stdout.isatty():
+        return text
+    lines = text.split("\n")
+    return "\n".join(f"\x1b[1;{COLOURS[colour]}m{line}\x1b[0m" for line in lines)
+
+
 def format_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: str = "",
+    width: int | None = None,
 ) -> list[str]:
     """Return a table as lines, the header first, each column as wide as its widest cell.
 
@@ -111,10 +139,56 @@ def format_table(
         header: Names of the columns.
         rows: Cells; each row is as long as the header.
         right: One character for each column: ``r`` aligns it to the right. Others, and columns
-            beyond the text's end, are aligned to the left.
+            beyond the text's end, are aligned to the left; ``k`` keeps its cells on one line.
+        width: Columns that the table may take: the widest left columns are wrapped. None: any.
+    """
+    blocks = format_rows(header, rows, right=right, width=width)
+    return [line for block in blocks for line in block.split("\n")]
+
+
+def format_rows(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: str = "",
+    width: int | None = None,
+) -> list[str]:
+    """Return a table as one text for each row, which has several lines if a cell is wrapped.
+
+    The arguments are those of `format_table`.
     """
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return [_table_line(row, widths, right) for row in (header, *rows)]
+    if width is not None:
+        widths = _fit(widths, header, right, width)
+    return [_table_row(row, widths, right) for row in (header, *rows)]
+
+
+def _fit(widths: list[int], header: Sequence[str], right: str, width: int) -> list[int]:
+    """Return the widths of columns that take at most ``width`` together, if that is possible."""
+    widths = list(widths)
+    least = [max(MIN_COLUMN, len(name)) for name in header]
+    while sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        flexible = [
+            column
+            for column in range(len(widths))
+            if right[column : column + 1] not in {"r", "k"} and widths[column] > least[column]
+        ]
+        if not flexible:
+            break
+        widths[max(flexible, key=lambda column: widths[column])] -= 1
+    return widths
+
+
+def _table_row(cells: Sequence[str], widths: Sequence[int], right: str) -> str:
+    parts = [
+        wrap(cell, width, break_on_hyphens=False) or [""] if len(cell) > width else [cell]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    lines = [
+        [part[number] if number < len(part) else "" for part in parts]
+        for number in range(max(map(len, parts)))
+    ]
+    return "\n".join(_table_line(line, widths, right) for line in lines)
 
 
 def _table_line(cells: Sequence[str], widths: Sequence[int], right: str) -> str:

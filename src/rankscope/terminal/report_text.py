@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.diagnose import ends_run
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
     format_account,
+    format_bytes,
     format_count,
+    format_duration,
     format_most_dropped,
     format_percent,
     format_range,
@@ -18,7 +23,7 @@ from rankscope.analysis.report.text import (
     format_slowdown,
 )
 
-from .lines import format_table
+from .lines import format_rows, format_table
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import (
@@ -31,8 +36,7 @@ if TYPE_CHECKING:
 
 INDENT = "  "
 LABEL_WIDTH = 13
-MAX_STARVED = 10
-MAX_BANDWIDTHS = 8
+DEFAULT_TOP = 5
 MIN_BANDWIDTH_BYTES = 100_000
 """The time of smaller transfers is mostly latency, so their bandwidth means nothing."""
 
@@ -40,30 +44,122 @@ MAX_WAITS_ON = 3
 MIN_RATIO = 0.0005
 """Smaller parts of the waterfall would be printed as 0.0 %."""
 
+MIN_WAIT_RATIO = 0.005
+"""A rank that others wait for less explains nothing of a step."""
+
+LEGEND = (
+    "GPU slowdown: replayed over ideal step time; replayed is without the delays of the hosts.",
+    "Host delays: recorded over replayed step time. Replay error: that of a replay with them.",
+    "M_W, M_S, the paper's estimate: arXiv 2505.05713; beyond 0 to 100 % another path is critical.",
+    "GB/s: size over median time. Bus GB/s: what each link carried, as in nccl-tests.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The parts of a report that are printed."""
+
+    top: int = DEFAULT_TOP
+    """Findings, waiting ranks and transfers that are listed before the rest is counted."""
+
+    rank: int | None = None
+    """The only rank to print; None: all."""
+
+    has_details: bool = False
+    """Whether the figures of the replay and the bandwidths are printed."""
+
+    table_width: int | None = None
+    """Columns that a table may take; None: any."""
+
+
+DEFAULT_VIEW = View()
+
 
 def report_text(
-    report: RunReport, *, verdict: str, width: int, follows: tuple[str, ...] = ()
+    report: RunReport,
+    *,
+    verdict: str,
+    width: int,
+    follows: tuple[str, ...] = (),
+    view: View = DEFAULT_VIEW,
 ) -> str:
-    """Return a diagnosis as lines of at most ``width`` columns; tables may be wider.
+    """Return a diagnosis as lines of at most ``width`` columns.
 
     Args:
         report: The diagnosis.
-        verdict: The diagnosis in one sentence.
+        verdict: The diagnosis in one sentence; the first lines, up to an empty one.
         width: Columns of the terminal.
         follows: A sentence for each finding about whether it follows its host or its position; ""
             if unknown. Empty if all are unknown.
+        view: What is printed.
     """
-    blocks = [
-        wrap(verdict, width),
-        wrap(_format_run(report), width),
-        _format_times(report, width),
-        _format_findings(report.findings, follows or ("",) * len(report.findings), width),
-        _format_starved(report.starved),
-        _format_waterfall(report.waterfall, width),
-        _format_bandwidth(report.bandwidth),
-        _format_quality(report, width),
-    ]
+    blocks = [wrap(verdict, width)]
+    follows = follows or ("",) * len(report.findings)
+    if view.rank is not None:
+        blocks += [wrap(_format_run(report), width), _format_rank(report, view.rank, width)]
+    else:
+        blocks += [
+            _format_findings(report.findings, follows, width, view),
+            wrap(_format_run(report), width),
+            _format_times(report, width, view),
+        ]
+        if _explains_waiting(report) or view.has_details:
+            blocks.append(_format_starved(report.starved, view))
+        if not ends_run(report.top_finding) or view.has_details:
+            blocks.append(_format_waterfall(report.waterfall, width, view))
+    if view.has_details:
+        blocks += [_format_bandwidth(report.bandwidth, view), _legend(width)]
+    blocks.append(_format_quality(report, width))
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _explains_waiting(report: RunReport) -> bool:
+    """Return whether ranks wait for what the top finding names.
+
+    A healthy run waits in its bubble; before a hang or a crash, steps were as usual.
+    """
+    top = report.top_finding
+    return top.severity is not Severity.NONE and not ends_run(top)
+
+
+def _format_rank(report: RunReport, rank: int, width: int) -> list[str]:
+    """Return what is known of one rank: position, findings, waiting both ways, its time."""
+    coords = report.coords[rank]
+    place = f" (dp {coords.dp}, stage {coords.pp}, tp {coords.tp})" if report.has_layout else ""
+    own = next((each for each in report.starved if each.rank == rank), None)
+    held_up = {
+        each.rank: on.ratio for each in report.starved for on in each.waits_on if on.rank == rank
+    }
+    worst = sorted(held_up, key=lambda each: -held_up[each])[:MAX_WAITS_ON]
+    named = [finding.cause for finding in report.findings if rank in finding.ranks]
+    rows = {
+        "findings": ", ".join(named) or "none names it",
+        "waits": "for no other rank"
+        if own is None
+        else f"{_format_percent(own.wait_ratio)} of each step: {_format_roots(own)}",
+        "holds up": ", ".join(
+            f"rank {each} {_format_percent(held_up[each])}" for each in worst
+        ) + (f" and {len(held_up) - len(worst):,} more" if len(held_up) > len(worst) else "")
+        or "no other rank",
+        "its time": _format_own_time(report.waterfall, rank),
+    }  # fmt: skip
+    lines = [f"rank {rank}{place}"]
+    for label, text in rows.items():
+        lines += _wrap(text, width, INDENT + label.ljust(LABEL_WIDTH))
+    return lines
+
+
+def _format_own_time(waterfall: WaterfallSummary | None, rank: int) -> str:
+    if waterfall is None or rank not in waterfall.ranks:
+        return UNKNOWN
+    own = waterfall.by_rank_ns[waterfall.ranks.index(rank)].tolist()
+    total = sum(own)
+    shares = [
+        f"{_format_part(part)} {_format_percent(time / total)}"
+        for part, time in zip(waterfall.parts, own, strict=True)
+        if total and time / total >= MIN_RATIO
+    ]
+    return "; ".join(shares) or UNKNOWN
 
 
 def _format_run(report: RunReport) -> str:
@@ -87,29 +183,44 @@ def _format_run(report: RunReport) -> str:
     return "; ".join(parts)
 
 
-def _format_times(report: RunReport, width: int) -> list[str]:
+def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     times, mfu = report.step_time_s, report.mfu
+    whole = times.actual / times.ideal if times.actual and times.ideal else None
     rows = {
-        "step time": f"recorded {format_seconds(times.actual)}, replayed"
-        f" {format_seconds(times.replayed)}, ideal {format_seconds(times.ideal)}"
-        " (as if every rank ran like the median)",
-        "slowdown": f"{format_slowdown(report.slowdown)}: {_format_percent(report.waste_ratio)} of"
-        " the step time is lost",
-        "recoverable": ""
-        if report.m_w is None and report.m_s is None
-        else f"{_format_percent(report.m_w)} of that by fixing the worst 3 % of the workers (M_W),"
-        f" {_format_percent(report.m_s)} by fixing the last stage (M_S)",
-        "worst worker": _format_culprits(report),
-        "host delays": f"{format_slowdown(report.launch_slowdown)}; replay error"
-        f" {_format_percent(report.replay_error_ratio)}",
+        "step time": f"{format_seconds(times.actual)}; {format_seconds(times.ideal)} if every rank"
+        " ran like the median",
+        "slowdown": UNKNOWN
+        if whole is None
+        else f"{format_slowdown(whole)}: {_format_percent(1 - 1 / whole)} of the step time is lost",
         "MFU": f"{UNKNOWN}: {report.missing_mfu}"
         if mfu is None
         else f"{_format_percent(mfu.mean)} ({mfu.convention})",
     }
+    if view.has_details:
+        rows |= {
+            "GPU slowdown": f"{format_slowdown(report.slowdown)}:"
+            f" {_format_percent(report.waste_ratio)} of the replayed"
+            f" {format_seconds(times.replayed)} is lost",
+            "host delays": f"{format_slowdown(report.launch_slowdown)}; replay error"
+            f" {_format_percent(report.replay_error_ratio)}",
+            "recoverable": ""
+            if report.m_w is None and report.m_s is None
+            else f"{_format_percent(report.m_w)} of the lost time by fixing the worst 3 % of the"
+            f" workers (M_W), {_format_percent(report.m_s)} by fixing the last stage (M_S)",
+            "worst worker": _format_culprits(report),
+        }
     lines = []
     for label, text in rows.items():
         if text:
             lines += _wrap(text, width, label.ljust(LABEL_WIDTH))
+    return lines
+
+
+def _legend(width: int) -> list[str]:
+    """Return what the figures of the details mean."""
+    lines = []
+    for line in LEGEND:
+        lines += _paragraph(line, width)
     return lines
 
 
@@ -130,8 +241,11 @@ def _format_worker(report: RunReport, worker: tuple[int, int]) -> str:
 
 
 def _format_findings(
-    findings: tuple[Finding, ...], follows: tuple[str, ...], width: int
+    findings: tuple[Finding, ...], follows: tuple[str, ...], width: int, view: View
 ) -> list[str]:
+    """Return the findings; none if the verdict has said all that the only one says."""
+    if len(findings) == 1 and findings[0].severity is Severity.NONE and not view.has_details:
+        return []
     header = ("finding", "severity", "ranks", "steps", "slowdown", "recoverable", "confidence")
     rows = [
         (
@@ -143,41 +257,44 @@ def _format_findings(
             _format_percent(finding.recoverable_ratio),
             f"{finding.confidence:.2f}",
         )
-        for finding in findings
+        for finding in findings[: view.top]
     ]
-    head, *lines = format_table(header, rows, right="llllrrr")
-    body = [head]
-    for line, finding, followed in zip(lines, findings, follows, strict=True):
-        body.append(line)
+    head, *lines = format_rows(header, rows, right="llllrrr", width=view.table_width)
+    body = head.split("\n")
+    for line, finding, followed in zip(lines, findings, follows, strict=False):
+        body.extend(line.split("\n"))
         body.extend(_paragraph(finding.evidence, width))
         body.extend(_paragraph(followed, width))
-    return body
+    return [*body, *_count_rest(len(findings), view.top)]
 
 
-def _format_starved(starved: tuple[Starved, ...]) -> list[str]:
+def _format_starved(starved: tuple[Starved, ...], view: View) -> list[str]:
     if not starved:
         return []
     rows = [
-        (
-            str(rank.rank),
-            _format_percent(rank.wait_ratio),
-            ", ".join(
-                f"rank {root.rank} {_format_percent(root.ratio)}"
-                for root in rank.waits_on[:MAX_WAITS_ON]
-            )
-            or UNKNOWN,
-        )
-        for rank in starved[:MAX_STARVED]
+        (str(rank.rank), _format_percent(rank.wait_ratio), _format_roots(rank))
+        for rank in starved[: view.top]
     ]
-    lines = format_table(("waiting rank", "share of step", "waits for"), rows, right="rrl")
-    if len(starved) > MAX_STARVED:
-        lines.append(f"{INDENT}and {len(starved) - MAX_STARVED:,} more")
-    return lines
+    header = ("waiting rank", "share of step", "waits for")
+    lines = format_table(header, rows, right="rrl", width=view.table_width)
+    return [*lines, *_count_rest(len(starved), view.top)]
 
 
-def _format_bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
+def _format_roots(starved: Starved) -> str:
+    roots = [
+        f"rank {root.rank} {_format_percent(root.ratio)}"
+        for root in starved.waits_on[:MAX_WAITS_ON]
+    ]
+    return ", ".join(roots) or UNKNOWN
+
+
+def _count_rest(num: int, top: int) -> list[str]:
+    return [f"{INDENT}and {num - top:,} more (--top {num})"] if num > top else []
+
+
+def _format_bandwidth(found: tuple[Bandwidth, ...], view: View) -> list[str]:
     large = (one for one in found if one.num_bytes >= MIN_BANDWIDTH_BYTES)
-    largest = sorted(large, key=lambda one: -one.num_bytes * one.num_instances)[:MAX_BANDWIDTHS]
+    largest = sorted(large, key=lambda one: -one.num_bytes * one.num_instances)[: view.top]
     if not largest:
         return []
     rows = [
@@ -185,18 +302,18 @@ def _format_bandwidth(found: tuple[Bandwidth, ...]) -> list[str]:
             one.name if one.kind in one.name else f"{one.kind} {one.name}",
             str(one.num_members),
             {True: "several", False: "one", None: UNKNOWN}[one.across_hosts],
-            f"{one.num_bytes / 1e6:,.4g}",
-            f"{one.transfer_ns / 1e6:.3g}",
+            format_bytes(one.num_bytes),
+            format_duration(one.transfer_ns),
             f"{one.algorithm_bytes_per_s / 1e9:.3g}",
             UNKNOWN if one.bus_bytes_per_s is None else f"{one.bus_bytes_per_s / 1e9:.3g}",
         )
         for one in largest
     ]
-    header = ("transfer", "ranks", "hosts", "MB", "median ms", "GB/s", "bus GB/s")
-    return format_table(header, rows, right="lrlrrrr")
+    header = ("transfer", "ranks", "hosts", "size", "median", "GB/s", "bus GB/s")
+    return format_table(header, rows, right="lrlrrrr", width=view.table_width)
 
 
-def _format_waterfall(waterfall: WaterfallSummary | None, width: int) -> list[str]:
+def _format_waterfall(waterfall: WaterfallSummary | None, width: int, view: View) -> list[str]:
     if waterfall is None:
         return []
     rows = [
@@ -204,9 +321,10 @@ def _format_waterfall(waterfall: WaterfallSummary | None, width: int) -> list[st
         for part, ratio in waterfall.mean_ratio.items()
         if ratio is None or ratio >= MIN_RATIO
     ]
-    lines = format_table(("part of the step time", "share", ""), rows, right="lr")
+    header = ("part of the step time", "share", "")
+    lines = format_table(header, rows, right="lrl", width=view.table_width)
     bubble = waterfall.bubble
-    if bubble is None:
+    if bubble is None or not view.has_details:
         return lines
     text = (
         f"bubble: {_format_percent(bubble.measured_ratio)} of the useful compute; expected"
@@ -225,7 +343,9 @@ def _format_part(part: str) -> str:
 def _format_waits(part: str, waterfall: WaterfallSummary) -> str:
     if part != "waiting":
         return ""
-    shown = [entry for entry in waterfall.waiting_on if entry.ratio >= MIN_RATIO][:MAX_WAITS_ON]
+    shown = [entry for entry in waterfall.waiting_on if entry.ratio >= MIN_WAIT_RATIO][
+        :MAX_WAITS_ON
+    ]
     return ", ".join(f"for rank {entry.rank} {_format_percent(entry.ratio)}" for entry in shown)
 
 

@@ -12,7 +12,7 @@ from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.client.served_store import ServedStore, find_server, open_for_reading
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
 from rankscope.collector.store.location import SERVER_FILE, write_server_file
-from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.runs import list_alerts, list_findings, list_runs
 from tests.integration.programs import rankscope, serving
 
@@ -35,13 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command_outputs(url: str) -> list[str]:
     """Return the outputs of the reading commands."""
-    whole = {"first": None, "last": None}
     return [
         list_runs(as_json=False, store_url=url),
         list_alerts(as_json=True, store_url=url),
         list_findings("sim", as_json=True, store_url=url),
-        analyze_stored("sim", **whole, as_json=False, store_url=url),
-        analyze_stored("sim", **whole, as_json=True, store_url=url),
+        analyze_stored(AnalyzeOptions(run_id="sim", as_json=False, store_url=url)),
+        analyze_stored(AnalyzeOptions(run_id="sim", as_json=True, store_url=url)),
     ]
 
 
@@ -53,7 +52,7 @@ def test_commands_print_the_same_while_a_server_holds_the_store(folder: Path) ->
         served = command_outputs(url)
         as_process = rankscope("runs", store=folder)
         with pytest.raises(UnknownRunError, match="sim"):
-            analyze_stored("unknown", first=None, last=None, as_json=True, store_url=url)
+            analyze_stored(AnalyzeOptions(run_id="unknown", as_json=True, store_url=url))
 
     assert served == alone
     assert json.loads(alone[4])["findings"][0]["cause"] == "slow-compute"

@@ -12,7 +12,7 @@ from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.client.served_writer import ServedWriter
 from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
 from rankscope.collector.store.location import ServerFile
-from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.import_trace import import_files
 from rankscope.commands.simulate import simulate_run
 from rankscope.simulation import SimulateOptions
@@ -47,7 +47,7 @@ def simulate(url: str, *, run_id: str, seed: int = 1) -> str:
 
 
 def analysis(url: str, run_id: str) -> dict[str, Any]:
-    text = analyze_stored(run_id, first=None, last=None, as_json=True, store_url=url)
+    text = analyze_stored(AnalyzeOptions(run_id=run_id, as_json=True, store_url=url))
     document: dict[str, Any] = json.loads(text)
     for finding in document["findings"]:
         del finding["follows"]  # the state that a server tracks

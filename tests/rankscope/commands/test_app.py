@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreError
-from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.runs import delete_stored, list_alerts, list_findings, list_runs
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_commands_that_read_create_no_store(tmp_path: Path) -> None:
         lambda: list_alerts(as_json=False, store_url=url),
         lambda: list_findings(None, as_json=False, store_url=url),
         lambda: delete_stored("r", as_json=False, store_url=url),
-        lambda: analyze_stored("r", first=None, last=None, as_json=False, store_url=url),
+        lambda: analyze_stored(AnalyzeOptions(run_id="r", as_json=False, store_url=url)),
     )
     for command in commands:
         with pytest.raises(

@@ -8,11 +8,38 @@ import pytest
 
 from rankscope.collector.read.findings import write_findings
 from rankscope.collector.store.store import open_store
-from rankscope.commands.runs import list_findings
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored, watch_stored
+from rankscope.commands.runs import list_findings, list_runs
+from rankscope.commands.simulate import simulate_run
+from rankscope.errors import BadInputError
+from rankscope.simulation import SimulateOptions
 from tests.collector.read.test_findings import CRASH, SLOW
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.mark.slow
+def test_a_run_is_listed_with_its_worst_open_finding_and_watched_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN an ended run with three recorded findings, the costliest of which is closed
+    url = f"chdb://{tmp_path}/store"
+    options = SimulateOptions(scenario="slow-compute", run_id="r", num_steps=4, num_ranks=8)
+    simulate_run(replace(options, store_url=url))
+    with open_store(url) as store:
+        closed = replace(SLOW, closed_ns=1, recoverable_ratio=0.9, number=5, cause="gc-pause")
+        write_findings(store, [replace(SLOW, recoverable_ratio=0.5), CRASH, closed])
+
+    (header, line) = list_runs(as_json=False, store_url=url).splitlines()
+    watch_stored(AnalyzeOptions(run_id="r", store_url=url))
+
+    assert header.split()[-1] == "finding"
+    assert line.endswith("slow-compute on 5, 7")
+    assert capsys.readouterr().out.count("run r: 8 ranks") == 1
+    with pytest.raises(BadInputError, match="no rank 8: give one of 0 to 7"):
+        analyze_stored(AnalyzeOptions(run_id="r", rank=8, store_url=url))
+
 
 HEADER = (
     "run  cause         ranks  steps  opened (UTC)         closed (UTC)         confidence  follows"

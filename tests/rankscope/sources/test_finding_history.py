@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.store.store import open_store
-from rankscope.commands.analyze import analyze_stored
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.runs import list_findings
 from rankscope.server.finding_tracker import LiveFindings
 from rankscope.simulation import store_simulation
@@ -81,7 +81,7 @@ EXCHANGED = {"sim-00001": "sim-00003", "sim-00003": "sim-00001"}
 
 
 def follows(url: str, run_id: str) -> dict[str, str | None] | None:
-    text = analyze_stored(run_id, first=None, last=None, as_json=True, store_url=url)
+    text = analyze_stored(AnalyzeOptions(run_id=run_id, as_json=True, store_url=url))
     (finding,) = json.loads(text)["findings"]
     found: dict[str, str | None] | None = finding["follows"]
     return found
@@ -120,7 +120,7 @@ def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
         "evidence": "host sim-00001 was also named in run first (epoch 0), at another position:"
         " (dp 2, pp 0, tp 0) then, (dp 6, pp 0, tp 0) now",
     }
-    text = analyze_stored("second", first=None, last=None, as_json=False, store_url=url)
+    text = analyze_stored(AnalyzeOptions(run_id="second", as_json=False, store_url=url))
     assert "it follows the host: host sim-00001 was also named in run first" in text
     listed = list_findings("second", as_json=False, store_url=url)
     assert listed.splitlines()[1].endswith("the host")

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import TYPE_CHECKING
 
-from rankscope.terminal.lines import Progress, format_table, say
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from rankscope.terminal.lines import Progress, emphasize, format_table, say
 
 
 class FakeTerminal(io.StringIO):
@@ -29,6 +27,35 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 def test_lines_of_a_table_have_no_trailing_blanks() -> None:
     assert format_table(("a", "b"), [("1", "long"), ("2", "")]) == ["a  b", "1  long", "2"]
+
+
+def test_the_widest_left_column_is_wrapped_to_the_width() -> None:
+    rows = [("a run", "12", "a text of several words that is long"), ("b", "3", "short")]
+
+    lines = format_table(("name", "num", "text"), rows, right="lrl", width=30)
+
+    assert lines == [
+        "name   num  text",
+        "a run   12  a text of several",
+        "            words that is long",
+        "b        3  short",
+    ]
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", ""])
+def test_only_a_terminal_without_no_color_shows_colour(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert emphasize("slow", "red") == "slow"
+
+    monkeypatch.setattr(sys, "stdout", FakeTerminal())
+    if variable:
+        monkeypatch.setenv(variable, "1")
+        assert emphasize("slow", "red") == "slow"
+        return
+    assert emphasize("slow\nrank", "red") == "\x1b[1;31mslow\x1b[0m\n\x1b[1;31mrank\x1b[0m"
 
 
 def test_without_a_terminal_progress_is_one_line_for_every_few_calls(

@@ -10,10 +10,11 @@ from rankscope.analysis.report.report import (
     Finding,
     PipelineBubble,
     Severity,
+    StepTimes,
     WaitsOn,
     WaterfallSummary,
 )
-from rankscope.terminal.report_text import report_text
+from rankscope.terminal.report_text import View, report_text
 from tests.support.dashboard.builders import report
 
 VERDICT = "Rank 5 is slow; 7 ranks wait for it."
@@ -24,9 +25,11 @@ def test_the_verdict_comes_first_and_the_numbers_follow() -> None:
     blocks = text.split("\n\n")
 
     assert blocks[0] == VERDICT
-    assert blocks[1].startswith("run demo-42: 8 ranks (dp 2 x tp 2 x pp 2), 30 steps (0 to 29)")
-    assert blocks[2].startswith("step time    recorded ")
-    assert blocks[3].startswith("finding ")
+    assert blocks[1].startswith("finding ")
+    assert blocks[2].startswith("run demo-42: 8 ranks (dp 2 x tp 2 x pp 2), 30 steps (0 to 29)")
+    assert blocks[3].startswith("step time    ")
+    assert "M_W" not in text
+    assert "paper" not in text
     assert blocks[4].startswith("waiting rank  share of step  waits for")
     assert blocks[5].startswith(
         "data quality: coverage 100.0 %, clock error 1.8 us; 3,840 records ="
@@ -66,26 +69,67 @@ def test_a_finding_shows_ranks_steps_numbers_and_evidence() -> None:
 def test_an_unknown_quantity_is_shown_as_na() -> None:
     unknown = replace(
         report(slow_rank=None, mfu=False),
-        slowdown=None,
-        waste_ratio=None,
-        m_w=None,
+        step_time_s=StepTimes(actual=None, replayed=None, ideal=None),
         quality=replace(report().quality, clock_error_ns=None, coverage_ratio=None),
     )
 
     text = report_text(unknown, verdict=VERDICT, width=100)
 
-    assert "slowdown     n/a: n/a of the step time is lost" in text
+    assert "step time    n/a; n/a if every rank" in text
+    assert "slowdown     n/a\n" in text
     assert "MFU          n/a" in text
     assert "coverage n/a, clock error n/a; 3,840 records =" in text
     assert "waiting rank" not in text
 
 
-def test_waiting_ranks_beyond_the_first_ten_are_counted() -> None:
+def test_waiting_ranks_beyond_the_first_are_counted() -> None:
     starved = report().starved[:1] * 25
 
-    text = report_text(replace(report(), starved=starved), verdict=VERDICT, width=100)
+    text = report_text(
+        replace(report(), starved=starved), verdict=VERDICT, width=100, view=View(top=10)
+    )
 
-    assert "and 15 more" in text
+    assert "and 15 more (--top 25)" in text
+
+
+def test_a_healthy_run_has_neither_a_table_of_findings_nor_of_waiting_ranks() -> None:
+    healthy = Finding(cause="healthy", confidence=0.9, evidence="noise", severity=Severity.NONE)
+
+    text = report_text(replace(report(), findings=(healthy,)), verdict="Healthy: noise.", width=80)
+
+    assert "finding " not in text
+    assert "waiting rank" not in text
+    assert text.startswith("Healthy: noise.\n\nrun demo-42")
+
+
+def test_the_figures_of_the_replay_come_with_their_meaning() -> None:
+    text = report_text(report(), verdict=VERDICT, width=100, view=View(has_details=True))
+
+    assert "GPU slowdown" in text
+    assert "M_W, M_S, the paper's estimate: arXiv 2505.05713" in text
+
+
+def test_one_rank_is_shown_with_its_place_its_findings_and_its_waiting() -> None:
+    text = report_text(report(slow_rank=5), verdict=VERDICT, width=200, view=View(rank=5))
+    waiting = report_text(report(slow_rank=5), verdict=VERDICT, width=200, view=View(rank=0))
+
+    assert "rank 5 (dp 0, stage 1, tp 1)\n  findings     slow-compute, stage-imbalance\n" in text
+    assert "  holds up     rank " in text
+    assert "  waits        for no other rank" in text
+    assert "  waits        for no other rank" not in waiting
+    assert "  findings     none names it" in waiting
+
+
+def test_tables_fit_the_terminal_and_are_whole_in_a_pipe() -> None:
+    ranks = tuple(range(0, 1024, 2))
+    finding = replace(report().findings[0], ranks=ranks)
+    wide = replace(report(), findings=(finding,))
+
+    terminal = report_text(wide, verdict=VERDICT, width=80, view=View(table_width=80))
+    pipe = report_text(wide, verdict=VERDICT, width=80)
+
+    assert max(map(len, terminal.splitlines())) <= 80
+    assert "0, 2, 4, 6, 8, 10, 12, 14 and 504 more" in pipe
 
 
 def test_the_waterfall_is_a_table_without_its_zero_parts() -> None:
@@ -107,7 +151,10 @@ def test_the_waterfall_is_a_table_without_its_zero_parts() -> None:
     )
 
     lines = report_text(
-        replace(report(), waterfall=waterfall), verdict=VERDICT, width=120
+        replace(report(), waterfall=waterfall),
+        verdict=VERDICT,
+        width=120,
+        view=View(has_details=True),
     ).splitlines()
 
     first = lines.index("part of the step time   share")
@@ -127,11 +174,12 @@ def test_the_worst_worker_is_shown_with_the_steps_in_which_the_estimate_differs(
     differing = CulpritComparison(
         num_steps=1200, num_different=3, by_shortcut=(0, 1), by_exact=(2, 1)
     )
+    view = View(has_details=True)
     agreeing = replace(differing, num_different=0, by_exact=(0, 1))
 
-    text = report_text(replace(report(), culprits=differing), verdict=VERDICT, width=200)
-    same = report_text(replace(report(), culprits=agreeing), verdict=VERDICT, width=200)
-    none = report_text(report(), verdict=VERDICT, width=200)
+    text = report_text(replace(report(), culprits=differing), verdict=VERDICT, width=200, view=view)
+    same = report_text(replace(report(), culprits=agreeing), verdict=VERDICT, width=200, view=view)
+    none = report_text(report(), verdict=VERDICT, width=200, view=view)
 
     assert (
         "worst worker dp 2, stage 1, by the paper's estimate dp 0, stage 1;"
