@@ -42,7 +42,9 @@ def make_span_table(
         if column.name in columns or column.missing is None:
             filled[column.name] = columns[column.name]
         else:
-            filled[column.name] = np.full(num_rows, column.missing, dtype=column.dtype)
+            # One value for all rows: it takes no memory.
+            missing = np.array(column.missing, dtype=column.dtype)
+            filled[column.name] = np.broadcast_to(missing, num_rows)
     return SpanTable(**filled, names=names, tracks=tracks)
 
 

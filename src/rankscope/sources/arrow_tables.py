@@ -26,7 +26,10 @@ def span_table(table: pa.Table) -> SpanTable:
     """Return spans, in the order of the table."""
     kind, kinds = to_codes(table["kind"])
     name, names = to_codes(table["name"])
-    track, tracks = to_codes(table["track"])
+    if "track" in table.column_names:
+        track, tracks = to_codes(table["track"])
+    else:
+        track, tracks = np.broadcast_to(np.int32(0), table.num_rows), ("",)
     coded = {"kind", "name", "track"}
     columns: dict[str, NDArray[Any]] = {
         column: to_numpy(table[column]) for column in READ_COLUMNS & {*table.column_names} - coded

@@ -125,7 +125,10 @@ def test_every_field_of_an_operation_has_its_column(
 
     (row,) = read_spans(store, run_id).to_pylist()
     assert (row["seq"], row["microbatch"], row["chunk"], row["step"]) == (31, 7, 1, 1238)
-    assert (row["launch_ns"], row["num_bytes"], row["src_rank"], row["dst_rank"]) == (-1,) * 4
+    spans = StoreSource(store).spans(run_id)
+    for unrecorded in (spans.launch_ns, spans.num_bytes, spans.src_rank, spans.dst_rank):
+        assert unrecorded.tolist() == [-1]
+    assert (spans.flags.tolist(), spans.tracks[spans.track[0]]) == ([0], "")
 
 
 def test_identical_operations_are_both_kept(
