@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from .report import Severity
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -58,10 +60,10 @@ class TrackedFinding:
 class FindingTracker:
     """The findings of one run, matched between analyses by (cause, ranks).
 
-    A finding is open while one of the last `GRACE_STEPS` steps of the analysis shows it; without
-    steps of its own, while the analysis has it. If it comes back within as many steps, it is the
-    same finding and opens again. A finding that had ended before the first analysis is opened and
-    closed at once.
+    A finding opens if it matters (`may_open`). It is open while one of the last `GRACE_STEPS` steps
+    of the analysis shows it; without steps of its own, while the analysis has it. If it comes back
+    within as many steps, it is the same finding and opens again. A finding that had ended before
+    the first analysis is opened and closed at once.
 
     Args:
         run_id: The run.
@@ -100,6 +102,8 @@ class FindingTracker:
             if finding.cause in NO_PROBLEM:
                 continue
             before = self._match(finding)
+            if before is None and not may_open(finding):
+                continue
             now = self._updated(finding, before, report, last=last, at_ns=at_ns)
             present.add(now.number)
             change = _change(before, now)
@@ -164,6 +168,21 @@ class FindingTracker:
         closed = replace(one, updated_ns=at_ns, closed_ns=at_ns)
         self._tracked[one.number] = closed
         return closed
+
+
+def may_open(finding: Finding) -> bool:
+    """Return whether a person would act on a finding, so that it is tracked from now on.
+
+    It is critical or a warning. What was measured on steps, and so has a price, shows in
+    `GRACE_STEPS` steps: a shorter one is over before anybody reads of it, and in a run without a
+    fault noise looks like it.
+    """
+    if finding.severity in (Severity.MINOR, Severity.NONE):
+        return False
+    if finding.slowdown is None or finding.steps is None:
+        return True
+    first, last = finding.steps
+    return last - first + 1 >= GRACE_STEPS
 
 
 def _change(before: TrackedFinding | None, now: TrackedFinding) -> Change | None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.report.report import Finding
+from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker
 from rankscope.analysis.window import RunWindow
 from rankscope.tracer.topology import Layout
@@ -172,3 +172,31 @@ def test_a_tracker_continues_where_another_one_stopped() -> None:
 
     assert changes_of(after, with_findings(slow(5, 12), num_steps=13), 2) == [("updated", 0)]
     assert after.findings[0].onset_step == 3
+
+
+@pytest.mark.parametrize(
+    ("finding", "opens"),
+    [
+        (slow(7, 9), True),
+        (slow(8, 9), False),
+        (replace(slow(2, 9), severity=Severity.WARNING), True),
+        (replace(slow(2, 9), severity=Severity.MINOR), False),
+        (replace(slow(2, 9), cause="common-pause", severity=Severity.NONE), False),
+        (replace(slow(9, 9), cause="hang", slowdown=None), True),
+    ],
+)
+def test_a_finding_opens_if_it_matters_and_lasts(finding: Finding, *, opens: bool) -> None:
+    tracker = FindingTracker("r")
+
+    tracker.update(with_findings(finding, num_steps=10), at_ns=1)
+
+    assert bool(tracker.open_findings) is opens
+
+
+def test_an_open_finding_that_becomes_minor_stays_the_same() -> None:
+    tracker = FindingTracker("r")
+    tracker.update(with_findings(slow(3, 9), num_steps=10), at_ns=1)
+
+    minor = replace(slow(3, 10), severity=Severity.MINOR)
+
+    assert changes_of(tracker, with_findings(minor, num_steps=11), 2) == [("updated", 0)]
