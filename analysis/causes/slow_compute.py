@@ -16,7 +16,7 @@ from ..report.text import format_count
 from ..statistics.peers import Basis
 from ..statistics.phases import MIN_EXCESS_RATIO, find_recurring_phases
 from . import clock_throttle, data_stall, gc_pause, host_stall
-from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps
+from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps, shows_in
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
 from .stage_imbalance import (
@@ -122,12 +122,29 @@ def find_compute_candidates(
         for each, ranks_alike in zip(slow, alike, strict=True)
     ]
     found += [
-        stage_candidate(stage, profile, model, ranks, if_slow=CAUSE)
+        _without_slow_ranks(
+            stage_candidate(stage, profile, model, ranks, if_slow=CAUSE), found, model
+        )
         for stage in (*stages, *turned_slow)
     ]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
     return tuple(found)
+
+
+def _without_slow_ranks(
+    stage: Candidate, slow: Sequence[Candidate], model: ReplayModel
+) -> Candidate:
+    """Return a stage without what its ranks that are slower than the stage do in their slow steps.
+
+    Its other ranks show what the work of the stage costs.
+    """
+    part = stage.part
+    for each in slow:
+        if part is not None and each.part is not None:
+            shows = shows_in(each, model.operations.steps)[model.operations.step[part]]
+            part = part[~(shows & np.isin(part, each.part))]
+    return replace(stage, part=part)
 
 
 def find_slow_ranks(
@@ -211,7 +228,7 @@ def _rank_candidate(
 def _rank_evidence(slow: SlowRanks) -> str:
     against = {
         Basis.PEERS: f"for the {slow.num_peers:,} other ranks of its stage",
-        Basis.FEW_PEERS: "for the others of its stage, which agree with stages of equal work",
+        Basis.FEW_PEERS: "for the others of its stage; the ranks of other stages agree",
         Basis.STAGES: "for ranks of stages of equal work",
         Basis.EARLIER: "in its own earlier steps",
         Basis.NOTHING: "",

@@ -174,8 +174,8 @@ def may_open(finding: Finding) -> bool:
     """Return whether a person would act on a finding, so that it is tracked from now on.
 
     It is critical or a warning. What was measured on steps, and so has a price, shows in
-    `GRACE_STEPS` steps: a shorter one is over before anybody reads of it, and in a run without a
-    fault noise looks like it.
+    `GRACE_STEPS` steps: a shorter one is over before it is read, and in a run without a fault
+    noise looks like it.
     """
     if finding.severity in (Severity.MINOR, Severity.NONE):
         return False

@@ -37,7 +37,7 @@ class Basis(Enum):
     """The baseline that the compute of a rank is compared with."""
 
     PEERS = "the other ranks of its stage"
-    FEW_PEERS = "the few other ranks of its stage, which agree with stages of equal work"
+    FEW_PEERS = "the few other ranks of its stage, which other stages confirm"
     STAGES = "ranks of stages of equal work"
     EARLIER = "its own earlier steps"
     NOTHING = "nothing"
@@ -147,7 +147,7 @@ def _compare_stage(
     level = np.nanmedian(total, axis=1)
     for row in rows:
         few = rows[rows != row]
-        peers = _confirmed_peers(level, few, others) if len(few) else others[:0]
+        peers = _confirmed_peers(level, stage, few, others) if len(few) else others[:0]
         basis[row] = Basis.FEW_PEERS
         # The last stage may have more work than the others: the output head.
         if not len(few) and not is_last:
@@ -178,20 +178,32 @@ def _median_of_usual_peers(total: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _confirmed_peers(
-    level: NDArray[np.float64], few: NDArray[np.int64], others: NDArray[np.int64]
+    level: NDArray[np.float64],
+    stage: NDArray[np.int32],
+    few: NDArray[np.int64],
+    others: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Return the few peers that are confirmed: one or two ranks alone prove nothing.
 
+    The ranks of a stage do the same work, whatever other stages do, and a device is slower than its
+    kind but not faster. So a rank of another stage that is as fast as the fastest there confirms
+    that ranks of one stage agree in this job. One that is alone confirms only stages of equal work.
+
     Args:
         level: Shape (ranks,): typical compute of each rank.
+        stage: Shape (ranks,).
         few: The other ranks of the stage.
         others: The ranks of other stages.
 
     Returns:
-        The peers that agree with the fastest of them; none unless `MIN_PEERS` ranks agree with it,
-        ranks of other stages included.
+        The peers that agree with the fastest of them; none unless `MIN_PEERS` ranks confirm them,
+        these peers included.
     """
-    fastest = level[few].min()
+    fastest = np.full(len(level), level[few].min())
+    for number in np.unique(stage[others]).tolist():
+        rows = others[stage[others] == number]
+        if len(rows) > 1:
+            fastest[rows] = level[rows].min()
     is_alike = np.abs(level / fastest - 1.0) < EQUAL_WORK_RATIO
     agreeing: NDArray[np.int64] = few[is_alike[few]]
     if len(agreeing) + int(is_alike[others].sum()) < MIN_PEERS:
