@@ -8,8 +8,10 @@ import numpy as np
 
 from rankscope.tracer.span import NS_PER_S
 
+from ..readers.tracer.device_steps import measure_steps
 from ..report.report import Mfu
 from ..trace.devices import peak_flops_per_s
+from ..trace.rows import select_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,9 +26,10 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
 
     With P the sum of the peaks of all ranks::
 
-        MFU[step] = flops_per_token * tokens[step] / (P * (last end - first start)[step])
+        MFU[step] = flops_per_token * tokens[step] / (P * duration[step])
 
-    A step is left out unless every traced rank has ended it and every data position (dp, cp)
+    The duration is that of `measure_steps`, so time that two steps share counts once. A step is
+    left out unless every traced rank has ended it and every data position (dp, cp)
     reported its tokens. If a later epoch repeated a step, that epoch's value counts. There are no
     defaults: the MFU is unknown if ``flops_per_token``, the layout or the peak of a device is
     unknown, or if not all data positions were traced.
@@ -91,18 +94,16 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
 def _epoch_mfu(
     run: RunInfo, epoch: EpochInfo, steps: StepTable, *, flops_per_token: float, peak: float
 ) -> dict[int, float]:
-    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
-    step, rank = steps.step[rows], steps.rank[rows]
-    if not len(step):
+    ended = select_rows(steps, (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns))
+    if not len(ended):
         return {}
-    numbers, first_row = np.unique(step, return_index=True)
-    # The table is ordered by step, so the rows of a step are consecutive.
-    begin_ns = np.minimum.reduceat(steps.start_ns[rows], first_row)
-    end_ns = np.maximum.reduceat(steps.end_ns[rows], first_row)
-    num_ranks = np.diff(np.append(first_row, len(step)))
-    tokens = _tokens_by_step(run, epoch, step=step, rank=rank, num_tokens=steps.num_tokens[rows])
+    job_steps = measure_steps(ended)
+    numbers, num_ranks = np.unique(ended.step, return_counts=True)
+    tokens = _tokens_by_step(
+        run, epoch, step=ended.step, rank=ended.rank, num_tokens=ended.num_tokens
+    )
     is_known = (num_ranks == len(epoch.ranks)) & (tokens >= 0)
-    mfu = flops_per_token * tokens / (peak * (end_ns - begin_ns) / NS_PER_S)
+    mfu = flops_per_token * tokens / (peak * job_steps.duration_ns / NS_PER_S)
     pairs = zip(numbers[is_known].tolist(), mfu[is_known].tolist(), strict=True)
     return dict(pairs)
 

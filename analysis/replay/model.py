@@ -70,6 +70,10 @@ class ReplayModel:
     on_device: NDArray[np.bool_]
     """Shape (ops,): compute and communication. The others are in the full replay only."""
 
+    overlap_ns: NDArray[np.int64] | None = None
+    """Shape (steps,): time from the step's first begin in which the step before still ran, which
+    the full replay does not count; None: none."""
+
     span: NDArray[np.int64] | None = None
     """Shape (ops,): for a piece of compute, the number of its span; undefined for the others.
     None: each operation is a whole span."""
@@ -117,7 +121,8 @@ class Reading:
     """Steps that are replayed, ascending."""
 
     actual_ns: NDArray[np.int64]
-    """Shape (steps,): last end - first start over the step's ranks."""
+    """Shape (steps,): time between the last ends of two steps (`measure_steps`). In the ByteDance
+    format, and for a step without one before it, last end - first start over the ranks."""
 
     left_out: dict[int, str]
     """Steps that cannot be replayed, and why."""

@@ -143,6 +143,8 @@ class Replayer:
     ) -> NDArray[np.float64]:
         """Return T of the full replay with other durations and launch gaps.
 
+        Time that a step shares with the one before is the latter's, as in the recorded times.
+
         Args:
             duration_ns: Shape (ops,).
             gap_ns: Shape (ops,); None for the recorded ones.
@@ -151,7 +153,8 @@ class Replayer:
             Shape (steps,), ns.
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
-        return self._full_program().step_times(duration_ns, gaps)
+        times = self._full_program().step_times(duration_ns, gaps)
+        return times if self.model.overlap_ns is None else times - self.model.overlap_ns
 
     def full_with_each(
         self,

@@ -1,11 +1,11 @@
-"""Borders of steps on the device's clock.
+"""Borders of steps: on the device's clock, and over all ranks of a job.
 
-A module of its own, because the waterfall of an opened run needs the same borders.
+A module of its own, because waterfall and MFU need the same borders.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,52 @@ def is_device_timed(flags: NDArray[np.uint16]) -> NDArray[np.bool_]:
     """Return which spans were timed on a device, if only roughly. Shape as given."""
     timed: NDArray[np.bool_] = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _DEVICE_TIMED) != 0)
     return timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSteps:
+    """Steps over all their ranks, ordered by (epoch, step); columns of shape (steps,)."""
+
+    epoch: NDArray[np.int32]
+    step: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    """First begin of a rank."""
+
+    end_ns: NDArray[np.int64]
+    """Last end of a rank: the mark from which the next step's time counts."""
+
+    overlap_ns: NDArray[np.int64]
+    """Time from the first begin to the last end of the step before, if that is later; else 0."""
+
+    @property
+    def duration_ns(self) -> NDArray[np.int64]:
+        """Time of each step: between the last ends of two steps, without a pause between them."""
+        return self.end_ns - self.start_ns - self.overlap_ns
+
+
+def measure_steps(steps: StepTable) -> JobSteps:
+    """Return the steps of a job, with the time that each shares with the one before.
+
+    The stages of a pipeline need not meet at the end of a step: one begins the next step while
+    another one still computes. What two steps share is time of the earlier one, so the steps' times
+    sum to the time that the job took. A step whose predecessor has no row lasts from its first
+    begin; so does one that does not end after its predecessor, because the two have no order.
+
+    Args:
+        steps: One row per (epoch, step, rank).
+    """
+    number, num = factorize(steps.epoch, steps.step)
+    row = np.zeros(num, dtype=np.int64)
+    row[number] = np.arange(len(number))
+    start = np.full(num, np.iinfo(np.int64).max)
+    end = np.full(num, np.iinfo(np.int64).min)
+    np.minimum.at(start, number, steps.start_ns)
+    np.maximum.at(end, number, steps.end_ns)
+    epoch, step = steps.epoch[row], steps.step[row]
+    follows = (epoch[1:] == epoch[:-1]) & (step[1:] == step[:-1] + 1) & (end[1:] > end[:-1])
+    overlap = np.zeros(num, dtype=np.int64)
+    overlap[1:] = np.where(follows, np.maximum(end[:-1] - start[1:], 0), 0)
+    return JobSteps(epoch=epoch, step=step, start_ns=start, end_ns=end, overlap_ns=overlap)
 
 
 def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:

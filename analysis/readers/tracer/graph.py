@@ -44,6 +44,7 @@ def build_model(
     pieces: Pieces,
     *,
     numbers: tuple[int, ...],
+    overlap_ns: NDArray[np.int64],
     part: NDArray[np.int64],
 ) -> tuple[ReplayModel, NDArray[np.int64]]:
     """Build the operations of a traced run, with their dependencies and ideals.
@@ -53,6 +54,7 @@ def build_model(
         matched: Communications and waits.
         pieces: The pieces of all ranks' steps.
         numbers: Steps that are replayed, ascending.
+        overlap_ns: Shape (steps,): time that each of them shares with the step before.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
@@ -73,8 +75,6 @@ def build_model(
     duration = np.concatenate((pieces.end - pieces.start, _transfer_durations(matched))).astype(
         np.float64
     )
-    gap = np.zeros(len(rank_step))
-    gap[:num_pieces] = _late_start_gaps(pieces, rank_steps)
     kind = _operation_kinds(matched, pieces)
 
     def labels_and_ideals() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
@@ -97,6 +97,11 @@ def build_model(
         )
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
+        begins = np.append(_is_first_piece(pieces), is_comm[num_pieces:])
+        begins[dst] = False
+        delay, ideal_delay = _delays(pieces, rank_steps, overlap_ns)
+        gap = np.where(begins, delay[rank_step], 0.0)
+        ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
     replica = dp[order]
     group = np.concatenate(
@@ -121,7 +126,8 @@ def build_model(
     model = ReplayModel(
         operations=operations,
         ideal_ns=ideal[order],
-        ideal_gap_ns=ideal_gaps(pieces, gap)[order],
+        ideal_gap_ns=ideal_gap[order],
+        overlap_ns=overlap_ns,
         kind=kind[order],
         kinds=tuple(kind.value for kind in KINDS),
         rank=rank[order],
@@ -229,14 +235,36 @@ def _operation_kinds(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int16]
     return np.concatenate((piece_kind, spans.kind[matched.comm])).astype(np.int16)
 
 
-def _late_start_gaps(pieces: Pieces, rank_steps: RankSteps) -> NDArray[np.float64]:
-    """Return, at the first piece of each (step, rank), its start minus that of the first rank."""
-    num_steps = int(rank_steps.step_index.max(initial=-1)) + 1
-    earliest = np.full(num_steps, np.iinfo(np.int64).max)
-    np.minimum.at(earliest, rank_steps.step_index, rank_steps.start_ns)
-    delay = rank_steps.start_ns - earliest[rank_steps.step_index]
-    first = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
-    return np.where(first, delay[pieces.rank_step], 0).astype(np.float64)
+def _is_first_piece(pieces: Pieces) -> NDArray[np.bool_]:
+    """Return which pieces are the first of their (step, rank)."""
+    first: NDArray[np.bool_] = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
+    return first
+
+
+def _delays(
+    pieces: Pieces, rank_steps: RankSteps, overlap_ns: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how long after the first rank each one begins its steps, as recorded and ideal.
+
+    The ideal is the median over all ranks and steps. A rank that begins while the step before still
+    runs elsewhere is not late, so only what is beyond that is compared.
+
+    Args:
+        pieces: The pieces. Ranks without one in a step are not among those of the median.
+        rank_steps: The steps of each rank.
+        overlap_ns: Shape (steps,): time that each step shares with the one before.
+
+    Returns:
+        Two arrays of shape (rank steps,), ns.
+    """
+    step = rank_steps.step_index
+    earliest = np.full(len(overlap_ns), np.iinfo(np.int64).max)
+    np.minimum.at(earliest, step, rank_steps.start_ns)
+    delay = (rank_steps.start_ns - earliest[step]).astype(np.float64)
+    beyond = np.maximum(delay - overlap_ns[step], 0.0)
+    known = pieces.rank_step[_is_first_piece(pieces)]
+    usual = float(np.median(beyond[known])) if len(known) else 0.0
+    return delay, delay - beyond + usual
 
 
 def _group_instances(matched: MatchedWaits) -> NDArray[np.int64]:
@@ -389,20 +417,6 @@ def ideal_transfers(
         if usual[row] - faster[row] >= required_deviations(num_steps) * noise:
             mine = number == row
             ideal[mine] = np.minimum(ideal[mine], faster[row])
-    return ideal
-
-
-def ideal_gaps(pieces: Pieces, gap_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ideal delay of each rank's step: the median over all ranks and steps.
-
-    Args:
-        pieces: The pieces, which are the first operations.
-        gap_ns: Shape (ops,): 0 except at the first piece of each (step, rank).
-    """
-    ideal = np.zeros_like(gap_ns)
-    first = np.flatnonzero(np.diff(pieces.rank_step, prepend=NOT_FOUND))
-    if len(first):
-        ideal[first] = np.median(gap_ns[first])
     return ideal
 
 

@@ -18,6 +18,7 @@ from ...trace.rows import select_rows
 from ...trace.tables import num_expected_ranks
 from ..waits import is_communication, is_one_sided, is_p2p, split_traced_waits
 from .compute_items import build_compute_items
+from .device_steps import measure_steps
 from .evidence import find_gaps, find_transfers
 from .graph import build_model
 from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
@@ -81,21 +82,26 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
             f"{format_count(num_repeated, 'step')} repeated in a later epoch; the last epoch counts"
         )
     part = number_parts_by_span(spans, pieces.compute)
+    job_steps = measure_steps(all_steps)
+    at = np.flatnonzero(np.isin(job_steps.step, numbers))
+    at = at[np.argsort(job_steps.step[at])]
     with ThreadPoolExecutor(2) as pool:
         built_items = pool.submit(build_compute_items, matched, pieces, numbers, run, part=part)
         step_numbers = tuple(numbers.tolist())
-        model, number = build_model(run, matched, pieces, numbers=step_numbers, part=part)
+        model, number = build_model(
+            run,
+            matched,
+            pieces,
+            numbers=step_numbers,
+            overlap_ns=job_steps.overlap_ns[at],
+            part=part,
+        )
         piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
         transfers = pool.submit(find_transfers, matched, numbers, run, number=number)
         gaps = find_gaps(
             matched, pieces, steps, numbers=numbers, piece_number=piece_number, part=part
         )
         waits = _find_wait_intervals(matched, comm_number)
-    index = find_positions(steps.step, numbers)
-    first = np.full(len(numbers), np.iinfo(np.int64).max)
-    last = np.full(len(numbers), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, steps.start_ns)
-    np.maximum.at(last, index, steps.end_ns)
     items, expert_pieces = built_items.result()
     complete = drop_incomplete(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
     experts = None
@@ -106,7 +112,7 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
         model=model,
         items=complete.items,
         steps=step_numbers,
-        actual_ns=last - first,
+        actual_ns=job_steps.duration_ns[at],
         left_out=left_out,
         waits=waits,
         gaps=complete.gaps,

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.readers.tracer.device_steps import measure_steps
+from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.tables import StepTable
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
+from tests.support.analysis.cluster import (
+    MS,
+    TRANSFER,
+    Action,
+    Begin,
+    Cluster,
+    Compute,
+    End,
+    Recv,
+    Send,
+    Source,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankscope.analysis.replay.model import Reading
+
+STAGES = 4
+FORWARD, BACKWARD = 10 * MS, 20 * MS
+
+
+def pipeline(num_steps: int, *, slow: dict[int, float] | None = None) -> Source:
+    """Return a pipeline without a data-parallel axis: nothing joins the stages between steps.
+
+    The first stage ends a step when the gradients of its first micro-batch have come back. The
+    last one has sent them long before, and begins the next step.
+    """
+
+    def script(rank: int, _: int) -> Iterator[Action]:
+        factor = (slow or {}).get(rank, 1.0)
+        for mb in range(2):
+            if rank > 0:
+                yield Recv(rank - 1)
+            yield Begin(SpanKind.FORWARD, mb)
+            yield Compute(int(factor * FORWARD))
+            yield End()
+            if rank < STAGES - 1:
+                yield Send(rank + 1)
+        for mb in range(2):
+            if rank < STAGES - 1:
+                yield Recv(rank + 1)
+            yield Begin(SpanKind.BACKWARD, mb)
+            yield Compute(int(factor * BACKWARD))
+            yield End()
+            if rank > 0:
+                yield Send(rank - 1)
+
+    layout = Layout(pp=STAGES)
+    cluster = Cluster(layout, {1 << 40: (SpanKind.OTHER, tuple(range(STAGES)))})
+    cluster.run(num_steps, script)
+    return source_of(cluster)
+
+
+INTERVAL = 5 * (FORWARD + BACKWARD) + 10 * TRANSFER
+"""Two micro-batches through four stages and back: five of each in a row, and a hop after each."""
+
+
+def steps_of(*rows: tuple[int, int, int, int]) -> StepTable:
+    """Return step rows of (epoch, step, begin, end), each of a rank of its own."""
+    epoch, step, start, end = np.array(rows, dtype=np.int64).T
+    num = len(rows)
+    return StepTable(
+        epoch=epoch.astype(np.int32),
+        step=step.astype(np.int32),
+        rank=np.arange(num, dtype=np.int32),
+        start_ns=start,
+        end_ns=end,
+        num_tokens=np.full(num, -1),
+        loss=np.full(num, np.nan),
+        left_out=np.zeros(num, np.uint32),
+    )
+
+
+def test_time_that_two_steps_share_belongs_to_the_earlier_one() -> None:
+    steps = measure_steps(
+        steps_of((0, 1, 0, 90), (0, 1, 5, 100), (0, 2, 90, 180), (0, 2, 100, 200))
+    )
+
+    assert steps.duration_ns.tolist() == [100, 100]
+    assert steps.overlap_ns.tolist() == [0, 10]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [(0, 2, 130, 200), (0, 3, 90, 160), (1, 2, 90, 160)],
+    ids=["a pause between them", "a step between them", "another epoch"],
+)
+def test_steps_that_do_not_follow_each_other_last_from_their_first_begin(
+    later: tuple[int, int, int, int],
+) -> None:
+    assert measure_steps(steps_of((0, 1, 0, 100), later)).duration_ns.tolist() == [100, 70]
+
+
+def test_a_step_that_ends_before_the_one_before_it_lasts_from_its_first_begin() -> None:
+    steps = measure_steps(steps_of((0, 1, 0, 500), (0, 2, 90, 200)))
+
+    assert steps.duration_ns.tolist() == [500, 110]
+
+
+def test_the_step_of_a_pipeline_lasts_from_end_to_end() -> None:
+    source = pipeline(6)
+    extent = source.step_table.end_ns.reshape(6, STAGES).max(axis=1)
+    extent -= source.step_table.start_ns.reshape(6, STAGES).min(axis=1)
+
+    report = analyze_run(source, "tiny")
+
+    assert extent.tolist()[1:] == [pytest.approx(1.5 * INTERVAL, rel=0.2)] * 5
+    assert report.actual_s_by_step == dict.fromkeys(range(6), INTERVAL / 1e9)
+    assert report.replay_error_ratio == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_finding_is_priced_by_the_time_between_the_ends_of_steps() -> None:
+    healthy = read(pipeline(6))
+    slow = read(pipeline(6, slow={2: 2.0}))
+    replayer = Replayer(slow.model)
+    is_slow = slow.model.rank == 2
+    fixed = np.where(
+        is_slow, slow.model.operations.duration_ns / 2, slow.model.operations.duration_ns
+    )
+
+    assert replayer.full_recorded() == pytest.approx(slow.actual_ns.astype(float))
+    # The two transfers of the rank are halved too.
+    assert replayer.full_with(fixed)[1:] == pytest.approx(healthy.actual_ns[1:], rel=0.02)
+
+
+def test_the_ideal_delay_of_a_stage_that_begins_after_the_others_is_its_own() -> None:
+    replayer = Replayer(read(pipeline(6)).model)
+
+    assert replayer.full_ideal() == pytest.approx(np.full(6, float(INTERVAL)), rel=1e-9)
+
+
+def test_mfu_counts_shared_time_once() -> None:
+    source = pipeline(6)
+    epoch = source.info.epochs[0]
+    ranks = tuple(replace(rank, peak_flops_per_s=1e12) for rank in epoch.ranks)
+    run = replace(source.info, flops_per_token=1e6, epochs=(replace(epoch, ranks=ranks),))
+
+    found = compute_mfu(run, source.step_table)
+
+    assert found is not None
+    expected = 1e6 * 1024 / (4 * 1e12 * INTERVAL / 1e9)
+    assert found.by_step == pytest.approx(dict.fromkeys(range(6), expected))
+
+
+def read(source: Source) -> Reading:
+    return read_traced(source.info, source.span_table, source.step_table)
