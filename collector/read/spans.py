@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from ..identity import Row
     from ..store.store import Store
 
 NOT_COMM_KINDS = sorted(kind.value for kind in {*SpanKind} - {*COMM_KINDS, SpanKind.OTHER})
@@ -34,6 +37,8 @@ SELECT_SPANS = (
     + """
 FROM spans
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+    AND epoch >= {first_epoch:Int32} AND epoch <= {last_epoch:Int32}
+    AND rank >= {first_rank:Int32} AND rank <= {last_rank:Int32}
 ORDER BY epoch, step, rank, start_ns, segment, row
 """
 )
@@ -58,9 +63,29 @@ SELECT_FORMAT = (
     "SELECT argMax(source_format, epoch) AS source_format FROM runs WHERE run_id = {run_id:String}"
 )
 
-COUNT_SPANS = """
-SELECT count() AS num_spans FROM spans
+EVERYWHERE = {
+    "first_epoch": -(1 << 31),
+    "last_epoch": (1 << 31) - 1,
+    "first_rank": -(1 << 31),
+    "last_rank": (1 << 31) - 1,
+}
+"""Bounds of `SELECT_SPANS` for all epochs and ranks."""
+
+MAX_STATEMENT_SPANS = 4_000_000
+"""Spans of one statement's result: 0.4 GB, where a server allows 1 GiB
+(`collector.gateway.settings.QueryLimits`)."""
+
+COUNT_BY_STEP = """
+SELECT epoch, step, count() AS num_spans FROM spans
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+GROUP BY epoch, step ORDER BY epoch, step
+"""
+
+COUNT_BY_RANK = """
+SELECT rank, count() AS num_spans FROM spans
+WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
+    AND epoch >= {first_epoch:Int32} AND epoch <= {last_epoch:Int32}
+GROUP BY rank ORDER BY rank
 """
 
 SELECT_OUTLINE = """
@@ -172,7 +197,7 @@ def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.
 
     While a cut is stored again, the store has its rows twice until the ledger says so.
     """
-    return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last))
+    return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last) | EVERYWHERE)
 
 
 def read_selected_kinds(
@@ -188,7 +213,8 @@ def read_selected_kinds(
 
     With ``first`` below 0, spans outside any step are included: their step is -1.
     """
-    bound = step_range(run_id, first, last) | {"ranks": [*ranks], "kinds": [*kinds]}
+    bound = step_range(run_id, first, last) | EVERYWHERE
+    bound |= {"ranks": [*ranks], "kinds": [*kinds]}
     if first is not None and first < 0:
         bound["first"] = NONE
     return store.arrow(SELECT_CHOSEN, bound)
@@ -272,5 +298,35 @@ def group_blocks(
 
 
 def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
-    (counted,) = store.rows(COUNT_SPANS, bound)
-    return store.stream_arrow(sql, bound, num_rows=counted["num_spans"])
+    """Read spans by as few statements as `MAX_STATEMENT_SPANS` allows."""
+    rows = store.rows(COUNT_BY_STEP, bound)
+    num_rows = sum(row["num_spans"] for row in rows)
+    parts = [bound | EVERYWHERE]
+    if num_rows > MAX_STATEMENT_SPANS:
+        parts = [
+            part
+            for epoch, of_epoch in groupby(rows, key=itemgetter("epoch"))
+            for part in _split(
+                "step",
+                list(of_epoch),
+                bound | EVERYWHERE | {"first_epoch": epoch, "last_epoch": epoch},
+            )
+            for part in _split_large_step(store, part)
+        ]
+    return store.stream_arrow(sql, *parts, num_rows=num_rows)
+
+
+def _split(column: str, rows: list[Row], bound: dict[str, Any]) -> list[dict[str, Any]]:
+    """Split a statement by the ascending values of a column, of which ``rows`` has the counts."""
+    first, last = ("first", "last") if column == "step" else (f"first_{column}", f"last_{column}")
+    values = [row[column] for row in rows]
+    num_spans = {row[column]: row["num_spans"] for row in rows}
+    groups = group_blocks([(value,) for value in values], num_spans, max_spans=MAX_STATEMENT_SPANS)
+    return [bound | {first: values[begin], last: values[end - 1]} for begin, end in groups]
+
+
+def _split_large_step(store: Store, bound: dict[str, Any]) -> list[dict[str, Any]]:
+    """Split a statement of a single step by ranks, if that has too many spans."""
+    if bound["first"] != bound["last"]:
+        return [bound]
+    return _split("rank", store.rows(COUNT_BY_RANK, bound), bound)

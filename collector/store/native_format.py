@@ -20,6 +20,7 @@ from ..arrow_columns import coded_strings, numbers
 from ..errors import StoreQueryError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from numpy.typing import NDArray
@@ -48,26 +49,26 @@ class Readable(Protocol):
         ...
 
 
-def read_native_blocks(stream: Readable, *, num_rows: int) -> pa.Table:
-    """Return a result as Arrow columns, each in one chunk.
+def read_native_blocks(streams: Iterable[Readable], *, num_rows: int) -> pa.Table:
+    """Return results of equal columns, one after the other, with each column in one chunk.
 
     Args:
-        stream: Native blocks of revision 0; columns of numbers or ``LowCardinality(String)``.
+        streams: Native blocks of revision 0; columns of numbers or ``LowCardinality(String)``.
         num_rows: Expected number of rows; more rows cost a copy.
 
     Raises:
         StoreQueryError: The result is cut short, or a column has another type.
     """
-    source = _Source(stream)
     columns: dict[str, _Numbers | _Codes] = {}
-    while not source.is_at_end():
-        num_columns, num_block_rows = source.varint(), source.varint()
-        for _ in range(num_columns):
-            name, kind = source.text(), source.text()
-            if name not in columns:
-                columns[name] = _column(name, kind, num_rows)
-            if num_block_rows:
-                columns[name].take(source, num_block_rows)
+    for source in map(_Source, streams):
+        while not source.is_at_end():
+            num_columns, num_block_rows = source.varint(), source.varint()
+            for _ in range(num_columns):
+                name, kind = source.text(), source.text()
+                if name not in columns:
+                    columns[name] = _column(name, kind, num_rows)
+                if num_block_rows:
+                    columns[name].take(source, num_block_rows)
     return pa.table({name: column.done() for name, column in columns.items()})
 
 

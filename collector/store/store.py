@@ -42,7 +42,7 @@ from .location import (
 from .migrations import CREATE_VERSION_TABLE, SELECT_VERSION, known_migrations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -202,25 +202,29 @@ class Store:
         data = self._query(sql, parameters, fmt="Arrow")
         return pa.ipc.open_file(pa.py_buffer(data)).read_all()
 
-    def stream_arrow(
-        self, sql: str, parameters: Mapping[str, Any] | None = None, *, num_rows: int
-    ) -> pa.Table:
+    def stream_arrow(self, sql: str, *parameters: Mapping[str, Any], num_rows: int) -> pa.Table:
         """Run a query with millions of rows. Like `arrow`, in a third of the memory.
 
         Args:
             sql: The query; its columns are numbers or ``LowCardinality(String)``.
-            parameters: Values of its bound parameters, by name.
-            num_rows: Expected number of rows; more rows cost a copy.
+            parameters: Values of its bound parameters, by name. If there are several, the query
+                runs with each, and the results follow each other.
+            num_rows: Expected number of all rows; more rows cost a copy.
         """
         from .native_format import read_native_blocks
 
         client = self._client()
-        with _translated_errors():
-            answer = client.raw_stream(sql, parameters=_plain(parameters), fmt="Native")
-            with closing(cast("IO[bytes]", answer)) as stream:
-                found = read_native_blocks(stream, num_rows=num_rows)
+
+        def results() -> Generator[IO[bytes], None, None]:
+            for bound in parameters or (None,):
+                answer = client.raw_stream(sql, parameters=_plain(bound), fmt="Native")
+                with closing(cast("IO[bytes]", answer)) as stream:
+                    yield stream
+
+        with _translated_errors(), closing(results()) as streams:
+            found = read_native_blocks(streams, num_rows=num_rows)
         # An empty result has no block, so its columns' names are unknown.
-        return found if found.num_columns else self.arrow(sql, parameters)
+        return found if found.num_columns else self.arrow(sql, *parameters[:1])
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Run a statement without a result; on a cluster, on each of its servers.

@@ -66,6 +66,15 @@ def test_a_streamed_result_equals_the_whole_one_for_any_expected_size(
     assert columns_of(found) == columns_of(whole)
 
 
+def test_results_of_several_parameters_follow_each_other(store: Store) -> None:
+    parts = [{"rows": rows} for rows in (3, 0, 70_000)]
+
+    found = columns_of(store.stream_arrow(SELECT, *parts, num_rows=70_003))
+
+    expected = [columns_of(store.arrow(SELECT, part)) for part in parts]
+    assert found == {name: [row for part in expected for row in part[name]] for name in found}
+
+
 def test_an_empty_result_has_its_columns(store: Store) -> None:
     found = store.stream_arrow(SELECT, {"rows": 0}, num_rows=0)
 
@@ -91,7 +100,7 @@ def test_small_reads_give_the_same_columns(store: Store) -> None:
     with store._client().raw_stream(SELECT, parameters={"rows": NUM_ROWS}, fmt="Native") as stream:
         data = stream.read()
 
-    found = read_native_blocks(Trickle(data, at_most=1000), num_rows=NUM_ROWS)
+    found = read_native_blocks([Trickle(data, at_most=1000)], num_rows=NUM_ROWS)
 
     assert columns_of(found) == columns_of(store.arrow(SELECT, {"rows": NUM_ROWS}))
 
@@ -102,4 +111,4 @@ def test_a_result_that_is_cut_short_is_an_error(store: Store, num_bytes: int) ->
         data = stream.read()
 
     with pytest.raises(StoreQueryError, match="cut short"):
-        read_native_blocks(io.BytesIO(data[:num_bytes]), num_rows=1)
+        read_native_blocks([io.BytesIO(data[:num_bytes])], num_rows=1)

@@ -41,9 +41,9 @@ class Interrupted:
         found: pa.Table = self._do(lambda: self._store.arrow(sql, parameters))
         return found
 
-    def stream_arrow(self, sql: str, parameters: Mapping[str, Any], *, num_rows: int) -> pa.Table:
+    def stream_arrow(self, sql: str, *parameters: Mapping[str, Any], num_rows: int) -> pa.Table:
         found: pa.Table = self._do(
-            lambda: self._store.stream_arrow(sql, parameters, num_rows=num_rows)
+            lambda: self._store.stream_arrow(sql, *parameters, num_rows=num_rows)
         )
         return found
 
