@@ -9,6 +9,8 @@ from .agent import agent
 from .analyze import analyze
 from .check_spool import check_spool
 from .demo import demo
+from .doctor import doctor
+from .export import export
 from .import_trace import import_
 from .runs import alerts, findings, runs
 from .serve import serve
@@ -47,10 +49,12 @@ app.command("import")(import_)
 app.command("check-spool")(check_spool)
 app.command()(analyze)
 app.command()(simulate)
+app.command()(export)
 app.command()(runs)
 app.command()(alerts)
 app.command()(findings)
 app.command()(serve)
 app.command()(agent)
 app.command()(demo)
+app.command()(doctor)
 app.add_typer(token)

@@ -1,0 +1,277 @@
+"""`rankscope export`: the spans of a stored run as a file for another program."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankscope.tracer.span import NONE
+
+from ..errors import BadInputError
+from ..terminal.lines import Progress
+from .analyze import parse_steps
+from .flags import Store, open_existing_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rankscope.collector.store.store import Store as OpenStore
+
+MAX_BLOCK_SPANS = 500_000
+"""Spans that are held at once: some 100 MB."""
+
+FORMULA = "=+-@\t\r"
+"""A spreadsheet takes a cell that begins with one of these for a formula. Source: OWASP, CSV
+Injection."""
+
+
+class ExportFormat(StrEnum):
+    """Formats of `rankscope export`."""
+
+    PERFETTO = "perfetto"
+    CHROME = "chrome"
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+SUFFIX = {
+    ExportFormat.PERFETTO: "json", ExportFormat.CHROME: "json",
+    ExportFormat.PARQUET: "parquet", ExportFormat.CSV: "csv",
+}  # fmt: skip
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)],
+    *,
+    file_format: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="chrome, for ui.perfetto.dev and chrome://tracing (perfetto is the same file);"
+            " parquet or csv, one row per span.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File to write. Default: RUN.json, .parquet or .csv here.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(metavar="A:B", help="Steps A to B, both included. Default: all.")
+    ] = ":",
+    rank: Annotated[
+        list[int] | None,
+        typer.Option(min=0, metavar="R", help="Only this rank. May be repeated."),
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Write the spans of a run into a file for another program."""
+    out = out or Path(f"{run}.{SUFFIX[file_format]}")
+    first, last = parse_steps(steps)
+    with open_existing_store(store) as opened, Progress() as progress:
+        num_spans = export_spans(
+            opened, run, out, file_format=file_format, steps=(first, last), ranks=rank or [],
+            show=progress.show,
+        )  # fmt: skip
+    hint = ". Open it at https://ui.perfetto.dev" if SUFFIX[file_format] == "json" else ""
+    typer.echo(f"exported {num_spans:,} spans of run {run} to {out}{hint}")
+
+
+def export_spans(  # noqa: PLR0913  # what, from where, to where
+    store: "OpenStore",
+    run_id: str,
+    out: Path,
+    *,
+    file_format: ExportFormat,
+    steps: tuple[int | None, int | None],
+    ranks: list[int],
+    show: Callable[[str], None],
+) -> int:
+    """Write spans into a new file, block by block, and return their number.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        out: The file, which appears whole or not at all.
+        file_format: Its format.
+        steps: First and last step; (None, None) also has the spans outside any step.
+        ranks: Only these ranks; empty: all.
+        show: Takes a line about the progress.
+
+    Raises:
+        UnknownRunError: The store holds no run of this name.
+        BadInputError: The file exists, or there are no such spans.
+        OSError: The file could not be written.
+    """
+    from ..server.reports import find_run
+    from ..sources.store_source import StoreSource
+
+    find_run(StoreSource(store), run_id)  # raises for an unknown run
+    if out.exists():
+        raise BadInputError(f"{out} exists: give another --out, or delete it")
+    part = out.with_name(f"{out.name}.part")
+    num_spans = 0
+    try:
+        with ExitStack() as stack:
+            write = _open_writer(stack, part, file_format)
+            for block in _read_blocks(store, run_id, steps, ranks):
+                write(block)
+                num_spans += block.num_rows
+                show(f"exported {num_spans:,} spans")
+        if not num_spans:
+            raise BadInputError(f"run {run_id!r} has no spans in these steps and ranks")
+        part.rename(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return num_spans
+
+
+def _read_blocks(
+    store: "OpenStore", run_id: str, steps: tuple[int | None, int | None], ranks: list[int]
+) -> Iterator["pa.Table"]:
+    """Yield the spans in blocks of whole steps, as many as one block may hold."""
+    import numpy as np
+
+    from rankscope.collector.arrow_columns import to_numpy
+    from rankscope.collector.read.spans import read_selected_kinds
+    from rankscope.collector.read.steps import read_steps
+
+    first, last = steps
+    known = np.unique(to_numpy(read_steps(store, run_id, first=first, last=last)["step"])).tolist()
+    begin = NONE if (first, last) == (None, None) else first or 0
+    num = 1
+    while True:
+        later = [step for step in known if step >= begin]
+        end = later[num] - 1 if len(later) > num else last
+        block = read_selected_kinds(store, run_id, first=begin, last=end, ranks=ranks)
+        if block.num_rows:
+            yield block
+        if end is None or end == last:
+            return
+        num = max(1, num * MAX_BLOCK_SPANS // max(block.num_rows, MAX_BLOCK_SPANS // 10))
+        begin = end + 1
+
+
+def _open_writer(
+    stack: ExitStack, path: Path, file_format: ExportFormat
+) -> Callable[["pa.Table"], None]:
+    """Open a file and return the function that writes a block into it."""
+    if file_format is ExportFormat.PARQUET:
+        return _open_parquet(stack, path)
+    if file_format is ExportFormat.CSV:
+        return _open_csv(stack, path)
+    return _open_chrome(stack, path)
+
+
+def _open_parquet(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
+    import pyarrow.parquet as pq
+
+    writers: list[Any] = []
+
+    def write(block: "pa.Table") -> None:
+        block = _plain(block)
+        if not writers:
+            writers.append(
+                stack.enter_context(pq.ParquetWriter(path, block.schema, compression="zstd"))
+            )
+        writers[0].write_table(block)
+
+    return write
+
+
+def _open_csv(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
+    from pyarrow import csv
+
+    writers: list[Any] = []
+
+    def write(block: "pa.Table") -> None:
+        block = _without_formulas(_plain(block))
+        if not writers:
+            writers.append(stack.enter_context(csv.CSVWriter(path, block.schema)))
+        writers[0].write_table(block)
+
+    return write
+
+
+def _open_chrome(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
+    """Open a file in the Trace Event Format: one process per rank, one thread per track.
+
+    Source: "Trace Event Format" of the Chromium project; times in microseconds.
+    """
+    file = stack.enter_context(path.open("w", encoding="utf-8"))
+    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+    stack.callback(lambda: file.write("\n]}\n"))
+    tracks: dict[int, dict[str, int]] = {}
+    origin_ns: list[int] = []
+    is_first = True
+
+    def put(event: dict[str, Any]) -> None:
+        nonlocal is_first
+        file.write(("" if is_first else ",\n") + json.dumps(event, separators=(",", ":")))
+        is_first = False
+
+    def write(block: "pa.Table") -> None:
+        for row in _plain(block).to_pylist():
+            rank, track = row["rank"], row["track"]
+            if rank not in tracks:
+                tracks[rank] = {}
+                put(_name_event("process_name", rank, 0, f"rank {rank}"))
+            known = tracks[rank]
+            if track not in known:
+                known[track] = len(known)
+                put(_name_event("thread_name", rank, known[track], track))
+            if not origin_ns:
+                origin_ns.append(row["start_ns"])
+            put(_span_event(row, tid=known[track], origin_ns=origin_ns[0]))
+
+    return write
+
+
+def _name_event(name: str, rank: int, tid: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": text}}
+
+
+def _span_event(row: dict[str, Any], *, tid: int, origin_ns: int) -> dict[str, Any]:
+    """Return a span as a complete event; unknown quantities are left out."""
+    args = {"step": row["step"], "epoch": row["epoch"]}
+    for name in ("microbatch", "chunk", "seq", "src_rank", "dst_rank", "num_bytes"):
+        if row[name] != NONE:
+            args[name] = row[name]
+    if row["group_id"]:
+        args["group"] = f"{row['group_id']:016x}"
+    return {
+        "ph": "X", "name": row["name"], "cat": row["kind"], "pid": row["rank"], "tid": tid,
+        "ts": (row["start_ns"] - origin_ns) / 1e3, "dur": row["duration_ns"] / 1e3, "args": args,
+    }  # fmt: skip
+
+
+def _plain(block: "pa.Table") -> "pa.Table":
+    """Return a table with its text columns as text, not as codes."""
+    import pyarrow as pa
+
+    schema = [
+        field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
+        for field in block.schema
+    ]
+    return block.cast(pa.schema(schema))
+
+
+def _without_formulas(block: "pa.Table") -> "pa.Table":
+    """Return a table in which no text begins as a formula of a spreadsheet does."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for place, field in enumerate(block.schema):
+        if pa.types.is_string(field.type):
+            texts = pc.replace_substring_regex(
+                block.column(place), pattern=f"^([{FORMULA.replace('-', '')}-])", replacement=r"'\1"
+            )
+            block = block.set_column(place, field, texts)
+    return block
