@@ -1,18 +1,53 @@
-"""Alert rules: MFU that stays below the run's own baseline."""
+"""Alert rules: findings that matter, a drop of the MFU or of the speed, records that were lost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+from .report import Finding, Severity
+from .text import format_percent, format_seconds
 
-    from .report import Mfu
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from .report import RunReport
+    from .tracked_findings import TrackedFinding
 
 MFU_DROP = "mfu-drop"
-"""Name of the rule, as alerts carry it."""
+STEP_TIME_RISE = "step-time-rise"
+FINDING = "finding"
+LOST_RECORDS = "lost-records"
+"""Names of the rules, as alerts carry them."""
+
+ENDS_RUN = frozenset({"hang", "crash"})
+"""Causes whose alert stays active when the run has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Something to alert about."""
+
+    rule: str
+    key: str
+    """Identifies it among those of its rule and run; it never changes."""
+
+    severity: Severity
+    steps: tuple[int, int] | None
+    """First and last step that show it so far; None if no step does."""
+
+    is_active: bool
+    """False: it is over."""
+
+    text: str
+    """One sentence."""
+
+    finding: Finding | None
+    """The finding that it is about, or that overlaps it; None if there is none."""
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Values behind the sentence, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +75,20 @@ class MfuDropRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MfuDrop:
-    """A period of low MFU."""
+    """A period of low MFU, or of another value that should not fall."""
 
     first_step: int
     last_step: int
     """Last step below so far; the drop may continue."""
 
     mfu: float
-    """Median over the drop's steps, 0..1."""
+    """Median over the drop's steps."""
 
     median: float
-    """Baseline: median of the steps before the drop, 0..1."""
+    """Baseline: median of the steps before the drop."""
+
+    is_over: bool
+    """Whether as many consecutive steps are above the threshold again as a drop needs."""
 
     @property
     def depth_ratio(self) -> float:
@@ -58,18 +96,133 @@ class MfuDrop:
         return 1 - self.mfu / self.median
 
 
-def mfu_drops(
-    mfu: Mfu, *, rule: MfuDropRule | None = None, warmup_steps: Collection[int] = ()
+def find_conditions(
+    report: RunReport, tracked: Iterable[TrackedFinding], *, is_over: bool = False
+) -> tuple[Condition, ...]:
+    """Return all that a run gives reason to alert about, whether it is over or not.
+
+    Args:
+        report: The newest diagnosis.
+        tracked: The run's findings.
+        is_over: Whether the run has ended: then only what ended it is active.
+    """
+    found = [*_from_findings(tracked), *_from_values(report), *_from_account(report)]
+    if not is_over:
+        return tuple(found)
+    return tuple(
+        each
+        if each.finding is not None and each.rule == FINDING and each.finding.cause in ENDS_RUN
+        else replace(each, is_active=False)
+        for each in found
+    )
+
+
+def _from_findings(tracked: Iterable[TrackedFinding]) -> Iterator[Condition]:
+    for one in tracked:
+        severity = one.finding.severity
+        if severity not in {Severity.WARNING, Severity.CRITICAL}:
+            continue
+        steps = None
+        if one.onset_step is not None and one.last_step is not None:
+            steps = one.onset_step, one.last_step
+        yield Condition(
+            rule=FINDING,
+            key=str(one.number),
+            severity=severity,
+            steps=steps,
+            is_active=one.closed_ns is None,
+            text=f"{one.run_id}: {one.finding.cause}: {one.finding.evidence}",
+            finding=one.finding,
+        )
+
+
+def _from_values(report: RunReport) -> Iterator[Condition]:
+    """Yield drops of the MFU, or of the steps per second if the MFU is unknown."""
+    if report.mfu is not None:
+        rule, by_step = MFU_DROP, report.mfu.by_step
+    else:
+        rule = STEP_TIME_RISE
+        by_step = {step: 1 / s for step, s in report.actual_s_by_step.items() if s > 0}
+    for drop in find_drops(by_step, warmup_steps=report.warmup_steps):
+        steps = drop.first_step, drop.last_step
+        finding = _overlapping(report, steps)
+        because = (
+            "no finding explains it" if finding is None else f"top finding: {finding.evidence}"
+        )
+        if rule == MFU_DROP:
+            change = (
+                f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
+                f" {drop.first_step}, from {format_percent(drop.median, digits=1)} to"
+                f" {format_percent(drop.mfu, digits=1)}"
+            )
+            numbers = {"mfu": drop.mfu, "median": drop.median}
+        else:
+            now, usual = 1 / drop.mfu, 1 / drop.median
+            change = (
+                f"the step time of {report.run} rose by {format_percent(now / usual - 1)} in step"
+                f" {drop.first_step}, from {format_seconds(usual)} to {format_seconds(now)}"
+            )
+            numbers = {"step_time_s": now, "median_s": usual}
+        yield Condition(
+            rule=rule,
+            key=str(drop.first_step),
+            severity=Severity.CRITICAL,
+            steps=steps,
+            is_active=not drop.is_over,
+            text=f"{change}; {because}",
+            finding=finding,
+            numbers=numbers,
+        )
+
+
+def _overlapping(report: RunReport, steps: tuple[int, int]) -> Finding | None:
+    """Return the first finding that matters and shows in these steps."""
+    first, last = steps
+    for finding in report.findings:
+        if finding.severity in {Severity.MINOR, Severity.NONE} or finding.steps is None:
+            continue
+        if finding.steps[0] <= last and finding.steps[1] >= first:
+            return finding
+    return None
+
+
+def _from_account(report: RunReport) -> Iterator[Condition]:
+    """Yield the loss of records: what is missing may hide a cause."""
+    account = report.quality.account
+    if not account.num_dropped:
+        return
+    reasons = sorted(account.dropped.items(), key=lambda item: -item[1])
+    whole = "" if account.produced is None else f" of {account.produced:,}"
+    yield Condition(
+        rule=LOST_RECORDS,
+        key="0",
+        severity=Severity.WARNING,
+        steps=None,
+        is_active=True,
+        text=(
+            f"{report.run}: {account.num_dropped:,}{whole} records were lost:"
+            f" {', '.join(f'{num:,} {reason}' for reason, num in reasons)}"
+        ),
+        finding=None,
+        numbers={"num_lost": float(account.num_dropped)},
+    )
+
+
+def find_drops(
+    by_step: Mapping[int, float],
+    *,
+    rule: MfuDropRule | None = None,
+    warmup_steps: Collection[int] = (),
 ) -> tuple[MfuDrop, ...]:
-    """Return the drops of a run's MFU, in step order.
+    """Return the drops of a value, in step order.
 
     Each step is compared with the median of the earlier steps that belong to no drop. A drop never
     becomes part of its own baseline, so it has the same first step while the run trains and
     afterwards, however long it lasts. It ends when ``num_steps`` consecutive steps are above the
-    threshold again. Steps that ``mfu`` does not have are skipped.
+    threshold again. Steps that ``by_step`` does not have are skipped.
 
     Args:
-        mfu: MFU by step.
+        by_step: MFU or steps per second, by step.
         rule: Depth and length; the default rule (10 %, 3 steps) if None.
         warmup_steps: Steps that are neither compared nor part of the baseline.
 
@@ -79,7 +232,7 @@ def mfu_drops(
     """
     rule = rule or MfuDropRule()
     skipped = set(warmup_steps)
-    series = [(step, mfu.by_step[step]) for step in sorted(mfu.by_step) if step not in skipped]
+    series = [(step, by_step[step]) for step in sorted(by_step) if step not in skipped]
     return tuple(_find_drops(series, rule))
 
 
@@ -102,18 +255,19 @@ def _find_drops(series: list[tuple[int, float]], rule: MfuDropRule) -> Iterator[
             continue
         recovered.append(value)
         if len(recovered) == rule.num_steps and level is not None:
-            yield _drop(low, level)
+            yield _drop(low, level, is_over=True)
             baseline.extend(recovered)
             low.clear()
             recovered.clear()
     if len(low) >= rule.num_steps:
-        yield _drop(low, median(baseline))
+        yield _drop(low, median(baseline), is_over=False)
 
 
-def _drop(low: list[tuple[int, float]], level: float) -> MfuDrop:
+def _drop(low: list[tuple[int, float]], level: float, *, is_over: bool) -> MfuDrop:
     return MfuDrop(
         first_step=low[0][0],
         last_step=low[-1][0],
         mfu=median(value for _, value in low),
         median=level,
+        is_over=is_over,
     )

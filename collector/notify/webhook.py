@@ -7,7 +7,9 @@ import http.client
 import json
 import queue
 import threading
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -42,6 +44,12 @@ REFUSED = 403
 
 ALERTS_PATH = "/api/v2/alerts"
 """End of the URL of an Alertmanager. Source: Alertmanager's API, version 2."""
+
+ACTIVE_NS = 4 * 60_000_000_000
+"""Time for which an alert stays active if it is not sent again: four times the minute after which
+it is. Source: Prometheus does the same."""
+
+NS_PER_S = 1_000_000_000
 
 
 class WebhookUrlError(CollectorError):
@@ -97,7 +105,9 @@ class Webhook:
             raise WebhookUrlError(url, "it has no host")
         if is_obscured_address(parts.hostname):
             raise WebhookUrlError(url, "write the address in its usual form")
-        self._is_alertmanager = is_alertmanager(url)
+        self.is_alertmanager = is_alertmanager(url)
+        """Whether the receiver is an Alertmanager, which forgets what is not sent again."""
+
         self._is_https = parts.scheme == "https"
         self._is_inside = is_internal
         self._resolve = resolve
@@ -125,7 +135,7 @@ class Webhook:
             on_done: Called once with the result, from the webhook's thread, or from this one if
                 the queue is full.
         """
-        body = alertmanager_alerts(document) if self._is_alertmanager else document
+        body = alertmanager_alerts(document) if self.is_alertmanager else document
         post = _Post(body=json.dumps(body).encode(), on_done=on_done)
         try:
             self._posts.put_nowait(post)
@@ -207,32 +217,44 @@ def is_alertmanager(url: str) -> bool:
 def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an alert as the body of ``POST /api/v2/alerts`` (``postableAlerts``).
 
-    The labels identify an alert by rule, run and first step, as in the store. It has no end, so it
-    stays active for Alertmanager's ``resolve_timeout``.
+    The labels identify an alert, and never change. An active one ends `ACTIVE_NS` after it was sent
+    last, so it stays active as long as it is repeated; a resolved one ends at its own time.
 
     Args:
         document: Alert from `rankscope.server.alerting.alert_document`.
     """
-    finding = document["finding"]
-    first_step, last_step = document["steps"]
+    finding = document.get("finding") or {}
+    labels = {
+        "alertname": document["rule"],
+        "run": document["run"],
+        "key": document["key"],
+        "severity": document["severity"],
+    }
+    annotations = {"summary": document["text"]}
+    if finding:
+        labels["cause"] = finding["cause"]
+        annotations |= {
+            "ranks": _ranges(finding["ranks"]),
+            "evidence": finding["evidence"],
+            "help": finding["help"],
+        }
+    if document["steps"] is not None:
+        first_step, last_step = document["steps"]
+        annotations["steps"] = f"{first_step}-{last_step}"
+    ends_ns = document["resolved_ns"]
     return [
         {
-            "labels": {
-                "alertname": document["rule"],
-                "run": document["run"],
-                "first_step": str(first_step),
-                "cause": finding["cause"],
-                "severity": "warning",
-            },
-            "annotations": {
-                "summary": document["text"],
-                "steps": f"{first_step}-{last_step}",
-                "ranks": _ranges(finding["ranks"]),
-                "evidence": finding["evidence"],
-            },
+            "labels": labels,
+            "annotations": annotations,
+            "startsAt": _rfc3339(document["at_ns"]),
+            "endsAt": _rfc3339(time.time_ns() + ACTIVE_NS if ends_ns is None else ends_ns),
             "generatorURL": document["url"],
         }
     ]
+
+
+def _rfc3339(unix_ns: int) -> str:
+    return datetime.fromtimestamp(unix_ns / NS_PER_S, tz=UTC).isoformat()
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -136,16 +136,18 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     rows = [
         (
             format_time(alert.at_ns),
+            "active" if alert.resolved_ns is None else format_time(alert.resolved_ns),
+            alert.severity,
             alert.run_id,
-            format_range((alert.first_step, alert.last_step)),
+            format_range(alert.steps),
             str(alert.delivery),
             alert.text,
         )
         for alert in found
     ]
-    header = ("fired (UTC)", "run", "steps", "webhook", "alert")
+    header = ("fired (UTC)", "resolved", "severity", "run", "steps", "webhook", "alert")
     return (
-        "\n".join(format_table(header, rows, right="klkll", width=table_width()))
+        "\n".join(format_table(header, rows, right="kkklkkl", width=table_width()))
         if rows
         else NO_ALERTS
     )

@@ -68,6 +68,14 @@ class LiveFindings:
         if opened:
             self._log_recurrences(opened)
 
+    def of_run(self, run_id: str) -> tuple[TrackedFinding, ...]:
+        """Return the findings of a run, open and closed.
+
+        Raises:
+            StoreError: The findings of an earlier server cannot be read.
+        """
+        return self._tracker(run_id).findings
+
     def _log_recurrences(self, opened: Iterable[TrackedFinding]) -> None:
         """Log which of the new findings follow their host or their position."""
         history = FindingHistory(self._store)

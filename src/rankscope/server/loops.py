@@ -168,6 +168,7 @@ class LiveAnalysis:
 
     def turn(self) -> None:
         """Analyse the runs that have grown; forget those that were deleted."""
+        self._alerting.retry()
         runs = self._source.runs()
         self._reports.keep_only({run.run_id for run in runs})
         for run in runs:
@@ -216,8 +217,10 @@ class LiveAnalysis:
         if report is not None and is_new:
             cost = self._reports.cost(run.run_id)
             self._findings.update(report, is_over=run.state != RUNNING, cost=cost)
-        if report is not None and has_grown:
-            self._alerting.evaluate(report)
+        is_live = run.state == RUNNING
+        if report is not None and (has_grown or is_live):  # a job that hangs does not grow
+            tracked = self._findings.of_run(run.run_id)
+            self._alerting.evaluate(report, tracked, is_over=not is_live)
         return is_new
 
     def _log_failure(self, run_id: str, error: Exception) -> None:

@@ -362,12 +362,13 @@ def _sampler_loops(
 
 
 def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
-    from rankscope.dashboard.address import View, write_address
+    from rankscope.dashboard.address import TIMELINE, View, write_address
 
     from .alerting import Alerting
 
-    def page_url(run_id: str) -> str:
-        return write_address(View(run=run_id), base_path=f"{url}/")
+    def page_url(run_id: str, step: int | None) -> str:
+        view = View(run=run_id) if step is None else View(page=TIMELINE, run=run_id, step=step)
+        return write_address(view, base_path=f"{url}/")
 
     return Alerting(store, webhook=webhook, page_url=page_url)
 

@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.report.alert_rules import MfuDrop, MfuDropRule, mfu_drops
-from rankscope.analysis.report.report import Mfu
+from rankscope.analysis.report.alert_rules import MfuDrop, MfuDropRule, find_drops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def mfu_of(values: Iterable[float], *, first: int = 0) -> Mfu:
-    by_step = dict(enumerate(values, start=first))
-    return Mfu(convention="", mean=sum(by_step.values()) / len(by_step), by_step=by_step)
+def by_step(values: Iterable[float]) -> dict[int, float]:
+    return dict(enumerate(values))
 
 
 def steps_of(drops: Iterable[MfuDrop]) -> list[tuple[int, int]]:
@@ -27,7 +25,7 @@ HEALTHY = [0.50] * 10
 
 
 def test_three_steps_a_tenth_below_the_median_are_a_drop() -> None:
-    (drop,) = mfu_drops(mfu_of([*HEALTHY, 0.40, 0.39, 0.41]))
+    (drop,) = find_drops(by_step([*HEALTHY, 0.40, 0.39, 0.41]))
 
     assert (drop.first_step, drop.last_step) == (10, 12)
     assert drop.median == 0.50
@@ -36,54 +34,54 @@ def test_three_steps_a_tenth_below_the_median_are_a_drop() -> None:
 
 
 def test_two_steps_or_less_than_a_tenth_are_no_drop() -> None:
-    assert mfu_drops(mfu_of([*HEALTHY, 0.30, 0.30, 0.50])) == ()
-    assert mfu_drops(mfu_of([*HEALTHY, *[0.46] * 9])) == ()
+    assert find_drops(by_step([*HEALTHY, 0.30, 0.30, 0.50])) == ()
+    assert find_drops(by_step([*HEALTHY, *[0.46] * 9])) == ()
 
 
 def test_exactly_ten_percent_is_a_drop() -> None:
-    assert steps_of(mfu_drops(mfu_of([*HEALTHY, *[0.45] * 3]))) == [(10, 12)]
+    assert steps_of(find_drops(by_step([*HEALTHY, *[0.45] * 3]))) == [(10, 12)]
 
 
 def test_a_drop_that_lasts_longer_than_the_healthy_time_stays_a_drop() -> None:
     # In a median of all steps, the 40 low ones would be the baseline.
-    assert steps_of(mfu_drops(mfu_of([*HEALTHY, *[0.30] * 40]))) == [(10, 49)]
+    assert steps_of(find_drops(by_step([*HEALTHY, *[0.30] * 40]))) == [(10, 49)]
 
 
 def test_a_drop_ends_after_three_consecutive_steps_above() -> None:
     flapping = [*HEALTHY, *[0.30] * 3, 0.50, 0.50, *[0.30] * 2]
 
-    assert steps_of(mfu_drops(mfu_of(flapping))) == [(10, 16)]
-    assert steps_of(mfu_drops(mfu_of([*flapping, *[0.50] * 3, 0.30]))) == [(10, 16)]
+    assert steps_of(find_drops(by_step(flapping))) == [(10, 16)]
+    assert steps_of(find_drops(by_step([*flapping, *[0.50] * 3, 0.30]))) == [(10, 16)]
 
 
 def test_a_drop_after_a_recovery_is_another_one() -> None:
     values = [*HEALTHY, *[0.30] * 3, *[0.50] * 3, *[0.35] * 3]
 
-    assert steps_of(mfu_drops(mfu_of(values))) == [(10, 12), (16, 18)]
+    assert steps_of(find_drops(by_step(values))) == [(10, 12), (16, 18)]
 
 
 def test_single_low_steps_as_of_checkpoints_are_no_drop() -> None:
     values = [0.30 if step % 5 == 4 else 0.50 for step in range(50)]
 
-    assert mfu_drops(mfu_of(values)) == ()
+    assert find_drops(by_step(values)) == ()
 
 
 def test_without_a_baseline_there_is_no_drop() -> None:
-    assert mfu_drops(mfu_of([0.50] * 2 + [0.10] * 8)) == ()
+    assert find_drops(by_step([0.50] * 2 + [0.10] * 8)) == ()
 
 
 def test_warm_up_steps_are_neither_compared_nor_part_of_the_baseline() -> None:
     # The warm-up is twice as fast here: as part of the baseline it would make a drop.
     values = [0.90] * 5 + [0.50] * 8
 
-    assert steps_of(mfu_drops(mfu_of(values))) == [(5, 12)]
-    assert mfu_drops(mfu_of(values), warmup_steps=range(5)) == ()
+    assert steps_of(find_drops(by_step(values))) == [(5, 12)]
+    assert find_drops(by_step(values), warmup_steps=range(5)) == ()
 
 
 def test_missing_steps_are_skipped() -> None:
-    by_step = {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 9: 0.5, 12: 0.3, 15: 0.3, 16: 0.3}
+    known = {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 9: 0.5, 12: 0.3, 15: 0.3, 16: 0.3}
 
-    drops = mfu_drops(Mfu(convention="", mean=0.4, by_step=by_step))
+    drops = find_drops(known)
 
     assert steps_of(drops) == [(12, 16)]
 
@@ -92,7 +90,7 @@ def test_a_rule_sets_depth_and_length() -> None:
     rule = MfuDropRule(depth_ratio=0.3, num_steps=2)
     values = [*HEALTHY, 0.40, 0.40, 0.50, 0.30, 0.30]
 
-    assert steps_of(mfu_drops(mfu_of(values), rule=rule)) == [(13, 14)]
+    assert steps_of(find_drops(by_step(values), rule=rule)) == [(13, 14)]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +106,16 @@ def test_an_impossible_rule_is_rejected(wrong: dict[str, float]) -> None:
 def test_a_drop_found_while_training_keeps_its_first_step(values: list[float]) -> None:
     if not values:
         return
-    final = {drop.first_step for drop in mfu_drops(mfu_of(values))}
+    final = {drop.first_step for drop in find_drops(by_step(values))}
 
     for num_steps in range(1, len(values)):
-        early = mfu_drops(mfu_of(values[:num_steps]))
+        early = find_drops(by_step(values[:num_steps]))
         assert {drop.first_step for drop in early} <= final
 
 
 @given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=60))
 def test_drops_are_separate_and_as_long_and_deep_as_the_rule_says(values: list[float]) -> None:
-    drops = mfu_drops(mfu_of(values))
+    drops = find_drops(by_step(values))
 
     for earlier, later in pairwise(drops):
         assert later.first_step > earlier.last_step + 3

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+from datetime import UTC, datetime, timedelta
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
@@ -282,7 +283,11 @@ def test_over_tls_the_certificate_must_be_valid_for_the_name(
 
 DOCUMENT: dict[str, Any] = {
     "rule": "mfu-drop",
+    "key": "10",
+    "severity": "critical",
     "run": "job-7",
+    "at_ns": 1_790_000_000_000_000_000,
+    "resolved_ns": 1_790_000_060_000_000_000,
     "steps": [10, 12],
     "finding": {
         "cause": "slow-compute",
@@ -290,6 +295,7 @@ DOCUMENT: dict[str, Any] = {
         "steps": [9, 12],
         "confidence": 0.9,
         "evidence": "rank 5 computes 1.5 x as long",
+        "help": "docs/findings.md#slow-compute",
     },
     "mfu": 0.4,
     "median": 0.5,
@@ -302,16 +308,19 @@ ALERTS = [
         "labels": {
             "alertname": "mfu-drop",
             "run": "job-7",
-            "first_step": "10",
+            "key": "10",
+            "severity": "critical",
             "cause": "slow-compute",
-            "severity": "warning",
         },
         "annotations": {
             "summary": "MFU of job-7 fell by 20 %",
             "steps": "10-12",
             "ranks": "5, 6",
             "evidence": "rank 5 computes 1.5 x as long",
+            "help": "docs/findings.md#slow-compute",
         },
+        "startsAt": "2026-09-21T14:13:20+00:00",
+        "endsAt": "2026-09-21T14:14:20+00:00",
         "generatorURL": "https://here/run/job-7",
     }
 ]
@@ -319,6 +328,14 @@ ALERTS = [
 
 def test_an_alert_becomes_a_list_of_one_labelled_alert() -> None:
     assert alertmanager_alerts(DOCUMENT) == ALERTS
+
+
+def test_an_active_alert_ends_some_minutes_after_it_was_sent() -> None:
+    (alert,) = alertmanager_alerts({**DOCUMENT, "resolved_ns": None, "finding": None})
+
+    ends = datetime.fromisoformat(alert["endsAt"])
+    assert timedelta(minutes=3) < ends - datetime.now(tz=UTC) <= timedelta(minutes=4)
+    assert alert["annotations"] == {"summary": "MFU of job-7 fell by 20 %", "steps": "10-12"}
 
 
 def test_neighbouring_ranks_are_written_as_a_range() -> None:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.report import Mfu
+from rankscope.analysis.report.report import Finding, Mfu, Severity
+from rankscope.analysis.report.tracked_findings import FindingTracker
+from rankscope.analysis.trace.account import RecordAccount
 from rankscope.collector.notify.webhook import Webhook
 from rankscope.collector.read.alerts import Delivery, read_alerts
 from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
 from tests.support.dashboard.builders import report
 from tests.support.receiver import TIMEOUT_S, Receiver
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +40,8 @@ def report_with(mfu: list[float] | None) -> RunReport:
     return replace(base, mfu=Mfu(convention="", mean=0.4, by_step=by_step), warmup_steps=())
 
 
-def page_url(run_id: str) -> str:
-    return f"http://127.0.0.1:8050/run/{run_id}"
+def page_url(run_id: str, step: int | None) -> str:
+    return f"http://127.0.0.1:8050/run/{run_id}/{step}"
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def receiver() -> Iterator[Receiver]:
     running.close()
 
 
-def first_steps(store: Store) -> list[int]:
+def first_steps(store: Store) -> list[int | None]:
     return [alert.first_step for alert in read_alerts(store)]
 
 
@@ -72,10 +75,10 @@ def test_an_alert_is_not_raised_again_after_a_restart(empty_store: Store) -> Non
     assert first_steps(empty_store) == [10]
 
 
-def test_without_a_drop_of_the_mfu_there_is_no_alert(empty_store: Store) -> None:
+def test_without_a_reason_there_is_no_alert(empty_store: Store) -> None:
     alerting = Alerting(empty_store, webhook=None, page_url=page_url)
 
-    assert alerting.evaluate(report_with(None)) == ()
+    assert alerting.evaluate(steady()) == ()
     assert alerting.evaluate(report_with([0.5] * 30)) == ()
     assert first_steps(empty_store) == []
 
@@ -93,7 +96,7 @@ def test_the_webhook_gets_run_steps_finding_and_page(
     assert posted["finding"]["cause"] == "slow-compute"
     assert posted["finding"]["ranks"] == [5]
     assert (posted["mfu"], posted["median"]) == (0.40, 0.50)
-    assert posted["url"] == "http://127.0.0.1:8050/run/job"
+    assert posted["url"] == "http://127.0.0.1:8050/run/job/10"
     assert posted["text"].startswith(
         "MFU of job dropped by 20 % in step 10, from 50.0 % to 40.0 %;"
     )
@@ -176,3 +179,157 @@ def test_a_failing_store_does_not_stop_further_alerts(tmp_path: Path, receiver: 
     # THEN it is sent
     assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) == {"rule": "next"}
     webhook.close(timeout_s=TIMEOUT_S)
+
+
+MINUTE_NS = 60_000_000_000
+
+
+class Clock:
+    """Unix time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_790_000_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def tracked(cause: str = "slow-compute", severity: Severity = Severity.WARNING) -> FindingTracker:
+    """Return the findings of a run with one that began in step 3 and is open."""
+    tracker = FindingTracker("job")
+    finding = Finding(
+        cause=cause,
+        ranks=(5,),
+        steps=(3, 9),
+        confidence=0.9,
+        evidence="rank 5 takes 1.5 x",
+        severity=severity,
+    )
+    tracker.update(healthy_with(finding, last=9), at_ns=1)
+    return tracker
+
+
+def healthy_with(*findings: Finding, last: int) -> RunReport:
+    return replace(report_with(None), findings=findings, steps=tuple(range(last + 1)))
+
+
+def steady() -> RunReport:
+    """Return a report that gives no reason for an alert by itself."""
+    seconds = dict.fromkeys(range(30), 1.0)
+    return replace(report_with(None), actual_s_by_step=seconds, findings=())
+
+
+def test_a_finding_that_matters_alerts_once_and_resolves(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url)
+    tracker = tracked()
+
+    alerting.evaluate(steady(), tracker.findings)
+    alerting.evaluate(steady(), tracker.findings)
+    tracker.update(healthy_with(last=20), at_ns=2)
+    alerting.evaluate(steady(), tracker.findings)
+    fired, resolved = (json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) for _ in range(2))
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert (fired["state"], fired["rule"], fired["severity"]) == ("firing", "finding", "warning")
+    assert fired["text"] == "job: slow-compute: rank 5 takes 1.5 x"
+    assert fired["finding"]["help"] == "docs/findings.md#slow-compute"
+    assert fired["url"] == "http://127.0.0.1:8050/run/job/3"
+    assert (resolved["state"], resolved["key"]) == ("resolved", fired["key"])
+    assert resolved["resolved_ns"] >= fired["at_ns"]
+    assert receiver.bodies.empty()
+    (alert,) = read_alerts(empty_store)
+    assert (alert.resolved_ns, alert.delivery) == (resolved["resolved_ns"], Delivery.DELIVERED)
+
+
+def test_a_minor_finding_does_not_alert(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+
+    assert alerting.evaluate(steady(), tracked(severity=Severity.MINOR).findings) == ()
+
+
+@pytest.mark.parametrize(("cause", "is_active"), [("slow-compute", False), ("hang", True)])
+def test_the_end_of_a_run_resolves_all_but_what_ended_it(
+    empty_store: Store, cause: str, *, is_active: bool
+) -> None:
+    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    tracker = tracked(cause, Severity.CRITICAL)
+    alerting.evaluate(steady(), tracker.findings)
+
+    alerting.evaluate(steady(), tracker.findings, is_over=True)
+
+    (alert,) = read_alerts(empty_store)
+    assert (alert.resolved_ns is None) is is_active
+
+
+def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    seconds = dict(enumerate([1.0] * 10 + [1.5] * 4))
+
+    (alert,) = alerting.evaluate(replace(steady(), actual_s_by_step=seconds))
+
+    assert (alert.rule, alert.steps, alert.severity) == ("step-time-rise", (10, 13), "critical")
+    assert alert.text == (
+        "the step time of job rose by 50 % in step 10, from 1.00 s to 1.50 s;"
+        " no finding explains it"
+    )
+
+
+def test_lost_records_alert(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    account = RecordAccount(produced=1000, dropped={"lane-full": 30, "torn": 1})
+    lossy = replace(steady(), quality=replace(steady().quality, account=account))
+
+    (alert,) = alerting.evaluate(lossy)
+
+    assert alert.text == "job: 31 of 1,000 records were lost: 30 lane-full, 1 torn"
+
+
+def test_what_a_receiver_did_not_get_is_sent_again_after_a_minute(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    # GIVEN a receiver that was away when the alert fired
+    receiver.statuses = [404]
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    clock = Clock()
+    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url, unix_ns=clock)
+    alerting.evaluate(steady(), tracked().findings)
+    first = receiver.bodies.get(timeout=TIMEOUT_S)
+    wait_until(lambda: alerting.num_undelivered == 1)
+
+    # WHEN less than a minute passes, and then the rest
+    alerting.retry()
+    clock.now_ns += MINUTE_NS
+    alerting.retry()
+    second = receiver.bodies.get(timeout=TIMEOUT_S)
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    # THEN it was sent once more
+    assert second == first
+    assert receiver.bodies.empty()
+    (alert,) = read_alerts(empty_store)
+    assert alert.delivery is Delivery.DELIVERED
+
+
+def test_an_alertmanager_gets_an_active_alert_every_minute_until_it_is_resolved(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    webhook = Webhook(f"{receiver.url}/api/v2/alerts", timeout_s=TIMEOUT_S)
+    clock = Clock()
+    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url, unix_ns=clock)
+    tracker = tracked()
+
+    for _ in range(4):  # in two minutes
+        alerting.evaluate(steady(), tracker.findings)
+        clock.now_ns += MINUTE_NS // 2
+    tracker.update(healthy_with(last=20), at_ns=2)
+    alerting.evaluate(steady(), tracker.findings)
+    sent = [json.loads(receiver.bodies.get(timeout=TIMEOUT_S))[0] for _ in range(3)]
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert receiver.bodies.empty()
+    assert sent[0]["labels"] == sent[1]["labels"] == sent[2]["labels"]
+    assert {one["startsAt"] for one in sent} == {"2026-09-21T14:13:20+00:00"}
+    assert sent[2]["endsAt"] == "2026-09-21T14:15:20+00:00"
