@@ -184,7 +184,7 @@ def cumcount(key: NDArray[np.integer]) -> NDArray[np.int64]:
     return index - np.maximum.accumulate(np.where(begins, index, 0))
 
 
-def max_over_group(group: NDArray[np.int64], value: NDArray[np.int64]) -> NDArray[np.int64]:
+def max_over_group(group: NDArray[np.integer[Any]], value: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, for each row, the largest ``value`` of its group.
 
     A row without a group (`NO_GROUP`) keeps its own value.

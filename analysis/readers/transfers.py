@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class InstanceMembers:
     """Members of communication instances, one row each."""
 
-    instance: NDArray[np.int64]
+    instance: NDArray[np.integer[Any]]
     """Equal for the members of one instance."""
 
     step: NDArray[np.int32]

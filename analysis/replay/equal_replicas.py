@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def find_steps_of_equal_replicas(
     return equal
 
 
-def _hash_rows(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.uint64]:
+def _hash_rows(*columns: NDArray[np.integer[Any]] | NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Hash rows of integers to 64 bits (the finaliser of splitmix64, chained)."""
     state = np.zeros(len(columns[0]), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -68,7 +68,7 @@ def _hash_rows(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.ui
 
 
 def _find_leads(
-    group: NDArray[np.int64], subgraph: NDArray[np.int64], local: NDArray[np.int64]
+    group: NDArray[np.integer[Any]], subgraph: NDArray[np.int64], local: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Find the first member of each operation's group.
 

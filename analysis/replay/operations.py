@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,10 +32,10 @@ class Operations:
     replica: NDArray[np.int32]
     """Shape (ops,): data-parallel position; 0 everywhere if there is no such axis."""
 
-    label: NDArray[np.int64]
+    label: NDArray[np.integer[Any]]
     """Shape (ops,): operations of equal label do the same work at different times or ranks."""
 
-    group: NDArray[np.int64]
+    group: NDArray[np.integer[Any]]
     """Shape (ops,): the communication instance that it is a member of, or `NO_GROUP`."""
 
     duration_ns: NDArray[np.float64]
@@ -53,10 +53,10 @@ class Operations:
     closes_step: NDArray[np.bool_]
     """Shape (ops,): the step ends when the last of these has ended."""
 
-    src: NDArray[np.int64]
+    src: NDArray[np.integer[Any]]
     """Shape (edges,): the operation waited for ..."""
 
-    dst: NDArray[np.int64]
+    dst: NDArray[np.integer[Any]]
     """Shape (edges,): ... by this one of the same step."""
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ def _bypass_host(
 
 
 def _unique_edges(
-    src: NDArray[np.int64], dst: NDArray[np.int64], num_operations: int
+    src: NDArray[np.integer[Any]], dst: NDArray[np.integer[Any]], num_operations: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     key = sorted_unique(src * num_operations + dst)
     return key // num_operations, key % num_operations

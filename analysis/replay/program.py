@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -252,9 +252,9 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
 
 def sort_graph(
     num_rows: int,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    group: NDArray[np.int64] | None = None,
+    src: NDArray[np.integer[Any]],
+    dst: NDArray[np.integer[Any]],
+    group: NDArray[np.integer[Any]] | None = None,
 ) -> loop.Graph:
     """Sort rows topologically.
 
@@ -276,9 +276,9 @@ def sort_graph(
 
 def try_to_sort(
     num_rows: int,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    group: NDArray[np.int64] | None = None,
+    src: NDArray[np.integer[Any]],
+    dst: NDArray[np.integer[Any]],
+    group: NDArray[np.integer[Any]] | None = None,
 ) -> tuple[loop.Graph, int]:
     """Sort rows as `sort_graph` does; return also how many could be sorted.
 

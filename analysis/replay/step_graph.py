@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -197,7 +197,7 @@ def node_slack(
     return found
 
 
-def _gates(group: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Number the arrival and gate nodes after the operations.
 
     Returns:

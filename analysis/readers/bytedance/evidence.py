@@ -6,7 +6,7 @@ begins and ends together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -121,7 +121,7 @@ def find_transfers(trace: Trace) -> Transfers:
             np.where(pair, -1, first_rank),
         )
     )
-    by_group: dict[int, NDArray[np.int64]] = {}
+    by_group: dict[int, NDArray[np.integer[Any]]] = {}
 
     def link(row: int) -> Link:
         if pair[row]:
@@ -182,7 +182,7 @@ def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
 
 
 def is_delayed_in_call(
-    trace: Trace, members: NDArray[np.int64], group: NDArray[np.int64]
+    trace: Trace, members: NDArray[np.int64], group: NDArray[np.integer[Any]]
 ) -> NDArray[np.bool_]:
     """Return the members that ended late because another transfer of their call did.
 
@@ -206,7 +206,7 @@ def is_delayed_in_call(
 
 
 def arrival_times(
-    trace: Trace, transfers: NDArray[np.int64], group: NDArray[np.int64]
+    trace: Trace, transfers: NDArray[np.int64], group: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
     """Return the later arrival of each transfer's two ends, by its own worker's clock.
 
@@ -281,7 +281,7 @@ def is_left_early(
     members: NDArray[np.int64],
     arrival: NDArray[np.int64],
     *,
-    group: NDArray[np.int64],
+    group: NDArray[np.integer[Any]],
     link_key: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Return the members that left before the last one entered.

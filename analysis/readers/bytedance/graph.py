@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
+from ...arrays.grouping import NO_GROUP, cumcount, is_one_of, max_over_group
 from ...arrays.sorting import argsort_rows, find_positions
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
-from .blocks import Rows, describe_unpaired, rows_by_start, sort_rows
+from .blocks import Rows, describe_unpaired, map_steps, rows_by_start, sort_rows
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -49,18 +49,24 @@ if TYPE_CHECKING:
 NOTHING_KNOWN = "it has no operation of a known type"
 """Why a step is left out of which no operation is replayed."""
 
+COMMUNICATION_CODES = tuple(CODE[name] for name in COMMUNICATION)
+
 WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute this many before the first backward one."""
 
 
+COMPUTE = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+
+
 def infer_dependencies(
-    rows: Rows, layout: Layout, *, overlapped: bool
+    rows: Rows, layout: Layout, *, computes: NDArray[np.int64], overlapped: bool
 ) -> tuple[Edges, NDArray[np.int64], NDArray[np.int64]]:
     """Infer the dependencies and communication instances of all operations.
 
     Args:
         rows: The trace, or some replicas of it.
         layout: Number of stages and of model chunks on each.
+        computes: Rows of forward and backward compute, by worker, then by start.
         overlapped: Whether the trace has overlapped DP communication.
 
     Returns:
@@ -72,18 +78,18 @@ def infer_dependencies(
         link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
         for direction in DIRECTIONS
     ]
-    _add_stream_edges(rows, edges)
-    _add_warm_up_edges(rows, edges)
+    _add_stream_edges(rows, edges, computes)
+    _add_warm_up_edges(rows, edges, computes)
     _add_parameter_edges(rows, edges)
-    _add_step_end_edges(rows, edges, overlapped=overlapped)
+    _add_step_end_edges(rows, edges, computes, overlapped=overlapped)
     _number_collectives(rows, group, layout.pp)
     return edges, group, np.concatenate(unpaired)
 
 
-def _add_stream_edges(rows: Rows, edges: Edges) -> None:
+def _add_stream_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) -> None:
     """Chain the operations of each of a worker's six streams in order of start."""
+    edges.chain(computes, rows.worker[computes])
     streams = (
-        (FORWARD_COMPUTE, BACKWARD_COMPUTE),
         (FORWARD_SEND,),
         (FORWARD_RECV,),
         (BACKWARD_SEND,),
@@ -95,12 +101,11 @@ def _add_stream_edges(rows: Rows, edges: Edges) -> None:
         edges.chain(members, rows.worker[members])
 
 
-def _add_warm_up_edges(rows: Rows, edges: Edges) -> None:
+def _add_warm_up_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) -> None:
     """Make a worker's first backward transfers wait for its warm-up.
 
     They wait for the compute `WARM_UP_COMPUTES` before the first backward-compute.
     """
-    computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     worker = rows.worker[computes]
     backward = np.flatnonzero(rows.type[computes] == CODE[BACKWARD_COMPUTE])
     _, at = np.unique(worker[backward], return_index=True)
@@ -139,7 +144,9 @@ def _match_keys(
     return src[0][src_at], dst[0][dst_at]
 
 
-def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
+def _add_step_end_edges(
+    rows: Rows, edges: Edges, computes: NDArray[np.int64], *, overlapped: bool
+) -> None:
     """Chain the operations after a worker's last compute; ``overlapped`` changes their order."""
     chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
     chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
@@ -148,7 +155,6 @@ def _add_step_end_edges(rows: Rows, edges: Edges, *, overlapped: bool) -> None:
     place[[CODE[name] for name in chain]] = np.arange(1, len(chain) + 1)
     place[[CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]]] = 0
 
-    computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
     is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
     is_last = is_last[: len(computes)]  # without computes, np.append left one entry
     members = np.concatenate((computes[is_last], np.flatnonzero(place[rows.type] > 0)))
@@ -195,6 +201,9 @@ class Trace:
 
     operations: Operations
     rows: Rows
+    computes: NDArray[np.int64]
+    """Rows of forward and backward compute, by worker, then by start."""
+
     arrival_ns: NDArray[np.int64]
     """Shape (ops,): latest start over the operation's group; its own start without a group."""
 
@@ -234,22 +243,40 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
     """
     rows, blocks = sort_rows(run, spans)
     overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
-    edges, group, unpaired = infer_dependencies(rows, run.layout, overlapped=overlapped)
-    is_comm = np.isin(rows.type, [CODE[name] for name in COMMUNICATION])
-    arrival = max_over_group(group, rows.start)
-    transfer = rows.end - arrival
-    duration = np.where(is_comm, transfer, rows.end - rows.start)
-    clock_error = is_comm & (transfer <= CLOCK_ERROR_TRANSFER_NS)
-    duration[clock_error] = 0
-    src, dst = edges.arrays()
+    num = len(rows.row)
+    group, arrival = np.empty(num, dtype=np.int32), np.empty(num, dtype=np.int64)
+    duration, gap = np.empty((2, num))
+
+    def infer(own: Rows, part: slice) -> tuple[NDArray[np.int64], ...]:
+        computes = rows_by_start(own, COMPUTE)
+        edges, own_group, unpaired = infer_dependencies(
+            own, run.layout, computes=computes, overlapped=overlapped
+        )
+        src, dst = edges.arrays()
+        # A block has no more groups than rows.
+        group[part] = np.where(own_group == NO_GROUP, NO_GROUP, own_group + part.start)
+        arrival[part] = max_over_group(own_group, own.start)
+        is_comm = is_one_of(own.type, COMMUNICATION_CODES)
+        begin = np.where(is_comm, arrival[part], own.start)
+        duration[part] = own.end - begin
+        gap[part] = _launch_gaps(own, src, dst)
+        clock_error = np.flatnonzero(is_comm & (own.end - begin <= CLOCK_ERROR_TRANSFER_NS))
+        duration[part][clock_error] = 0.0
+        edge_arrays = [each.astype(np.int32) + np.int32(part.start) for each in (src, dst)]
+        return computes + part.start, unpaired + part.start, clock_error, *edge_arrays
+
+    parts = zip(*map_steps(infer, rows), strict=True)
+    computes, unpaired, clock_error, src, dst = [np.concatenate(each) for each in parts] or [
+        np.zeros(0, dtype=np.int64)
+    ] * 5
     operations = Operations(
         steps=rows.steps,
         step=rows.step,
         replica=rows.dp,
-        label=rows.type.astype(np.int64) * run.layout.pp + rows.stage,
+        label=rows.type.astype(np.int32) * np.int32(run.layout.pp) + rows.stage,
         group=group,
-        duration_ns=duration.astype(np.float64),
-        gap_ns=_launch_gaps(rows, src, dst),
+        duration_ns=duration,
+        gap_ns=gap,
         start_ns=rows.start,
         end_ns=rows.end,
         closes_step=rows.type == CODE[OPTIMIZER],
@@ -259,9 +286,10 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
     return Trace(
         operations=operations,
         rows=rows,
+        computes=computes,
         arrival_ns=arrival,
         rank=spans.rank[rows.row].astype(np.int32, copy=False),
-        num_clock_errors=int(clock_error.sum()),
+        num_clock_errors=len(clock_error),
         unpaired=unpaired,
         uneven=blocks.find_contradictions(),
         warnings=blocks.warnings,
@@ -310,7 +338,7 @@ def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> 
     ready = first_of_step[rows.step]
     np.maximum.at(ready, dst, rows.end[src])
     gaps = np.maximum(rows.start - ready, 0)
-    gaps[np.isin(rows.type, [CODE[name] for name in COMMUNICATION])] = 0
+    gaps[is_one_of(rows.type, COMMUNICATION_CODES)] = 0
     in_ns: NDArray[np.float64] = gaps.astype(np.float64)
     return in_ns
 

@@ -8,12 +8,11 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ...arrays.grouping import NO_GROUP, cumcount, max_over_group
+from ...arrays.grouping import NO_GROUP, cumcount, is_one_of, max_over_group
 from ...arrays.sorting import argsort_rows
 from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlaps
 from ...trace.rows import select_rows
 from ..waits import WaitSplit, split_at_arrivals
-from .blocks import rows_by_start
 from .evidence import find_gaps, find_transfers
 from .format import (
     BACKWARD_COMPUTE,
@@ -70,7 +69,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
 
 def _items(trace: Trace) -> ComputeItems:
     rows = trace.rows
-    compute = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    compute = trace.computes
     forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
     kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
     order = argsort_rows(
@@ -115,11 +114,11 @@ def _waits(trace: Trace) -> WaitIntervals:
 def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return communications that a compute waits for, and the end of the compute before that."""
     rows, operations = trace.rows, trace.operations
-    computes = rows_by_start(rows, (FORWARD_COMPUTE, BACKWARD_COMPUTE))
+    computes = trace.computes
     previous_end = np.full(len(rows.row), np.iinfo(np.int64).min)
     follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
     previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
-    is_compute = np.isin(rows.type, [CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]])
+    is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))
     edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
     return operations.src[edges], previous_end[operations.dst[edges]]
 
