@@ -36,10 +36,10 @@ class InstanceMembers:
     is_unclear: NDArray[np.bool_]
     """One such member excludes its instance."""
 
-    link_key: NDArray[np.int64]
+    link_key: NDArray[np.integer[Any]]
     """Shape (keys, members): equal columns for members of one link."""
 
-    alike_key: NDArray[np.int64]
+    alike_key: NDArray[np.integer[Any]]
     """Shape (keys, members): equal columns for alike operations."""
 
     operation: NDArray[np.int64]

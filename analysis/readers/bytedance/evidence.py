@@ -13,11 +13,12 @@ import numpy as np
 from rankscope.tracer.span import SpanKind
 
 from ...arrays.group_stats import mean_absolute_deviations
-from ...arrays.grouping import NO_GROUP, factorize, max_over_group
+from ...arrays.grouping import NO_GROUP, factorize, is_one_of
 from ...arrays.intervals import Line
 from ...arrays.sorting import argsort_rows, stable_argsort
 from ...replay.model import GapItems, Link, Place, Transfers
 from ..transfers import InstanceMembers, collect_transfers
+from .blocks import Rows, map_steps
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
@@ -45,6 +46,8 @@ are rounded separately: as 32-bit floats by 2 us each, 40 s into a step."""
 MAX_CLOCK_BOUND_TRANSFERS = 3
 """The clock offset of two ranks counts as known if it is bounded to within this many of their
 transfers: two, and the difference between the shortest each way."""
+
+PEER_TO_PEER_CODES = tuple(CODE[name] for name in PEER_TO_PEER)
 
 MAX_NS = np.iinfo(np.int64).max // 4
 
@@ -99,20 +102,25 @@ def find_transfers(trace: Trace) -> Transfers:
     error explains it, and instances that another transfer of the same call delayed.
     """
     rows, operations = trace.rows, trace.operations
-    bulky = np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
+    bulky = is_one_of(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
     members = np.flatnonzero((operations.group != NO_GROUP) & bulky)
     group, kind = operations.group[members], rows.type[members]
     arrival = trace.arrival_ns[members]
-    pair = np.isin(kind, [CODE[name] for name in PEER_TO_PEER])
-    forward = np.isin(kind, [CODE[name] for name in PEER_TO_PEER if name.startswith("forward")])
-    sends = np.isin(kind, [CODE[FORWARD_SEND], CODE[BACKWARD_SEND]])
-    rank = trace.rank.astype(np.int64)
-    source, target = np.full((2, len(rank)), np.iinfo(np.int64).min)
-    source[members[sends]] = rank[members[sends]]
-    target[members[pair & ~sends]] = rank[members[pair & ~sends]]
-    source = max_over_group(operations.group, source)[members]
-    target = max_over_group(operations.group, target)[members]
-    first_rank = -max_over_group(operations.group, -rank)[members]
+    pair = is_one_of(kind, PEER_TO_PEER_CODES)
+    forward = is_one_of(kind, [CODE[name] for name in PEER_TO_PEER if name.startswith("forward")])
+    sends = is_one_of(kind, (CODE[FORWARD_SEND], CODE[BACKWARD_SEND]))
+    rank = trace.rank[members]
+    order = stable_argsort(group)
+    first = np.flatnonzero(np.diff(group[order], prepend=NO_GROUP))
+
+    def largest(value: NDArray[np.int32]) -> NDArray[np.int32]:
+        found = np.empty_like(value)
+        sizes = np.diff(first, append=len(order))
+        found[order] = np.repeat(np.maximum.reduceat(value[order], first), sizes)
+        return found
+
+    source, target = largest(np.where(sends, rank, -1)), largest(np.where(sends, -1, rank))
+    first_rank = -largest(-rank)
     link_key = np.stack(
         (
             np.where(pair, source, -1),
@@ -121,7 +129,7 @@ def find_transfers(trace: Trace) -> Transfers:
             np.where(pair, -1, first_rank),
         )
     )
-    by_group: dict[int, NDArray[np.integer[Any]]] = {}
+    sorted_group = group[order]
 
     def link(row: int) -> Link:
         if pair[row]:
@@ -130,11 +138,8 @@ def find_transfers(trace: Trace) -> Transfers:
                 kind=SpanKind.PP_SEND.value,
                 is_pair=True,
             )
-        if not by_group:
-            order = stable_argsort(group)
-            by_group[0], by_group[1] = order, group[order]
-        begin, end = np.searchsorted(by_group[1], [group[row], group[row] + 1])
-        ranks = np.unique(trace.rank[members[by_group[0][begin:end]]])
+        begin, end = np.searchsorted(sorted_group, [group[row], group[row] + 1])
+        ranks = np.unique(rank[order[begin:end]])
         return Link(members=tuple(ranks.tolist()), kind=SpanKind.DP_COMM.value, is_pair=False)
 
     early = is_left_early(trace, members, arrival, group=group, link_key=link_key)
@@ -142,8 +147,8 @@ def find_transfers(trace: Trace) -> Transfers:
         InstanceMembers(
             instance=group,
             step=np.array(rows.steps, dtype=np.int32)[rows.step[members]],
-            duration_ns=(rows.end - rows.start)[members],
-            num_bytes=np.full(len(members), -1, dtype=np.int64),
+            duration_ns=rows.end[members] - rows.start[members],
+            num_bytes=np.broadcast_to(np.int64(-1), len(members)),
             name=kind.astype(np.int32),
             names=TYPES,
             is_unclear=early | is_delayed_in_call(trace, members, group),
@@ -164,21 +169,32 @@ def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
         Shape (ops,), ns. The largest integer if there was none, and everywhere if transfers overlap
         the computes.
     """
-    rows = trace.rows
+    since = np.full(len(trace.rows.row), np.iinfo(np.int64).max)
+
+    def measure(rows: Rows, part: slice) -> int:
+        since[part], num_overlapping = _time_since_last_transfer(rows)
+        return num_overlapping
+
+    if sum(map_steps(measure, trace.rows)) > MAX_OVERLAP_RATIO * len(trace.computes):
+        since[:] = np.iinfo(np.int64).max
+    return since
+
+
+def _time_since_last_transfer(rows: Rows) -> tuple[NDArray[np.int64], int]:
+    """Return the same for some steps, and the number of computes that overlap a transfer."""
     since = np.full(len(rows.row), np.iinfo(np.int64).max)
-    transfers = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in PEER_TO_PEER]))
+    transfers = np.flatnonzero(is_one_of(rows.type, PEER_TO_PEER_CODES))
     if not len(transfers):
-        return since
+        return since, 0
     worker = rows.worker.astype(np.int32)
     line = Line.over(worker, rows.start, rows.end)
     start = line.place(worker, rows.start)
     end = np.sort(line.place(worker[transfers], rows.end[transfers]))
-    if _overlap_compute(trace, line, np.sort(start[transfers]), end):
-        return since
+    num_overlapping = _count_overlapping(rows, line, np.sort(start[transfers]), end)
     last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
     known = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
     since[known] = np.maximum(start[known] - end[last[known]], 0)
-    return since
+    return since, num_overlapping
 
 
 def is_delayed_in_call(
@@ -194,7 +210,7 @@ def is_delayed_in_call(
         group: Shape (members,): their groups.
     """
     rows = trace.rows
-    pairs = np.isin(rows.type[members], [CODE[name] for name in PEER_TO_PEER])
+    pairs = is_one_of(rows.type[members], PEER_TO_PEER_CODES)
     transfers = members[pairs]
     arrival = arrival_times(trace, transfers, group[pairs])
     call, num = _find_calls(trace, transfers)
@@ -222,7 +238,7 @@ def arrival_times(
     start, end = trace.rows.start[transfers], trace.rows.end[transfers]
     if not len(transfers):
         return start
-    order = np.argsort(group, kind="stable")
+    order = stable_argsort(group)
     other = np.empty(len(order), dtype=np.int64)
     other[order[::2]], other[order[1::2]] = order[1::2], order[::2]
     rank = trace.rank[transfers].astype(np.int64)
@@ -252,28 +268,27 @@ def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.
     return call, int(begins.sum())
 
 
-def _overlap_compute(
-    trace: Trace, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]
-) -> bool:
-    """Return whether transfers overlap computes: whether one is open in the middle of some.
+def _count_overlapping(
+    rows: Rows, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]
+) -> int:
+    """Return in the middle of how many computes a transfer is open.
 
     A host that waits for each transfer computes nothing while one is open. Their edges overlap
     even so: in a published trace by more than 50 us.
 
     Args:
-        trace: The trace.
+        rows: Some steps.
         line: Number line of all workers' times.
         start: Shape (transfers,): starts on it, ascending.
         end: Shape (transfers,): ends on it, ascending.
     """
-    rows = trace.rows
     computes = np.flatnonzero(
         (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])
     )
     middle = (rows.start[computes] + rows.end[computes]) // 2
     position = line.place(rows.worker[computes].astype(np.int32), middle)
     is_open = np.searchsorted(start, position) > np.searchsorted(end, position, side="right")
-    return bool(is_open.sum() > MAX_OVERLAP_RATIO * len(computes))
+    return int(is_open.sum())
 
 
 def is_left_early(
@@ -282,7 +297,7 @@ def is_left_early(
     arrival: NDArray[np.int64],
     *,
     group: NDArray[np.integer[Any]],
-    link_key: NDArray[np.int64],
+    link_key: NDArray[np.integer[Any]],
 ) -> NDArray[np.bool_]:
     """Return the members that left before the last one entered.
 
