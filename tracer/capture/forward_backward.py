@@ -19,7 +19,7 @@ from ..span import NONE, SpanKind
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
 
     from ..native.host_span import CancellableSpan
@@ -65,7 +65,22 @@ class ComputeCapture:
         self.sees_backwards = False
         """Whether a backward of the job was captured."""
 
+        self.forward_mode = True
+        """Whether the module of the last forward with gradients was in training mode."""
+
+        self.backward_mode = False
+        """Whether the last backward followed a forward in training mode."""
+
         self._has_reported = False
+
+    def is_training(self, module: Any) -> bool:  # noqa: ANN401 - a Module
+        """Return whether a forward with gradients is one of training, not of an evaluation.
+
+        An evaluation is in evaluation mode. So is the training of some jobs, to keep statistics and
+        turn dropout off: the mode before the last backward decides.
+        """
+        self.forward_mode = module.training
+        return module.training or not self.backward_mode
 
     def on_optimizer_step(self, *about: object) -> None:
         """Check that a backward was captured before the optimizer stepped.
@@ -227,6 +242,9 @@ def capture_forward(
 ) -> ForwardHooks:
     """Record a span of each forward of ``model``. With gradients it counts as a micro-batch.
 
+    Not if the model is in evaluation mode and was last trained in training mode. A model inside a
+    wrapper for data parallelism is followed too: evaluations call it without the wrapper.
+
     Args:
         compute: Opens the spans.
         model: The root module.
@@ -242,7 +260,7 @@ def capture_forward(
         # The compiler must find nothing here that breaks its graph.
         if torch.compiler.is_compiling() or (state.in_span and not _was_interrupted(compute)):
             return
-        is_microbatch = torch.is_grad_enabled()
+        is_microbatch = torch.is_grad_enabled() and compute.is_training(module)
         on_forward(module, args, kwargs, is_microbatch=is_microbatch)
         if not guard.active:
             return
@@ -274,6 +292,7 @@ def capture_forward(
         # First, so that the span contains what FSDP gathers for the forward.
         model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         model.register_forward_hook(after, always_call=True),
+        *_follow_wrapped(model, before, after, state),
     ]
 
     def remove_hooks() -> None:
@@ -281,6 +300,29 @@ def capture_forward(
             handle.remove()
 
     return ForwardHooks(before, remove_hooks)
+
+
+def _follow_wrapped(
+    model: Any,  # noqa: ANN401 - a Module
+    before: Callable[..., None],
+    after: Callable[..., None],
+    state: ThreadState,
+) -> Iterator[Any]:
+    """Follow the modules inside the wrappers of data parallelism; yield the hooks.
+
+    A compiler would look into the hooks of a module that compiles itself, which gets none.
+    """
+
+    def before_inside(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        if not torch.compiler.is_compiling() and not state.in_span:
+            before(module, args, kwargs)
+
+    while list(model._modules) == ["module"]:
+        model = model._modules["module"]
+        if getattr(model, "_compiled_call_impl", None) is not None:
+            return
+        yield model.register_forward_pre_hook(before_inside, prepend=True, with_kwargs=True)
+        yield model.register_forward_hook(after, always_call=True)
 
 
 def _was_interrupted(compute: ComputeCapture) -> bool:
@@ -335,6 +377,7 @@ def traced_backward(
         if torch.compiler.is_compiling() or compute.thread_state.in_span:
             compute.sees_backwards = True
             return original(*args, **kwargs)
+        compute.backward_mode = compute.forward_mode
         on: Any = ()
         if recorder.device_timing is not NO_DEVICE_TIMING:
             roots = args[0] if args else kwargs.get("tensors", ())

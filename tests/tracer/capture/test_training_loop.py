@@ -306,6 +306,41 @@ def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path) -> None:
     assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_forwards_of_an_evaluation_are_no_micro_batches(
+    tmp_path: Path, *, with_gradients: bool
+) -> None:
+    tracer.install(spool=tmp_path, run="evaluated", count_steps=True)
+    inner = Model()
+    wrapper = nn.Sequential()
+    wrapper.module = inner  # as `DistributedDataParallel`, which an evaluation does not call
+    optimizer = torch.optim.SGD(wrapper.parameters())
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+    for _ in range(2):
+        wrapper.train()
+        wrapper(tokens).sum().backward()
+        optimizer.step()
+        wrapper.eval()
+        with torch.set_grad_enabled(with_gradients):
+            for _ in range(3):
+                inner(tokens)
+
+    rows = rows_in(tmp_path)
+    spans = [row for row in rows if row.record == RecordType.SPAN and row.kind == "forward"]
+    found = [(row.step, row.microbatch) for row in spans]
+    assert found == [(0, 0), (1, -1), (1, -1), (1, -1), (1, 0), (2, -1), (2, -1), (2, -1)]
+    assert step_rows(rows)[:2] == [(0, 16), (1, 16)]
+
+
+def test_training_in_evaluation_mode_has_micro_batches(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="frozen", count_steps=True)
+    model = Model().eval()
+    train_model(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+
+    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
+    assert [(row.step, row.microbatch) for row in spans] == [(0, 0), (1, 0), (2, 0)]
+
+
 def test_a_compiled_function_without_a_loader_is_not_recompiled(tmp_path: Path) -> None:
     torch._dynamo.reset()
     tracer.install(spool=tmp_path, run="compiled-function", count_steps=True)
