@@ -130,11 +130,15 @@ def find_overlapping(spans: SpanTable) -> NDArray[np.intp]:
     track, _ = factorize(spans.epoch[rows], spans.rank[rows], spans.track[rows])
     order = stable_argsort(start)
     order = order[stable_argsort(track[order])]
-    rows, start, track = rows[order], start[order] - start.min(), track[order]
+    rows, start, track = rows[order], start[order], track[order].astype(np.int64)
     end = start + spans.duration_ns[rows]
-    # Tracks one behind the other on one line, so that one running maximum serves all.
-    shift = track.astype(np.int64) * (int(end.max()) + 1)
-    latest = np.maximum.accumulate(end + shift)[:-1] - shift[1:]
+    # One running maximum serves all tracks: of the place among all ends, track by track. The ends
+    # themselves may be too large for it, if a clock was broken.
+    by_end = stable_argsort(end)
+    place = np.empty(len(end), dtype=np.int64)
+    place[by_end] = np.arange(len(end))
+    last = np.maximum.accumulate(place + track * len(end))[:-1] - track[1:] * len(end)
+    latest = end[by_end[np.maximum(last, 0)]]
     overlap = np.minimum(latest, end[1:]) - start[1:]
     partly = (track[1:] == track[:-1]) & (latest < end[1:]) & (overlap > OVERLAP_SLACK_NS)
     found: NDArray[np.intp] = rows[1:][partly]

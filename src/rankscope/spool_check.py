@@ -36,6 +36,7 @@ from rankscope.analysis.report.text import (
     format_ranks,
 )
 from rankscope.analysis.trace.account import TORN, TRUNCATED
+from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import num_expected_ranks, traced_groups
 from rankscope.collector.arrow_columns import to_codes
 from rankscope.collector.read.runs import RunRows
@@ -105,7 +106,8 @@ class Problem:
 
     def line(self) -> str:
         """Return the problem as one line."""
-        return f"{self.level} {self.what}: {self.where}: {self.found}. {self.effect}. {self.fix}"
+        line = f"{self.level} {self.what}: {self.where}: {self.found}. {self.effect}. {self.fix}"
+        return printable(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,15 +329,47 @@ def _check_run(kept: _KeptRows, run_id: str) -> Iterator[Problem]:
     spans, steps = span_table(kept.table("spans", run_id)), step_table(kept.table("steps", run_id))
     yield from _check_names(run, spans)
     yield from _check_steps(run, spans, steps)
-    yield from _check_groups(run, spans)
-    yield from _check_waits(run, spans)
-    yield from _check_clocks(run, spans)
+    finished = _select_finished(spans, steps)
+    yield from _check_groups(run, finished)
+    yield from _check_waits(run, finished)
+    yield from _check_clocks(run, finished)
     if len(spans):
         for warning in read_operations(run, spans, steps).warnings:
             yield Problem(
                 level=Level.WARNING, what="analysis", where=f"run {run_id}", found=warning,
                 effect="The analysis says so as well", fix="See docs/spool-format.md",
             )  # fmt: skip
+
+
+def _select_finished(spans: SpanTable, steps: StepTable) -> SpanTable:
+    """Return the spans up to the last step of each epoch that all its ranks ended.
+
+    A job that ended within a step left communications of some members, which is no defect.
+    """
+    keep = np.ones(len(spans), dtype=np.bool_)
+    for epoch in sorted_unique(steps.epoch).tolist():
+        last = min(_last_steps(steps, epoch).values())
+        keep &= (spans.epoch != epoch) | (spans.step <= last)
+    return select_rows(spans, keep)
+
+
+def _last_steps(steps: StepTable, epoch: int) -> dict[int, int]:
+    """Return the last step that each rank recorded in an epoch."""
+    own = np.flatnonzero(steps.epoch == epoch)
+    order = own[np.argsort(steps.step[own], kind="stable")]
+    return dict(zip(steps.rank[order].tolist(), steps.step[order].tolist(), strict=True))
+
+
+def _is_unfinished(spans: SpanTable, steps: StepTable) -> NDArray[np.bool_]:
+    """Return which spans are in a step that their rank began after its last recorded one."""
+    found = np.zeros(len(spans), dtype=np.bool_)
+    for epoch in sorted_unique(steps.epoch).tolist():
+        last = _last_steps(steps, epoch)
+        limit = np.full(max(last) + 2, np.iinfo(np.int32).max)
+        limit[list(last)] = list(last.values())
+        known = np.minimum(spans.rank, len(limit) - 1)  # the last place is for all further ranks
+        found |= (spans.epoch == epoch) & (spans.step > limit[known])
+    return found
 
 
 def _check_ranks(run: RunInfo) -> Iterator[Problem]:
@@ -438,7 +472,7 @@ def _check_steps(run: RunInfo, spans: SpanTable, steps: StepTable) -> Iterator[P
     of_step, of_span = both[:num_rows], both[num_rows:]
     has_row, has_span = np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_)
     has_row[of_step], has_span[of_span] = True, True
-    rows = np.flatnonzero(~has_row[of_span])
+    rows = np.flatnonzero(~has_row[of_span] & ~_is_unfinished(spans, steps))
     if len(rows):
         yield Problem(
             level=Level.ERROR, what="no-step-record", where=_where(run, spans, rows),
@@ -496,7 +530,7 @@ def _check_groups(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
     size = num_group_members(spans.group_id[known], traced_groups(run))
     unknown = known[(size < 0) & ~pair[known]]
     if len(unknown):
-        ids = sorted_unique(spans.group_id[unknown]).tolist()
+        ids = np.unique(spans.group_id[unknown]).tolist()
         named = ", ".join(f"{one:016x}" for one in ids[:MAX_SHOWN])
         yield Problem(
             level=Level.ERROR, what="no-group-record", where=_where(run, spans, unknown),

@@ -248,6 +248,19 @@ SAID = {
 }
 
 
+def test_a_job_that_ended_within_a_step_has_no_problem(spool: Path) -> None:
+    def edit(data: bytearray, at: int) -> None:
+        (step,) = struct.unpack_from("<i", data, at + STEP)
+        is_recv_or_step = data[at] == 2 or data[at + KIND] == RECV
+        if step == 9 and is_recv_or_step:
+            data[at : at + 2] = bytes((1, 14))
+            struct.pack_into("<HI", data, at + FLAGS, 16, 1)
+
+    change(spool, edit)
+
+    assert check_text(spool, run_id=None, as_json=False)[0] == f"{spool}: no problem found"
+
+
 def test_a_spool_declares_the_error_between_its_hosts(spool: Path, tmp_path: Path) -> None:
     declared_clock_error(spool)
 
