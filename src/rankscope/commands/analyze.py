@@ -37,6 +37,9 @@ class AnalyzeOptions:
     top: int = 5
     rank: int | None = None
     has_details: bool = False
+    is_fresh: bool = False
+    """Analyse all steps here, even if a server has a report."""
+
     as_json: bool = False
     store_url: str | None = None
 
@@ -66,6 +69,12 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
     watch: Annotated[
         bool, typer.Option("--watch", help="Print it again whenever there are new steps.")
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Analyse all steps anew, even if a running server has a report."
+        ),
+    ] = False,
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
@@ -75,7 +84,7 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
         raise BadInputError("--json has all ranks: leave out --rank")
     options = AnalyzeOptions(
         run_id=run, first=first, last=last, top=top, rank=rank, has_details=details,
-        as_json=as_json, store_url=store,
+        is_fresh=fresh, as_json=as_json, store_url=store,
     )  # fmt: skip
     if not watch:
         typer.echo(analyze_stored(options))
@@ -87,6 +96,9 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
 
 def analyze_stored(options: AnalyzeOptions) -> str:
     """Return the diagnosis of a run, or of some of its steps, as printable text.
+
+    If a server holds the store and the run has ended, it is the report that the server's pages
+    show, which may have been made before.
 
     Raises:
         UnknownRunError: The store holds no run of this name.
@@ -147,7 +159,9 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             f"run {options.run_id!r} has no rank {options.rank}: give one of"
             f" {min(run.ranks, default=0)} to {max(run.ranks, default=0)}"
         )
-    report = analyze_known(_ShownSource(source, show), run, first=options.first, last=options.last)
+    report = _find_report(store, options) or analyze_known(
+        _ShownSource(source, show), run, first=options.first, last=options.last
+    )
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
     if options.as_json:
@@ -162,6 +176,18 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         table_width=table_width(),
     )
     return _format_report(report, tuple(map(format_recurrence, recurrences)), view)
+
+
+def _find_report(store: "OpenStore", options: AnalyzeOptions) -> "RunReport | None":
+    """Return the report of all steps that the server of the store has, if the run has ended."""
+    from rankscope.collector.client.served_store import ServedStore
+
+    is_whole = options.first is None and options.last is None
+    if options.is_fresh or not is_whole or not isinstance(store, ServedStore):
+        return None
+    from ..server.served_report import fetch_report
+
+    return fetch_report(store.server, options.run_id)
 
 
 def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View") -> str:

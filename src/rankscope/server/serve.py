@@ -192,6 +192,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
     from .reports import Reports
+    from .served_report import report_router
 
     access = Access(port=endpoint.port, tokens=_open_tokens())
     log = log or Log()
@@ -221,7 +222,10 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
             access,
             None if before is None else StoreProvider(source, reports, store=store),
             checks,
-            routers=open_routers(store, deletions, ingest, stack),
+            routers=[
+                *open_routers(store, deletions, ingest, stack),
+                *([] if before is None else [report_router(reports, source)]),
+            ],
             names=endpoint.names,
             monitoring=monitoring,
         )

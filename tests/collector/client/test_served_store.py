@@ -14,6 +14,7 @@ from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryErr
 from rankscope.collector.store.location import SERVER_FILE, write_server_file
 from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.runs import list_alerts, list_findings, list_runs
+from rankscope.server.served_report import fetch_report
 from tests.integration.programs import rankscope, serving
 
 if TYPE_CHECKING:
@@ -50,11 +51,16 @@ def test_commands_print_the_same_while_a_server_holds_the_store(folder: Path) ->
 
     with serving(store=folder):
         served = command_outputs(url)
+        server = find_server(url)
+        assert server is not None
+        shown = fetch_report(server, "sim")
         as_process = rankscope("runs", store=folder)
         with pytest.raises(UnknownRunError, match="sim"):
             analyze_stored(AnalyzeOptions(run_id="unknown", as_json=True, store_url=url))
 
     assert served == alone
+    assert shown is not None
+    assert shown.findings[0].cause == "slow-compute"
     assert json.loads(alone[4])["findings"][0]["cause"] == "slow-compute"
     assert (as_process.stdout, as_process.stderr) == (alone[0] + "\n", "")
 

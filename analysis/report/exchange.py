@@ -1,0 +1,87 @@
+"""Reports as JSON that reads back to an equal report, for another process of the same version."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from rankscope.tracer.topology import Coords, Layout
+
+from ..trace.account import RecordAccount
+from . import report as report_module
+from .report import RunReport
+
+RECORDS: dict[str, type[Any]] = {
+    each.__name__: each
+    for each in (*vars(report_module).values(), Coords, Layout, RecordAccount)
+    if isinstance(each, type) and (is_dataclass(each) or issubclass(each, StrEnum))
+}
+"""All that a report is made of, by name. Nothing else can be read."""
+
+DTYPES = ("int64", "float64")
+
+
+def write_report(report: RunReport) -> str:
+    """Return a report as text."""
+    return json.dumps(_encode(report))
+
+
+def read_report(text: str) -> RunReport:
+    """Return the report that `write_report` wrote.
+
+    Raises:
+        ValueError: The text has another form, or is of another version.
+    """
+    try:
+        found = _decode(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a report of this version: {error!r}") from error
+    if not isinstance(found, RunReport):
+        raise ValueError(  # noqa: TRY004  # the text is wrong, as above
+            f"not a report, but of type {type(found).__name__}"
+        )
+    return found
+
+
+def _encode(value: Any) -> Any:  # noqa: ANN401  # any part of a report
+    """Return JSON types; what JSON lacks is a list of its type's name and its contents."""
+    if isinstance(value, StrEnum):
+        return [type(value).__name__, value.value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return ["tuple", *map(_encode, value)]
+    if isinstance(value, np.ndarray):
+        data = base64.b64encode(np.ascontiguousarray(value).data).decode()
+        return ["array", value.dtype.name, list(value.shape), data]
+    if is_dataclass(value):
+        names = [each.name for each in fields(value)]
+        return [type(value).__name__, {name: _encode(getattr(value, name)) for name in names}]
+    return ["dict", *([_encode(key), _encode(each)] for key, each in value.items())]
+
+
+def _decode(value: Any) -> Any:  # noqa: ANN401  # as above
+    if not isinstance(value, list):
+        return value
+    name, *contents = value
+    if name == "tuple":
+        return tuple(map(_decode, contents))
+    if name == "dict":
+        return {_decode(key): _decode(each) for key, each in contents}
+    if name == "array":
+        dtype, shape, data = contents
+        if dtype not in DTYPES:
+            raise ValueError(f"found an array of {dtype}, expected {' or '.join(DTYPES)}")
+        return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
+    (held,) = contents
+    if isinstance(held, dict):
+        held = {field: _decode(each) for field, each in held.items()}
+        return RECORDS[name](**held)
+    return RECORDS[name](held)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.document import to_document
+from rankscope.analysis.report.exchange import read_report, write_report
+from rankscope.analysis.report.report import RunReport, Severity
+from rankscope.tracer.topology import Layout
+from tests.support.analysis.cluster import MS, gpt_cluster, source_of
+
+
+@pytest.fixture(scope="module")
+def report() -> RunReport:
+    """Return a report with findings, a waterfall, starved ranks and unknown values."""
+    cluster = gpt_cluster(
+        Layout(pp=2, dp=2, tp=2),
+        num_steps=8,
+        forward_ns=lambda rank, *_: 18 * MS if rank == 5 else 10 * MS,
+    )
+    return analyze_run(source_of(cluster), "tiny")
+
+
+def test_a_report_reads_back_equal(report: RunReport) -> None:
+    found = read_report(write_report(report))
+
+    assert to_document(found) == to_document(report)
+    held = ("excess", "waterfall", "quality")
+    for field in fields(RunReport):
+        if field.name not in held:
+            assert getattr(found, field.name) == getattr(report, field.name), field.name
+    assert np.array_equal(found.excess.excess_ns, report.excess.excess_ns, equal_nan=True)
+    assert found.findings[0].severity is Severity.CRITICAL
+    assert found.waterfall is not None
+    assert report.waterfall is not None
+    assert found.waterfall.by_step_ns.dtype == report.waterfall.by_step_ns.dtype
+    assert (found.waterfall.by_step_ns == report.waterfall.by_step_ns).all()
+    assert write_report(found) == write_report(report)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '["tuple"]',
+        '["eval", "1"]',
+        '["Popen", {"args": "true"}]',
+        '["RunReport", {}]',
+        '["RunReport", {"unknown": 1}]',
+        '["array", "object", [1], ""]',
+        '["array", "int64", [99999], ""]',
+        '["dict", [[], 1]]',
+        '["Severity", {"a": 1}]',
+        "[" * 100_000,
+    ],
+)
+def test_a_text_that_is_no_report_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="not a report"):
+        read_report(text)
+
+
+def test_a_report_with_a_value_of_another_type_is_refused(report: RunReport) -> None:
+    document = json.loads(write_report(report))
+    document[1]["findings"] = ["Finding", 3]
+
+    with pytest.raises(ValueError, match="not a report of this version"):
+        read_report(json.dumps(document))
