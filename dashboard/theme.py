@@ -25,24 +25,24 @@ MFU = "#9c6ade"
 STEP_TIME = "#1c7ed6"
 
 KIND_COLORS: dict[SpanKind, str] = {
-    SpanKind.FORWARD: "#3b8fd4",
-    SpanKind.BACKWARD: "#12a184",
-    SpanKind.OPTIMIZER: "#c774ad",
-    SpanKind.TP_COMM: "#e8a317",
-    SpanKind.CP_COMM: "#b5a61c",
-    SpanKind.EP_COMM: "#a9744f",
-    SpanKind.DP_COMM: "#dd5a1b",
-    SpanKind.PP_SEND: "#7d6bd6",
-    SpanKind.PP_RECV: "#a99bec",
-    SpanKind.WAIT: "#909aa6",
-    SpanKind.HOST: "#6c7a89",
-    SpanKind.DATA: "#5c9c3f",
-    SpanKind.GC: "#d6457f",
-    SpanKind.CHECKPOINT: "#8a5fbf",
-    SpanKind.OTHER: "#7f8790",
+    SpanKind.FORWARD: "#70a2d6",
+    SpanKind.BACKWARD: "#6fcc95",
+    SpanKind.OPTIMIZER: "#ac579a",
+    SpanKind.TP_COMM: "#e2b800",
+    SpanKind.CP_COMM: "#ba8e09",
+    SpanKind.EP_COMM: "#842b14",
+    SpanKind.DP_COMM: "#ae4200",
+    SpanKind.PP_SEND: "#5b60d7",
+    SpanKind.PP_RECV: "#8a97ff",
+    SpanKind.WAIT: "#abb6c7",
+    SpanKind.HOST: "#42485e",
+    SpanKind.DATA: "#63a753",
+    SpanKind.GC: "#a5414a",
+    SpanKind.CHECKPOINT: "#6e3995",
+    SpanKind.OTHER: "#888983",
 }
-"""The colour of each kind on every page, after Okabe and Ito's set, which colour-blind readers can
-distinguish; each contrasts with white and with near-black."""
+"""The colour of each kind on every page. Hue and lightness differ, so that readers without red or
+green cones distinguish any two (a test measures it); each contrasts with white and near-black."""
 
 DIVERGING: list[tuple[float, str]] = [
     (0.0, "rgba(28,126,214,1)"),
