@@ -191,9 +191,22 @@ class StepAreas:
         return ratio
 
 
-def draw_picture(timeline: StepTimeline, group_by: GroupBy) -> StepPicture:
-    """Draw a whole step, its rows ordered by ``group_by``."""
+def draw_picture(
+    timeline: StepTimeline, group_by: GroupBy, viewport: Viewport | None = None
+) -> StepPicture:
+    """Draw a step or a viewport of it, its rows ordered by ``group_by``."""
     ranks = row_order(timeline, group_by)
+    length_ns = timeline.end_ns - timeline.begin_ns
+    whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=len(ranks))
+    shown = whole if viewport is None else viewport.clip(length_ns, len(ranks))
+    inside = replace(
+        timeline,
+        begin_ns=timeline.begin_ns + shown.begin_ns,
+        end_ns=timeline.begin_ns + shown.end_ns,
+    )
+    raster = draw_raster(
+        inside, ranks[shown.first_row : shown.end_row], max_lines=MAX_LINES, num_bins=NUM_BINS
+    )
     return StepPicture(
         run=timeline.run,
         epoch=timeline.epoch,
@@ -202,8 +215,9 @@ def draw_picture(timeline: StepTimeline, group_by: GroupBy) -> StepPicture:
         end_ns=timeline.end_ns,
         num_spans=len(timeline.spans),
         num_ranks=len(ranks),
-        raster=draw_raster(timeline, ranks, max_lines=MAX_LINES, num_bins=NUM_BINS),
+        raster=replace(raster, edges_ns=raster.edges_ns + shown.begin_ns),
         coords=timeline.coords,
+        viewport=None if shown == whole else shown,
     )
 
 
@@ -290,6 +304,9 @@ def measure_areas(
     end = start + spans.duration_ns
     comm = timeline.communication
     waiting = np.where(comm, np.clip(timeline.wait_ns, 0, spans.duration_ns), 0)
+    # A communication that was still open when last seen had waited all the time.
+    is_open = comm & ((spans.flags & SpanFlag.OPEN) != 0)
+    waiting = np.where(is_open, spans.duration_ns, waiting)
     length = timeline.end_ns - timeline.begin_ns
     moves = np.clip(start + waiting, 0, length)
     start, end = np.clip(start, 0, length), np.clip(end, 0, length)

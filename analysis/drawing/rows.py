@@ -89,13 +89,20 @@ def group_starts(
     return tuple(groups)
 
 
-def arrange_rows(timeline: StepTimeline, group_by: GroupBy) -> Rows:
+def arrange_rows(
+    timeline: StepTimeline, group_by: GroupBy, ranks: tuple[int, ...] | None = None
+) -> Rows:
     """Give each rank a row and each of its tracks a lane, compute above communication.
 
     Tracks with communication share the lower part of every row in the same order, so that one
     kind of traffic has the same height in all rows.
+
+    Args:
+        timeline: The spans.
+        group_by: What the rows are grouped by.
+        ranks: The ranks from the top, at least those of the spans; None: those of the spans.
     """
-    ranks = row_order(timeline, group_by)
+    ranks = row_order(timeline, group_by) if ranks is None else ranks
     from_top = np.array(ranks, dtype=np.int64)
     ascending = np.argsort(from_top)
     row = ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]

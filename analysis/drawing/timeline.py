@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..readers.bytedance.reader import split_bytedance_waits
 from ..readers.waits import is_communication, split_traced_waits
 from ..trace.errors import EmptyRunError
 from ..trace.rows import select_rows
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
     from ..readers.waits import Arrivals
     from ..trace.tables import RunInfo, RunSummary, SpanSource, SpanTable
+    from .raster import StepPicture
 
 _BYTEDANCE = "bytedance"
 
@@ -54,6 +56,27 @@ class StepTimeline:
         """Shape (spans,): communication, by the span's kind or by its inferred group."""
         found: NDArray[np.bool_] = is_communication(self.spans) | (self.wait_ns >= 0)
         return found
+
+
+def cut_timeline(timeline: StepTimeline, picture: StepPicture) -> StepTimeline:
+    """Return the spans that a picture's viewport touches; begin and end are the whole step's."""
+    if picture.viewport is None:
+        return timeline
+    spans = timeline.spans
+    begin_ns = timeline.begin_ns + picture.viewport.begin_ns
+    end_ns = timeline.begin_ns + picture.viewport.end_ns
+    rows = np.flatnonzero(
+        (spans.start_ns < end_ns)
+        & (spans.start_ns + spans.duration_ns > begin_ns)
+        & np.isin(spans.rank, picture.ranks)
+    )
+    return replace(
+        timeline,
+        spans=select_rows(spans, rows),
+        wait_ns=timeline.wait_ns[rows],
+        transfer_ns=timeline.transfer_ns[rows],
+        last_rank=timeline.last_rank[rows],
+    )
 
 
 def read_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> StepTimeline:

@@ -19,4 +19,19 @@ window.dash_clientside.rankscope = {
     }
     return { ...fresh, layout };
   },
+
+  // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
+  // address is replaced first, so that Dash's Location finds it as it should be and pushes nothing.
+  replaceAddress(search) {
+    const none = window.dash_clientside.no_update;
+    if (search === null || search === undefined) return [none, none];
+    window.history.replaceState(window.history.state, "", window.location.pathname + search);
+    return [window.location.search, window.location.href];
+  },
 };
+
+// What is typed into a chooser replaces its old text.
+document.addEventListener("focusin", (event) => {
+  const input = event.target;
+  if (input instanceof HTMLInputElement && input.matches(".mantine-Select-input")) input.select();
+});

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,7 +15,7 @@ from ..text import escape_for_plotly
 from ..theme import INK, KIND_COLORS, apply_style, rgba
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,15 @@ MAX_GROUP_NAMES = 64
 
 _MAX_TICKS = 64
 _WAIT_ALPHA = 0.22
+_PALE_ALPHA = 0.4
+_MIN_HATCHED = 10
+"""Pixels of a lane's height from which its hatching shows as lines: in a thinner one it vanishes or
+makes a moire, so waits are pale there."""
+
+_LETTER = 7.4
+"""Pixels of a letter in the margin, on average."""
+
+NOT_LOADED = "rgba(134,142,150,0.25)"
 _MIN_HEIGHT = 260
 _MAX_HEIGHT = 860
 _PIXELS_PER_RANK = 62
@@ -37,43 +46,127 @@ _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
 
 
 def timeline_figure(
-    timeline: StepTimeline, group_by: GroupBy, viewport: Viewport | None = None
+    timeline: StepTimeline,
+    group_by: GroupBy,
+    viewport: Viewport | None = None,
+    ranks: tuple[int, ...] | None = None,
 ) -> go.Figure:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
     Each rank has a row with one lane for each track, compute above communication. If the wait of a
-    communication span is known, its wait is hatched and pale, its transfer solid. All bars of a
-    kind are one trace, and their waits another.
+    communication span is known, its wait is hatched and pale, its transfer solid. A communication
+    that has not ended is a wait. All bars of a kind are one trace, and their waits another.
 
     Args:
         timeline: The step, or the spans of a viewport.
         group_by: What the rows are grouped by.
-        viewport: Its times fill the figure; None: the whole step.
+        viewport: It fills the figure; None: the whole step.
+        ranks: The viewport's ranks from the top, if only its spans are given: all around it is
+            drawn as not loaded. None: the spans are the whole step's.
     """
-    rows = arrange_rows(timeline, group_by)
+    rows = arrange_rows(timeline, group_by, ranks)
     texts = hover_texts(timeline)
-    is_split = (timeline.wait_ns > 0) & (timeline.wait_ns <= timeline.spans.duration_ns)
+    wait_ns = find_waits(timeline)
+    height = min(max(_PIXELS_PER_RANK * len(rows.ranks) + 110, _MIN_HEIGHT), _MAX_HEIGHT)
+    lane = float(np.median(rows.height)) * (height - 88) / max(len(rows.ranks), 1)
+    waiting = _hatched if lane >= _MIN_HATCHED else _pale
     figure = go.Figure()
     outer_first = np.argsort(timeline.spans.depth, kind="stable")
     for code in np.unique(timeline.spans.kind).tolist():
         own = outer_first[timeline.spans.kind[outer_first] == code]
-        _add_bars(figure, timeline, rows, texts, own, is_split)
-    if is_split.any():
+        _add_bars(figure, timeline, rows, texts, own, _Waits(wait_ns, waiting))
+    if (wait_ns > 0).any():
+        word = "hatched" if waiting is _hatched else "pale"
         figure.add_trace(
             go.Bar(
-                name="hatched: waiting for the last member",
+                name=f"{word}: waiting for the last member",
                 orientation="h",
                 x=[None],
                 y=[None],
-                marker=_hatched(INK),
+                marker=waiting(INK),
                 hoverinfo="skip",
             )
         )
-    _style(figure, timeline, rows, group_by)
+    _style(figure, timeline, rows, height)
     if viewport is not None:
         figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
-        figure.update_layout(uirevision=f"{figure.layout.uirevision} {viewport}")
+        if ranks is None:
+            figure.update_yaxes(range=[viewport.end_row - 0.5, viewport.first_row - 0.5])
+        else:
+            loaded_ms = (viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS)
+            shapes = not_loaded(loaded_ms, _length_ms(timeline), num_lines=len(rows.ranks))
+            figure.update_layout(shapes=[*figure.layout.shapes, *shapes])
     return figure
+
+
+class _Waits(NamedTuple):
+    wait_ns: NDArray[np.int64]
+    """Shape (spans,): as of `find_waits`."""
+
+    marker: Callable[[str], dict[str, object]]
+    """Returns the look of a wait of a colour."""
+
+
+def find_waits(timeline: StepTimeline) -> NDArray[np.int64]:
+    """Return how long each span waits from its begin on, shape (spans,); 0 if it is unknown.
+
+    A communication that was still open when last seen had waited all the time.
+    """
+    spans = timeline.spans
+    is_split = (timeline.wait_ns > 0) & (timeline.wait_ns <= spans.duration_ns)
+    is_open = timeline.communication & ((spans.flags & SpanFlag.OPEN) != 0)
+    waits: NDArray[np.int64] = np.where(is_split, timeline.wait_ns, 0)
+    return np.where(is_open, spans.duration_ns, waits)
+
+
+def not_loaded(
+    loaded_ms: tuple[float, float], length_ms: float, *, num_lines: int
+) -> list[dict[str, object]]:
+    """Return shapes over what a figure of a viewport does not have, as plotly's shapes.
+
+    White would mean that nothing happened there.
+
+    Args:
+        loaded_ms: Begin and end of the viewport, from the step's begin.
+        length_ms: Length of the step.
+        num_lines: Lines of the figure.
+    """
+    begin_ms, end_ms = loaded_ms
+    beyond = 1e6  # further than a reader can zoom out
+    boxes = (
+        (0.0, begin_ms, -beyond, beyond),
+        (end_ms, length_ms, -beyond, beyond),
+        (begin_ms, end_ms, -beyond, -0.5),
+        (begin_ms, end_ms, num_lines - 0.5, beyond),
+    )
+    return [
+        {
+            "type": "rect",
+            "name": "not loaded",
+            "x0": x0,
+            "x1": x1,
+            "y0": y0,
+            "y1": y1,
+            "xref": "x",
+            "yref": "y",
+            "fillcolor": NOT_LOADED,
+            "line": {"width": 0},
+            "layer": "below",
+            "label": {"text": "not loaded yet", "font": {"color": INK}},
+        }
+        for x0, x1, y0, y1 in boxes
+        if x1 > x0
+    ]
+
+
+def _length_ms(timeline: StepTimeline) -> float:
+    return (timeline.end_ns - timeline.begin_ns) / NS_PER_MS
+
+
+def left_margin(names: Iterable[str], ticks: Iterable[str]) -> int:
+    """Return the width in pixels of a margin with names of groups beside labels of rows."""
+    widths = [max(map(len, texts), default=0) * _LETTER for texts in (list(names), list(ticks))]
+    return round(sum(widths)) + 28
 
 
 def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
@@ -125,7 +218,6 @@ def group_names(groups: Sequence[tuple[float, str]], **place: object) -> list[di
             "x": 0,
             "xref": "paper",
             "xanchor": "left",
-            "xshift": -126,
             "y": height,
             "yref": "y",
             "showarrow": False,
@@ -141,26 +233,25 @@ def _add_bars(
     rows: Rows,
     texts: NDArray[np.object_],
     own: NDArray[np.intp],
-    is_split: NDArray[np.bool_],
+    waits: _Waits,
 ) -> None:
     """Add the bars of one kind: whole spans and transfers solid, waits hatched."""
     spans = timeline.spans
     kind = KINDS[int(spans.kind[own[0]])]
     start = spans.start_ns[own] - timeline.begin_ns
-    wait = np.where(is_split[own], timeline.wait_ns[own], 0)
+    wait = waits.wait_ns[own]
     solid = _bars(kind, rows, own, start + wait, spans.duration_ns[own] - wait, spans.depth)
-    solid.update(name=_NAMES.get(kind, kind.value), hovertext=texts[own], marker=_solid(kind))
+    solid.update(name=_NAMES.get(kind, kind.value), hovertext=texts[own])
+    solid.update(marker=waits.marker(KIND_COLORS[kind]) if kind is SpanKind.WAIT else _solid(kind))
     figure.add_trace(go.Bar(solid))
     waiting = own[wait > 0]
     if len(waiting):
-        hatched = _bars(
-            kind, rows, waiting, start[wait > 0], timeline.wait_ns[waiting], spans.depth
-        )
+        hatched = _bars(kind, rows, waiting, start[wait > 0], wait[wait > 0], spans.depth)
         hatched.update(
             name=f"{kind.value}, waiting",
             showlegend=False,
             hovertext=texts[waiting],
-            marker=_hatched(KIND_COLORS[kind]),
+            marker=waits.marker(KIND_COLORS[kind]),
         )
         figure.add_trace(go.Bar(hatched))
 
@@ -188,8 +279,6 @@ def _bars(
 
 
 def _solid(kind: SpanKind) -> dict[str, object]:
-    if kind is SpanKind.WAIT:
-        return _hatched(KIND_COLORS[kind])
     return {"color": KIND_COLORS[kind], "line": {"width": 0}}
 
 
@@ -208,14 +297,19 @@ def _hatched(color: str) -> dict[str, object]:
     }
 
 
-def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, group_by: GroupBy) -> None:
-    height = min(max(_PIXELS_PER_RANK * len(rows.ranks) + 110, _MIN_HEIGHT), _MAX_HEIGHT)
+def _pale(color: str) -> dict[str, object]:
+    # A wait is drawn over the span around it, which would shine through.
+    is_nested = color == KIND_COLORS[SpanKind.WAIT]
+    return {"color": color if is_nested else rgba(color, _PALE_ALPHA), "line": {"width": 0}}
+
+
+def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, height: int) -> None:
     zoom_key = f"{timeline.run} {timeline.epoch} {timeline.step}"
     apply_style(figure, height=height, zoom_key=zoom_key)
     figure.update_xaxes(
         title_text="time since the step's first span (ms)",
         tickformat=",",
-        range=[0, (timeline.end_ns - timeline.begin_ns) / NS_PER_MS],
+        range=[0, _length_ms(timeline)],
         showspikes=True,
         spikemode="across",
         spikesnap="cursor",
@@ -224,14 +318,15 @@ def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, group_by: Grou
         spikecolor=INK,
     )
     ticks = range(0, len(rows.ranks), max(1, -(-len(rows.ranks) // _MAX_TICKS)))
+    labels = [f"rank {rows.ranks[row]}" for row in ticks]
+    left = left_margin((name for _, name in rows.groups), labels)
     figure.update_yaxes(
         range=[len(rows.ranks) - 0.5, -0.5],
         tickmode="array",
         tickvals=list(ticks),
-        ticktext=[f"rank {rows.ranks[row]}" for row in ticks],
+        ticktext=labels,
         showgrid=False,
         automargin=False,
-        uirevision=f"{zoom_key} {group_by}",
     )
     line = {"color": "rgba(134,142,150,0.45)", "width": 1}
     figure.update_layout(
@@ -239,9 +334,9 @@ def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, group_by: Grou
         bargap=0,
         hovermode="closest",
         dragmode="pan",
-        margin={"l": 132, "r": 16, "t": 40, "b": 48},
+        margin={"l": left, "r": 16, "t": 40, "b": 48},
         shapes=group_lines((at - 0.5 for at, _ in rows.groups if at > 0), line),
-        annotations=group_names(rows.groups, yanchor="middle", align="left"),
+        annotations=group_names(rows.groups, yanchor="middle", align="left", xshift=6 - left),
     )
 
 

@@ -12,7 +12,7 @@ from rankscope.analysis.report.text import format_ranges
 from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS, SpanKind
 
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
-from .timeline import MAX_GROUP_NAMES, group_lines, group_names
+from .timeline import MAX_GROUP_NAMES, group_lines, group_names, left_margin, not_loaded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,8 +30,7 @@ _EMPTY = 0
 """Shade of a cell in which nothing was."""
 
 _HEIGHT = 860
-_LEFT = 184
-"""Width of the margin: names of groups, and beside them the labels of lines of several ranks."""
+_MAX_TICKS = 32
 
 
 def raster_figure(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
@@ -98,8 +97,7 @@ def raster_note(picture: StepPicture) -> str:
 
 
 def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict[str, Any]:
-    viewport = "" if picture.viewport is None else f" {picture.viewport}"
-    zoom_key = f"{picture.run} {picture.epoch} {picture.step}{viewport}"
+    zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
     lines_per_rank = num_labels / len(picture.ranks)
     groups = [
         (row * lines_per_rank - 0.5, name)
@@ -107,19 +105,40 @@ def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict
     ]
     # Lines between more groups than can be named would hide the pixels.
     separators = [height for height, _ in groups[1:]] if len(groups) <= MAX_GROUP_NAMES else []
+    blocks = picture.raster.rank_blocks
+    labelled = range(0, len(blocks), max(1, -(-len(blocks) // _MAX_TICKS)))
+    ticks = [f"rank {blocks[at][0]}{'…' if len(blocks[at]) > 1 else ''}" for at in labelled]
+    left = left_margin((name for _, name in groups), ticks)
+    shapes = group_lines(separators, {"color": INK, "width": 1})
+    if picture.viewport is not None:
+        edges_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
+        length_ms = (picture.end_ns - picture.begin_ns) / NS_PER_MS
+        loaded_ms = (float(edges_ms[0]), float(edges_ms[1]))
+        shapes += not_loaded(loaded_ms, length_ms, num_lines=num_labels)
     layout = base_layout(height=_HEIGHT, zoom_key=zoom_key)
     layout.update(
-        margin={"l": _LEFT, "r": 16, "t": 40, "b": 48},
-        dragmode="zoom",
-        shapes=group_lines(separators, {"color": INK, "width": 1}),
-        annotations=group_names(groups, yanchor="top", xshift=6 - _LEFT),
+        margin={"l": left, "r": 16, "t": 40, "b": 48},
+        dragmode="pan",
+        shapes=shapes,
+        annotations=group_names(groups, yanchor="top", xshift=6 - left),
     )
     layout["xaxis"].update(
         title={"text": "time since the step's first span (ms)"}, tickformat=",", showgrid=False
     )
     layout["yaxis"].update(
-        type="category", range=[num_labels - 0.5, -0.5], nticks=32, showgrid=False
+        type="category",
+        range=[num_labels - 0.5, -0.5],
+        tickmode="array",
+        tickvals=[at * (num_labels // len(blocks)) for at in labelled],
+        ticktext=ticks,
+        showgrid=False,
+        automargin=False,
     )
+    if picture.viewport is None:
+        layout["xaxis"]["range"] = (picture.raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
+    else:
+        shown = (picture.viewport.begin_ns, picture.viewport.end_ns)
+        layout["xaxis"]["range"] = [at / NS_PER_MS for at in shown]
     return layout
 
 

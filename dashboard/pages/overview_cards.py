@@ -143,9 +143,14 @@ def _step_bar(report: RunReport) -> Component:
         count = format_count(len(rest), "more finding")
         rows.append((count, sum(part.seconds for part in rest), "lost more"))
     rows.append(("other", parts[-1].seconds, "other"))
+    whole_s = sum(seconds for _, seconds, _ in rows) or 1.0
+
+    def share(seconds: float) -> str:
+        return f"{100 * seconds / whole_s:.6f}"  # numbers that sum to less than 1 leave space
+
     bar = html.Div(
         [
-            html.Span(className=f"part {style}", style={"flexGrow": f"{seconds:.9f}"}, title=name)
+            html.Span(className=f"part {style}", style={"flexGrow": share(seconds)}, title=name)
             for name, seconds, style in rows
         ],
         className="parts-bar",

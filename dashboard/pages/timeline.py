@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.drawing.raster import MAX_BARS, Viewport, draw_picture
+from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
@@ -41,6 +42,7 @@ from .timeline_controls import (
     Relayout,
     Scale,
     StepChoices,
+    bars_scale,
     choices_from_marks,
     choices_from_report,
     figure_scale,
@@ -75,7 +77,10 @@ class Shown(Post):
     step: int | None
     revisions: Revisions | None
     scale: Scale | None
-    """None: the figure is no stored picture, so that zooming asks for nothing."""
+    """None: there is no figure."""
+
+    num_views: int
+    """How often the address has changed what is shown: within one view, the zoom is kept."""
 
 
 class RefreshPost(Post):
@@ -85,6 +90,8 @@ class RefreshPost(Post):
     num_ticks: Ticks
     fallback_ticks: Ticks
     shown: Shown
+    zoomed: str | None
+    """The query that the last zoom has written into the address."""
 
 
 class StepPost(Post):
@@ -121,14 +128,19 @@ class _Content:
     interval_ms: int = LIVE_MS
     """Pause before the page asks again."""
 
+    num_views: int = 0
+
     def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
         """Return the parts in the order of `_OUTPUTS`, after so many ticks of their timer."""
+        layout = self.figure["layout"]
+        layout["uirevision"] = f"{layout['uirevision']} {self.num_views}"
         shown = Shown(
             run=self.view.run,
             epoch=self.view.epoch,
             step=self.view.step,
             revisions=self.revisions,
             scale=self.scale,
+            num_views=self.num_views,
         )
         return (
             shown.model_dump(),
@@ -182,7 +194,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
             graph("timeline-graph", figure, wheel_zooms=True),
             html.P(
                 "Scroll to zoom, drag to pan, double-click for the whole step."
-                " Hatched: waiting for the last member. Solid: transfer or work.",
+                " Hatched or pale: waiting for the last member. Solid: transfer or work.",
                 className="about",
             ),
             label="timeline of one step",
@@ -191,6 +203,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     return html.Div(
         [
             dcc.Store(id="timeline-shown", data=shown),
+            dcc.Store(id="timeline-zoomed"),
             poll_timer("timeline-timer", interval_ms=content.interval_ms),
             html.Div(problem, id="timeline-problem", **announced()),
             html.Div(step, id="timeline-step", className=hidden),
@@ -208,17 +221,29 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         Input("timeline-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
         State("timeline-shown", "data"),
+        State("timeline-zoomed", "data"),
         prevent_initial_call=True,
     )
     @takes(RefreshPost)
     def refresh(post: RefreshPost) -> tuple[Any, ...]:
         view, shown = read_address(TIMELINE, post.search or ""), post.shown
+        unchanged = *(no_update,) * (len(_OUTPUTS) - 1), next_tick(post.num_ticks)
+        num_views = shown.num_views
         if ctx.triggered_id in ("timeline-timer", FALLBACK_TIMER):
             view = replace(view, run=shown.run)
+            if view.step is None and shown.step is not None:
+                # A job that trains on must not take the step away that a user looks at.
+                view = replace(view, epoch=shown.epoch, step=shown.step)
             revisions = _revisions(provider, shown.run, shown.epoch, shown.step)
             if shown.revisions is not None and shown.revisions == revisions:
-                return *(no_update,) * (len(_OUTPUTS) - 1), next_tick(post.num_ticks)
-        return _request(provider, view, base_path).outputs(post.num_ticks)
+                return unchanged
+        else:
+            is_loaded = shown.scale is not None and shown.scale.is_whole
+            if is_loaded and view.viewport is not None and post.search == post.zoomed:
+                return unchanged  # the browser has zoomed already
+            num_views += 1
+        content = replace(_request(provider, view, base_path), num_views=num_views)
+        return content.outputs(post.num_ticks)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -236,7 +261,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         return write_address(changed, base_path=base_path)
 
     @app.callback(
-        Output("url", "href", allow_duplicate=True),
+        Output("timeline-zoomed", "data"),
         Input("timeline-graph", "relayoutData"),
         State("url", "search"),
         State("timeline-shown", "data"),
@@ -246,12 +271,22 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     def zoom(post: ZoomPost) -> str:
         shown = post.shown
         view = replace(read_address(TIMELINE, post.search or ""), run=shown.run)
-        found = None if post.relayout is None else read_zoom(post.relayout, shown.scale)
+        found = (
+            None if post.relayout is None else read_zoom(post.relayout, shown.scale, view.viewport)
+        )
         if found is None or found == view.viewport or (found is WHOLE and view.viewport is None):
             raise PreventUpdate
         viewport = None if found is WHOLE else found
         changed = replace(view, epoch=shown.epoch, step=shown.step, viewport=viewport)
-        return write_address(changed, base_path=base_path)
+        return "?" + write_address(changed, base_path=base_path).partition("?")[2]
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "replaceAddress"),
+        Output("url", "search", allow_duplicate=True),
+        Output("url", "href", allow_duplicate=True),
+        Input("timeline-zoomed", "data"),
+        prevent_initial_call=True,
+    )
 
 
 PAGE = Page(name=TIMELINE, title="Timeline", build=timeline_page, register=register)
@@ -321,17 +356,12 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
         timeline = provider.timeline(run_id, epoch=epoch, step=step)
         if timeline is None:
             return _Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
-        content = _show_spans(replace(view, viewport=None), choices, timeline, base_path)
+        content = _show_timeline(view, choices, timeline, base_path)
     elif (timeline := _viewport_spans(provider, picture)) is not None:
-        content = _show_spans(view, choices, timeline, base_path)
+        content = _show_spans(view, choices, timeline, base_path, part=picture)
     else:
         view = view if picture.viewport else replace(view, viewport=None)
         content = _show_picture(view, choices, picture, base_path)
-        content = replace(
-            content,
-            note=f"{content.note} Zoom in to see single spans.",
-            scale=figure_scale(picture),
-        )
     is_pending = isinstance(found, AnalysisInProgress)
     return replace(
         content,
@@ -379,20 +409,46 @@ def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
     )
 
 
-def _show_spans(
+def _show_timeline(
     view: View, choices: StepChoices, timeline: StepTimeline, base_path: str
 ) -> _Content:
-    """Show spans as bars, or as pixels if they are too many."""
-    if len(timeline.spans) > MAX_BARS:
-        return _show_picture(view, choices, draw_picture(timeline, view.group_by), base_path)
-    num_ranks = len(set(timeline.spans.rank.tolist()))
+    """Show a step of which all spans were read: as bars, or as pixels if they are too many."""
+    if len(timeline.spans) <= MAX_BARS:
+        return _show_spans(view, choices, timeline, base_path)
+    picture = draw_picture(timeline, view.group_by, view.viewport)
+    part = cut_timeline(timeline, picture)
+    if picture.viewport is not None and 0 < len(part.spans) <= MAX_BARS:
+        return _show_spans(view, choices, part, base_path, part=picture)
+    return _show_picture(replace(view, viewport=picture.viewport), choices, picture, base_path)
+
+
+def _show_spans(
+    view: View,
+    choices: StepChoices,
+    timeline: StepTimeline,
+    base_path: str,
+    *,
+    part: StepPicture | None = None,
+) -> _Content:
+    """Show spans as bars; ``part`` is the picture whose viewport they fill, if not the step."""
+    ranks = None if part is None else part.ranks
+    num_ranks = len(set(timeline.spans.rank.tolist())) if ranks is None else len(ranks)
+    viewport = part.viewport if part is not None else view.viewport
+    if viewport is not None and part is None:
+        viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, num_ranks)
     return _Content(
-        view=view,
+        view=replace(view, viewport=viewport),
         title=f"Step {timeline.step}",
         about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
         controls=timeline_controls(view, choices, base_path),
-        figure=timeline_figure(timeline, view.group_by, view.viewport),
-        note=_viewport_note(view.viewport),
+        figure=timeline_figure(timeline, view.group_by, viewport, ranks),
+        note="" if part is None else _viewport_note(viewport),
+        scale=bars_scale(
+            timeline,
+            num_rows=num_ranks,
+            num_ranks=num_ranks if part is None else part.num_ranks,
+            first_row=None if part is None or viewport is None else viewport.first_row,
+        ),
     )
 
 
@@ -405,7 +461,9 @@ def _show_picture(
         about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
         controls=timeline_controls(view, choices, base_path),
         figure=raster_figure(picture, view.group_by),
-        note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}".strip(),
+        note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
+        " Zoom in to see single spans.".strip(),
+        scale=figure_scale(picture),
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.drawing.raster import StepPicture
+    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
@@ -56,8 +57,14 @@ class Scale(Post):
     """A half if each rank has two lines."""
 
     num_lines: int
-    begin_ms: AxisPlace
-    end_ms: AxisPlace
+    num_ranks: int
+    """Ranks of the whole step."""
+
+    length_ms: AxisPlace
+    """Length of the whole step."""
+
+    is_whole: bool
+    """Whether the figure has all spans of the step, so that a zoom needs no others."""
 
 
 class Relayout(Post, extra="ignore"):
@@ -116,10 +123,9 @@ def timeline_controls(view: View, choices: StepChoices, base_path: str) -> list[
     later = [step for step in choices.steps if step > (view.step or 0)]
     steps = sorted({*choices.steps, view.step or 0})
     parts: list[Component] = [
-        _links("rows by", [(by.value, link(group_by=by), by is view.group_by) for by in GroupBy])
+        dcc.Link("whole step", href=link(), className="whole-step"),
+        _links("rows by", [(by.value, link(group_by=by), by is view.group_by) for by in GroupBy]),
     ]
-    if view.viewport is not None:
-        parts.insert(0, dcc.Link("whole step", href=link(), className="choice"))
     if len(choices.epochs) > 1:
         epochs = [(str(one), link(epoch=one), one == view.epoch) for one in choices.epochs]
         parts.append(_links("epoch", epochs))
@@ -178,44 +184,81 @@ def figure_scale(picture: StepPicture) -> Scale:
     first_row = (
         0 if picture.viewport is None else picture.viewport.first_row // line_ranks * line_ranks
     )
-    bounds_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
     return Scale(
         first_row=first_row,
         ranks_per_line=line_ranks / num_lines,
         num_lines=len(blocks) * num_lines,
-        begin_ms=float(bounds_ms[0]),
-        end_ms=float(bounds_ms[1]),
+        num_ranks=picture.num_ranks,
+        length_ms=(picture.end_ns - picture.begin_ns) / NS_PER_MS,
+        is_whole=False,
     )
 
 
-def read_zoom(relayout: Relayout, scale: Scale | None) -> Viewport | None:
-    """Return the viewport that a reader zoomed to.
+def bars_scale(
+    timeline: StepTimeline, *, num_rows: int, num_ranks: int, first_row: int | None
+) -> Scale:
+    """Return the scale of a figure of bars, in which each rank has a row.
+
+    Args:
+        timeline: Its spans; begin and end are the whole step's.
+        num_rows: Its rows.
+        num_ranks: Ranks of the whole step.
+        first_row: Place of its uppermost rank; None: it has the whole step.
+    """
+    return Scale(
+        first_row=first_row or 0,
+        ranks_per_line=1.0,
+        num_lines=num_rows,
+        num_ranks=num_ranks,
+        length_ms=(timeline.end_ns - timeline.begin_ns) / NS_PER_MS,
+        is_whole=first_row is None,
+    )
+
+
+def read_zoom(relayout: Relayout, scale: Scale | None, shown: Viewport | None) -> Viewport | None:
+    """Return the viewport that a reader zoomed or panned to, which may be beyond what is loaded.
 
     Args:
         relayout: The change of the axes.
-        scale: Scale of the figure; None if it shows bars, which the browser zooms itself.
+        scale: Scale of the figure; None if there is none.
+        shown: The viewport before; None: the whole step. An axis that did not change keeps it.
 
     Returns:
-        `WHOLE` on a double-click; None if no other part of the step is asked for.
+        `WHOLE` on a double-click, or if the whole step is in view; None if nothing changed.
     """
     if scale is None:
         return None
     if relayout.x_reset or relayout.y_reset:
         return WHOLE
-    x = _sorted(relayout.x0, relayout.x1, scale.begin_ms, scale.end_ms)
-    y = _sorted(relayout.y0, relayout.y1, -0.5, scale.num_lines - 0.5)
-    first, end = max(math.floor(y[0] + 0.5), 0), min(math.ceil(y[1] + 0.5), scale.num_lines)
-    begin_ms, end_ms = max(x[0], scale.begin_ms), min(x[1], scale.end_ms)
-    is_all_time = begin_ms <= scale.begin_ms and end_ms >= scale.end_ms
-    is_all = is_all_time and first <= 0 and end >= scale.num_lines
-    if is_all or begin_ms >= end_ms or first >= end:
+    if relayout.x0 is None and relayout.y0 is None:
         return None
+    before = shown or Viewport(
+        begin_ns=0,
+        end_ns=round(scale.length_ms * NS_PER_MS),
+        first_row=0,
+        end_row=scale.num_ranks,
+    )
+    x = _sorted(relayout.x0, relayout.x1, before.begin_ns / NS_PER_MS, before.end_ns / NS_PER_MS)
+    begin_ms, end_ms = max(x[0], 0.0), min(x[1], scale.length_ms)
+    first_row, end_row = before.first_row, before.end_row
+    if relayout.y0 is not None or relayout.y1 is not None:
+        y = _sorted(relayout.y0, relayout.y1, -0.5, scale.num_lines - 0.5)
+        first, end = math.floor(y[0] + 0.5), math.ceil(y[1] + 0.5)
+        first_row = max(int(scale.first_row + first * scale.ranks_per_line), 0)
+        end_row = min(math.ceil(scale.first_row + end * scale.ranks_per_line), scale.num_ranks)
+    if begin_ms >= end_ms or first_row >= end_row:
+        return None
+    if (begin_ms, end_ms) == (0.0, scale.length_ms) and (first_row, end_row) == (
+        0,
+        scale.num_ranks,
+    ):
+        return WHOLE
     begin_ns = round(begin_ms * NS_PER_MS)
     return Viewport(
         begin_ns=begin_ns,
         end_ns=max(round(end_ms * NS_PER_MS), begin_ns + 1),
-        first_row=int(scale.first_row + first * scale.ranks_per_line),
-        end_row=math.ceil(scale.first_row + end * scale.ranks_per_line),
+        first_row=first_row,
+        end_row=end_row,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import expect
 
 from rankscope.analysis.report.progress import Activity, AnalysisInProgress, Progress
@@ -17,7 +18,6 @@ from tests.support.dashboard.training_builder import training_provider
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import pytest
     from playwright.sync_api import Browser, Page, Route
 
 XSS = '<img src=x onerror=window.__xss=1><script>window.__xss=1</script>" onload="window.__xss=1'
@@ -225,6 +225,41 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         seen.page.wait_for_function(f"{graph}.data[1].x.length == 36")
 
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+
+
+def test_a_zoom_is_in_the_address_and_no_step_of_the_history(browser: Browser) -> None:
+    with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
+        page = seen.page
+        page.wait_for_selector("#timeline-graph .barlayer .point")
+        length = page.evaluate("history.length")
+        axis = "document.querySelector('#timeline-graph .js-plotly-plot')._fullLayout.xaxis.range"
+        whole = page.evaluate(axis)
+
+        point_at(page, "#timeline-graph .nsewdrag", (0.5, 0.5))
+        until(page, lambda: "from=" in page.url, lambda: page.mouse.wheel(0, -200))
+        settle(page)
+
+        assert page.evaluate("history.length") == length
+        begin, end = page.evaluate(axis)
+        assert whole[0] < begin < end < whole[1]
+        page.reload()
+        page.wait_for_selector("#timeline-graph .barlayer .point")
+        assert page.evaluate(axis) == pytest.approx([begin, end], abs=0.01)
+
+        # WHEN the reader double-clicks THEN the whole step is in view, in the address too
+        center = page.locator("#timeline-graph .nsewdrag").first
+        until(page, lambda: "from=" not in page.url, lambda: center.dblclick(force=True))
+        settle(page)
+        until(page, lambda: page.evaluate(axis) == pytest.approx(whole), lambda: None)
+
+
+def test_what_is_typed_into_a_chooser_replaces_its_text(browser: Browser) -> None:
+    with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
+        seen.page.wait_for_selector("#timeline-graph .barlayer .point")
+        seen.page.click("#timeline-choose-step")
+        seen.page.keyboard.type("step 2")
+
+        assert seen.page.input_value("#timeline-choose-step") == "step 2"
 
 
 def test_a_live_run_refreshes_if_answers_take_longer_than_the_poll_interval(

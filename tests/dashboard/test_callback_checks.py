@@ -82,10 +82,13 @@ def test_an_unexpected_post_is_rejected_and_runs_no_callback(
     assert provider.num_reports == 0
 
 
-SCALE = {"first_row": 0, "ranks_per_line": 1.0, "num_lines": 8, "begin_ms": 0, "end_ms": 50.0}
+SCALE = {
+    "first_row": 0, "ranks_per_line": 1.0, "num_lines": 8, "num_ranks": 8, "length_ms": 50.0,
+    "is_whole": True,
+}  # fmt: skip
 REVISIONS = {"run": 7, "picture": 1}
 STEP_SHOWN = {
-    "run": "demo-42", "epoch": 0, "step": 3, "revisions": REVISIONS, "scale": SCALE,
+    "run": "demo-42", "epoch": 0, "step": 3, "revisions": REVISIONS, "scale": SCALE, "num_views": 0,
 }  # fmt: skip
 FRAME_SHOWN = {"page": "timeline", "run": "other", "runs": [{"run": "other", "state": "running"}]}
 
@@ -122,6 +125,7 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "timeline-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 1,
         "timeline-shown.data": STEP_SHOWN,
+        "timeline-zoomed.data": None,
     },
     "timeline-choose-step.value": {
         "timeline-choose-step.value": "4",
@@ -144,6 +148,7 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
     "fallback-timer.n_intervals": ["1", {}, 1.5],
     "overview-timer.n_intervals": ["1", {}, 1.5],
     "liveness-timer.n_intervals": ["1", {}, 1.5],
+    "timeline-zoomed.data": [7, ["a"], "?run=\ud800"],
     "overview-kinds-shown.data": [7, {}, ["7"]],
     "timeline-timer.n_intervals": ["1", {}, 1.5],
     "frame-shown.data": [
@@ -199,8 +204,8 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
         {**STEP_SHOWN, "revisions": {"run": 7, "picture": "1"}},
         {**STEP_SHOWN, "scale": 7},
         {**STEP_SHOWN, "scale": {"first_row": 0}},
-        {**STEP_SHOWN, "scale": {**SCALE, "end_ms": float("nan")}},
-        {**STEP_SHOWN, "scale": {**SCALE, "end_ms": 10**400}},
+        {**STEP_SHOWN, "scale": {**SCALE, "length_ms": float("nan")}},
+        {**STEP_SHOWN, "scale": {**SCALE, "length_ms": 10**400}},
         {**STEP_SHOWN, "scale": {**SCALE, "num_lines": 8.5}},
         {**STEP_SHOWN, "more": 1},
     ],

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rankscope.analysis.drawing.raster import draw_picture
+from rankscope.analysis.drawing.raster import Viewport, draw_picture
 from rankscope.analysis.drawing.rows import GroupBy
-from rankscope.analysis.drawing.timeline import read_timeline
+from rankscope.analysis.drawing.timeline import cut_timeline, read_timeline
+from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from rankscope.dashboard.theme import KIND_COLORS, rgba
-from rankscope.tracer.span import SpanKind
+from rankscope.tracer.span import NS_PER_MS, SpanFlag, SpanKind
 from rankscope.tracer.topology import Layout
-from tests.support.dashboard.builders import report, shades_of
+from tests.support.dashboard.builders import report, shades_of, traces
 from tests.support.dashboard.step_builder import comm, compute, step_of
 from tests.support.dashboard.training_builder import training_provider
 
@@ -79,3 +81,41 @@ def test_few_ranks_have_two_lines_each() -> None:
 
     assert labels == ["rank 0", "rank 0, communication"]
     assert "the lower communication" in raster_note(picture)
+
+
+def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
+    step = step_of(*(compute(rank, 0, 100 * NS_PER_MS) for rank in range(8)))
+    viewport = Viewport(begin_ns=20 * NS_PER_MS, end_ns=60 * NS_PER_MS, first_row=2, end_row=5)
+    picture = draw_picture(step, GroupBy.RANK, viewport)
+
+    boxes = [
+        shape
+        for shape in raster_figure(picture, GroupBy.RANK)["layout"]["shapes"]
+        if shape.get("name") == "not loaded"
+    ]
+
+    assert picture.ranks == (2, 3, 4)
+    assert [(box["x0"], box["x1"]) for box in boxes[:2]] == [(0.0, 20.0), (60.0, 100.0)]
+    # Two lines a rank: above the first of six, and below the last.
+    assert (boxes[2]["y1"], boxes[3]["y0"]) == (-0.5, 5.5)
+    bars = timeline_figure(cut_timeline(step, picture), GroupBy.RANK, viewport, picture.ranks)
+    assert [shape.x0 for shape in bars.layout.shapes if shape.name == "not loaded"][:2] == [0, 60]
+    assert list(bars.layout.yaxis.ticktext) == ["rank 2", "rank 3", "rank 4"]
+
+
+def test_the_picture_of_a_whole_step_has_everything() -> None:
+    picture = draw_picture(step_of(compute(0, 0, 9)), GroupBy.PP)
+
+    assert raster_figure(picture, GroupBy.PP)["layout"]["shapes"] == []
+
+
+def test_an_open_communication_is_drawn_as_waiting() -> None:
+    hung = replace(comm(0, 0, 10_000), flags=SpanFlag.OPEN)
+    step = step_of(hung, compute(1, 0, 1_000))
+
+    figure = raster_figure(draw_picture(step, GroupBy.RANK), GroupBy.RANK)
+    bars = timeline_figure(step, GroupBy.RANK)
+
+    assert color(figure, 1, 0.5) == rgba(KIND_COLORS[SpanKind.WAIT], 1)
+    (waiting,) = [trace for trace in traces(bars) if trace.name == "tp-comm, waiting"]
+    assert waiting.x.tolist() == [0.01]
