@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--cause", choices=CAUSES)
     parser.add_argument("--family")
     parser.add_argument("--truth", action="store_true", help="lay out the same without the fault")
+    parser.add_argument("--eager", action="store_true", help="sends do not wait for receives")
     parser.add_argument("--numbers", type=int, nargs="*", help="only these")
     parser.add_argument("--store", action="store_true", help="through a store, not in memory")
     asked = parser.parse_args()
@@ -146,6 +147,7 @@ def main() -> None:
     ):
         for number in asked.numbers or range(asked.first, asked.first + asked.num):
             case = case_by_number(number, asked.cause, asked.family)
+            case = replace(case, job=replace(case.job, eager_sends=asked.eager))
             try:
                 found = run_case(case, store, Path(folder) / "spool", asks_truth=asked.truth)
             except Exception:  # noqa: BLE001  # a case that fails is a result too

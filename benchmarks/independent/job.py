@@ -33,6 +33,10 @@ class Job:
 
     tp_traced: bool = True
     records_waits: bool = True
+    eager_sends: bool = False
+    """Whether a transfer between two ranks begins without its receive, and a receive that is posted
+    meanwhile ends with it."""
+
     as_bounds: bool = False
     """Whether asynchronous communication is recorded as bounded by marks on the compute stream."""
 

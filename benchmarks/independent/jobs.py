@@ -110,8 +110,12 @@ class Program:
             own = self._transfer_ns(members, num_bytes, crosses=self.places.crosses(members))
             instance = Instance(self.running.moments.add(own))
             self.running.instances[(*key, seq)] = instance
-        self.running.moments.follow(start, instance.done)
-        end = self.running.moments.add(self.noise.exponential(3 * US), instance.done)
+        before = [instance.done]
+        if self.job.eager_sends and pair is not None and self.rank == pair[1]:
+            before.append(start)
+        else:
+            self.running.moments.follow(start, instance.done)
+        end = self.running.moments.add(self.noise.exponential(3 * US), *before)
         instance.ends[self.rank] = end
         del name
         return seq, end

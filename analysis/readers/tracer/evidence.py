@@ -14,7 +14,7 @@ from ...arrays.intervals import NOT_FOUND, find_covering
 from ...arrays.sorting import argsort_rows, is_in_sorted
 from ...replay.model import GapItems, Link, Place, Transfers
 from ...trace.tables import traced_groups
-from ..transfers import InstanceMembers, collect_transfers
+from ..transfers import MAX_DELAY_RATIO, InstanceMembers, collect_transfers
 from ..waits import is_p2p
 from .pieces import EVALUATION, GAP, Pieces, is_own_compute
 
@@ -34,10 +34,6 @@ _PLACE_BY_NEXT_KIND = {
     KIND_CODES[SpanKind.FORWARD]: Place.FORWARD,
     KIND_CODES[SpanKind.BACKWARD]: Place.BACKWARD,
 }
-
-MAX_DELAY_RATIO = 0.05
-"""Share of a communication by which another one of its call may delay it: half of the smallest
-excess that is a finding."""
 
 
 def find_gaps(
@@ -185,26 +181,32 @@ def _pauses_between_steps(
 
 
 def find_transfers(
-    matched: MatchedWaits, numbers: NDArray[np.int32], run: RunInfo, *, number: NDArray[np.int64]
+    matched: MatchedWaits,
+    numbers: NDArray[np.int32],
+    run: RunInfo,
+    *,
+    number: NDArray[np.int64],
+    truncated: NDArray[np.bool_],
 ) -> Transfers:
     """Return the transfers of a traced run.
 
     Links inside one host are compared with each other only. Instances are excluded if they have a
     buffered send, are rooted and a member left early, were delayed by another communication of
-    the same call, or have an end that is only a bound.
+    the same call, had begun before the receive was posted, or have an end that is only a bound.
 
     Args:
         matched: The run.
         numbers: Numbers of its steps.
         run: Its groups, and the hosts of its ranks.
         number: The operation that each piece, then each communication of ``matched``, became.
+        truncated: Shape (communications,): `find_truncated`.
     """
     spans, comm = matched.spans, matched.comm
     groups = {group.group_id: group for group in traced_groups(run)}
     hosts: defaultdict[int, str] = defaultdict(str)
     hosts.update({rank: info.host for rank, info in run.ranks.items()})
     is_unclear = (spans.flags[comm] & SpanFlag.END_BOUND) != 0
-    is_unclear |= matched.has_no_wait | is_delayed_in_call(spans, matched.split, comm)
+    is_unclear |= truncated | matched.has_no_wait | is_delayed_in_call(spans, matched.split, comm)
     pair = is_p2p(spans)[comm]
     # The pairs of a context-parallel ring send inside compute; they keep the kind of their axis.
     pair_kind = spans.kind[comm].astype(np.int64)

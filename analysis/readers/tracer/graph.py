@@ -38,7 +38,7 @@ PAUSE_KINDS = (KIND_CODES[SpanKind.GC], KIND_CODES[SpanKind.CHECKPOINT])
 """Host kinds whose ideal is 0. The ideal of all other host time is its median."""
 
 
-def build_model(
+def build_model(  # noqa: PLR0913  # a run and what its reader found
     run: RunInfo,
     matched: MatchedWaits,
     pieces: Pieces,
@@ -46,6 +46,7 @@ def build_model(
     numbers: tuple[int, ...],
     overlap_ns: NDArray[np.int64],
     part: NDArray[np.int64],
+    truncated: NDArray[np.bool_],
 ) -> tuple[ReplayModel, NDArray[np.int64]]:
     """Build the operations of a traced run, with their dependencies and ideals.
 
@@ -56,6 +57,7 @@ def build_model(
         numbers: Steps that are replayed, ascending.
         overlap_ns: Shape (steps,): time that each of them shares with the step before.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
+        truncated: Shape (communications,): `find_truncated`.
 
     Returns:
         The model, and the operation that each piece, then each communication of ``matched``,
@@ -83,7 +85,9 @@ def build_model(
             matched, pieces, kind=kind, label=labels, part=part, duration_ns=duration
         )
         step = rank_steps.step_index[matched.comm_rank_step]
-        ideal[num_pieces:] = ideal_transfers(duration[num_pieces:], labels[num_pieces:], step)
+        ideal[num_pieces:] = ideal_transfers(
+            duration[num_pieces:], labels[num_pieces:], step, truncated=truncated
+        )
         return labels, work, ideal
 
     # numpy releases the interpreter's lock while it works on long arrays.
@@ -387,7 +391,11 @@ def ideal_durations(
 
 
 def ideal_transfers(
-    duration_ns: NDArray[np.float64], label: NDArray[np.int64], step: NDArray[np.int32]
+    duration_ns: NDArray[np.float64],
+    label: NDArray[np.int64],
+    step: NDArray[np.int32],
+    *,
+    truncated: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
     """Return the transfer of each communication in a straggler-free step.
 
@@ -395,29 +403,43 @@ def ideal_transfers(
     that is slow in more than half of the steps the median is the fault itself. The levels are two
     if they differ by a finding's excess, and significantly against the changes between steps.
 
+    Of a truncated transfer only the end was seen: it gives no ideal, and its own is at most what
+    it took.
+
     Args:
         duration_ns: Shape (communications,): transfers as recorded.
         label: Shape (communications,): alike ones have one ideal.
         step: Shape (communications,): index of the step.
+        truncated: Shape (communications,): `find_truncated`.
 
     Source:
         design.md section 5; two levels as in `faster_steps_baseline`.
     """
-    ideal = medians_by_key(duration_ns, label)
     number, num_labels = factorize(label)
+    seen = np.flatnonzero(~truncated)
+    median, num_seen = group_medians(duration_ns[seen], number[seen], num_labels)
     num_steps = int(step.max(initial=-1)) + 1
-    if num_steps <= 2 * MIN_BASELINE_STEPS:
-        return ideal
-    level, _ = group_medians(duration_ns, number * num_steps + step, num_labels * num_steps)
-    levels = level.reshape(num_labels, num_steps)
-    faster = faster_steps_baseline(levels)[:, 0]
-    usual = row_medians(levels)
+    if num_steps > 2 * MIN_BASELINE_STEPS:
+        cell = number[seen] * num_steps + step[seen]
+        level, _ = group_medians(duration_ns[seen], cell, num_labels * num_steps)
+        median = np.fmin(median, _faster_levels(level.reshape(num_labels, num_steps)))
+    ideal = np.where(num_seen > 0, median, np.inf)[number]
+    return np.where(truncated, np.minimum(ideal, duration_ns), ideal)
+
+
+def _faster_levels(levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the faster level of each row that has two; NaN for the others.
+
+    Args:
+        levels: Shape (labels, steps): median transfers; NaN if unknown.
+    """
+    found = np.full(len(levels), np.nan)
+    faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
     for row in np.flatnonzero(usual > (1.0 + MIN_EXCESS_RATIO) * faster).tolist():
         noise = median_change_deviation(levels[row])
-        if usual[row] - faster[row] >= required_deviations(num_steps) * noise:
-            mine = number == row
-            ideal[mine] = np.minimum(ideal[mine], faster[row])
-    return ideal
+        if usual[row] - faster[row] >= required_deviations(levels.shape[1]) * noise:
+            found[row] = faster[row]
+    return found
 
 
 def _mean_of_spans(

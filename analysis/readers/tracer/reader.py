@@ -16,6 +16,7 @@ from ...replay.model import COMPUTE_CODES, Reading, WaitIntervals, remove_overla
 from ...report.text import format_count, format_duration, format_ranks
 from ...trace.rows import select_rows
 from ...trace.tables import num_expected_ranks
+from ..transfers import find_truncated
 from ..waits import is_communication, is_one_sided, is_p2p, split_traced_waits
 from .compute_items import build_compute_items
 from .device_steps import measure_steps
@@ -88,6 +89,7 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     with ThreadPoolExecutor(2) as pool:
         built_items = pool.submit(build_compute_items, matched, pieces, numbers, run, part=part)
         step_numbers = tuple(numbers.tolist())
+        truncated = find_truncated(spans, split, matched.comm)
         model, number = build_model(
             run,
             matched,
@@ -95,9 +97,12 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
             numbers=step_numbers,
             overlap_ns=job_steps.overlap_ns[at],
             part=part,
+            truncated=truncated,
         )
         piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
-        transfers = pool.submit(find_transfers, matched, numbers, run, number=number)
+        transfers = pool.submit(
+            find_transfers, matched, numbers, run, number=number, truncated=truncated
+        )
         gaps = find_gaps(
             matched, pieces, steps, numbers=numbers, piece_number=piece_number, part=part
         )
