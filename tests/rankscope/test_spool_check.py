@@ -261,6 +261,12 @@ def test_a_job_that_ended_within_a_step_has_no_problem(spool: Path) -> None:
     assert check_text(spool, run_id=None, as_json=False)[0] == f"{spool}: no problem found"
 
 
+def test_one_member_records_its_group_for_all(spool: Path) -> None:
+    remove("groups.jsonl", 0, 1)(spool)
+
+    assert check_text(spool, run_id=None, as_json=False)[0] == f"{spool}: no problem found"
+
+
 def test_a_spool_declares_the_error_between_its_hosts(spool: Path, tmp_path: Path) -> None:
     declared_clock_error(spool)
 

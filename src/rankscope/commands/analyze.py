@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 WATCH_S = 5.0
 """Pause between two looks for new steps; a live verdict is due within three steps."""
 
+HANG_S = 30.0
+"""Time without a new step after which the run is analysed again: a hang brings none."""
+
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -128,15 +131,17 @@ def watch_stored(options: AnalyzeOptions) -> None:
     from ..sources.store_source import StoreSource
 
     seen: tuple[object, ...] | None = None
+    shown, looked_s = "", 0.0
     with open_existing_store(options.store_url) as store:
         while True:
             summary = find_run(StoreSource(store), options.run_id)
             state = (summary.num_steps, summary.state)
-            if state != seen:
-                seen = state
+            if state != seen or time.monotonic() - looked_s >= HANG_S:
                 with Progress() as progress:
                     text = _analyze_open(store, options, progress)
-                typer.echo(f"{CLEAR if table_width() else ''}{text}\n")
+                if text != shown:
+                    typer.echo(f"{CLEAR if table_width() else ''}{text}\n")
+                seen, shown, looked_s = state, text, time.monotonic()
             if summary.state != "running":
                 return
             time.sleep(WATCH_S)

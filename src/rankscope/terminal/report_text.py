@@ -93,7 +93,7 @@ def report_text(
             if unknown. Empty if all are unknown.
         view: What is printed.
     """
-    blocks = [wrap(verdict, width)]
+    blocks = [wrap(verdict, width, break_on_hyphens=False)]
     follows = follows or ("",) * len(report.findings)
     if view.rank is not None:
         blocks += [wrap(_format_run(report), width), _format_rank(report, view.rank, width)]

@@ -36,6 +36,12 @@ def test_the_verdict_comes_first_and_the_numbers_follow() -> None:
     )
 
 
+def test_no_cause_is_broken_at_its_hyphen() -> None:
+    text = report_text(report(), verdict="Rank 5 is slow (slow-compute).", width=24)
+
+    assert text.splitlines()[:2] == ["Rank 5 is slow", "(slow-compute)."]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_paragraphs_fit_the_width_of_the_terminal(width: int) -> None:
     warned = report(warnings=("a rank dropped spans while its spool was full " * 4,))
