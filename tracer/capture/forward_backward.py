@@ -17,6 +17,7 @@ from ..record.interface import NOOP_SPAN
 from ..record.steps import COMPUTE_KINDS
 from ..span import NONE, SpanKind
 from .guard import Guard
+from .optimizer import OptimizerSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,7 +52,10 @@ class ThreadState(threading.local):
 class ComputeCapture:
     """Opens compute spans. A span inside another is the same work seen twice and not recorded."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, optimizer: OptimizerSpans | None = None) -> None:
+        self.optimizer = optimizer or OptimizerSpans(recorder)
+        """Spans of the optimizer steps, which a closure interrupts."""
+
         self.guard = Guard(recorder, "compute", COMPUTE_KINDS)
         """Guard of the hooks that open the spans."""
 
@@ -264,6 +268,7 @@ def capture_forward(
         on_forward(module, args, kwargs, is_microbatch=is_microbatch)
         if not guard.active:
             return
+        compute.optimizer.pause()
         try:
             is_timed = recorder.device_timing is not NO_DEVICE_TIMING
             span = compute.span(
@@ -378,11 +383,15 @@ def traced_backward(
             compute.sees_backwards = True
             return original(*args, **kwargs)
         compute.backward_mode = compute.forward_mode
+        compute.optimizer.pause()
         on: Any = ()
         if recorder.device_timing is not NO_DEVICE_TIMING:
             roots = args[0] if args else kwargs.get("tensors", ())
             on = roots if isinstance(roots, list | tuple) else (roots,)
-        with compute.span("backward", SpanKind.BACKWARD, microbatch=None, chunk=0, on=on):
-            return original(*args, **kwargs)
+        try:
+            with compute.span("backward", SpanKind.BACKWARD, microbatch=None, chunk=0, on=on):
+                return original(*args, **kwargs)
+        finally:
+            compute.optimizer.resume()
 
     return backward

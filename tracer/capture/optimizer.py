@@ -26,9 +26,16 @@ class _Running(threading.local):
     caller: FrameType | None = None
     """The call of ``step`` that the span records."""
 
+    is_paused = False
+    """Whether the span ended early, because a forward or backward began in ``step``."""
+
 
 class OptimizerSpans:
-    """Records a span of each step of any optimizer; a step inside another is part of it."""
+    """Records a span of each step of any optimizer; a step inside another is part of it.
+
+    A closure may run forward and backward inside the step (Lightning, L-BFGS). They are no part of
+    the span: it ends when one begins, and another follows after the backward.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -45,13 +52,10 @@ class OptimizerSpans:
             if running.span is not None:
                 if _is_called_from(running.caller, caller):
                     return
-                running.span.cancel()  # its step raised, for which torch calls no hook
+                if not running.is_paused:
+                    running.span.cancel()  # its step raised, for which torch calls no hook
             running.optimizer, running.caller, running.span = optimizer, caller, None
-            is_timed = self._recorder.device_timing is not NO_DEVICE_TIMING
-            on = _parameters(optimizer) if is_timed else ()
-            span = timed_span(self._recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
-            span.__enter__()
-            running.span = span  # only now: a signal handler may raise in the line before
+            self._begin(running)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
@@ -62,13 +66,47 @@ class OptimizerSpans:
         running = self._running
         try:
             if running.optimizer is optimizer and running.span is not None:
-                running.span.__exit__(None, None, None)
+                if not running.is_paused:
+                    running.span.__exit__(None, None, None)
                 running.optimizer = running.span = running.caller = None
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
+    def pause(self) -> None:
+        """End the span of this thread, if one is open: a forward or backward begins."""
+        running = self._running
+        if running.span is None or running.is_paused or not self._guard.active:
+            return
+        try:
+            running.is_paused = True
+            if _is_called_from(running.caller, sys._getframe(1)):
+                running.span.__exit__(None, None, None)
+            else:
+                running.span.cancel()  # its step raised
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
 
-def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
+    def resume(self) -> None:
+        """Begin another span for the rest of the step, if it was paused: a backward has ended."""
+        running = self._running
+        if not running.is_paused or not self._guard.active:
+            return
+        try:
+            if _is_called_from(running.caller, sys._getframe(1)):
+                self._begin(running)
+        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+            self._guard.fail(problem)
+
+    def _begin(self, running: _Running) -> None:
+        is_timed = self._recorder.device_timing is not NO_DEVICE_TIMING
+        on = _parameters(running.optimizer) if is_timed else ()
+        span = timed_span(self._recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
+        span.__enter__()
+        # Only now: a signal handler may raise in the line before.
+        running.span, running.is_paused = span, False
+
+
+def capture_optimizer(spans: OptimizerSpans) -> Callable[[], None]:
     """Record a span of each step of any optimizer.
 
     Returns:
@@ -76,7 +114,6 @@ def capture_optimizer(recorder: Recorder) -> Callable[[], None]:
     """
     from torch.optim import optimizer as hooks
 
-    spans = OptimizerSpans(recorder)
     handles = [
         hooks.register_optimizer_step_pre_hook(spans.before),
         hooks.register_optimizer_step_post_hook(spans.after),

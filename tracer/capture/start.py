@@ -19,7 +19,7 @@ from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
 from .garbage_collection import capture_garbage
 from .guard import report_capture_failure
-from .optimizer import StepCounter, capture_steps
+from .optimizer import OptimizerSpans, StepCounter, capture_optimizer, capture_steps
 from .root_module import RootForwards
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def _capture_torch(
     count_steps: bool | None,
 ) -> None:
     from .derived_layout import LayoutDerivation
+    from .forward_backward import ComputeCapture
 
     if recorder.closed:
         return
@@ -122,19 +123,32 @@ def _capture_torch(
     recorder.on_shutdown(patches.undo)
     steps = StepCounter(recorder, from_start=count_steps is True)
     layout_derivation = LayoutDerivation(recorder)
+    optimizer = OptimizerSpans(recorder)
     forwards = RootForwards(recorder, steps, layout_derivation)
     once_loaded = OnceLoaded(recorder)
     _try(
         recorder,
         "compute",
         lambda: forwards.follow_model(
-            _capture_compute(recorder, patches, steps, forwards, layout_derivation, once_loaded),
+            _capture_compute(
+                ComputeCapture(recorder, optimizer),
+                patches,
+                steps,
+                forwards,
+                layout_derivation,
+                once_loaded,
+            ),
             model,
             from_start=count_steps is True,
         ),
         COMPUTE_KINDS,
     )
-    _try(recorder, "optimizer", lambda: _capture_optimizer(recorder), OPTIMIZER_KINDS)
+    _try(
+        recorder,
+        "optimizer",
+        lambda: recorder.on_shutdown(capture_optimizer(optimizer)),
+        OPTIMIZER_KINDS,
+    )
     _try(
         recorder,
         "communication",
@@ -184,7 +198,7 @@ def _try(
 
 
 def _capture_compute(
-    recorder: Recorder,
+    compute: ComputeCapture,
     patches: Patches,
     steps: StepCounter,
     forwards: RootForwards,
@@ -193,10 +207,10 @@ def _capture_compute(
 ) -> ComputeCapture:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from .forward_backward import ComputeCapture, capture_backward
+    from .forward_backward import capture_backward
     from .pipeline import SCHEDULES_MODULE, capture_megatron, capture_pipeline
 
-    compute = ComputeCapture(recorder)
+    recorder = compute.recorder
     recorder.on_shutdown(register_optimizer_step_post_hook(compute.on_optimizer_step).remove)
     capture_backward(compute, patches, steps)
     once_loaded.capture(
@@ -211,12 +225,6 @@ def _capture_compute(
         COMPUTE_KINDS,
     )
     return compute
-
-
-def _capture_optimizer(recorder: Recorder) -> None:
-    from .optimizer import capture_optimizer
-
-    recorder.on_shutdown(capture_optimizer(recorder))
 
 
 def _capture_communication(

@@ -368,6 +368,34 @@ def test_an_optimizer_inside_another_counts_once(tmp_path: Path) -> None:
     assert [row.kind for row in shut_down_and_read(tmp_path)] == ["optimizer", "optimizer"]
 
 
+def test_a_closure_is_no_part_of_the_optimizer_step(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        return float(loss.detach())
+
+    def fail() -> float:
+        closure()
+        raise ArithmeticError("nan")
+
+    tracer.install(spool=tmp_path, run="run", model=model)
+    tracer.begin_steps()
+    with pytest.raises(ArithmeticError):
+        optimizer.step(fail)
+    closure()  # of no optimizer
+    tracer.step()
+    optimizer.step(closure)
+    rows = shut_down_and_read(tmp_path)
+
+    inside = ["optimizer", "forward", "backward", "optimizer"]
+    assert [row.kind for row in rows if row.step == 1] == inside
+    assert all(row.depth == 0 for row in rows if row.step == 1)
+    assert [row.kind for row in rows if row.step == 0][-2:] == ["forward", "backward"]
+
+
 def test_after_an_optimizer_step_that_raised_the_next_is_recorded(tmp_path: Path) -> None:
     class Fails(torch.optim.SGD):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
