@@ -122,6 +122,11 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
 
 
 def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha256: str) -> None:
+    from ..wire.codec import fill_columns
+    from ..wire.schema import WIRE_TABLES
+
+    # The store fills the other columns with zeros itself.
+    nonzero = [column for column in WIRE_TABLES["spans"] if column.default]
     process = sha256[:32]
     segment = segment_id(process, 0)
     now_ns = time.time_ns()
@@ -143,7 +148,7 @@ def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha2
     for first in range(0, len(trace.start_ns), INSERT_ROWS):
         rows = slice(first, first + INSERT_ROWS)
         spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
-        store.insert_arrow("spans", spans)
+        store.insert_arrow("spans", fill_columns(spans, nonzero))
     store.insert_arrow("steps", steps)
     store.insert_rows("ranks", _rank_rows(trace, run_id=run_id, process=process))
     store.insert_rows("ledger", [{**cut, "state": "stored", "revision": 2}])
@@ -158,6 +163,8 @@ def _send(
 
     from ..arrow_columns import numbers
     from ..spool.records import CutRows
+    from ..wire.codec import fill_columns
+    from ..wire.schema import WIRE_TABLES
 
     process = _sent_process(sha256)
     segment = segment_id(process, 0)
@@ -172,7 +179,7 @@ def _send(
         spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
         is_last = first + writer.cut_rows >= num_spans
         decoded = CutRows(
-            spans=spans,
+            spans=fill_columns(spans, WIRE_TABLES["spans"]),
             steps=steps if is_last else steps.slice(0, 0),
             microbatches=steps.slice(0, 0),
             bad_rows=steps.slice(0, 0),

@@ -28,8 +28,6 @@ from ..arrow_columns import (
 from ..errors import MetaError, TraceError
 from ..identity import MAX_INT32, MAX_INT64
 from ..names import storable_name
-from ..wire.codec import fill_columns
-from ..wire.schema import WIRE_TABLES
 from .parquet_reader import NOT_PARQUET, open_parquet
 
 if TYPE_CHECKING:
@@ -98,7 +96,10 @@ class TraceRows:
     """(rank, dp, pp) of each traced rank, ascending."""
 
     def span_table(self, run_id: str, *, epoch: int, segment: int, rows: slice) -> pa.Table:
-        """Return table ``spans`` for a slice of the rows; ``row`` is the number in the file."""
+        """Return table ``spans`` for a slice of the rows; ``row`` is the number in the file.
+
+        Columns that the format does not record are missing.
+        """
         row = np.arange(len(self.start_ns), dtype=np.uint32)[rows]
         num_rows = len(row)
         values = {name: column[rows] for name, column in self.columns.items()}
@@ -120,8 +121,7 @@ class TraceRows:
             "segment": numbers(np.full(num_rows, segment, dtype=np.uint64)),
             "row": numbers(row),
         }
-        rows_read = pa.Table.from_arrays(list(named.values()), names=list(named))
-        return fill_columns(rows_read, WIRE_TABLES["spans"])
+        return pa.Table.from_arrays(list(named.values()), names=list(named))
 
     def step_table(self, run_id: str, *, epoch: int, segment: int) -> pa.Table:
         """Return table ``steps``: from the first start to the last end of each (step, rank)."""
