@@ -316,15 +316,15 @@ replay_alone(PyObject *Py_UNUSED(self), PyObject *args)
 
 /* -- variants ----------------------------------------------------------------------------- */
 
-#define WIDTH 8  /* variants replayed together: two or four vector registers */
+#define MAX_WIDTH 32  /* variants replayed together */
 
 typedef struct {
     Graph graph;
-    int32_t low, high, num_changes;
+    int32_t low, high, width, num_changes;
     const double *duration, *gap, *ends, *new_duration, *new_gap;
     const int32_t *first_change, *variant;
     const uint8_t *closes;
-    double *lanes;     /* of position p, at (p - low) * WIDTH */
+    double *lanes;     /* of position p, at (p - low) * width */
     uint8_t *differs;  /* of position p, at p - low: whether any variant ends at another time */
     double *latest;
 } Variants;
@@ -333,42 +333,43 @@ static void
 replay_item(const Variants *v, int32_t at, int32_t stop)
 {
     const Graph *g = &v->graph;
-    double gate[WIDTH], arrival[WIDTH];
-    for (int w = 0; w < WIDTH; w++) {
+    const int32_t width = v->width;
+    double gate[MAX_WIDTH], arrival[MAX_WIDTH];
+    for (int w = 0; w < width; w++) {
         gate[w] = -INFINITY;
     }
     for (int32_t k = at; k < stop; k++) {
         int32_t row = g->order[k];
-        for (int w = 0; w < WIDTH; w++) {
+        for (int w = 0; w < width; w++) {
             arrival[w] = g->first[k] < g->first[k + 1] ? -INFINITY : 0.0;
         }
         for (int32_t e = g->first[k]; e < g->first[k + 1]; e++) {
             int32_t pred = g->pred[e];
-            const double *ends = v->lanes + (Py_ssize_t)(pred - v->low) * WIDTH;
+            const double *ends = v->lanes + (Py_ssize_t)(pred - v->low) * width;
             double end = v->ends[pred];
             int differs = v->differs[pred - v->low];
-            for (int w = 0; w < WIDTH; w++) {
+            for (int w = 0; w < width; w++) {
                 double found = differs ? ends[w] : end;
                 arrival[w] = found > arrival[w] ? found : arrival[w];
             }
         }
-        double gaps[WIDTH];
-        for (int w = 0; w < WIDTH; w++) {
+        double gaps[MAX_WIDTH];
+        for (int w = 0; w < width; w++) {
             gaps[w] = v->gap == NULL ? 0.0 : v->gap[row];
         }
         for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
             gaps[v->variant[c]] = v->new_gap == NULL ? gaps[v->variant[c]] : v->new_gap[c];
         }
-        for (int w = 0; w < WIDTH; w++) {
+        for (int w = 0; w < width; w++) {
             arrival[w] += gaps[w];
             gate[w] = arrival[w] > gate[w] ? arrival[w] : gate[w];
         }
     }
     for (int32_t k = at; k < stop; k++) {
         int32_t row = g->order[k];
-        double *ends = v->lanes + (Py_ssize_t)(k - v->low) * WIDTH;
+        double *ends = v->lanes + (Py_ssize_t)(k - v->low) * width;
         v->differs[k - v->low] = 1;
-        for (int w = 0; w < WIDTH; w++) {
+        for (int w = 0; w < width; w++) {
             ends[w] = gate[w] + v->duration[row];
         }
         for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
@@ -380,8 +381,9 @@ replay_item(const Variants *v, int32_t at, int32_t stop)
 static void
 replay_all_variants(const Variants *v)
 {
+    const int32_t width = v->width;
     const Graph *g = &v->graph;
-    for (int w = 0; w < WIDTH; w++) {
+    for (int w = 0; w < width; w++) {
         v->latest[w] = 0.0;
     }
     for (int32_t at = v->low; at < v->high;) {
@@ -398,8 +400,8 @@ replay_all_variants(const Variants *v)
             replay_item(v, at, stop);
         }
         for (; at < stop; at++) {
-            const double *ends = v->lanes + (Py_ssize_t)(at - v->low) * WIDTH;
-            for (int w = 0; v->closes[g->order[at]] && w < WIDTH; w++) {
+            const double *ends = v->lanes + (Py_ssize_t)(at - v->low) * width;
+            for (int w = 0; v->closes[g->order[at]] && w < width; w++) {
                 double end = differs ? ends[w] : v->ends[at];
                 v->latest[w] = end > v->latest[w] ? end : v->latest[w];
             }
@@ -414,9 +416,9 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
     Arrays a = {.num = 0};
     PyObject *graph, *duration, *gap, *ends, *closes, *first, *variant, *new_duration, *new_gap;
     PyObject *latest, *result = NULL;
-    if (!PyArg_ParseTuple(args, "O!iiOOOOOiOOOO", &PyTuple_Type, &graph, &v.low, &v.high, &duration,
+    if (!PyArg_ParseTuple(args, "O!iiOOOOOiOOOiO", &PyTuple_Type, &graph, &v.low, &v.high, &duration,
                           &gap, &ends, &closes, &first, &v.num_changes, &variant, &new_duration,
-                          &new_gap, &latest)) {
+                          &new_gap, &v.width, &latest)) {
         return NULL;
     }
     v.gap = v.new_gap = NULL;
@@ -429,12 +431,13 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
         && (v.variant = borrow(&a, variant, v.num_changes, 4, 0))
         && (v.new_duration = borrow(&a, new_duration, v.num_changes, 8, 0))
         && (new_gap == Py_None || (v.new_gap = borrow(&a, new_gap, v.num_changes, 8, 0)))
-        && (v.latest = borrow(&a, latest, WIDTH, 8, 1))) {
-        if (v.low < 0 || v.low > v.high || v.high > v.graph.num_rows) {
-            PyErr_SetString(PyExc_ValueError, "the positions are not in the graph");
+        && (v.latest = borrow(&a, latest, v.width, 8, 1))) {
+        if (v.low < 0 || v.low > v.high || v.high > v.graph.num_rows || v.width > MAX_WIDTH) {
+            PyErr_SetString(PyExc_ValueError, "the positions are not in the graph, or too many"
+                            " variants");
         } else {
             size_t num = (size_t)(v.high - v.low) + 1;
-            v.lanes = PyMem_RawMalloc(num * WIDTH * sizeof(double));
+            v.lanes = PyMem_RawMalloc(num * v.width * sizeof(double));
             v.differs = PyMem_RawCalloc(num, 1);
             if (v.lanes != NULL && v.differs != NULL) {
                 Py_BEGIN_ALLOW_THREADS

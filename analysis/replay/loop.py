@@ -28,10 +28,10 @@ else:
     replay, replay_alone, sort = functions.replay, functions.replay_alone, functions.sort
     replay_variants = functions.replay_variants
 
-__all__ = ["WIDTH", "Graph", "replay", "replay_alone", "replay_variants", "sort"]
+__all__ = ["MAX_WIDTH", "Graph", "replay", "replay_alone", "replay_variants", "sort"]
 
-WIDTH = 8
-"""Variants that `replay_variants` replays together; the same as in ``loop.c``."""
+MAX_WIDTH = 32
+"""Variants that `replay_variants` replays together at most; the same as in ``loop.c``."""
 
 
 class Graph(NamedTuple):

@@ -110,12 +110,13 @@ class Program:
             Shape (changes, steps), ns.
         """
         graph, closes = self.graph, self.operations.closes_step
-        ends, latest = np.empty(graph.num_rows), np.empty(loop.WIDTH)
+        ends = np.empty(graph.num_rows)
         loop.replay(graph, 0, graph.num_rows, duration_ns, gap_ns, None, ends)
         times = np.repeat(self._last_by_step(ends)[None], len(changes), axis=0)
         first = np.zeros(graph.num_rows + 1, dtype=np.int32)
-        for begin in range(0, len(changes), loop.WIDTH):
-            block = changes[begin : begin + loop.WIDTH]
+        for begin in range(0, len(changes), loop.MAX_WIDTH):
+            block = changes[begin : begin + loop.MAX_WIDTH]
+            latest = np.empty(len(block))
             rows = np.concatenate([change.rows for change in block])
             order = stable_argsort(rows)
             np.cumsum(np.bincount(rows, minlength=graph.num_rows), out=first[1:])
@@ -130,9 +131,9 @@ class Program:
                 low, high = self.first_position[step : step + 2].tolist()
                 loop.replay_variants(
                     graph, low, high, duration_ns, gap_ns, ends, closes, first, len(rows), variant,
-                    new_duration_ns, new_gap_ns, latest
+                    new_duration_ns, new_gap_ns, len(block), latest
                 )  # fmt: skip
-                times[begin : begin + len(block), step] = latest[: len(block)]
+                times[begin : begin + len(block), step] = latest
         return times
 
     def operation_times(

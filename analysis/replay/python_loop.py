@@ -184,6 +184,7 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
     variant: Int32s,
     new_duration: Float64s,
     new_gap: Float64s | None,
+    width: int,
     latest: Float64s,
     /,
 ) -> None:
@@ -201,14 +202,15 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
         closes: Shape (rows,), by row: the step ends when the last of these has ended.
         first: Shape (rows + 1,): index of each row's first change.
         num_changes: Number of changes.
-        variant: Shape (changes,): the variant, below the length of ``latest``.
+        variant: Shape (changes,): the variant, below ``width``.
         new_duration: Shape (changes,).
         new_gap: Likewise; None: gaps do not change.
-        latest: Shape (`loop.WIDTH`,): the step's time in each variant; filled in.
+        width: Number of variants, at most `loop.MAX_WIDTH`.
+        latest: Shape (width,): the step's time in each variant; filled in.
     """
     row = np.repeat(np.arange(graph.num_rows), np.diff(first))[:num_changes]
     closing = low + np.flatnonzero(closes[graph.order[low:high]])
-    for number in range(len(latest)):
+    for number in range(width):
         mine = variant == number
         durations, gaps, by_position = duration.copy(), gap, ends.copy()
         durations[row[mine]] = new_duration[mine]

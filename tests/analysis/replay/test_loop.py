@@ -156,8 +156,7 @@ def test_variants_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject
     num = len(rows.group)
     times = st.tuples(st.floats(-5, 100), st.floats(-5, 100))
     changes = [
-        data.draw(st.dictionaries(st.integers(0, num - 1), times, max_size=3))
-        for _ in range(loop.WIDTH - 1)
+        data.draw(st.dictionaries(st.integers(0, num - 1), times, max_size=3)) for _ in range(4)
     ]
     closes = np.array(data.draw(st.lists(st.booleans(), min_size=num, max_size=num)))
     listed = sorted((row, number) for number, change in enumerate(changes) for row in change)
@@ -171,9 +170,9 @@ def test_variants_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject
         functions.replay(graph, 0, num, duration, gap, None, ends)
 
         # WHEN all are replayed at once
-        latest = np.empty(loop.WIDTH)
+        latest = np.empty(5)
         functions.replay_variants(
-            graph, 0, num, duration, gap, ends, closes, first, len(listed), variant, *new, latest
+            graph, 0, num, duration, gap, ends, closes, first, len(listed), variant, *new, 5, latest
         )
 
         # THEN each ends as in a replay of its own, and the last, without changes, as before
