@@ -72,9 +72,6 @@ class Occupancy:
     transfer: NDArray[np.int64]
     """The communication whose transfer fills it, else `NOT_FOUND`; never together with both."""
 
-    follows: NDArray[np.int64]
-    """The next operation of the rank in that step, p2p excepted, else `NOT_FOUND`."""
-
 
 def find_rank_steps(
     run: RunInfo, reading: Reading, spans: SpanTable, steps: StepTable
@@ -149,7 +146,6 @@ def compute_occupancy(model: ReplayModel, waits: WaitIntervals, rank_steps: Rank
         own=by_own,
         wait=by_wait,
         transfer=np.where(free, _owner(transfer_at, transfer, first), NOT_FOUND),
-        follows=_next_on_line(model, line, last, rank_steps.step_index[rank_step]),
     )
 
 
@@ -237,26 +233,34 @@ def _owner(
     return found
 
 
-def _next_on_line(
-    model: ReplayModel, line: Line, at: NDArray[np.int64], step_index: NDArray[np.int64]
+def find_next_operations(
+    model: ReplayModel, filled: Occupancy, rank_steps: RankSteps
 ) -> NDArray[np.int64]:
     """Return the operation, p2p excepted, that begins next on the same rank in the same step.
 
     Args:
         model: Operations of a run.
-        line: Common line of all ranks.
-        at: Places on it, shape (stretches,).
-        step_index: Step of each place.
+        filled: What fills the steps.
+        rank_steps: The steps of ``filled``.
+
+    Returns:
+        Shape (stretches,); `NOT_FOUND` if there is none.
     """
     operations = model.operations
     rows = np.flatnonzero(~has_kind(model, P2P_KINDS))
-    start = line.place(model.rank[rows], operations.start_ns[rows])
+    rank, begin = model.rank[rows], operations.start_ns[rows]
+    of_stretch = rank_steps.rank[filled.rank_step]
+    line = Line.over(
+        np.concatenate((rank, of_stretch)),
+        np.concatenate((begin, filled.end_ns)),
+        np.concatenate((begin, filled.end_ns)),
+    )
+    start, at = line.place(rank, begin), line.place(of_stretch, filled.end_ns)
     order = stable_argsort(start)
-    rows, start = rows[order], start[order]
-    index = np.searchsorted(start, at, side="left")
-    known = index < len(rows)
-    found = np.append(rows, NOT_FOUND)[index]
-    same_rank = known.copy()
-    same_rank[known] = start[index[known]] // line.stride_ns == (at[known] - 1) // line.stride_ns
-    same_rank[known] &= operations.step[found[known]] == step_index[known]
-    return np.where(same_rank, found, NOT_FOUND)
+    index = np.searchsorted(start[order], at, side="left")
+    found = np.append(rows[order], NOT_FOUND)[index]
+    known = found != NOT_FOUND
+    known[known] = model.rank[found[known]] == of_stretch[known]
+    step = rank_steps.step_index[filled.rank_step]
+    known[known] &= operations.step[found[known]] == step[known]
+    return np.where(known, found, NOT_FOUND)

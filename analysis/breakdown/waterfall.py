@@ -25,7 +25,7 @@ from ..replay.model import (
 from ..replay.program import compile_program
 from ..report.report import WaitsOn, WaterfallSummary
 from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
-from .occupancy import Occupancy, compute_occupancy, find_rank_steps
+from .occupancy import Occupancy, compute_occupancy, find_next_operations, find_rank_steps
 from .starved import attribute_waits
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ def build_waterfall(
         if ideal is not None:
             scheduled = ideal_wait_ns(block.model, block.waits, ideal.of_rows(block.rows))
         waiting[block.wait_rows] = _add_waits(time, filled, block.model, block.waits, scheduled)
-        _add_rest(time, filled, block.model, is_bytedance=is_bytedance)
+        follows = find_next_operations(block.model, filled, own) if is_bytedance else None
+        _add_rest(time, filled, block.model, follows)
         row, column = find_positions(own.rank, ranks), own.step_index + block.first_step
         time_ns[row, column] = time
         total_ns[row, column] = own.end_ns - own.start_ns
@@ -314,20 +315,31 @@ def _add_waits(
 
 
 def _add_rest(
-    time: NDArray[np.int64], filled: Occupancy, model: ReplayModel, *, is_bytedance: bool
+    time: NDArray[np.int64],
+    filled: Occupancy,
+    model: ReplayModel,
+    follows: NDArray[np.int64] | None,
 ) -> None:
-    """Add transfers, host time and unknown time."""
+    """Add transfers, host time and unknown time.
+
+    Args:
+        time: Shape (rank steps, parts), to which is added.
+        filled: What fills the steps.
+        model: Their operations.
+        follows: `find_next_operations` in the ByteDance format; None in our own, which records
+            what a host does.
+    """
     part = np.full(len(filled.own), CODE[Part.UNKNOWN], dtype=np.int64)
     is_compute = has_kind(model, COMPUTE_KINDS)
     by_own, free = filled.own != NOT_FOUND, (filled.own == NOT_FOUND) & (filled.wait == NOT_FOUND)
     code = np.array([CODE[_PART_OF_KIND.get(name, Part.HOST_GAP)] for name in model.kinds])
     part[by_own] = code[model.kind[filled.own[by_own]]]
     part[filled.transfer != NOT_FOUND] = CODE[Part.EXPOSED_TRANSFER]
-    if is_bytedance:
+    if follows is not None:
         # Only compute and gc have launch gaps in this format.
         launched = is_compute | has_kind(model, frozenset({"gc"}))
-        known = free & (filled.transfer == NOT_FOUND) & (filled.follows != NOT_FOUND)
-        known[known] = launched[filled.follows[known]]
+        known = free & (filled.transfer == NOT_FOUND) & (follows != NOT_FOUND)
+        known[known] = launched[follows[known]]
         part[known] = CODE[Part.HOST_GAP]
     early = filled.end_ns <= _first_compute(filled, model, len(time))[filled.rank_step]
     part[early & (part == CODE[Part.HOST_GAP])] = CODE[Part.INPUT]

@@ -42,21 +42,26 @@ def faster_steps_baseline(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     if values.shape[1] == 1:  # The median of one value is itself: skip thousands of rows.
         return np.broadcast_to(values, values.shape)
-    usual = np.array([_faster_class_median(row[~np.isnan(row)]) for row in values], np.float64)
+    ordered, num_known = np.sort(values, axis=1), (~np.isnan(values)).sum(axis=1)
+    usual = np.full(len(values), np.nan)
+    for num in np.unique(num_known[num_known > 0]).tolist():
+        rows = num_known == num
+        usual[rows] = _faster_class_medians(ordered[rows, :num])
     return np.broadcast_to(usual.reshape(-1, 1), values.shape)
 
 
-def _faster_class_median(known: NDArray[np.float64]) -> float:
-    num = len(known)
-    if not num:
-        return float("nan")
-    ordered = np.sort(known)
+def _faster_class_medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the result of `faster_steps_baseline` for rows of ascending known values."""
+    num = ordered.shape[1]
+    medians: NDArray[np.float64]
     if num < 2 * MIN_BASELINE_STEPS:
-        return float(np.median(ordered))
+        medians = np.median(ordered, axis=1)
+        return medians
     sizes = np.arange(MIN_BASELINE_STEPS, num - MIN_BASELINE_STEPS + 1)
-    low, high = ordered[sizes // 2], ordered[(num + sizes - 1) // 2]
-    best = int(np.argmax(sizes * (num - sizes) * (high - low) ** 2))
-    return float(low[best])
+    low, high = ordered[:, sizes // 2], ordered[:, (num + sizes - 1) // 2]
+    best = np.argmax(sizes * (num - sizes) * (high - low) ** 2, axis=1)
+    medians = low[np.arange(len(low)), best]
+    return medians
 
 
 def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:

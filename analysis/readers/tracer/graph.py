@@ -17,7 +17,7 @@ from rankscope.tracer.span import KIND_CODES, KINDS, SpanFlag, SpanKind
 from ...arrays.group_stats import group_medians, means_by_key, medians_by_key, row_medians
 from ...arrays.grouping import NO_GROUP, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND
-from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted
+from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted, stable_argsort
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
 from ...statistics.baseline import MIN_BASELINE_STEPS, faster_steps_baseline
@@ -67,13 +67,12 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     num_pieces = len(pieces.start)
 
     rank_step = np.concatenate((pieces.rank_step, matched.comm_rank_step))
-    rank = rank_steps.rank[rank_step]
     coords = run.coords
     position = np.array(
         [[getattr(coords[r], axis) for r in matched.line.ranks.tolist()] for axis in ("dp", "pp")],
         dtype=np.int32,
-    )[:, find_positions(rank, matched.line.ranks)]
-    dp, stage = position
+    )[:, find_positions(rank_steps.rank, matched.line.ranks)]
+    stage = position[1][rank_step]
     duration = np.concatenate((pieces.end - pieces.start, _transfer_durations(matched))).astype(
         np.float64
     )
@@ -95,10 +94,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         labelled = pool.submit(labels_and_ideals)
         src, dst = _all_edges(matched, pieces)
         is_comm = np.arange(len(rank_step)) >= num_pieces
-        step = rank_steps.step_index[rank_step]
-        order = argsort_rows(
-            step, dp, rank, is_comm, np.concatenate((pieces.start, matched.launch))
-        )
+        order = _order_operations(matched, pieces, position[0])
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
         begins = np.append(_is_first_piece(pieces), is_comm[num_pieces:])
@@ -107,13 +103,13 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         gap = np.where(begins, delay[rank_step], 0.0)
         ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
-    replica = dp[order]
+    replica = position[0][rank_step][order]
     group = np.concatenate(
         (np.full(num_pieces, NO_GROUP, dtype=np.int64), _group_instances(matched))
     )
     operations = Operations(
         steps=numbers,
-        step=step[order],
+        step=rank_steps.step_index[rank_step][order],
         replica=replica,
         label=labels[order],
         group=group[order],
@@ -134,7 +130,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         overlap_ns=overlap_ns,
         kind=kind[order],
         kinds=tuple(kind.value for kind in KINDS),
-        rank=rank[order],
+        rank=rank_steps.rank[rank_step][order],
         dp=replica,
         stage=stage[order],
         on_device=(is_comm | is_own_compute(pieces, len(rank_step)))[order],
@@ -142,6 +138,32 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         work=work[order],
     )
     return model, number
+
+
+def _order_operations(
+    matched: MatchedWaits, pieces: Pieces, dp: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Order the operations by (step, dp, rank), pieces before communications, then by time.
+
+    Args:
+        matched: Communications, which are ordered by their launch.
+        pieces: The pieces, which are in order of time.
+        dp: Shape (rank steps,): data-parallel position.
+
+    Returns:
+        Shape (ops,): numbers of operations, the pieces being the first.
+    """
+    rank_steps = matched.rank_steps
+    place = np.empty(len(rank_steps.rank), dtype=np.int64)
+    place[argsort_rows(rank_steps.step_index, dp, rank_steps.rank)] = np.arange(len(place))
+    by_launch = stable_argsort(matched.launch)
+    key = np.concatenate(
+        (2 * place[pieces.rank_step], 2 * place[matched.comm_rank_step[by_launch]] + 1)
+    )
+    order = stable_argsort(key)
+    num = len(pieces.start)
+    found: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
+    return found
 
 
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
