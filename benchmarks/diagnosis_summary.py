@@ -86,6 +86,26 @@ def _located_due(result: Result) -> list[Result]:
     ]
 
 
+def wrongs_of_scenario(result: Result) -> int:
+    """Return the number of errors of a scenario.
+
+    A due fault that no finding of its cause locates is one, and so is a finding that no fault has
+    caused.
+    """
+    due = sum(_due(result, label, place) for place, label in enumerate(result["truth"]))
+    missed = due - len(_matched(result))
+    return missed + sum(not is_right(result, finding) for finding in _alarms(result))
+
+
+def is_right(result: Result, finding: Result) -> bool:
+    """Return whether a fault of the scenario has the cause of a finding, and its place."""
+    return any(
+        label["cause"] == finding["cause"]
+        and (not label["ranks"] or not finding["ranks"] or _names(finding, label))
+        for label in result["truth"]
+    )
+
+
 def _top1(result: Result) -> bool | None:
     """Return whether the first finding locates a fault; None if no fault must be found."""
     due = _located_due(result)
@@ -304,11 +324,7 @@ def _calibration(results: Sequence[Result]) -> str:
         for finding in _alarms(result):
             if finding["cause"] not in BY_NOISE:
                 continue
-            right = any(
-                label["cause"] == finding["cause"]
-                and (not label["ranks"] or not finding["ranks"] or _names(finding, label))
-                for label in result["truth"]
-            )
+            right = is_right(result, finding)
             place = int(np.searchsorted(CONFIDENCES, finding["confidence"], side="right"))
             by_place[place].append((finding["confidence"], right))
     rows = []

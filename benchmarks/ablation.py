@@ -1,0 +1,348 @@
+"""Worth of each rule of the diagnosis: what becomes wrong without it.
+
+    RANKSCOPE_TRACE_DIR=... python -m benchmarks.ablation [--seed 71] [--share 0.04] [--num 32]
+
+A rule is a detector, an explanation of one finding by another, or a guard. Every run is read and
+replayed once. Then each rule in turn is replaced by its absence (`RULES`), the detectors search
+again, and the findings are compared with the labels. So rules of the readers are not among them.
+Prints the table of docs/diagnosis.md. The published traces have no labels: it says whether their
+findings change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.diagnosis_scenarios import scenarios
+from benchmarks.diagnosis_summary import wrongs_of_scenario
+from benchmarks.independent.__main__ import case_by_number, samples_of
+from benchmarks.independent.memory import read_spool
+from benchmarks.independent.run_one import clocks_of, lay_out, step_bounds
+from benchmarks.independent.score import wrongs_of
+from benchmarks.independent.spool_bytes import SpoolOptions, write_spool
+from rankscope.analysis import analyze, diagnose
+from rankscope.analysis.causes.detector import Record
+from rankscope.analysis.causes.order import FROM_RECORDS, FROM_REPLAY
+from rankscope.analysis.price.findings import price_candidates
+from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
+from rankscope.analysis.replay.what_if import what_if
+from rankscope.collector.importers.bytedance import import_bytedance
+from rankscope.collector.store.store import open_store
+from rankscope.sources.store_source import StoreSource
+from tests.support.rankscope.simulated_source import SimulatedSource
+from tests.support.traces import TRACES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from benchmarks.diagnosis_scenarios import Labelled
+    from rankscope.analysis.causes.candidate import Candidate
+    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.trace.tables import SpanSource
+
+MOST_SPANS = 150_000
+"""Larger runs are left out: they take most of the time and have no rule of their own."""
+
+PACKAGES = ("causes", "statistics", "price")
+
+
+def _first(found: Any, *_: object, **__: object) -> Any:  # noqa: ANN401  # what the rule returns
+    return found
+
+
+def _never(*_: object, **__: object) -> bool:
+    return False
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
+def _no_gaps(_: object, size: Any, **__: object) -> Any:  # noqa: ANN401
+    return np.zeros(size if isinstance(size, int) else 0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, and what replaces it."""
+
+    name: str
+    attribute: str
+    """Name of a function or constant of `analysis`; replaced wherever it is imported."""
+
+    absent: Any
+
+
+def _detector_rule(detector: object) -> Rule:
+    name = cast("ModuleType", detector).__name__.rpartition(".")[2]
+    return Rule(f"detector `{name}`", "", detector)
+
+
+RULES = (
+    *(_detector_rule(each) for each in (*FROM_RECORDS, *FROM_REPLAY)),
+    Rule("a stalled partner explains slow compute", "drop_waiting_partners", _first),
+    Rule("partners that look alike are one finding", "merge_workers", _first),
+    Rule("ranks of one host are one finding", "merge_hosts", _first),
+    Rule("a lower clock explains its share", "explain_by_clock", _first),
+    Rule("a stage without its slow ranks", "_without_slow_ranks", _first),
+    Rule("an explained gap is no other finding", "explained_gaps", _no_gaps),
+    Rule("single steps after a common pause", "_phases_outside_pauses", None),
+    Rule("a rank's worse steps in its stage's stall", "_is_part_of_stage", _never),
+    Rule("a common pause joins the stall beside it", "_with_common_pause", None),
+    Rule("stages that miss input are one", "_merge_stages", tuple),
+    Rule("pauses at equal distances are planned", "_is_regular", _never),
+    Rule("a stall lasts in most of its steps", "_is_persistent", _always),
+    Rule("pauses are in turn", "_is_in_turn", _always),
+    Rule("a pause too rare", "find_rare_pauses", lambda *_: ()),
+    Rule("groups with skew are one finding", "_merge_groups", tuple),
+    Rule("unequal lengths explain brief compute", "_is_brief_compute", _never),
+    Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
+    Rule("a slow device explains its links", "is_explained_by_devices", _never),
+    Rule("links of one place are one finding", "merge_by_location", _first),
+    Rule("links of an uplink are one finding", "merge_by_uplink", _first),
+    Rule("stages that turned slow", "find_stages_turned_slow", lambda *_: ()),
+    Rule("peers without those slow together", "are_usual", None),
+    Rule("few peers need confirmation", "_confirmed_peers", lambda *given: given[2]),
+    Rule("what the healthy rows show (1.5 x)", "PEER_PEAK_FACTOR", 0.0),
+    Rule("5 % in 5 steps, not 9 %", "PERSISTENT_RATIO", 0.09),
+    Rule("7.5 % with few peers", "FEW_PEERS_PERSISTENT_RATIO", 0.05),
+    Rule("9 % in short phases", "MIN_EXCESS_RATIO", 0.05),
+    Rule("0.5 % of the rows may be at fault", "MAX_FAULTY_SHARE", 0.0),
+    Rule("a whole stage (80 %)", "WHOLE_STAGE_SHARE", 0.5),
+    Rule("pauses of 10 x the usual gap", "PAUSE_FACTOR", 1.0),
+    Rule("three steps of a stall", "HOST_STALL_STEPS", 1),
+    Rule("rest of a link beside its device", "MIN_UNEXPLAINED_RATIO", 0.0),
+    Rule("a pair of a group is 3 % slower", "MIN_PAIR_EXCESS", 0.0),
+    Rule("a link loses 0.01 % of the step", "MIN_LOST_RATIO", 0.0),
+)  # fmt: skip
+
+
+def _modules() -> Iterator[Any]:
+    root = Path(diagnose.__file__).parent
+    for package in PACKAGES:
+        for file in sorted((root / package).glob("[a-z]*.py")):
+            yield import_module(f"rankscope.analysis.{package}.{file.stem}")
+
+
+MODULES = tuple(_modules())
+
+
+@contextlib.contextmanager
+def without(rule: Rule) -> Iterator[None]:
+    """Replace a rule by its absence, in each module that has it."""
+    with contextlib.ExitStack() as stack:
+        if not rule.attribute:
+            for name, detectors in (("FROM_RECORDS", FROM_RECORDS), ("FROM_REPLAY", FROM_REPLAY)):
+                kept = tuple(each for each in detectors if each is not rule.absent)
+                stack.enter_context(mock.patch.object(diagnose, name, kept))
+            yield
+            return
+        owners = [module for module in MODULES if hasattr(module, rule.attribute)]
+        if not owners:
+            raise ValueError(f"no module of the analysis has {rule.attribute}: see RULES")
+        absent = ABSENT.get(rule.attribute, rule.absent)
+        for module in owners:
+            stack.enter_context(mock.patch.object(module, rule.attribute, absent))
+        yield
+
+
+def _every_phase(excess: Any, steps: Any, *, has_few_peers: Any) -> Any:  # noqa: ANN401
+    del steps
+    phases = import_module("rankscope.analysis.statistics.phases")
+    return phases.find_recurring_phases(excess, has_few_peers=has_few_peers)
+
+
+ABSENT: dict[str, Callable[..., Any]] = {
+    "_phases_outside_pauses": _every_phase,
+    "_with_common_pause": lambda common, late: (common, *late),
+    "are_usual": lambda level, **_: np.ones(len(level), dtype=np.bool_),
+}
+"""Absent rules that return something else than their first argument."""
+
+
+class Prepared:
+    """A run that was read and replayed once."""
+
+    def __init__(self, source: SpanSource, run_id: str) -> None:
+        run = source.run_info(run_id)
+        spans, steps = source.spans(run_id), source.steps(run_id)
+        record = Record(
+            run=run,
+            steps=align_steps_to_device(spans, steps),
+            spans=spans,
+            context=source.context(run_id),
+        )
+        self._reading, self._replayer = analyze._read_replayable(record)
+        self._record = record
+        self._result = None if self._replayer is None else what_if(self._replayer)
+        self._prices: dict[Any, tuple[Finding, ...]] = {}
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the findings with the rules as they are now."""
+        unpriced = diagnose.findings_of_record(self._record)
+        if self._replayer is None or self._result is None:
+            return unpriced
+        case = analyze._build_case(self._record, self._reading, self._replayer, self._result)
+        with mock.patch.object(diagnose, "price_candidates", self._price):
+            priced = analyze._diagnose(self._record.run, case)
+        return diagnose.combine_findings(priced, unpriced)
+
+    def _price(
+        self,
+        candidates: tuple[Candidate, ...],
+        *arguments: Any,  # noqa: ANN401
+    ) -> tuple[Finding, ...]:
+        """Price equal candidates once."""
+        key = tuple(
+            (each.cause.name, each.ranks, each.steps, each.shown_steps, each.excess_ratio)
+            for each in candidates
+        )
+        if key not in self._prices:
+            self._prices[key] = price_candidates(candidates, *arguments)
+        return self._prices[key]
+
+
+def _row(findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
+    return [{"cause": each.cause, "ranks": each.ranks, "steps": each.steps} for each in findings]
+
+
+Judge = tuple[Prepared, "Callable[[tuple[Finding, ...]], Any]"]
+"""A run, and what is compared of its findings: their number of errors, or themselves."""
+
+
+def labelled_run(labelled: Labelled) -> Judge | None:
+    """Return a simulated run; None if it is large."""
+    source = SimulatedSource(labelled.scenario)
+    if len(source.spans("simulated")) > MOST_SPANS:
+        return None
+    truth = [
+        {"cause": label.cause, "ranks": label.ranks, "visible_ranks": label.visible_ranks}
+        for label in source.labels
+    ]
+    row = {"strength": labelled.strength, "truth": truth}
+    return (
+        Prepared(source, "simulated"),
+        lambda found: wrongs_of_scenario({**row, "findings": _row(found)}),
+    )
+
+
+def independent_run(number: int) -> Judge:
+    """Return a run of the independent generator."""
+    case = case_by_number(number)
+    running, ranks = lay_out(case.job, case.faults)
+    options = SpoolOptions(
+        run_id=f"case-{number}", clocks=clocks_of(case.job, off_ns=case.clock_off_ns)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_spool(Path(folder), running, ranks, options)
+        error_ns = None if case.clock_error_ns is None else 2 * case.clock_error_ns
+        samples = samples_of(case, step_bounds(running, ranks))
+        source = read_spool(Path(folder) / options.run_id, clock_error_ns=error_ns, samples=samples)
+    faults = [{"cause": each.cause, "ranks": each.ranks} for each in case.faults]
+    return (
+        Prepared(source, options.run_id),
+        lambda found: len(wrongs_of({"faults": faults, "findings": _row(found)})),
+    )
+
+
+def published_trace(file: Path) -> Judge:
+    """Return a published trace."""
+    name = file.stem.removeprefix("trace-")
+    with tempfile.TemporaryDirectory() as folder, open_store(f"chdb://{folder}/s") as store:
+        import_bytedance(store, file, run_id=name, meta=file.with_name(f"meta-{name}.yaml"))
+        prepared = Prepared(StoreSource(store), name)
+    return prepared, lambda found: [(each.cause, each.ranks) for each in found]
+
+
+MAKERS: dict[str, Callable[[Any], Judge | None]] = {  # by the name of a set
+    "traces": published_trace,
+    "labelled": labelled_run,
+    "independent": independent_run,
+}
+
+
+def ablate(task: tuple[str, Any]) -> dict[str, Any]:
+    """Return what becomes worse, and what better, without each rule in one run."""
+    kind, subject = task
+    found = MAKERS[kind](subject)
+    row: dict[str, Any] = {"set": kind, "right": None, "worse": [], "better": []}
+    if found is None:
+        return row
+    prepared, judge = found
+    usual = judge(prepared.findings())
+    row["right"] = not usual
+    for rule in RULES:
+        with without(rule):
+            now = judge(prepared.findings())
+        if now != usual:
+            is_better = kind != "traces" and now < usual
+            row["better" if is_better else "worse"].append(rule.name)
+    return row
+
+
+def main() -> None:
+    """Ablate, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--seed", type=int, default=71)
+    parser.add_argument("--share", type=float, default=0.04, help="of the small scenarios")
+    parser.add_argument("--first", type=int, default=7000)
+    parser.add_argument("--num", type=int, default=32, help="independent runs")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("ablation.jsonl"))
+    parser.add_argument("--summary", type=Path, help="print the table of an earlier run")
+    options = parser.parse_args()
+    if options.summary is None:
+        tasks: list[tuple[str, Any]] = [
+            ("independent", number) for number in range(options.first, options.first + options.num)
+        ]
+        tasks += [
+            ("labelled", each)
+            for each in scenarios(options.seed, share=options.share, sizes=("small",))
+        ]
+        tasks = [("traces", file) for file in sorted(TRACES.glob("trace-*.parquet"))] + tasks
+        with options.out.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
+            for future in as_completed([pool.submit(ablate, task) for task in tasks]):
+                out.write(json.dumps(future.result()) + "\n")
+                out.flush()
+    lines = (options.summary or options.out).read_text().splitlines()
+    sys.stdout.write(_table([json.loads(line) for line in lines]) + "\n")
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    rows = [row for row in rows if row["right"] is not None]
+    of_set = {name: [row for row in rows if row["set"] == name] for name in MAKERS}
+    head = [f"{name} ({len(of_set[name])} runs)" for name in MAKERS]
+    lines = [f"| without | {' | '.join(head)} |", f"| {' | '.join(['---'] * (len(head) + 1))} |"]
+    lines.append(
+        f"| nothing | - | {' | '.join(_num_right(of_set[name]) for name in list(MAKERS)[1:])} |"
+    )
+    for rule in RULES:
+        cells = []
+        for own in of_set.values():
+            counts = (
+                (sum(rule.name in row[word] for row in own), word) for word in ("worse", "better")
+            )
+            cells.append(", ".join(f"{num} {word}" for num, word in counts if num) or "-")
+        lines.append(f"| {rule.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _num_right(rows: list[dict[str, Any]]) -> str:
+    return f"{sum(row['right'] for row in rows)} right"
+
+
+if __name__ == "__main__":
+    main()
