@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 from ..readers.bytedance.reader import split_bytedance_waits
 from ..readers.waits import is_communication, split_traced_waits
 from ..trace.errors import EmptyRunError
-from ..trace.rows import select_rows
+from ..trace.rows import concatenate, make_span_table, select_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
     from ..readers.waits import Arrivals
+    from ..trace.context import EventRecord
     from ..trace.tables import RunInfo, RunSummary, SpanSource, SpanTable
     from .raster import StepPicture
 
@@ -79,8 +84,24 @@ def cut_timeline(timeline: StepTimeline, picture: StepPicture) -> StepTimeline:
     )
 
 
-def read_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> StepTimeline:
+def read_timeline(
+    source: SpanSource,
+    run_id: str,
+    *,
+    epoch: int,
+    step: int,
+    events: Iterable[EventRecord] = (),
+    now_ns: int | None = None,
+) -> StepTimeline:
     """Read one step of one epoch and split its communication.
+
+    Args:
+        source: The store.
+        run_id: The run.
+        epoch: The epoch.
+        step: The step.
+        events: Events of the run: what a hung rank is in is no span yet, but in its last event.
+        now_ns: Unix time until which a span that has not ended lasts; None: until the last event.
 
     Raises:
         UnknownRunError: The source holds no such run.
@@ -89,9 +110,69 @@ def read_timeline(source: SpanSource, run_id: str, *, epoch: int, step: int) -> 
     info = source.run_info(run_id)
     table = source.spans(run_id, first=step, last=step)
     spans = select_rows(table, (table.epoch == epoch) & (table.step == step))
+    open_spans = find_open_spans(spans, events, epoch=epoch, step=step, now_ns=now_ns)
+    if open_spans is not None:
+        spans = concatenate(spans, open_spans)
     if not len(spans):
         raise empty_step_error(run_id, epoch=epoch, step=step)
     return make_timeline(info, spans, epoch=epoch, step=step)
+
+
+def find_open_spans(
+    spans: SpanTable,
+    events: Iterable[EventRecord],
+    *,
+    epoch: int,
+    step: int,
+    now_ns: int | None = None,
+) -> SpanTable | None:
+    """Return the spans of a step that its ranks have begun and not ended, as spans until now.
+
+    They are in the last event ``stalled`` or ``lost`` of each rank. One that has ended since, and
+    so is among ``spans``, and one that is malformed are left out. None if there are none.
+    """
+    latest = {
+        event.rank: event
+        for event in events
+        if event.epoch == epoch and event.kind in ("stalled", "lost")
+    }
+    ended = set(zip(spans.rank.tolist(), spans.kind.tolist(), spans.start_ns.tolist(), strict=True))
+    rows: list[tuple[int, int, int, int, str, int, int]] = []
+    for event in latest.values():
+        entries: Any = event.data.get("open")
+        for entry in entries if isinstance(entries, list) else ():
+            try:
+                kind, start_ns = KIND_CODES[SpanKind(entry["kind"])], int(entry["start_ns"])
+                group_id, seq = int(entry["group_id"], 16), int(entry["seq"])
+                name, of_step = str(entry["name"]), int(entry["step"])
+            except (KeyError, TypeError, ValueError):
+                continue
+            until_ns = event.at_ns if now_ns is None else now_ns
+            is_valid = 0 <= start_ns <= until_ns and 0 <= group_id < 1 << 64 and abs(seq) < 1 << 63
+            is_shown = is_valid and of_step == step and (event.rank, kind, start_ns) not in ended
+            if is_shown:
+                duration_ns = until_ns - start_ns
+                rows.append((event.rank, kind, start_ns, duration_ns, name, group_id, seq))
+    if not rows:
+        return None
+    rank, kinds, start, duration, names, group_ids, seqs = zip(*rows, strict=True)
+    texts = tuple(sorted(set(names)))
+    num = len(rows)
+    return make_span_table(
+        epoch=np.full(num, epoch, np.int32),
+        step=np.full(num, step, np.int32),
+        rank=np.array(rank, np.int32),
+        kind=np.array(kinds, np.int8),
+        name=np.array([texts.index(name) for name in names], np.int32),
+        track=np.zeros(num, np.int32),
+        start_ns=np.array(start, np.int64),
+        duration_ns=np.array(duration, np.int64),
+        group_id=np.array(group_ids, np.uint64),
+        seq=np.array(seqs, np.int64),
+        flags=np.full(num, int(SpanFlag.OPEN), np.uint16),
+        names=texts,
+        tracks=("open",),
+    )
 
 
 def empty_step_error(run_id: str, *, epoch: int, step: int) -> EmptyRunError:

@@ -84,10 +84,13 @@ def choices_from_report(report: RunReport) -> StepChoices:
     shown = [step for step in report.steps if last_found is not None and step <= last_found]
     newest = report.steps[-1] if report.steps else None
     marked = () if report.mfu is None else report.mfu.by_step
+    best = shown[-1] if shown else newest
+    if last_found is not None and newest is not None and last_found > newest:
+        best = last_found  # no rank ends the step in which the job hangs
     return StepChoices(
-        steps=tuple(sorted({*report.steps, *marked})),
+        steps=tuple(sorted({*report.steps, *marked, *(() if best is None else (best,))})),
         epochs=report.epochs,
-        best=shown[-1] if shown else newest,
+        best=best,
         ideal_s_by_step=report.ideal_s_by_step,
     )
 

@@ -34,12 +34,14 @@ from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.pictures import StepId, read_kept_picture
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
+from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
 from rankscope.collector.read.steps import read_step_bounds, read_step_times
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
+from ..sources.store_source import to_event
 from .background_jobs import BackgroundJobs
 from .finding_tracker import to_tracked
 from .pictures import LargeSteps, read_part, read_picture
@@ -211,7 +213,16 @@ class StoreProvider:
     def _read_timeline(
         self, key: tuple[str, int, int, int], run_id: str, *, epoch: int, step: int
     ) -> StepTimeline:
-        timeline = read_timeline(self._source, run_id, epoch=epoch, step=step)
+        is_running = find_run(self._source, run_id).state == RUNNING
+        events = () if self._store is None else map(to_event, read_events(self._store, run_id))
+        timeline = read_timeline(
+            self._source,
+            run_id,
+            epoch=epoch,
+            step=step,
+            events=events,
+            now_ns=time.time_ns() if is_running else None,
+        )
         with self._lock:
             self._timelines[key] = timeline
             while len(self._timelines) > MAX_TIMELINES:

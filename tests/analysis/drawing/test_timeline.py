@@ -7,9 +7,11 @@ import pytest
 
 from rankscope.analysis.drawing.timeline import make_timeline, read_timeline
 from rankscope.analysis.readers.waits import split_traced_waits
+from rankscope.analysis.trace.context import EventRecord
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords
-from tests.support.dashboard.step_builder import comm, compute, source_of
+from tests.support.dashboard.step_builder import PAIR, comm, compute, source_of
 
 
 def test_a_timeline_has_the_spans_of_one_step_with_wait_and_transfer() -> None:
@@ -62,3 +64,54 @@ def test_a_step_without_spans_is_an_error_that_names_it() -> None:
 def test_an_unknown_run_is_an_error_that_names_the_known_runs() -> None:
     with pytest.raises(UnknownRunError, match=r"no run 'x' in this store \(runs: r\)"):
         read_timeline(source_of(), "x", epoch=0, step=3)
+
+
+def stalled(rank: int, **changes: object) -> EventRecord:
+    """Return the event of a rank that is inside all-reduce 7 since 300 ns."""
+    entry = {
+        "name": "all_reduce", "kind": "tp-comm", "step": 3, "start_ns": 300,
+        "group_id": f"{PAIR.group_id:016x}", "seq": 7,
+    } | changes  # fmt: skip
+    return EventRecord(
+        epoch=0, rank=rank, at_ns=310, kind="stalled", text="", data={"open": [entry]}
+    )
+
+
+def test_what_a_hung_rank_is_in_is_drawn_until_now() -> None:
+    source = source_of(compute(0, 100, 300), compute(1, 100, 140))
+
+    timeline = read_timeline(source, "r", epoch=0, step=3, events=[stalled(0)], now_ns=1_000)
+
+    spans = timeline.spans
+    assert spans.rank.tolist() == [0, 1, 0]
+    assert (int(spans.start_ns[2]), int(spans.duration_ns[2])) == (300, 700)
+    assert spans.flags.tolist() == [0, 0, SpanFlag.OPEN]
+    assert timeline.communication.tolist() == [False, False, True]
+    assert timeline.wait_ns.tolist() == [-1, -1, -1]
+    assert (timeline.begin_ns, timeline.end_ns) == (100, 1_000)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stalled(0, step=2),
+        stalled(0, kind="no such kind"),
+        stalled(0, group_id=None),
+        stalled(0, start_ns=2_000),
+        stalled(0, start_ns=-(1 << 70)),
+        stalled(0, group_id="f" * 17),
+        stalled(0, seq=1 << 63),
+        replace(stalled(0), kind="exit"),
+        replace(stalled(0), epoch=1),
+        replace(stalled(0), data={"open": 7}),
+        replace(stalled(0), data={"open": ["x"]}),
+        replace(stalled(0), data={}),
+        stalled(1, start_ns=140),
+    ],
+)
+def test_other_open_spans_and_malformed_ones_are_left_out(event: EventRecord) -> None:
+    source = source_of(compute(0, 100, 300), comm(1, 140, 200))
+
+    timeline = read_timeline(source, "r", epoch=0, step=3, events=[event], now_ns=1_000)
+
+    assert len(timeline.spans) == 2
