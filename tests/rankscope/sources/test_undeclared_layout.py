@@ -11,7 +11,7 @@ from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
-from rankscope.terminal.report_text import report_text
+from rankscope.terminal.report_text import View, report_text
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -68,7 +68,7 @@ def test_only_the_slow_rank_is_named(empty_store: Store, tmp_path: Path) -> None
     )
     assert {entry.rank for entry in report.starved} == {0, 1, 3}
     assert (report.layout, report.mfu) == (Layout(), None)
-    text = report_text(report, verdict="", width=100)
+    text = report_text(report, verdict="", width=100, view=View(has_details=True))
     assert "4 ranks (parallel layout unknown)" in text
     assert f"worst worker rank {SLOW};" in " ".join(text.split())
     (warning,) = [text for text in report.quality.warnings if "layout" in text]
