@@ -162,17 +162,17 @@ def find_slow_network(
     if network is not None and has_one_location(profile, network, culprits, hosts):
         network = None
     if network is None and is_only_group(profile, culprits, hosts):
-        group = culprit_candidate(profile, culprits[0])
+        group = culprit_candidate(profile, culprits[0], hosts)
         return (judge_only_group(group, hosts, symptom_in(group.steps)),)
     is_many = len(culprits) >= MIN_CULPRITS and len(slow) >= MIN_SLOW_SHARE * len(links)
     if network is None and (is_many or _are_all_groups(culprits, ranks)):
         network, culprits = _many_candidate(profile, slow), ()
     if network is None:
-        return tuple(culprit_candidate(profile, culprit) for culprit in culprits)
+        return tuple(culprit_candidate(profile, culprit, hosts) for culprit in culprits)
     # Pairs that are slower than alike ones are slower than the network as well. Links that became
     # slow together are the network.
     pairs = (
-        culprit_candidate(profile, culprit)
+        culprit_candidate(profile, culprit, hosts)
         for culprit in culprits
         if len(culprit.ranks) <= PAIR
         and not any(profile.rose_together[each.link] for each in culprit.links)

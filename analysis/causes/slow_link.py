@@ -41,6 +41,9 @@ its own, but the group is slow in any case."""
 MIN_FACTOR_RATIO = 0.8
 """Ratio of two slowdown factors from which they count as equal."""
 
+MAX_NAMED_HOSTS = 2
+"""Hosts that a sentence names: those of a rank or a pair."""
+
 MIN_LOST_RATIO = 0.0001
 """Share of a step that a slow link must lose: less is within the error of the clocks."""
 
@@ -413,8 +416,16 @@ def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.int6
     return np.flatnonzero(np.isin(profile.transfers.link_of_operation, links))
 
 
-def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
-    """Return a culprit as a candidate."""
+def culprit_candidate(
+    profile: LinkProfile, culprit: Culprit, hosts: Mapping[int, str]
+) -> Candidate:
+    """Return a culprit as a candidate.
+
+    Args:
+        profile: Transfers by link and step.
+        culprit: The culprit.
+        hosts: Host of each rank.
+    """
     worst = max(culprit.links, key=lambda each: each.phase.margin)
     first = int(profile.steps[min(each.phase.first for each in culprit.links)])
     last = int(profile.steps[max(each.phase.last for each in culprit.links)])
@@ -427,9 +438,32 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
         excess_ratio=excess,
         threshold=worst.phase.threshold,
         evidence=(
-            f"transfers over {culprit.location} take {format_duration(worst.transfer_ns)} against"
-            f" {format_duration(worst.expected_ns)} {culprit.baseline} (+{format_percent(excess)}),"
+            f"transfers over {culprit.location}{_on_hosts(culprit, hosts)} take"
+            f" {format_duration(worst.transfer_ns)} against {format_duration(worst.expected_ns)}"
+            f" {culprit.baseline} (+{format_percent(excess)}{_rates(profile, worst)}),"
             f" counted from when all members have entered, in steps {first} to {last};"
             " both ends compute as usual"
         ),
     )
+
+
+def _on_hosts(culprit: Culprit, hosts: Mapping[int, str]) -> str:
+    """Return the hosts of a culprit in words; empty if there is nothing to add."""
+    mine = sorted({hosts.get(rank, "") for rank in culprit.ranks})
+    is_named = any(host in culprit.location for host in mine)  # also if one is unknown: ""
+    if is_named or len(set(hosts.values())) == 1 or len(mine) > MAX_NAMED_HOSTS:
+        return ""
+    return f" on {' and '.join(mine)}"
+
+
+def _rates(profile: LinkProfile, slow: SlowLink) -> str:
+    """Return how many bytes a slow link carries each second, and alike ones; empty if unknown."""
+    transfers, steps = profile.transfers, profile.steps[slow.phase.first : slow.phase.last + 1]
+    mine = (transfers.link == slow.link) & np.isin(transfers.step, steps)
+    took_ns, num_bytes = transfers.transfer_ns[mine].sum(), transfers.num_bytes[mine]
+    if not took_ns or (num_bytes < 0).any() or not num_bytes.any():
+        return ""
+    # Bytes per ns are GB/s.
+    rate = num_bytes.sum() / took_ns
+    usual = rate * slow.transfer_ns / slow.expected_ns
+    return f", {rate:.3g} GB/s of payload against {usual:.3g} GB/s"

@@ -44,6 +44,20 @@ def test_a_single_group_that_did_not_change_is_not_slow() -> None:
     assert slow_phases([10.0] + [13.0] * 9) == []
 
 
+@pytest.mark.parametrize(("factor", "num_slow"), [(12.0, 1), (4.0, 1), (2.5, 0), (1.0, 0)])
+def test_a_group_slow_from_the_first_step_on_is_compared_with_the_only_alike_one(
+    factor: float, num_slow: int
+) -> None:
+    # GIVEN two groups of one size, one of which is always slower; a network may be oversubscribed
+    # 3:1 by plan
+    ms = [10.0 * (1 + each / 10) for each in NOISE * 2]
+    groups = {group(0, 2, 4, 6): ms, group(1, 3, 5, 7): [factor * each for each in ms]}
+
+    found = find_slow_links(profile(groups), 0.0)
+
+    assert [(each.link, each.phase.num_steps) for each in found] == [(1, 10)] * num_slow
+
+
 def test_a_single_group_whose_steps_vary_much_is_not_slow() -> None:
     # GIVEN means of 12.6 and 10.0 ms, both with a deviation of 1.6 ms: t = 2.6 / (1.6 sqrt(1/5 +
     # 1/5)) = 2.6, while 7.7 is required for 8 degrees of freedom and 10 steps that may begin it

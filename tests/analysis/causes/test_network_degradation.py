@@ -447,3 +447,25 @@ def test_a_network_that_is_slow_in_most_steps_is_priced_against_its_fast_ones(fi
     assert report.slowdown == pytest.approx(expected)
     assert report.findings[0].steps == (first, 11)
     assert report.findings[0].slowdown == pytest.approx(expected)
+
+
+def test_a_slow_pair_is_named_with_its_hosts_and_rates() -> None:
+    # GIVEN pairs between two hosts that carry 1 MiB in 10 ms, one of which takes 40 ms
+    links = {
+        pair(rank, rank + SIZE): [(40.0 if rank == 1 else 10.0) * (1 + each) for each in JITTER]
+        for rank in range(SIZE)
+    }
+
+    (found,) = find_slow_network(
+        profile(links, num=4),
+        TWO_HOSTS,
+        blamed=(),
+        step_ns=STEP_NS,
+        step_start_ns={step: step * STEP_NS for step in range(len(JITTER))},
+        samples=empty_samples(),
+    )
+
+    assert found.evidence.startswith(
+        "transfers over the pair 1 - 5 on h0 and h1 take 40.0 ms against 10.0 ms for alike ones"
+        " (+300 %, 0.0262 GB/s of payload against 0.105 GB/s), counted from"
+    )
