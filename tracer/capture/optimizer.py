@@ -29,12 +29,16 @@ class _Running(threading.local):
     is_paused = False
     """Whether the span ended early, because a forward or backward began in ``step``."""
 
+    is_first = True
+    """Whether no backward has ended in ``step`` yet."""
+
 
 class OptimizerSpans:
     """Records a span of each step of any optimizer; a step inside another is part of it.
 
     A closure may run forward and backward inside the step (Lightning, L-BFGS). They are no part of
-    the span: it ends when one begins, and another follows after the backward.
+    the span: it begins after the backward, and again after each later one. Before the first there
+    is only the call of the closure, which is not recorded.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -55,6 +59,7 @@ class OptimizerSpans:
                 if not running.is_paused:
                     running.span.cancel()  # its step raised, for which torch calls no hook
             running.optimizer, running.caller, running.span = optimizer, caller, None
+            running.is_first = True
             self._begin(running)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
@@ -79,10 +84,10 @@ class OptimizerSpans:
             return
         try:
             running.is_paused = True
-            if _is_called_from(running.caller, sys._getframe(1)):
+            if not running.is_first and _is_called_from(running.caller, sys._getframe(1)):
                 running.span.__exit__(None, None, None)
             else:
-                running.span.cancel()  # its step raised
+                running.span.cancel()  # nothing was done yet, or its step raised
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
@@ -93,6 +98,7 @@ class OptimizerSpans:
             return
         try:
             if _is_called_from(running.caller, sys._getframe(1)):
+                running.is_first = False
                 self._begin(running)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
