@@ -431,11 +431,15 @@ def _style(finding: Finding) -> str:
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:
     if finding.steps is None:
         return format_range(None)
-    view = View(page=TIMELINE, run=report.run, epoch=report.epochs[-1], step=finding.steps[1])
+    first, last = finding.steps
+    seconds = report.actual_s_by_step
+    shown = [step for step in report.steps if first <= step <= last and step in seconds]
+    worst = max(shown, key=seconds.__getitem__, default=last)
+    view = View(page=TIMELINE, run=report.run, epoch=report.epochs[-1], step=worst)
     return dcc.Link(
         format_range(finding.steps),
         href=write_address(view, base_path=base_path),
-        title=f"Show step {finding.steps[1]} on the timeline",
+        title=f"Show step {worst}, the longest of them, on the timeline",
     )
 
 

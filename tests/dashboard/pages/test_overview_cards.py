@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence, find_silence
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.overview_cards import format_age, liveness_card
+from rankscope.dashboard.pages.overview_cards import (
+    findings_table,
+    format_age,
+    liveness_card,
+)
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import words
 
@@ -97,6 +103,15 @@ def test_liveness_is_shown_of_runs_that_train_or_were_lost(
     page = words(overview_page(provider, View(run=run), base_path="/"))
 
     assert ("8 of 8 ranks sent a heartbeat within 5 s" in page) == is_shown
+
+
+def test_a_finding_opens_the_longest_of_its_steps() -> None:
+    made = report(num_steps=12, onset=4)  # rank 5 is slow in steps 4 to 11
+    times = dict.fromkeys(made.steps, 1.0) | {2: 9.0, 7: 3.0, 11: 2.0}
+
+    cells = findings_table(replace(made, actual_s_by_step=times), base_path="/")
+
+    assert "'/timeline?run=demo-42&epoch=0&step=7'" in str(cells)
 
 
 @pytest.mark.parametrize(
