@@ -172,7 +172,8 @@ class Replayer:
         Returns:
             Shape (changes, steps), ns.
         """
-        return self._full_program().changed_step_times(duration_ns, gap_ns, changes)
+        times = self._full_program().changed_step_times(duration_ns, gap_ns, changes)
+        return times if self.model.overlap_ns is None else times - self.model.overlap_ns
 
     def full_ideal_times(self) -> OperationTimes:
         """Return the start and end of each operation in the ideal full replay."""
