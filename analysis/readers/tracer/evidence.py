@@ -120,8 +120,17 @@ def _gap_places(
     evaluates[own] = part[pieces.compute[own]] == EVALUATION
     beside = known & evaluates[np.minimum(next_own, num - 1)]
     beside |= ~is_first & evaluates[np.maximum(last_own, 0)]
-    has_data = (waited_ns > 0) | _records_input(matched, numbers)
-    first_place = np.where(has_data, Place.FORWARD, Place.INPUT)
+    num_data, data_ns = _recorded_input(matched, numbers)
+    length = (pieces.end - pieces.start).astype(np.float64)
+    shown = (pieces.host_kind == KIND_CODES[SpanKind.DATA]) & ~own
+    shown_ns = waited_ns + np.bincount(
+        pieces.rank_step[shown], weights=length[shown], minlength=len(num_data)
+    )
+    before = is_first & ~own & ~shown
+    gap_ns = np.bincount(pieces.rank_step[before], weights=length[before], minlength=len(num_data))
+    # The host of a device that is behind waited for the input earlier than the device did.
+    is_late = ((num_data > 0) | (waited_ns > 0)) & (2 * (data_ns - shown_ns) <= gap_ns)
+    first_place = np.where(is_late, Place.FORWARD, Place.INPUT)
     first_place[pieces.rank_step[is_first & beside]] = Place.EVALUATION
     place[is_first & known] = first_place[pieces.rank_step[is_first & known]]
     for code, host_place in _PLACE_BY_HOST_KIND.items():
@@ -133,20 +142,28 @@ def _gap_places(
     return place, first_place
 
 
-def _records_input(matched: MatchedWaits, numbers: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return which (rank, step) have a ``data`` span. Shape (rank steps,).
+def _recorded_input(
+    matched: MatchedWaits, numbers: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return number and total ns of the ``data`` spans of each (rank, step).
 
     By its number: a host that runs ahead fetches the input before its device begins the step.
+
+    Returns:
+        Two arrays of shape (rank steps,).
     """
     spans, steps = matched.spans, matched.rank_steps
     rows = np.flatnonzero(spans.kind == KIND_CODES[SpanKind.DATA])
     num = len(rows)
-    cell, _ = factorize(
+    cell, num_cells = factorize(
         np.concatenate((spans.rank[rows], steps.rank)),
         np.concatenate((spans.step[rows], numbers[steps.step_index])),
     )
-    found: NDArray[np.bool_] = np.isin(cell[num:], cell[:num])
-    return found
+    counts = np.bincount(cell[:num], minlength=num_cells)
+    total_ns = np.bincount(cell[:num], weights=spans.duration_ns[rows], minlength=num_cells)
+    num_spans: NDArray[np.int64] = counts[cell[num:]].astype(np.int64)
+    data_ns: NDArray[np.float64] = total_ns[cell[num:]].astype(np.float64)
+    return num_spans, data_ns
 
 
 def _waited_between_steps(matched: MatchedWaits) -> NDArray[np.float64]:
