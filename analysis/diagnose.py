@@ -15,6 +15,7 @@ from .replay.what_if import ratio
 from .report.report import Finding, Severity
 from .report.text import format_count, format_percent, format_ranks
 from .report.tracked_findings import GRACE_STEPS, NO_PROBLEM
+from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
 
 HEALTHY = "healthy"
 
-MIN_CERTAINTY = 0.5
-"""Confidence from which a finding without a price replaces `healthy`."""
-
-
-MINOR_SHARE = 0.005
-"""Share of the step time below which a finding is minor: it would read as 0 %."""
-
-CRITICAL_SHARE = 0.10
-"""Share from which it is critical. Source: design.md section 5 calls an excess of 10 % due."""
 
 _ENDS = (0, -1)
 
@@ -79,7 +71,8 @@ def combine_findings(
     previous run), is reported beside it.
     """
     is_sick = any(
-        ends_run(each) or (each.confidence >= MIN_CERTAINTY and is_alarm(each)) for each in unpriced
+        ends_run(each) or (each.confidence >= THRESHOLDS.min_certainty and is_alarm(each))
+        for each in unpriced
     )
     rest = (each for each in priced if not (is_sick and each.cause == HEALTHY))
     ended = (each for each in unpriced if ends_run(each))
@@ -108,10 +101,12 @@ def grade(report: RunReport, finding: Finding) -> Severity:
         return Severity.MINOR
     share = _saved_share(report, finding, shown)
     if share is None:
-        return Severity.WARNING if finding.confidence >= MIN_CERTAINTY else Severity.MINOR
-    if share < MINOR_SHARE:
+        return (
+            Severity.WARNING if finding.confidence >= THRESHOLDS.min_certainty else Severity.MINOR
+        )
+    if share < THRESHOLDS.minor_share:
         return Severity.MINOR
-    return Severity.CRITICAL if share >= CRITICAL_SHARE else Severity.WARNING
+    return Severity.CRITICAL if share >= THRESHOLDS.critical_share else Severity.WARNING
 
 
 def _steps_that_show(report: RunReport, finding: Finding) -> tuple[int, ...]:
@@ -173,6 +168,17 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
             f"{format_count(len(profile.ranks), 'rank')} over"
             f" {format_count(len(profile.steps), 'step')}:"
             " there are no peers to compare with, and nothing changed from step to step"
+        )
+    num_steps = len(profile.steps)
+    if (
+        slowdown is not None
+        and slowdown >= THRESHOLDS.straggling_slowdown
+        and num_steps < THRESHOLDS.min_lasting_steps
+    ):
+        return insufficient(
+            f"S = {slowdown:.3f}, and no rank or link is significantly slow in"
+            f" {format_count(num_steps, 'step')}; a slow link or host needs"
+            f" {THRESHOLDS.min_lasting_steps} steps"
         )
     levels = np.nanmedian(excess[compared], axis=1)
     worst = int(levels.argmax())

@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -38,6 +38,7 @@ from rankscope.analysis.causes.order import FROM_RECORDS, FROM_REPLAY
 from rankscope.analysis.price.findings import price_candidates
 from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
 from rankscope.analysis.replay.what_if import what_if
+from rankscope.analysis.statistics.thresholds import THRESHOLDS
 from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.store.store import open_store
 from rankscope.sources.store_source import StoreSource
@@ -81,7 +82,7 @@ class Rule:
 
     name: str
     attribute: str
-    """Name of a function or constant of `analysis`; replaced wherever it is imported."""
+    """Name of a function of `analysis`, replaced wherever it is imported; or of a threshold."""
 
     absent: Any
 
@@ -116,17 +117,17 @@ RULES = (
     Rule("stages that turned slow", "find_stages_turned_slow", lambda *_: ()),
     Rule("peers without those slow together", "are_usual", None),
     Rule("few peers need confirmation", "_confirmed_peers", lambda *given: given[2]),
-    Rule("what the healthy rows show (1.5 x)", "PEER_PEAK_FACTOR", 0.0),
-    Rule("5 % in 5 steps, not 9 %", "PERSISTENT_RATIO", 0.09),
-    Rule("7.5 % with few peers", "FEW_PEERS_PERSISTENT_RATIO", 0.05),
-    Rule("9 % in short phases", "MIN_EXCESS_RATIO", 0.05),
-    Rule("0.5 % of the rows may be at fault", "MAX_FAULTY_SHARE", 0.0),
-    Rule("a whole stage (80 %)", "WHOLE_STAGE_SHARE", 0.5),
-    Rule("pauses of 10 x the usual gap", "PAUSE_FACTOR", 1.0),
-    Rule("three steps of a stall", "HOST_STALL_STEPS", 1),
-    Rule("rest of a link beside its device", "MIN_UNEXPLAINED_RATIO", 0.0),
-    Rule("a pair of a group is 3 % slower", "MIN_PAIR_EXCESS", 0.0),
-    Rule("a link loses 0.01 % of the step", "MIN_LOST_RATIO", 0.0),
+    Rule("what the healthy rows show (1.5 x)", "peer_peak_factor", 0.0),
+    Rule("5 % in 5 steps, not 9 %", "persistent_ratio", 0.09),
+    Rule("7.5 % with few peers", "few_peers_persistent_ratio", 0.05),
+    Rule("9 % in short phases", "min_excess_ratio", 0.05),
+    Rule("0.5 % of the rows may be at fault", "max_faulty_share", 0.0),
+    Rule("a whole stage (80 %)", "whole_stage_share", 0.5),
+    Rule("pauses of 10 x the usual gap", "pause_factor", 1.0),
+    Rule("three steps of a stall", "host_stall_steps", 1),
+    Rule("rest of a link beside its device", "min_unexplained_ratio", 0.0),
+    Rule("a pair of a group is 3 % slower", "min_pair_excess", 0.0),
+    Rule("a link loses 0.01 % of the step", "min_lost_ratio", 0.0),
 )  # fmt: skip
 
 
@@ -148,6 +149,13 @@ def without(rule: Rule) -> Iterator[None]:
             for name, detectors in (("FROM_RECORDS", FROM_RECORDS), ("FROM_REPLAY", FROM_REPLAY)):
                 kept = tuple(each for each in detectors if each is not rule.absent)
                 stack.enter_context(mock.patch.object(diagnose, name, kept))
+            yield
+            return
+        if rule.attribute in THRESHOLDS.__slots__:
+            changed = replace(THRESHOLDS, **{rule.attribute: rule.absent})
+            for module in (*MODULES, diagnose):
+                if hasattr(module, "THRESHOLDS"):
+                    stack.enter_context(mock.patch.object(module, "THRESHOLDS", changed))
             yield
             return
         owners = [module for module in MODULES if hasattr(module, rule.attribute)]

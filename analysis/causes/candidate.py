@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import stable_argsort
 from ..report.text import format_ranks
-from ..statistics.phases import MIN_LASTING_STEPS
+from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
     from .clock_throttle import ClockDrop
     from .detector import Cause
-
-WHOLE_HOST_SHARE = 0.8
-"""Share of a host's ranks that must show a cause for the host to be at fault."""
-
-MIN_HOST_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +147,8 @@ def rows_of_ranks(
 
 
 def is_brief(candidate: Candidate) -> bool:
-    """Return whether a candidate shows in fewer than `MIN_LASTING_STEPS` steps, or on and off."""
-    is_short = candidate.steps[1] - candidate.steps[0] + 1 < MIN_LASTING_STEPS
+    """Return whether a candidate shows in fewer than `min_lasting_steps` steps, or on and off."""
+    is_short = candidate.steps[1] - candidate.steps[0] + 1 < THRESHOLDS.min_lasting_steps
     return is_short or candidate.shown_steps is not None
 
 
@@ -174,7 +169,9 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
             if each.cause == cause:
                 slow.update(ranks[rank].host for rank in each.ranks)
         for host, num in sorted(slow.items()):
-            if not host or num < max(MIN_HOST_RANKS, WHOLE_HOST_SHARE * size[host]):
+            if not host or num < max(
+                THRESHOLDS.min_host_ranks, THRESHOLDS.whole_host_share * size[host]
+            ):
                 continue
             mine = [
                 each

@@ -10,7 +10,7 @@ import numpy as np
 from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
-from ..statistics.phases import MIN_EXCESS_RATIO
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import in_steps
 from .detector import Cause
 
@@ -33,13 +33,6 @@ CLOCK_WORDS = ("clock", "frequency", "freq")
 POWER_WORDS = ("power",)
 THROTTLE_WORDS = ("throttle",)
 
-MIN_DROP_RATIO = 0.03
-"""Least drop of a clock, against its own other steps or its peers, that explains slow compute.
-Compute follows the clock, and `phases.PERSISTENT_RATIO` is the least slowness that is reported."""
-
-LOW_QUANTILE = 0.25
-"""Quantile of the readings in a phase that counts as the clock of the whole phase: readings at its
-borders may be of the time beside it."""
 
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 UNITS = {"hz": "Hz", "w": "W"}
@@ -152,7 +145,7 @@ def explain_by_clock(
         worker = workers[each.ranks[0]]
         partners = tuple(sorted(rank for rank, other in workers.items() if other == worker))
         rest = (1.0 + each.excess_ratio) / (1.0 + max_explained(drop)) - 1.0
-        if rest < max(MIN_EXCESS_RATIO, each.threshold):
+        if rest < max(THRESHOLDS.min_excess_ratio, each.threshold):
             explained.append(replace(each, cause=CAUSE, evidence=f"{each.evidence}; {drop}"))
         elif len(partners) == 1:
             share = format_percent(max_explained(drop))
@@ -266,7 +259,7 @@ def find_clock_drop(
 
 
 def _is_lower(drop: ClockDrop) -> bool:
-    return drop.inside < (1.0 - MIN_DROP_RATIO) * drop.usual
+    return drop.inside < (1.0 - THRESHOLDS.min_clock_drop_ratio) * drop.usual
 
 
 def _drops(
@@ -310,7 +303,7 @@ def _drop(
     name, usual = samples.names[code], max(of_peers, of_own)
     explained = None
     if _word_group(name) is CLOCK_WORDS:
-        low = float(np.quantile(inside, LOW_QUANTILE, method="lower"))
+        low = float(np.quantile(inside, THRESHOLDS.low_clock_quantile, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf
     return ClockDrop(
         name=name,

@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays.group_stats import row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration
-from ..statistics.phases import MIN_EXCESS_RATIO
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, Subject
 
@@ -73,7 +73,7 @@ def pause_candidate(
         part=gaps.part(mine),
         fixed_ns=gaps.fixed_ns_by_place(mine, expected),
         excess_ratio=float(np.median((lost_ns / gaps.compute_ns[:, None])[:, columns])),
-        threshold=MIN_EXCESS_RATIO,
+        threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
             f"all ranks pause together for {typical} {where}, {how_often},"
             f" in steps {int(steps[0])} to {int(steps[-1])}"

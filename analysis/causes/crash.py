@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
+from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     from ..trace.tables import EpochInfo, RunInfo
     from .detector import Record
 
-EXCEPTION_CONFIDENCE = 0.95
-"""Confidence if the first failure reported its reason, and all others came later or followed it."""
-
-LOST_CONFIDENCE = 0.7
-"""Confidence if its process ended without an exit record: the time is known, the reason is not."""
-
-UNORDERED_FACTOR = 0.8
-"""Factor if several ranks failed by themselves and the clocks cannot order them."""
 
 MAX_LINE = 160
 """Characters of a message that the evidence quotes."""
@@ -130,8 +123,8 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     unknown, all on other hosts). If all others timed out while one was lost, that one was silent
     first: a hang, not a crash.
 
-    The confidence is not calibrated: `EXCEPTION_CONFIDENCE`, or `LOST_CONFIDENCE` if the process
-    was lost, times `UNORDERED_FACTOR` if several ranks could not be ordered.
+    The confidence is not calibrated: `crash_confidence`, or `crash_lost_confidence` if the process
+    was lost, times `crash_unordered_factor` if several ranks could not be ordered.
 
     Args:
         run: Ranks, hosts and clock error.
@@ -219,8 +212,8 @@ def _finding(
         cause=CAUSE.name,
         ranks=ranks,
         steps=(min(steps), max(steps)) if steps else None,
-        confidence=(LOST_CONFIDENCE if is_lost else EXCEPTION_CONFIDENCE)
-        * (UNORDERED_FACTOR if len(ranks) > 1 else 1.0),
+        confidence=(THRESHOLDS.crash_lost_confidence if is_lost else THRESHOLDS.crash_confidence)
+        * (THRESHOLDS.crash_unordered_factor if len(ranks) > 1 else 1.0),
         evidence=_evidence(epochs, first, failures),
     )
 

@@ -11,6 +11,7 @@ from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by
 from ..replay.model import Place
 from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
+from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
 from .candidate import Candidate, explained_gaps, merge_parts
 from .common_pause import pause_candidate
@@ -24,7 +25,6 @@ from .host_gaps import (
     find_late_stages,
     stall_candidate,
 )
-from .thresholds import ALL_RANKS_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +213,7 @@ def _with_common_pause(common: Candidate, late: Sequence[Candidate]) -> tuple[Ca
             not is_merged
             and each.steps[0] <= common.steps[1] + 1
             and each.steps[1] >= common.steps[0] - 1
-            and len(each.ranks) >= ALL_RANKS_SHARE * len(common.ranks)
+            and len(each.ranks) >= THRESHOLDS.all_ranks_share * len(common.ranks)
         )
         merged.append(_merge_pause(each, common) if takes_in else each)
         is_merged |= takes_in

@@ -16,8 +16,7 @@ from ..arrays.group_stats import group_medians, means_by_key, medians_by_key
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions, stable_argsort
 from ..statistics.baseline import common_step_ratio
-from ..statistics.peers import MIN_PEERS
-from .thresholds import MIN_CORRELATION, MIN_ITEMS
+from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from ..replay.model import ComputeItems, ReplayModel
     from ..trace.context import MicrobatchTable
 
-OUTLIER_SHARE = 0.005
-"""Share of the items at either end that a fit leaves out: pauses."""
 
 NUM_ROUNDS = 4
 """Rounds of fitting: the first against the items' own medians, the others against those of
@@ -50,14 +47,14 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
 
     Returns:
         None if a length is unknown, if all are equal, or if they do not explain compute
-        (correlation below `MIN_CORRELATION`).
+        (correlation below `min_correlation`).
 
     Source:
         arXiv 2505.05713, section 5.3: a micro-batch's compute goes with the sum of its squared
         sequence lengths, beside a part that goes with its tokens.
     """
     squares = squared_lengths(items, lengths)
-    if len(items) < MIN_ITEMS or np.isnan(squares).any() or not squares.any():
+    if len(items) < THRESHOLDS.min_items or np.isnan(squares).any() or not squares.any():
         return None
     relative = squares / squares.mean()
     scale = np.ones(len(items))
@@ -113,10 +110,10 @@ def _fit_scale(
         ratio = items.self_ns[rows] / median
         # A step that is longer as a whole, one that warms up, is not longer for its lengths.
         ratio /= medians_by_key(ratio / scale, items.step[rows])
-        low, high = np.quantile(ratio, (OUTLIER_SHARE, 1 - OUTLIER_SHARE))
+        low, high = np.quantile(ratio, (THRESHOLDS.outlier_share, 1 - THRESHOLDS.outlier_share))
         kept = (ratio >= low) & (ratio <= high)
         x, y = relative[kept], ratio[kept]
-        if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
+        if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
             return None
         # Only that of the last round counts: the first medians are those of any lengths.
         correlation = float(np.corrcoef(x, y)[0, 1])
@@ -124,7 +121,7 @@ def _fit_scale(
         scale = (level + slope * relative) / (level + slope)
         if not (scale > 0).all():
             return None
-    return scale if correlation >= MIN_CORRELATION else None
+    return scale if correlation >= THRESHOLDS.min_correlation else None
 
 
 def equalize_inferred_lengths(
@@ -142,17 +139,17 @@ def equalize_inferred_lengths(
         coords: Position of each rank.
 
     Returns:
-        None if a column has fewer than `MIN_PEERS` ranks, or if the compute of the ranks does not
-        follow that of their column (correlation below `MIN_CORRELATION`).
+        None if a column has fewer than `min_peers` ranks, or if the compute of the ranks does not
+        follow that of their column (correlation below `min_correlation`).
     """
-    if len(items) < MIN_ITEMS:
+    if len(items) < THRESHOLDS.min_items:
         return None
     ranks = np.unique(items.rank)
     at = find_positions(items.rank, ranks)
     column, stage = (
         np.array([getattr(coords[rank], axis) for rank in ranks.tolist()]) for axis in ("dp", "pp")
     )
-    if np.unique(column, return_counts=True)[1].min() < MIN_PEERS:
+    if np.unique(column, return_counts=True)[1].min() < THRESHOLDS.min_peers:
         return None
     median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     if not (median > 0).all():
@@ -189,12 +186,12 @@ def _column_medians(
 
 def _is_correlated(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> bool:
     """Return whether compute follows the lengths, pauses left out."""
-    low, high = np.quantile(ratio, (OUTLIER_SHARE, 1 - OUTLIER_SHARE))
+    low, high = np.quantile(ratio, (THRESHOLDS.outlier_share, 1 - THRESHOLDS.outlier_share))
     kept = (ratio >= low) & (ratio <= high)
     x, y = length[kept], ratio[kept]
-    if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
+    if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
         return False
-    return float(np.corrcoef(x, y)[0, 1]) >= MIN_CORRELATION
+    return float(np.corrcoef(x, y)[0, 1]) >= THRESHOLDS.min_correlation
 
 
 def equalize_durations(

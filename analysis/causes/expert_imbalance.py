@@ -10,8 +10,9 @@ import numpy as np
 from ..arrays.group_stats import row_medians, sum_cells
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_duration, format_percent, format_ranks
-from ..statistics.peers import MIN_PEERS, median_of_peers
-from ..statistics.phases import MIN_EXCESS_RATIO, MIN_LASTING_STEPS, PERSISTENT_RATIO, find_phases
+from ..statistics.peers import median_of_peers
+from ..statistics.phases import find_phases
+from ..statistics.thresholds import THRESHOLDS
 from . import sequence_imbalance, stage_imbalance
 from .candidate import Candidate, named_ranks
 from .slow_compute import SLOW_DEVICE
@@ -60,8 +61,8 @@ def find_expert_imbalance(
         blamed: Ranks whose whole compute is slow.
 
     Returns:
-        None if no rank is significantly longer for `MIN_LASTING_STEPS` steps, or if fixing all of
-        them would save less than `MIN_EXCESS_RATIO` of a step.
+        None if no rank is significantly longer for `min_lasting_steps` steps, or if fixing all of
+        them would save less than `min_excess_ratio` of a step.
     """
     if experts is None or not experts.any():
         return None
@@ -70,8 +71,8 @@ def find_expert_imbalance(
     excess[np.isin(profile.ranks, list(blamed))] = np.nan
     phases = [
         phase
-        for phase in find_phases(excess, min_steps=MIN_LASTING_STEPS)
-        if phase.excess_ratio >= MIN_EXCESS_RATIO
+        for phase in find_phases(excess, min_steps=THRESHOLDS.min_lasting_steps)
+        if phase.excess_ratio >= THRESHOLDS.min_excess_ratio
     ]
     if not phases:
         return None
@@ -79,7 +80,7 @@ def find_expert_imbalance(
     recorded_ns = replayer.model.operations.duration_ns
     without = float(replayer.full_with(np.where(part, fixed_ns, recorded_ns)).mean())
     lost = float(replayer.full_recorded().mean()) / without - 1.0
-    if lost < MIN_EXCESS_RATIO:
+    if lost < THRESHOLDS.min_excess_ratio:
         return None
     worst = max(phases, key=lambda phase: phase.excess_ratio)
     columns = slice(worst.first, worst.last + 1)
@@ -96,7 +97,7 @@ def find_expert_imbalance(
         part=np.flatnonzero(part),
         fixed_ns=fixed_ns,
         excess_ratio=worst.excess_ratio,
-        threshold=max(worst.threshold, MIN_EXCESS_RATIO),
+        threshold=max(worst.threshold, THRESHOLDS.min_excess_ratio),
         evidence=(
             f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
             f" {int(profile.ranks[worst.row])} compute {times[0]} per step, {times[1]} in the rest"
@@ -129,7 +130,7 @@ def mark_explained_stages(
             return True
         mine = compute & np.isin(model.rank, each.ranks)
         share = float(surplus_ns[mine].sum() / duration_ns[mine].sum())
-        return (1.0 + each.excess_ratio) * (1.0 - share) - 1.0 >= PERSISTENT_RATIO
+        return (1.0 + each.excess_ratio) * (1.0 - share) - 1.0 >= THRESHOLDS.persistent_ratio
 
     return tuple(
         each if is_left(each) else replace(each, explained_by=CAUSE) for each in candidates
@@ -145,7 +146,7 @@ def _experts_by_rank(
     whole device is slow, or its sequences are long.
 
     Returns:
-        Two matrices of shape (ranks, steps), ns; NaN if fewer than `MIN_PEERS` peers have experts.
+        Two matrices of shape (ranks, steps), ns; NaN if fewer than `min_peers` peers have experts.
     """
     operations = replayer.model.operations
     rows = np.flatnonzero(experts)
@@ -157,7 +158,7 @@ def _experts_by_rank(
     has_experts = ~np.isnan(total).all(axis=1)
     for stage in np.unique(profile.stage).tolist():
         mine = np.flatnonzero((profile.stage == stage) & has_experts)
-        if len(mine) > MIN_PEERS:
+        if len(mine) > THRESHOLDS.min_peers:
             outside = profile.total_ns[mine]
             relative = outside / row_medians(outside.T)[None]
             expected[mine] = median_of_peers(total[mine] / relative) * relative

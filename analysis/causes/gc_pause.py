@@ -9,11 +9,10 @@ import numpy as np
 from ..arrays.group_stats import group_medians, sum_cells
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
-from ..statistics.phases import MIN_EXCESS_RATIO
+from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
 from .candidate import Candidate, explained_gaps, named_ranks
 from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
-from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,19 +20,11 @@ if TYPE_CHECKING:
     from .detector import Case
     from .host_gaps import HostGaps
 
-MIN_PAUSE_NS = 50_000_000
-"""Shortest gap before a launch that may be garbage collection. Source: design.md section 5."""
-
-PAUSE_FACTOR = 10.0
-"""Least ratio of a pause to the usual gap before a forward."""
 
 INSIDE_PLACES = (Place.FORWARD, Place.BACKWARD)
 """Places in which a rank loses time only if its host stopped: neither input nor a reduction is
 due there."""
 
-MIN_LOSS_RATIO = 0.01
-"""Least share of the job's time that pauses in turn must cost: each may be short, but all ranks
-wait for every one of them."""
 
 CAUSE = Cause(
     name="gc-pause",
@@ -59,9 +50,9 @@ def find_gc_pauses(
     The collector stops a host at any launch, so some of the gaps must be before a forward or
     backward inside a step. Then gaps before a step's first compute, its optimizer or its
     reductions are pauses too; without the others, these are missing input or launch skew. A rank
-    that loses time at the begin of `HOST_STALL_STEPS` consecutive steps does not pause there. A
+    that loses time at the begin of `host_stall_steps` consecutive steps does not pause there. A
     host that runs ahead of its device hides part of each pause: if two are as long as
-    `MIN_PAUSE_NS`, half of that is enough for the others.
+    `min_pause_ns`, half of that is enough for the others.
 
     Args:
         gaps: The run's gaps.
@@ -87,11 +78,11 @@ def find_rare_pauses(
         allowed: Shape (gaps,): gaps that nothing explains.
         blamed: Ranks whose gaps another cause explains.
     """
-    min_ns = max(MIN_PAUSE_NS, PAUSE_FACTOR * _usual_gap_ns(gaps))
+    min_ns = max(THRESHOLDS.min_pause_ns, THRESHOLDS.pause_factor * _usual_gap_ns(gaps))
     gap_ns = gaps.gaps.gap_ns
     chosen = allowed & gaps.is_at(*INSIDE_PLACES) & (gap_ns >= min_ns)
     chosen &= ~np.isin(gaps.gaps.rank, list(blamed))
-    chosen &= gap_ns >= MIN_EXCESS_RATIO * gaps.compute_ns[gaps.row]
+    chosen &= gap_ns >= THRESHOLDS.min_excess_ratio * gaps.compute_ns[gaps.row]
     if not chosen.any():
         return ()
     worst = int(np.argmax(np.where(chosen, gap_ns, 0)))
@@ -104,7 +95,7 @@ def find_rare_pauses(
             steps=(int(steps[0]), int(steps[-1])),
             part=gaps.part(chosen),
             excess_ratio=float(gap_ns[worst] / gaps.compute_ns[gaps.row[worst]]),
-            threshold=MIN_EXCESS_RATIO,
+            threshold=THRESHOLDS.min_excess_ratio,
             evidence=(
                 f"rank {rank} paused for {format_duration(float(gap_ns[worst]))} inside step"
                 f" {step} and waited for no other rank; a pause this rare may be garbage"
@@ -117,8 +108,11 @@ def find_rare_pauses(
 
 def _find_pauses_in_turn(gaps: HostGaps, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the gaps that are pauses, if ranks take them in turn. Shape (gaps,)."""
-    usual_ns = PAUSE_FACTOR * _usual_gap_ns(gaps)
-    full_ns, min_ns = max(MIN_PAUSE_NS, usual_ns), max(MIN_PAUSE_NS / 2, usual_ns)
+    usual_ns = THRESHOLDS.pause_factor * _usual_gap_ns(gaps)
+    full_ns, min_ns = (
+        max(THRESHOLDS.min_pause_ns, usual_ns),
+        max(THRESHOLDS.min_pause_ns / 2, usual_ns),
+    )
     gap_ns = gaps.gaps.gap_ns
     inside = allowed & gaps.is_at(*INSIDE_PLACES)
     starts = allowed & gaps.is_at(Place.INPUT)
@@ -133,12 +127,12 @@ def _find_pauses_in_turn(gaps: HostGaps, allowed: NDArray[np.bool_]) -> NDArray[
 
 
 def _in_consecutive_steps(gaps: HostGaps, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the chosen gaps that one rank has in `HOST_STALL_STEPS` consecutive steps."""
+    """Return the chosen gaps that one rank has in `host_stall_steps` consecutive steps."""
     shape = gaps.profile.total_ns.shape
     num = sum_cells(shape, gaps.row[chosen], gaps.column[chosen], np.ones(chosen.sum()))
     lasts = np.zeros(shape, dtype=np.bool_)
-    for first in range(shape[1] - HOST_STALL_STEPS + 1):
-        columns = slice(first, first + HOST_STALL_STEPS)
+    for first in range(shape[1] - THRESHOLDS.host_stall_steps + 1):
+        columns = slice(first, first + THRESHOLDS.host_stall_steps)
         lasts[:, columns] |= num[:, columns].min(axis=1, keepdims=True) > 0
     return chosen & lasts[gaps.row, gaps.column]
 
@@ -160,7 +154,7 @@ def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:
     if not chosen.any():
         return False
     ranks, counts = np.unique(gaps.gaps.rank[chosen], return_counts=True)
-    several = len(ranks) > 1 and counts.max() <= ONE_RANK_SHARE * counts.sum()
+    several = len(ranks) > 1 and counts.max() <= THRESHOLDS.one_rank_share * counts.sum()
     return several and len(np.unique(gaps.gaps.step[chosen])) > 1
 
 
@@ -180,7 +174,7 @@ def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> C
     # A step waits for the longest of the pauses that its ranks take at different times.
     worst = ratio.max(axis=0)
     level = float(worst.mean())
-    if level < MIN_LOSS_RATIO and float(worst.max()) < MIN_EXCESS_RATIO:
+    if level < THRESHOLDS.min_pause_loss_ratio and float(worst.max()) < THRESHOLDS.min_excess_ratio:
         return None
     long = chosen & (gap_ns >= np.median(gap_ns[chosen]) / 2)
     steps = np.unique(gaps.gaps.step[long])
@@ -193,7 +187,9 @@ def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> C
         part=gaps.part(chosen),
         gaps=chosen,
         excess_ratio=max(level, float(worst.max())),
-        threshold=MIN_LOSS_RATIO if level >= MIN_LOSS_RATIO else MIN_EXCESS_RATIO,
+        threshold=THRESHOLDS.min_pause_loss_ratio
+        if level >= THRESHOLDS.min_pause_loss_ratio
+        else THRESHOLDS.min_excess_ratio,
         evidence=(
             f"{format_count(len(times), 'pause')} of {format_duration(float(np.median(times)))}"
             f" {where} on {format_count(len(ranks), 'rank')} in turn, in"

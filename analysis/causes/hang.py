@@ -21,6 +21,7 @@ from rankscope.tracer.span import (
 from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_count, format_ranks
+from ..statistics.thresholds import THRESHOLDS
 from .crash import ExitClass, find_failures, is_silence
 from .detector import Cause, insufficient
 
@@ -33,17 +34,6 @@ if TYPE_CHECKING:
     from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
     from .detector import Record
 
-CONFIDENCE = 0.95
-"""Confidence if every other member is blocked in the collective."""
-
-LOST_FACTOR = 0.8
-"""Factor if the silent rank's process is gone: it may have died before the others timed out."""
-
-DROPPED_FACTOR = 0.8
-"""Factor if records were dropped: the silent rank's entry may be among them."""
-
-CYCLE_CONFIDENCE = 0.5
-"""Confidence if no rank is silent: ranks wait for each other in different collectives."""
 
 COMMUNICATION_BITS = np.uint32(pack_kinds(COMM_KINDS))
 
@@ -115,9 +105,10 @@ def find_hangs(
     Blocked ranks are those with spans flagged open or error, or with open spans in the events
     ``stalled`` and ``lost``.
 
-    The confidence is not calibrated: `CONFIDENCE` times the share of the other members that are
-    blocked in the collective, times `LOST_FACTOR` if the silent process is gone, times
-    `DROPPED_FACTOR` if records were dropped; at most `CYCLE_CONFIDENCE` if no rank is silent.
+    The confidence is not calibrated: `hang_confidence` times the share of the other members that
+    are blocked in the collective, times `hang_lost_factor` if the silent process is gone, times
+    `hang_dropped_factor` if records were dropped; at most `hang_cycle_confidence` if no rank is
+    silent.
 
     Args:
         run: Groups and ranks.
@@ -244,15 +235,15 @@ def _finding(
 ) -> Finding:
     shown = next(one for one in stuck if one.missing & set(culprits))
     num_others = len(shown.members) - len(shown.missing & set(culprits))
-    confidence = CONFIDENCE * len(shown.blocked) / max(num_others, 1)
-    confidence *= LOST_FACTOR if lost & set(culprits) else 1.0
-    confidence *= DROPPED_FACTOR if run.num_dropped else 1.0
+    confidence = THRESHOLDS.hang_confidence * len(shown.blocked) / max(num_others, 1)
+    confidence *= THRESHOLDS.hang_lost_factor if lost & set(culprits) else 1.0
+    confidence *= THRESHOLDS.hang_dropped_factor if run.num_dropped else 1.0
     numbers = [one.step for one in shown.blocked if one.step >= 0]
     return Finding(
         cause=CAUSE.name,
         ranks=culprits,
         steps=(min(numbers), max(numbers)) if numbers else None,
-        confidence=min(confidence, CYCLE_CONFIDENCE if is_cycle else 1.0),
+        confidence=min(confidence, THRESHOLDS.hang_cycle_confidence if is_cycle else 1.0),
         evidence=_evidence(shown, culprits, len(stuck), steps, is_cycle=is_cycle),
     )
 

@@ -16,9 +16,9 @@ from ..arrays.sorting import find_positions
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.noise import deviation_without_jumps
-from ..statistics.phases import MIN_EXCESS_RATIO, find_phases
+from ..statistics.phases import find_phases
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .thresholds import ALL_RANKS_SHARE, HOST_STALL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,6 @@ INPUT_PLACES = (Place.INPUT, Place.DATA)
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
 
 _NO_SAVES = np.zeros(0, dtype=np.int64)
-
-SAME_LENGTH_FACTOR = 1.5
-"""Pauses of one kind, all checkpoints or all evaluations, differ by less than this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +200,8 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
     lost = inside + evaluating + unusual
     columns = np.flatnonzero(
-        (lost / gaps.compute_ns[:, None] >= MIN_EXCESS_RATIO).mean(axis=0) >= ALL_RANKS_SHARE
+        (lost / gaps.compute_ns[:, None] >= THRESHOLDS.min_excess_ratio).mean(axis=0)
+        >= THRESHOLDS.all_ranks_share
     )
 
     def median_of_ranks(value: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -237,12 +235,12 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
 def _split_by_length(
     lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
 ) -> list[NDArray[np.int64]]:
-    """Return the chosen pauses in classes of one length (`SAME_LENGTH_FACTOR`), as indices."""
+    """Return the chosen pauses in classes of one length (`same_length_factor`), as indices."""
     rows = np.flatnonzero(chosen)
     if not len(rows):
         return []
     rows = rows[np.argsort(lost_ns[rows])]
-    is_longer = lost_ns[rows[1:]] > SAME_LENGTH_FACTOR * lost_ns[rows[:-1]]
+    is_longer = lost_ns[rows[1:]] > THRESHOLDS.same_length_factor * lost_ns[rows[:-1]]
     return [np.sort(part) for part in np.split(rows, np.flatnonzero(is_longer) + 1)]
 
 
@@ -261,7 +259,9 @@ def _find_other_steps(gaps: HostGaps) -> NDArray[np.bool_]:
     rest = gaps.total_ns(*WORKING_PLACES, Place.CHECKPOINT, Place.EVALUATION)
     total = before + rest
     unusual = (total - row_medians(total)[:, None]) / gaps.compute_ns[:, None]
-    is_other: NDArray[np.bool_] = (unusual >= MIN_EXCESS_RATIO).mean(axis=0) < ALL_RANKS_SHARE
+    is_other: NDArray[np.bool_] = (unusual >= THRESHOLDS.min_excess_ratio).mean(
+        axis=0
+    ) < THRESHOLDS.all_ranks_share
     return is_other
 
 
@@ -273,14 +273,16 @@ def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.b
         other_steps: Shape (steps,): steps without a common pause.
 
     Returns:
-        Shape (places, steps): True if the median rank loses at least half of `MIN_EXCESS_RATIO`
+        Shape (places, steps): True if the median rank loses at least half of `min_excess_ratio`
         there; True everywhere in a step in which no single place loses as much.
     """
     found = np.zeros((len(Place), len(other_steps)), dtype=np.bool_)
     for place in Place:
         lost = gaps.total_ns(place)
         lost -= fast_quartile(lost)
-        found[place] = np.median(lost / gaps.compute_ns[:, None], axis=0) >= MIN_EXCESS_RATIO / 2
+        found[place] = (
+            np.median(lost / gaps.compute_ns[:, None], axis=0) >= THRESHOLDS.min_excess_ratio / 2
+        )
     found[:, other_steps] = False
     found[:, ~other_steps & ~found.any(axis=0)] = True
     return found
@@ -315,7 +317,7 @@ def find_late_stages(
     return find_phases(
         excess,
         has_few_peers=np.ones(len(stages), dtype=np.bool_),
-        min_steps=HOST_STALL_STEPS,
+        min_steps=THRESHOLDS.host_stall_steps,
         deviation=deviation_without_jumps(excess),
     )
 
@@ -374,7 +376,7 @@ def stall_candidate(
         steps=(first, last),
         part=gaps.part(chosen),
         excess_ratio=phase.excess_ratio,
-        threshold=max(phase.threshold, MIN_EXCESS_RATIO if several else 0.0),
+        threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
         evidence=(
             f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost} per step"
             f" {loss.activity} ({share} of the compute) {when}"

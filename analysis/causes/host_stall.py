@@ -9,10 +9,10 @@ import numpy as np
 from ..arrays.group_stats import medians_by_kind, row_medians, sum_cells
 from ..replay.model import Place
 from ..statistics.phases import find_phases
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import merge_hosts
 from .detector import Cause
 from .host_gaps import Loss, find_late_rows, find_late_stages, stall_candidate
-from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def find_host_stalls(
 ) -> tuple[Candidate, ...]:
     """Find ranks whose host launches late.
 
-    They do so in `HOST_STALL_STEPS` steps, or before as many launches of each step: a host that
+    They do so in `host_stall_steps` steps, or before as many launches of each step: a host that
     runs ahead of its device may hide its stall until the step in which it has to wait for it.
 
     Args:
@@ -133,8 +133,8 @@ def _is_persistent(
         return False
     inside = np.arange(phase.first, phase.last + 1)
     known = inside[~np.isnan(excess[inside])]
-    throughout = num_late[known] >= HOST_STALL_STEPS
-    if len(known) < HOST_STALL_STEPS:
+    throughout = num_late[known] >= THRESHOLDS.host_stall_steps
+    if len(known) < THRESHOLDS.host_stall_steps:
         return bool(throughout.all())
     steady = excess[known] >= np.median(excess[known]) / 2
-    return float((steady | throughout).mean()) >= ONE_RANK_SHARE
+    return float((steady | throughout).mean()) >= THRESHOLDS.one_rank_share

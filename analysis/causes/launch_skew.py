@@ -14,10 +14,10 @@ from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks
 from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
 from ..statistics.phases import find_phases
+from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
 from .candidate import Candidate, explained_gaps, merge_parts, named_ranks
 from .detector import Cause
-from .thresholds import HOST_STALL_STEPS, ONE_RANK_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ def find_launch_skews(
     phases = find_phases(
         lateness,
         has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
-        min_steps=HOST_STALL_STEPS,
+        min_steps=THRESHOLDS.host_stall_steps,
         deviation=min(changes, _noise_of_members(lag, members)),
         may_vary=True,
     )
@@ -192,7 +192,7 @@ def _find_job_wide_phase(lateness: NDArray[np.float64]) -> Phase | None:
     phases = find_phases(
         level[None],
         has_few_peers=np.ones(1, dtype=np.bool_),
-        min_steps=HOST_STALL_STEPS,
+        min_steps=THRESHOLDS.host_stall_steps,
         deviation=error,
         may_vary=True,
     )
@@ -290,7 +290,7 @@ def _skew_candidate(
     """
     gaps, profile = late_gaps.gaps, late_gaps.gaps.profile
     counts = np.bincount(last, minlength=1)
-    is_one_rank = bool(counts.max() > ONE_RANK_SHARE * counts.sum())
+    is_one_rank = bool(counts.max() > THRESHOLDS.one_rank_share * counts.sum())
     rows, of_part = (np.unique(each) for each in group)
     if is_one_rank:
         rows = of_part = np.array([counts.argmax()])

@@ -14,7 +14,7 @@ from ..arrays.grouping import factorize
 from ..breakdown.bubble import bubble_ratio
 from ..report.report import Finding
 from ..report.text import format_count, format_percent
-from ..statistics.phases import MIN_EXCESS_RATIO
+from ..statistics.thresholds import THRESHOLDS
 from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
 from .detector import Cause, Subject
 
@@ -169,7 +169,7 @@ def _too_small_products(
     """Return matrix products that memory bounds instead of arithmetic, and the better remedy.
 
     The remedies are micro-batches of twice the size (half as many of them), and half the tensor
-    parallelism. One of them must save `MIN_EXCESS_RATIO` of the products' time.
+    parallelism. One of them must save `min_excess_ratio` of the products' time.
     """
     device = read_device(run.ranks.values())
     layer = read_layer(context.manifests, context.microbatches, tp=run.layout.tp)
@@ -182,7 +182,7 @@ def _too_small_products(
         wider = reachable_ratio(replace(layer, tp=layer.tp // 2), device)
     best = max(larger, wider)
     gain = 1.0 - reached / best
-    if gain < MIN_EXCESS_RATIO:
+    if gain < THRESHOLDS.min_excess_ratio:
         return None
     remedy = "micro-batches of twice the size, half as many,"
     if wider > larger:

@@ -14,10 +14,11 @@ import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kind, row_medians
 from ..arrays.sorting import find_positions
-from ..statistics.baseline import MIN_BASELINE_STEPS, faster_steps_baseline
+from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import deviation_without_jumps, step_deviation
-from ..statistics.phases import MIN_LASTING_STEPS, PEER_PEAK_FACTOR, find_phases
+from ..statistics.phases import find_phases
 from ..statistics.significance import is_significant, level_standard_error
+from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from ..replay.model import Transfers
     from ..statistics.phases import Phase
 
-MIN_ALIKE = 8
-"""Alike instances that a finding on a link needs. Source: design.md section 5."""
-
-MIN_SPARSE_STEPS = 3
-"""Steps that a slow phase needs if a link has fewer than `MIN_ALIKE` instances in a step."""
 
 MAX_PLANNED_RATIO = 3.0
 """Factor by which one of two or three alike links may be slower by plan: uplinks of Ethernet
@@ -42,12 +38,6 @@ more links, the median is what is planned."""
 
 NUM_LEVEL_CHANGES = 2
 """Changes of level that a slow phase makes: its begin and its end."""
-
-SHORT_PHASE_FACTOR = 10
-"""Factor of the time that a phase of fewer than `MIN_SPARSE_STEPS` steps must lose."""
-
-TOGETHER_SHARE = 0.8
-"""Share of the links between two stages that must become slow, and fast again, in the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +190,7 @@ def find_slow_links(profile: LinkProfile, min_lost_ns: float) -> tuple[SlowLink,
         rows = np.flatnonzero(kinds == kind)
         # The parts of one reduction follow each other on one ring, so they are not independent.
         often = links[rows[0]].is_pair
-        often &= float(np.nanmedian(profile.num_instances[rows])) >= MIN_ALIKE
+        often &= float(np.nanmedian(profile.num_instances[rows])) >= THRESHOLDS.min_alike_transfers
         calm, risen = rows[~profile.rose_together[rows]], rows[profile.rose_together[rows]]
         # Links that rose together may be most of all links: their change must not count as noise.
         noise = step_deviation(excess[calm]) if len(calm) else None
@@ -213,18 +203,26 @@ def find_slow_links(profile: LinkProfile, min_lost_ns: float) -> tuple[SlowLink,
             phases = find_phases(
                 excess[mine],
                 has_few_peers=profile.has_few_alike[mine],
-                min_steps=1 if often else MIN_SPARSE_STEPS,
+                min_steps=1 if often else THRESHOLDS.min_sparse_steps,
                 deviation=deviation,
             )
             found += [(int(mine[phase.row]), phase) for phase in phases]
     return tuple(
         slow
         for slow in (_slow_link(profile, link, phase) for link, phase in found)
-        if _num_instances(profile, slow) >= MIN_ALIKE
+        if _num_instances(profile, slow) >= THRESHOLDS.min_alike_transfers
         and _differs_from_other_steps(profile, slow)
-        and (slow.phase.num_steps >= MIN_SPARSE_STEPS or slow.phase.margin >= PEER_PEAK_FACTOR)
+        and (
+            slow.phase.num_steps >= THRESHOLDS.min_sparse_steps
+            or slow.phase.margin >= THRESHOLDS.peer_peak_factor
+        )
         and _lost_ns(profile, slow)
-        >= min_lost_ns * (1 if slow.phase.num_steps >= MIN_SPARSE_STEPS else SHORT_PHASE_FACTOR)
+        >= min_lost_ns
+        * (
+            1
+            if slow.phase.num_steps >= THRESHOLDS.min_sparse_steps
+            else THRESHOLDS.short_phase_factor
+        )
     )
 
 
@@ -236,7 +234,7 @@ def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
     phase = slow.phase
     if not profile.has_few_alike[slow.link]:
         return True
-    if len(profile.steps) - phase.num_steps < MIN_BASELINE_STEPS:
+    if len(profile.steps) - phase.num_steps < THRESHOLDS.min_baseline_steps:
         return not profile.has_own_baseline[slow.link]
     num_series = int(profile.has_few_alike.sum())
     return is_significant(profile.total_ns[slow.link], phase, num_series=num_series)
@@ -287,7 +285,7 @@ def baseline_of_risen_links(
         Same shape; NaN for all other links and steps.
     """
     usual = np.full_like(value, np.nan)
-    if value.shape[1] < MIN_LASTING_STEPS + MIN_BASELINE_STEPS:
+    if value.shape[1] < THRESHOLDS.min_lasting_steps + THRESHOLDS.min_baseline_steps:
         return usual
     stages = np.sort(place, axis=1)
     ways, way = np.unique(place, axis=0, return_inverse=True)
@@ -323,7 +321,7 @@ def _baseline_of_way(
     phases = find_phases(
         excess,
         has_few_peers=np.ones(1, dtype=np.bool_),
-        min_steps=MIN_LASTING_STEPS,
+        min_steps=THRESHOLDS.min_lasting_steps,
         deviation=max(step_deviation(relative / common - 1.0), error),
     )
     if (
@@ -349,6 +347,6 @@ def _begin_and_end_together(mine: NDArray[np.float64], phase: Phase) -> bool:
         if before < 0 or not change.size or np.isnan(change).all():
             continue
         known = change[~np.isnan(change)]
-        if (known >= phase.excess_ratio / 2).mean() < TOGETHER_SHARE:
+        if (known >= phase.excess_ratio / 2).mean() < THRESHOLDS.together_share:
             return False
     return True

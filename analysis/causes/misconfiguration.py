@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..report.report import Finding
 from ..report.text import format_count, format_ranks
+from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
     from ..trace.tables import RunInfo
     from .detector import Record
 
-MAJORITY_RATIO = 0.5
-"""Share of the ranks that must be exceeded by those that agree, for the others to be named."""
-
-NO_MAJORITY_CONFIDENCE = 0.5
-
-PREVIOUS_CONFIDENCE = 0.3
-"""A setting that changed since the previous run was probably changed on purpose."""
-
-MIN_RANKS = 3
-"""Ranks from which a setting that differs on each of them counts as a setting of the rank."""
 
 MAX_SETTINGS_NAMED = 3
 
@@ -99,8 +90,8 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     configuration, a position in the layout. Only the environment and the versions are compared
     with the previous run.
 
-    The confidence is not calibrated: the share of ranks that agree, `NO_MAJORITY_CONFIDENCE`
-    without a majority, `PREVIOUS_CONFIDENCE` for a change since the previous run.
+    The confidence is not calibrated: the share of ranks that agree, `no_majority_confidence`
+    without a majority, `previous_confidence` for a change since the previous run.
 
     Args:
         run: Ranks and positions.
@@ -181,7 +172,7 @@ def _follows_position(
     An axis counts only if it has fewer positions than there are ranks.
     """
     ranks = [rank for group in by_value.values() for rank in group]
-    if len(by_value) == len(ranks) >= MIN_RANKS:
+    if len(by_value) == len(ranks) >= THRESHOLDS.min_setting_ranks:
         return True
     known = [positions[rank] for rank in ranks if rank in positions]
     if len(known) < len(ranks):
@@ -206,7 +197,7 @@ def _judge(
     sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
     (usual, num_usual), (other, _) = sizes.most_common(2)
     total = sizes.total()
-    has_majority = num_usual > MAJORITY_RATIO * total
+    has_majority = num_usual > THRESHOLDS.majority_ratio * total
     ranks = [
         rank
         for value, group in by_value.items()
@@ -220,7 +211,7 @@ def _judge(
 def _finding(
     ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
 ) -> Finding:
-    has_majority = share > MAJORITY_RATIO
+    has_majority = share > THRESHOLDS.majority_ratio
     verb = "is" if len(ranks) == 1 else "are"
     text = f"the {len(ranks):,} ranks disagree: "
     if has_majority:
@@ -231,7 +222,7 @@ def _finding(
     return Finding(
         cause=CAUSE.name,
         ranks=ranks,
-        confidence=share if has_majority else NO_MAJORITY_CONFIDENCE,
+        confidence=share if has_majority else THRESHOLDS.no_majority_confidence,
         evidence=text,
     )
 
@@ -260,7 +251,12 @@ def _since_previous(context: RunContext) -> list[Finding]:
     )
     evidence += _list(changed, "now", "before")
     return [
-        Finding(cause=CAUSE.name, ranks=ranks, confidence=PREVIOUS_CONFIDENCE, evidence=evidence)
+        Finding(
+            cause=CAUSE.name,
+            ranks=ranks,
+            confidence=THRESHOLDS.previous_confidence,
+            evidence=evidence,
+        )
     ]
 
 
@@ -270,7 +266,7 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
     for settings, ranks in _group_alike({one.rank: one.settings for one in manifests}):
         for item in settings.items():
             counts[item] += len(ranks)
-    least = MAJORITY_RATIO * len(manifests)
+    least = THRESHOLDS.majority_ratio * len(manifests)
     return {name: value for (name, value), num in counts.items() if num > least}
 
 

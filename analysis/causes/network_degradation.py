@@ -15,16 +15,15 @@ from ..arrays.sorting import argsort_rows
 from ..report.text import format_count, format_percent, format_ranks
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import lower_half_deviation, median_change_deviation, required_deviations
-from ..statistics.phases import MIN_EXCESS_RATIO, Phase, find_phases
+from ..statistics.phases import Phase, find_phases
 from ..statistics.significance import is_significant, level_standard_error
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .clock_throttle import PART_MARK
 from .detector import Cause, Subject
-from .link_profile import MIN_SPARSE_STEPS, find_slow_links
+from .link_profile import find_slow_links
 from .slow_compute import SLOW_DEVICE
 from .slow_link import (
-    MIN_LOST_RATIO,
-    MIN_UNEXPLAINED_RATIO,
     culprit_candidate,
     excess_of_groups,
     excess_of_pairs,
@@ -34,7 +33,6 @@ from .slow_link import (
     merge_by_uplink,
     part_of_links,
 )
-from .thresholds import ALL_RANKS_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,24 +47,6 @@ if TYPE_CHECKING:
 
 PAIR = 2
 
-MIN_CULPRITS = 4
-"""Slow links without a rank in common that make it the network."""
-
-MIN_SLOW_SHARE = 0.1
-"""Share of all links that must be slow for that."""
-
-MIN_COMMON_LINKS = 3
-"""Links that must be slower in the same steps for the network to be at fault. Source: design.md
-section 5, several groups."""
-
-MIN_COMMON_SHARE = 0.5
-"""Share of the links between hosts that must be slower for that."""
-
-MIN_HOSTS = 2
-"""Hosts whose counters must have risen for a symptom to be the network's."""
-
-UNDECIDED_CERTAINTY = 0.5
-"""Certainty of a cause if another one fits as well."""
 
 CONGESTION = "congestion"
 SYMPTOMS = (
@@ -78,8 +58,6 @@ SYMPTOMS = (
 Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627. InfiniBand ports hold
 packets back instead of marking them, so ``port_xmit_wait`` is their only sign of congestion."""
 
-MIN_GROWTH_FACTOR = 2.0
-"""Ratio of a counter's growth in a phase to that outside from which it has risen."""
 
 CAUSE = Cause(name="network-degradation", subject=Subject.JOB, sentence="The network is slow")
 
@@ -144,8 +122,10 @@ def find_slow_network(
     """
     slow = [
         each
-        for each in find_slow_links(profile, MIN_LOST_RATIO * step_ns)
-        if not is_explained_by_devices(profile, each, blamed, MIN_UNEXPLAINED_RATIO * step_ns)
+        for each in find_slow_links(profile, THRESHOLDS.min_lost_ratio * step_ns)
+        if not is_explained_by_devices(
+            profile, each, blamed, THRESHOLDS.min_unexplained_ratio * step_ns
+        )
     ]
     links = profile.transfers.links
     hosts = {rank: info.host for rank, info in ranks.items()}
@@ -164,7 +144,9 @@ def find_slow_network(
     if network is None and is_only_group(profile, culprits, hosts):
         group = culprit_candidate(profile, culprits[0], hosts)
         return (judge_only_group(group, hosts, symptom_in(group.steps)),)
-    is_many = len(culprits) >= MIN_CULPRITS and len(slow) >= MIN_SLOW_SHARE * len(links)
+    is_many = len(culprits) >= THRESHOLDS.min_network_culprits and len(
+        slow
+    ) >= THRESHOLDS.min_network_slow_share * len(links)
     if network is None and (is_many or _are_all_groups(culprits, ranks)):
         network, culprits = _many_candidate(profile, slow), ()
     if network is None:
@@ -187,7 +169,9 @@ def _are_all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) 
         return False
     members = [set(each.ranks) for each in culprits]
     covered = set[int]().union(*members)
-    return sum(map(len, members)) == len(covered) and len(covered) >= ALL_RANKS_SHARE * len(ranks)
+    return sum(map(len, members)) == len(covered) and len(
+        covered
+    ) >= THRESHOLDS.all_ranks_share * len(ranks)
 
 
 def _common_candidate(
@@ -208,8 +192,8 @@ def _common_candidate(
     phase, is_slower = common
     links = np.flatnonzero(is_slower)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
-    needs_counters = has_few_steps or len(links) < MIN_COMMON_LINKS
-    if needs_counters and len(symptom_in((first, last)).hosts) < MIN_HOSTS:
+    needs_counters = has_few_steps or len(links) < THRESHOLDS.min_common_links
+    if needs_counters and len(symptom_in((first, last)).hosts) < THRESHOLDS.min_symptom_hosts:
         return None
     return Candidate(
         cause=CAUSE,
@@ -269,14 +253,14 @@ def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArr
 
 
 def find_common_slowness(
-    profile: LinkProfile, hosts: Mapping[int, str], *, min_steps: int = MIN_SPARSE_STEPS
+    profile: LinkProfile, hosts: Mapping[int, str], *, min_steps: int = THRESHOLDS.min_sparse_steps
 ) -> tuple[Phase, NDArray[np.bool_]] | None:
     """Find steps in which most links between hosts are slower than in other steps.
 
     Args:
         profile: Transfers by link and step.
         hosts: Host of each rank. If no link is between hosts, all links count.
-        min_steps: Least number of single slow steps. If it is below `MIN_SPARSE_STEPS`, because
+        min_steps: Least number of single slow steps. If it is below `min_sparse_steps`, because
             counters must confirm the result, the noise is that of the lower half of the steps.
 
     Returns:
@@ -299,13 +283,13 @@ def find_common_slowness(
     phases = find_phases(
         excess,
         has_few_peers=np.ones(1, dtype=np.bool_),
-        min_steps=MIN_SPARSE_STEPS,
+        min_steps=THRESHOLDS.min_sparse_steps,
         deviation=deviation,
     )
     is_steady = phases and is_significant(
         level[0], phases[0], num_series=1, min_deviation=level_error
     )
-    if not is_steady and min_steps < MIN_SPARSE_STEPS:
+    if not is_steady and min_steps < THRESHOLDS.min_sparse_steps:
         deviation = max(min(changes, _lower_half_noise(excess[0])), level_error)
     phase = phases[0] if is_steady else _find_single_steps(excess[0], deviation, min_steps)
     if phase is None:
@@ -317,7 +301,7 @@ def find_common_slowness(
     before = row_medians(outside) if outside.shape[1] else faster_steps_baseline(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
-    return (phase, slower) if slower.sum() >= MIN_COMMON_SHARE * known.sum() else None
+    return (phase, slower) if slower.sum() >= THRESHOLDS.min_common_share * known.sum() else None
 
 
 def _lower_half_noise(excess: NDArray[np.float64]) -> float:
@@ -329,7 +313,7 @@ def _find_single_steps(
     excess: NDArray[np.float64], deviation: float, min_steps: int
 ) -> Phase | None:
     """Return the phase from the first to the last significant step; None if they are too few."""
-    threshold = max(MIN_EXCESS_RATIO, required_deviations(len(excess)) * deviation)
+    threshold = max(THRESHOLDS.min_excess_ratio, required_deviations(len(excess)) * deviation)
     slow = np.flatnonzero(excess >= threshold)
     if len(slow) < min_steps:
         return None
@@ -385,7 +369,7 @@ def is_only_group(
         culprits: What the slow links have in common.
         hosts: Host of each rank. If hosts are unknown, or all ranks share one, there is no network.
     """
-    if len(culprits) != 1 or len(culprits[0].ranks) < ALL_RANKS_SHARE * len(hosts):
+    if len(culprits) != 1 or len(culprits[0].ranks) < THRESHOLDS.all_ranks_share * len(hosts):
         return False
     links, mine = profile.transfers.links, set(culprits[0].ranks)
     between = np.flatnonzero(links_between_hosts(profile, hosts)).tolist()
@@ -417,8 +401,8 @@ def judge_only_group(
     mine = {hosts.get(rank, "") for rank in found.ranks}
     if not symptom.word and mine <= symptom.watched:
         return replace(found, evidence=f"{evidence} on any of its hosts, so one link of it is slow")
-    if len(symptom.hosts) < MIN_HOSTS:
-        found = replace(found, certainty=UNDECIDED_CERTAINTY)
+    if len(symptom.hosts) < THRESHOLDS.min_symptom_hosts:
+        found = replace(found, certainty=THRESHOLDS.undecided_certainty)
         evidence += (
             "; the job has no other group between hosts, so a slow link of it and a slow network"
             " look alike"
@@ -448,7 +432,7 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
             hosts = {
                 host
                 for host, inside, outside in grown
-                if inside > MIN_GROWTH_FACTOR * max(outside or 0.0, usual) and inside > 0
+                if inside > THRESHOLDS.min_growth_factor * max(outside or 0.0, usual) and inside > 0
             }
             if hosts:
                 named = tuple(sorted(samples.hosts[host] for host in hosts))

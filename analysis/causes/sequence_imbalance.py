@@ -16,13 +16,12 @@ from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, has_kind
 from ..report.text import format_percent
 from ..statistics.baseline import common_step_ratio
 from ..statistics.peers import compare_with_peers
-from ..statistics.phases import MIN_EXCESS_RATIO
+from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, is_brief, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
     NUM_ROUNDS,
-    OUTLIER_SHARE,
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
@@ -30,7 +29,6 @@ from .equal_lengths import (
     squared_lengths,
 )
 from .slow_compute import SLOW_DEVICE, find_slow_compute
-from .thresholds import MIN_CORRELATION, MIN_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from ..trace.context import MicrobatchTable
     from .detector import Case
 
-MIN_ITEMS_PER_RANK = 8
-"""Micro-batches of a rank that its median needs: of one alone it says nothing."""
 
 OF_COMPUTE = SLOW_DEVICE | {stage_imbalance.CAUSE}
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
@@ -145,26 +141,26 @@ def measure_sequence_effect(
             together in forward and backward as well, so only declared lengths are evidence.
 
     Returns:
-        None if there are too few micro-batches, or if no correlation reaches `MIN_CORRELATION`.
+        None if there are too few micro-batches, or if no correlation reaches `min_correlation`.
     """
     ratio = _relative_to_median(items)
     ratio = ratio / common_step_ratio(ratio, items.step)
     forward, backward = _pair_rows(items)
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
-    if len(forward) < MIN_ITEMS:
+    if len(forward) < THRESHOLDS.min_items:
         return None
     spread = float(np.std(ratio[forward]))
     together = _correlation(ratio[forward], ratio[backward])
     by_length = _length_correlation(items, ratio, forward, lengths)
     if by_length is not None:
         # Declared lengths that do not explain the variation are not its cause.
-        if by_length < MIN_CORRELATION:
+        if by_length < THRESHOLDS.min_correlation:
             return None
         return SequenceEffect(correlation=by_length, is_by_length=True, spread_ratio=spread)
     if is_routed:
         return None
-    if together is not None and together >= MIN_CORRELATION:
+    if together is not None and together >= THRESHOLDS.min_correlation:
         return SequenceEffect(correlation=together, is_by_length=False, spread_ratio=spread)
     return None
 
@@ -196,11 +192,11 @@ def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
-    outer = (OUTLIER_SHARE, 1 - OUTLIER_SHARE)
+    outer = (THRESHOLDS.outlier_share, 1 - THRESHOLDS.outlier_share)
     x_range, y_range = np.quantile(x, outer), np.quantile(y, outer)
     keep = (x >= x_range[0]) & (x <= x_range[1]) & (y >= y_range[0]) & (y <= y_range[1])
     x, y = x[keep], y[keep]
-    if len(x) < MIN_ITEMS or x.std() == 0 or y.std() == 0:
+    if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
 
@@ -221,13 +217,15 @@ def _length_correlation(
     """
     squares = squared_lengths(items, lengths)[forward]
     known = ~np.isnan(squares)
-    if known.sum() < MIN_ITEMS:
+    if known.sum() < THRESHOLDS.min_items:
         return None
     x, y = squares[known], ratio[forward][known]
     if x.std() == 0:
         return None
     step, rank, chunk = (column[forward][known] for column in (items.step, items.rank, items.chunk))
-    has_medians = len(x) >= MIN_ITEMS_PER_RANK * len(np.unique(rank)) * len(np.unique(chunk))
+    has_medians = len(x) >= THRESHOLDS.min_items_per_rank * len(np.unique(rank)) * len(
+        np.unique(chunk)
+    )
     # What the fit leaves of a whole step is the step's own factor; what it leaves of a rank is the
     # rank's: its median item has the length that it happens to have.
     for _ in range(NUM_ROUNDS):
@@ -258,7 +256,7 @@ def sequence_candidate(
         equalized: Compute as if all micro-batches had the same length; None if unknown.
 
     Returns:
-        None if unequal lengths cost less than `MIN_EXCESS_RATIO` of a median step.
+        None if unequal lengths cost less than `min_excess_ratio` of a median step.
     """
     model = replayer.model
     chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
@@ -274,7 +272,7 @@ def sequence_candidate(
     median_step_ns = float(np.median(without))
     lost_ns = float((replayer.full_recorded() - without).mean())
     lost = lost_ns / median_step_ns if median_step_ns > 0 else 0.0
-    if lost < MIN_EXCESS_RATIO:
+    if lost < THRESHOLDS.min_excess_ratio:
         return None
     steps = model.operations.steps
     why = (
@@ -289,7 +287,7 @@ def sequence_candidate(
         part=np.flatnonzero(chosen),
         fixed_ns=fixed_ns,
         excess_ratio=lost,
-        threshold=MIN_EXCESS_RATIO,
+        threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
             f"compute per micro-batch varies by {format_percent(effect.spread_ratio)} on all ranks"
             f" alike{why} (correlation {effect.correlation:.2f}); with equal lengths a step would"

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..report.text import format_count
 from ..statistics.peers import Basis
-from ..statistics.phases import MIN_EXCESS_RATIO, find_recurring_phases
+from ..statistics.phases import find_recurring_phases
+from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, data_stall, gc_pause, host_stall
 from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps, shows_in
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
@@ -246,7 +247,7 @@ def _rank_evidence(slow: SlowRanks) -> str:
 def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
     """Return the ranks that are longer than the one or two others of their stage.
 
-    With fewer than `MIN_PEERS` peers it is unknown which of them is slow.
+    With fewer than `min_peers` peers it is unknown which of them is slow.
     """
     level = np.nanmedian(profile.total_ns, axis=1)
     found = []
@@ -255,7 +256,7 @@ def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
             continue
         peers = np.flatnonzero(profile.stage == profile.stage[row])
         fastest = level[peers].min()
-        if level[row] > fastest * (1.0 + MIN_EXCESS_RATIO):
+        if level[row] > fastest * (1.0 + THRESHOLDS.min_excess_ratio):
             found.append(int(profile.ranks[row]))
     return tuple(found)
 

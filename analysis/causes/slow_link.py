@@ -15,7 +15,7 @@ from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize
 from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
-from ..statistics.phases import MIN_EXCESS_RATIO
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, Subject
 
@@ -28,28 +28,10 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
     from .link_profile import LinkProfile, SlowLink
 
-MIN_SLOW_LINKS_SHARE = 0.6
-"""Share of a rank's links that must be slow for the rank's own connection to be at fault."""
-
-MIN_LINKS = 3
-"""Slow links of a rank that this needs: a pair that is slow both ways has two."""
-
-MIN_PAIR_EXCESS = 0.03
-"""Excess of a member's pairs that singles it out of a slow group. It is too small for a finding of
-its own, but the group is slow in any case."""
-
-MIN_FACTOR_RATIO = 0.8
-"""Ratio of two slowdown factors from which they count as equal."""
 
 MAX_NAMED_HOSTS = 2
 """Hosts that a sentence names: those of a rank or a pair."""
 
-MIN_LOST_RATIO = 0.0001
-"""Share of a step that a slow link must lose: less is within the error of the clocks."""
-
-MIN_UNEXPLAINED_RATIO = 0.01
-"""Share of a step that a link must lose beyond what a slow device at its end explains. A device may
-slow its transfers by more than its compute, and so little is no evidence of a second fault."""
 
 LEVELS: tuple[tuple[str, str, Callable[[RankInfo], str]], ...] = (
     ("host", "hosts", lambda info: info.host),
@@ -132,7 +114,8 @@ def _worst_rank(
     ranks = [
         rank
         for rank, count in num_slow.items()
-        if count >= MIN_LINKS and count >= MIN_SLOW_LINKS_SHARE * num_pairs[rank]
+        if count >= THRESHOLDS.min_links
+        and count >= THRESHOLDS.min_slow_links_share * num_pairs[rank]
     ]
     if not ranks:
         ranks = _ends_in_slow_groups(slow, links, num_slow_groups)
@@ -192,7 +175,11 @@ def _equally_slow_groups(
     factor = 1.0 + pair.phase.excess_ratio
     found: dict[int, list[int]] = {}
     for index, excess in group_excess.items():
-        if MIN_FACTOR_RATIO <= (1.0 + excess) / factor <= 1.0 / MIN_FACTOR_RATIO:
+        if (
+            THRESHOLDS.min_factor_ratio
+            <= (1.0 + excess) / factor
+            <= 1.0 / THRESHOLDS.min_factor_ratio
+        ):
             for rank in set(links[pair.link].members) & set(links[index].members):
                 found.setdefault(rank, []).append(index)
     return found
@@ -230,10 +217,10 @@ def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float])
         return None
     worst = max(inside, key=lambda rank: inside[rank])
     others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
-    if len(others) < MIN_LINKS:
+    if len(others) < THRESHOLDS.min_links:
         return None
     required = required_deviations(len(others)) * robust_deviation(others)
-    return worst if inside[worst] >= max(required, MIN_PAIR_EXCESS) else None
+    return worst if inside[worst] >= max(required, THRESHOLDS.min_pair_excess) else None
 
 
 def merge_by_location(
@@ -408,7 +395,7 @@ def is_explained_by_devices(
     columns = slice(slow.phase.first, slow.phase.last + 1)
     expected_ns = profile.expected_ns[slow.link, columns] * (1.0 + max(at_ends))
     lost_ns = float(np.nanmedian(profile.total_ns[slow.link, columns] - expected_ns))
-    return rest < max(MIN_EXCESS_RATIO, slow.phase.threshold) or lost_ns < min_lost_ns
+    return rest < max(THRESHOLDS.min_excess_ratio, slow.phase.threshold) or lost_ns < min_lost_ns
 
 
 def part_of_links(profile: LinkProfile, links: Sequence[int]) -> NDArray[np.int64]:

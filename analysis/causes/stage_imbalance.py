@@ -11,9 +11,10 @@ from ..arrays.group_stats import row_medians
 from ..report.text import format_duration, format_percent
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import required_deviations, robust_deviation, step_deviation
-from ..statistics.peers import MIN_PEERS, Basis
-from ..statistics.phases import MIN_LASTING_STEPS, Phase, find_phases
+from ..statistics.peers import Basis
+from ..statistics.phases import Phase, find_phases
 from ..statistics.significance import is_significant
+from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, Subject
 
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
     from ..statistics.peers import ComputeProfile
     from ..trace.tables import RankInfo
 
-MIN_SLOW_SHARE = 0.5
-"""Share of a stage's slow ranks from which the median of the stage is slow as well."""
-
-MIN_SLOW_RANKS = 2
-
-WHOLE_STAGE_SHARE = 0.8
-"""Share of a stage's ranks that must compute longer for the whole stage to be named."""
-
-FAR_DEVIATIONS = 10.0
-"""Deviations from which an evidence sentence says "far outside noise"."""
 
 CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE)
 
@@ -85,7 +76,7 @@ class SlowRanks:
         text = f"+{format_percent(self.excess_ratio)}"
         if self.deviation <= 0:
             return text
-        is_far = self.excess_ratio >= FAR_DEVIATIONS * self.deviation
+        is_far = self.excess_ratio >= THRESHOLDS.far_deviations * self.deviation
         return f"{text}, {'far ' if is_far else ''}outside noise"
 
 
@@ -95,7 +86,7 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     A stage of one rank counts only if it is the last stage.
 
     Returns:
-        For each stage the ranks that are longer: all of them if `WHOLE_STAGE_SHARE` are and none is
+        For each stage the ranks that are longer: all of them if `whole_stage_share` are and none is
         clearly not.
     """
     stages = np.unique(profile.stage)
@@ -146,7 +137,11 @@ def _measure_stage(
     is_longer = ratio > threshold / 2
     # Noise may hide a rank's share of the work, but more work spares no rank of a stage.
     spares_one = bool((ratio + required < phase.excess_ratio / 2).any())
-    slow = rows if is_longer.mean() >= WHOLE_STAGE_SHARE and not spares_one else rows[is_longer]
+    slow = (
+        rows
+        if is_longer.mean() >= THRESHOLDS.whole_stage_share and not spares_one
+        else rows[is_longer]
+    )
     return SlowRanks(
         ranks=tuple(profile.ranks[slow].tolist()),
         steps=(int(profile.steps[phase.first]), int(profile.steps[phase.last])),
@@ -172,7 +167,7 @@ def find_stages_turned_slow(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
         profile: Compute by rank and step. Its baselines are not used.
 
     Returns:
-        For each stage the ranks that became slow together: all of them if `WHOLE_STAGE_SHARE` did.
+        For each stage the ranks that became slow together: all of them if `whole_stage_share` did.
     """
     found = (_measure_stage_turned_slow(profile, int(stage)) for stage in np.unique(profile.stage))
     return tuple(each for each in found if each is not None)
@@ -181,7 +176,7 @@ def find_stages_turned_slow(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
 def _measure_stage_turned_slow(profile: ComputeProfile, stage: int) -> SlowRanks | None:
     rows = np.flatnonzero(profile.stage == stage)
     others = np.flatnonzero(profile.stage != stage)
-    if len(rows) < MIN_SLOW_RANKS or len(others) < MIN_PEERS:
+    if len(rows) < THRESHOLDS.min_slow_stage_ranks or len(others) < THRESHOLDS.min_peers:
         return None
     relative = profile.total_ns[others] / row_medians(profile.total_ns[others])[:, None]
     common = row_medians(relative.T)
@@ -193,11 +188,13 @@ def _measure_stage_turned_slow(profile: ComputeProfile, stage: int) -> SlowRanks
     phases = find_phases(
         excess,
         has_few_peers=np.ones(len(rows), dtype=np.bool_),
-        min_steps=MIN_LASTING_STEPS,
+        min_steps=THRESHOLDS.min_lasting_steps,
         deviation=step_deviation(relative / common - 1.0),
     )
     together = _phases_in_common(phases)
-    if len(together) < max(MIN_SLOW_RANKS, MIN_SLOW_SHARE * len(rows)):
+    if len(together) < max(
+        THRESHOLDS.min_slow_stage_ranks, THRESHOLDS.min_slow_stage_share * len(rows)
+    ):
         return None
     slow = np.array([phase.row for phase in together])
     phase = _median_phase(together)
@@ -205,7 +202,7 @@ def _measure_stage_turned_slow(profile: ComputeProfile, stage: int) -> SlowRanks
     num_stages = len(np.unique(profile.stage))
     if not is_significant(level, phase, num_series=num_stages):
         return None
-    named = rows if len(slow) >= WHOLE_STAGE_SHARE * len(rows) else rows[slow]
+    named = rows if len(slow) >= THRESHOLDS.whole_stage_share * len(rows) else rows[slow]
     columns = slice(phase.first, phase.last + 1)
     return SlowRanks(
         ranks=tuple(profile.ranks[named].tolist()),

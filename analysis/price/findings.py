@@ -18,6 +18,7 @@ from ..replay.program import Change
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
 from ..statistics.baseline import common_step_ratio
+from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from ..causes.candidate import Candidate
     from ..replay.model import ReplayModel
     from ..replay.what_if import Replayer
-
-DOUBT_AT_THRESHOLD = 0.1
-"""Share of wrong findings among those that barely reach their threshold."""
 
 
 class Times(NamedTuple):
@@ -159,13 +157,13 @@ def _mean_step_with_each(
 def confidence(excess_ratio: float, threshold: float) -> float:
     """Return the share of right findings among those with this excess over their threshold.
 
-    ``1 - 0.1 * 0.5 ^ (excess / threshold - 1)``: the doubt is `DOUBT_AT_THRESHOLD` at the
+    ``1 - 0.1 * 0.5 ^ (excess / threshold - 1)``: the doubt is `doubt_at_threshold` at the
     threshold, and half as large with each further one.
 
     Source:
         The labelled benchmark, seeds 8 and 9; docs/benchmarks.md, "Diagnosis".
     """
-    return float(1.0 - DOUBT_AT_THRESHOLD * 0.5 ** (excess_ratio / threshold - 1.0))
+    return float(1.0 - THRESHOLDS.doubt_at_threshold * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
 def _fixes(candidates: Sequence[Candidate], ideal: Times, model: ReplayModel) -> list[Fix]:

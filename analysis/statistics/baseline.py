@@ -8,17 +8,10 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians
 from ..arrays.grouping import factorize
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-MIN_BASELINE_STEPS = 2
-"""Steps that each of the two classes must have: a single step confirms nothing."""
-
-COMMON_SHARE = 0.9
-"""Share of a step's items that must all be longer than usual, or all shorter, for the step itself
-to be the reason, as in a first step that warms up. Sequence lengths differ between micro-batches,
-so they do not do that."""
 
 
 def faster_steps_baseline(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -34,7 +27,7 @@ def faster_steps_baseline(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Returns:
         Same shape, equal along each row: the upper median of its faster class; the median of all
-        its steps if there are fewer than twice `MIN_BASELINE_STEPS`.
+        its steps if there are fewer than twice `min_baseline_steps`.
 
     Source:
         Otsu, "A threshold selection method from gray-level histograms" (1979): the largest
@@ -54,10 +47,10 @@ def _faster_class_medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the result of `faster_steps_baseline` for rows of ascending known values."""
     num = ordered.shape[1]
     medians: NDArray[np.float64]
-    if num < 2 * MIN_BASELINE_STEPS:
+    if num < 2 * THRESHOLDS.min_baseline_steps:
         medians = np.median(ordered, axis=1)
         return medians
-    sizes = np.arange(MIN_BASELINE_STEPS, num - MIN_BASELINE_STEPS + 1)
+    sizes = np.arange(THRESHOLDS.min_baseline_steps, num - THRESHOLDS.min_baseline_steps + 1)
     low, high = ordered[:, sizes // 2], ordered[:, (num + sizes - 1) // 2]
     best = np.argmax(sizes * (num - sizes) * (high - low) ** 2, axis=1)
     medians = low[np.arange(len(low)), best]
@@ -72,13 +65,13 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
         step: Shape (items,).
 
     Returns:
-        Shape (items,): the median of the item's step if `COMMON_SHARE` of the step's items are
+        Shape (items,): the median of the item's step if `common_share` of the step's items are
         above 1, or below, else 1.
     """
     number, num = factorize(step)
     median, count = group_medians(ratio, number, num)
     above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
     below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
-    common = np.where(np.maximum(above, below) >= COMMON_SHARE, median, 1.0)
+    common = np.where(np.maximum(above, below) >= THRESHOLDS.common_share, median, 1.0)
     found: NDArray[np.float64] = common[number]
     return found

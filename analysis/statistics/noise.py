@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,13 +21,6 @@ NORMAL_MEDIAN = 0.6745
 
 NORMAL_90TH = 1.6449
 """90th percentile of the absolute value of a standard normal variable."""
-
-MIN_CHANGES = 3
-"""Changes from step to step that an estimate of noise needs."""
-
-FALSE_ALARM_RATE = 0.0003
-"""Share of healthy runs in which one significance test may find something. A run makes a few such
-tests, so 300 runs have about 0.1 false alarms; the requirement is none in 300 healthy runs."""
 
 
 def robust_deviation(values: NDArray[np.float64]) -> float:
@@ -78,13 +72,13 @@ def step_deviation(values: NDArray[np.float64]) -> float:
 
     It is estimated from the changes between consecutive steps, so a row that stays slow counts
     once, at the step in which that begins: half of the steps of half of the rows may be slow. With
-    fewer than `MIN_CHANGES` changes it is the deviation over all values.
+    fewer than `min_changes` changes it is the deviation over all values.
 
     Args:
         values: Shape (rows, steps); NaN if unknown. Steps unknown in all rows are ignored.
     """
     changes = np.diff(values[:, ~np.isnan(values).all(axis=0)], axis=1)
-    if changes.shape[1] < MIN_CHANGES:
+    if changes.shape[1] < THRESHOLDS.min_changes:
         return robust_deviation(values)
     known = np.abs(changes[~np.isnan(changes)])
     if not len(known):
@@ -110,7 +104,7 @@ def deviation_without_jumps(values: NDArray[np.float64], *, num_levels: int = 1)
     changes = np.sort(np.abs(np.diff(values, axis=1)), axis=1)
     num_changes = changes.shape[1]
     num_left = num_changes - num_levels
-    if num_left < MIN_CHANGES:
+    if num_left < THRESHOLDS.min_changes:
         return step_deviation(values)
     middle, high = np.quantile(changes[:, :num_left], (0.5, 0.9))
     normal_middle, normal_high = (
@@ -142,7 +136,7 @@ def median_change_deviation(values: NDArray[np.float64]) -> float:
     """
     changes = np.abs(np.diff(values))
     known = changes[~np.isnan(changes)]
-    if len(known) < MIN_CHANGES:
+    if len(known) < THRESHOLDS.min_changes:
         return robust_deviation(values)
     return float(np.median(known) / NORMAL_MEDIAN / np.sqrt(2.0))
 
@@ -158,7 +152,7 @@ def required_deviations(num_samples: int) -> float:
 def required_t(num_samples: int, degrees_of_freedom: int) -> float:
     """Return the critical value of Student's t for one of several samples (Bonferroni).
 
-    Of normal noise, one of ``num_samples`` exceeds it in `FALSE_ALARM_RATE` of all cases.
+    Of normal noise, one of ``num_samples`` exceeds it in `false_alarm_rate` of all cases.
 
     Args:
         num_samples: Samples that are tested.
@@ -170,6 +164,6 @@ def required_t(num_samples: int, degrees_of_freedom: int) -> float:
         is ``(8 f + 1) / (8 f + 3) sqrt(f ln(1 + t^2 / f))`` within 0.02.
     """
     freedom = degrees_of_freedom
-    normal = NormalDist().inv_cdf(1.0 - FALSE_ALARM_RATE / num_samples)
+    normal = NormalDist().inv_cdf(1.0 - THRESHOLDS.false_alarm_rate / num_samples)
     normal *= (8 * freedom + 3) / (8 * freedom + 1)
     return float(np.sqrt(freedom * np.expm1(normal**2 / freedom)))

@@ -12,6 +12,7 @@ from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import find_positions
 from .noise import are_usual
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Coords
 
     from ..replay.model import ComputeItems
-
-MIN_PEERS = 3
-"""Peers that a diagnosis of one rank needs. Source: design.md section 5, least evidence."""
-
-EQUAL_WORK_RATIO = 0.10
-"""Stages do equal work if their typical compute differs by less than this: a smaller difference
-would be no finding of `stage-imbalance` either."""
-
-NUM_EARLIER_STEPS = 3
-"""First steps of a rank that serve as its baseline if it has too few peers."""
 
 
 class Basis(Enum):
@@ -84,7 +75,7 @@ def compare_with_peers(
 ) -> ComputeProfile:
     """Compare the compute of each rank with that of its peers, step by step.
 
-    A stage with more than `MIN_PEERS` ranks has peers enough: each rank is compared with the median
+    A stage with more than `min_peers` ranks has peers enough: each rank is compared with the median
     of the others. In a smaller one the few peers count if stages of equal work confirm them; a rank
     alone in its stage is compared with those stages; and if neither is possible, with its own first
     steps.
@@ -139,7 +130,7 @@ def _compare_stage(
     """Fill in ``expected`` and ``basis`` for the ranks of one stage."""
     others = np.flatnonzero(stage != stage[rows[0]])
     is_last = bool(stage[rows[0]] == stage.max()) and len(others) > 0
-    if len(rows) > MIN_PEERS:
+    if len(rows) > THRESHOLDS.min_peers:
         expected[rows] = _median_of_usual_peers(total[rows])
         for row in rows:
             basis[row] = Basis.PEERS
@@ -155,7 +146,7 @@ def _compare_stage(
             basis[row] = Basis.STAGES
         if len(peers):
             expected[row] = row_medians(total[peers].T)
-        elif total.shape[1] > NUM_EARLIER_STEPS:
+        elif total.shape[1] > THRESHOLDS.num_earlier_steps:
             expected[row] = _earlier_baseline(total, row)
             basis[row] = Basis.EARLIER
         else:
@@ -196,7 +187,7 @@ def _confirmed_peers(
         others: The ranks of other stages.
 
     Returns:
-        The peers that agree with the fastest of them; none unless `MIN_PEERS` ranks confirm them,
+        The peers that agree with the fastest of them; none unless `min_peers` ranks confirm them,
         these peers included.
     """
     fastest = np.full(len(level), level[few].min())
@@ -204,16 +195,16 @@ def _confirmed_peers(
         rows = others[stage[others] == number]
         if len(rows) > 1:
             fastest[rows] = level[rows].min()
-    is_alike = np.abs(level / fastest - 1.0) < EQUAL_WORK_RATIO
+    is_alike = np.abs(level / fastest - 1.0) < THRESHOLDS.equal_work_ratio
     agreeing: NDArray[np.int64] = few[is_alike[few]]
-    if len(agreeing) + int(is_alike[others].sum()) < MIN_PEERS:
+    if len(agreeing) + int(is_alike[others].sum()) < THRESHOLDS.min_peers:
         return few[:0]
     return agreeing
 
 
 def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
     """Return the median of a rank's first steps, scaled by how all other ranks changed since."""
-    early = row_medians(total[:, :NUM_EARLIER_STEPS])[:, None]
+    early = row_medians(total[:, : THRESHOLDS.num_earlier_steps])[:, None]
     others = np.delete(total / early, row, axis=0)
     common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
     own: NDArray[np.float64] = early[row] * common
@@ -225,8 +216,10 @@ def _majority(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
     if not len(rows):
         return rows
     typical = np.sort(level[rows])[(len(rows) - 1) // 2]
-    agreeing: NDArray[np.int64] = rows[np.abs(level[rows] / typical - 1.0) < EQUAL_WORK_RATIO]
-    enough = len(agreeing) >= MIN_PEERS and 2 * len(agreeing) > len(rows)
+    agreeing: NDArray[np.int64] = rows[
+        np.abs(level[rows] / typical - 1.0) < THRESHOLDS.equal_work_ratio
+    ]
+    enough = len(agreeing) >= THRESHOLDS.min_peers and 2 * len(agreeing) > len(rows)
     return agreeing if enough else rows[:0]
 
 

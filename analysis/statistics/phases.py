@@ -1,7 +1,7 @@
 """Phases: consecutive steps in which a row of a matrix (a rank, a link, ...) is above the noise.
 
 A row holds, step by step, how much longer something took than expected: 0.1 for 10 %. A *lasting*
-phase has `MIN_LASTING_STEPS` steps or more. A *short* one must also exceed what any other row ever
+phase has `min_lasting_steps` steps or more. A *short* one must also exceed what any other row ever
 shows.
 """
 
@@ -20,43 +20,17 @@ from .noise import (
     robust_deviation,
     step_deviation,
 )
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MIN_EXCESS_RATIO = 0.09
-"""Measured excess from which even a single step is a finding. The requirement is 10 % (design.md
-section 5), which may be measured a percentage point lower."""
-
-PERSISTENT_RATIO = 0.05
-"""Excess below which not even a persistent phase is a finding: healthy devices of one kind differ
-by a few percent. Source: arXiv 2402.15627 calls machines slow from about 10 % on."""
-
-FEW_PEERS_PERSISTENT_RATIO = 0.075
-"""The same for a row with few peers."""
-
-MIN_PERSISTENT_STEPS = 5
-"""Steps that an excess below `MIN_EXCESS_RATIO` must last; `MIN_LASTING_STEPS` if it also exceeds
-`PEER_PEAK_FACTOR` times what the other rows ever show."""
-
-MIN_LASTING_STEPS = 3
-"""Steps of a lasting phase."""
-
-PEER_PEAK_FACTOR = 1.5
-"""Factor over the highest excess of the other rows that a short phase must reach."""
-
-MAX_FAULTY_SHARE = 0.005
-"""Share of the rows that may be at fault at once: arXiv 2402.15627 saw as many slow machines."""
 
 PHASE_LEVELS = (0.06, 0.2, 0.6)
 """Excesses for which phases are searched: half of each separates slow steps from usual ones."""
 
 MEDIAN_STANDARD_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
-
-MAX_EXACT_ROWS = 64
-"""Rows up to which each one is left out of the deviation that it is judged by. Among more rows, one
-changes neither median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +106,7 @@ def find_phases(
 
     Args:
         excess: Shape (rows, steps); NaN if unknown.
-        has_few_peers: Shape (rows,): rows with so few peers that only `MIN_EXCESS_RATIO` counts.
+        has_few_peers: Shape (rows,): rows with so few peers that only `min_excess_ratio` counts.
         min_steps: Leave out shorter phases.
         deviation: Robust deviation of the noise; None: estimate it from the changes between steps.
         may_vary: Whether changes within a phase belong to it, rather than to the noise.
@@ -143,7 +117,7 @@ def find_phases(
     lasting, short = _search(
         excess, has_few_peers=has_few_peers, deviation=deviation, may_vary=may_vary
     )
-    found = (*lasting, *(short if min_steps < MIN_LASTING_STEPS else ()))
+    found = (*lasting, *(short if min_steps < THRESHOLDS.min_lasting_steps else ()))
     return tuple(
         sorted((each for each in found if each.num_steps >= min_steps), key=lambda each: each.row)
     )
@@ -162,7 +136,7 @@ def find_recurring_phases(
 
     Args:
         excess: Shape (rows, steps); NaN if unknown.
-        has_few_peers: Shape (rows,): rows with so few peers that only `MIN_EXCESS_RATIO` counts.
+        has_few_peers: Shape (rows,): rows with so few peers that only `min_excess_ratio` counts.
         partners: Shape (rows,): rows of equal number show the same thing, so none of them is noise
             to another; None: no two do.
     """
@@ -222,7 +196,7 @@ def _lasting_phases(
     """Return, by row, the lasting phase with the largest margin."""
     excess, few = search.excess[rows], search.has_few_peers[rows]
     between_rows = search.deviations * _deviation_of_others(row_medians(excess), excess.size)
-    peer_peak = PEER_PEAK_FACTOR * _highest_of_others(excess, search.partners[rows])
+    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(excess, search.partners[rows])
     best: dict[int, Phase] = {}
     for level in PHASE_LEVELS:
         first, last = max_subarrays(excess - level / 2)
@@ -241,13 +215,17 @@ def _lasting_phases(
             / np.sqrt(np.maximum(num_steps, 1))
         )
         # Stages of unlike work, or a rank's own first steps, are too weak a baseline for less.
-        persistent = np.where(few, FEW_PEERS_PERSISTENT_RATIO, PERSISTENT_RATIO)
+        persistent = np.where(
+            few, THRESHOLDS.few_peers_persistent_ratio, THRESHOLDS.persistent_ratio
+        )
         above_peers = np.maximum(persistent, np.where(few, np.inf, peer_peak))
-        brief = np.minimum(above_peers, MIN_EXCESS_RATIO)
-        threshold = np.where(num_steps >= MIN_PERSISTENT_STEPS, persistent, brief)
+        brief = np.minimum(above_peers, THRESHOLDS.min_excess_ratio)
+        threshold = np.where(num_steps >= THRESHOLDS.min_persistent_steps, persistent, brief)
         threshold = np.maximum(threshold, search.deviations * standard_error)
         threshold = np.maximum(threshold, between_rows)
-        for k in np.flatnonzero((num_steps >= MIN_LASTING_STEPS) & (middle >= threshold)).tolist():
+        for k in np.flatnonzero(
+            (num_steps >= THRESHOLDS.min_lasting_steps) & (middle >= threshold)
+        ).tolist():
             row = int(rows[k])
             found = search.phase(
                 row,
@@ -267,8 +245,8 @@ def _short_phases(search: _Search, rows: NDArray[np.int64]) -> tuple[Phase, ...]
         return ()
     excess = search.excess[rows]
     peak = np.nanmax(excess, axis=1)
-    peer_peak = PEER_PEAK_FACTOR * _highest_of_others(excess, search.partners[rows])
-    least = max(MIN_EXCESS_RATIO, search.deviations * search.deviation)
+    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(excess, search.partners[rows])
+    least = max(THRESHOLDS.min_excess_ratio, search.deviations * search.deviation)
     thresholds = np.maximum(least, peer_peak)
     found = []
     for k in np.flatnonzero(peak >= thresholds).tolist():
@@ -299,7 +277,7 @@ def _highest_of_others(
     peak = np.full(int(number.max()) + 1, -np.inf)
     np.maximum.at(peak, number, np.nanmax(excess, axis=1))
     highest = np.sort(peak)[::-1]
-    allowed = min(int(MAX_FAULTY_SHARE * len(peak)), len(peak) - 1)
+    allowed = min(int(THRESHOLDS.max_faulty_share * len(peak)), len(peak) - 1)
     others: NDArray[np.float64] = np.where(
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
@@ -347,7 +325,7 @@ def _deviation_of_others(levels: NDArray[np.float64], num_samples: int) -> NDArr
     is_usual = are_usual(levels, num_samples=num_samples)
     usual = levels[is_usual]
     deviation = np.full(len(levels), robust_deviation(usual))
-    if len(usual) <= MAX_EXACT_ROWS:
+    if len(usual) <= THRESHOLDS.max_exact_rows:
         for place, row in enumerate(np.flatnonzero(is_usual).tolist()):
             others = np.delete(usual, place)
             deviation[row] = robust_deviation(others) if len(others) > 1 else 0.0

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .baseline import MIN_BASELINE_STEPS
 from .noise import NORMAL_MEDIAN, required_deviations, required_t
 from .peers import median_of_peers
 from .phases import MEDIAN_STANDARD_ERROR
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ def is_significant(
         min_deviation: Lower bound of the standard deviation of a value, if known from elsewhere.
 
     Returns:
-        False if fewer than `MIN_BASELINE_STEPS` steps remain to compare with.
+        False if fewer than `min_baseline_steps` steps remain to compare with.
 
     Source:
         Student (1908); Bonferroni correction over ``num_series`` x steps tests.
@@ -41,7 +41,7 @@ def is_significant(
     steps = np.arange(len(series))
     in_phase = (steps >= phase.first) & (steps <= phase.last) & ~np.isnan(series)
     tested, baseline = series[in_phase], series[~in_phase & ~np.isnan(series)]
-    if len(baseline) < MIN_BASELINE_STEPS:
+    if len(baseline) < THRESHOLDS.min_baseline_steps:
         return False
     residuals = np.concatenate((tested - tested.mean(), baseline - baseline.mean()))
     standard_error = np.sqrt(1 / len(tested) + 1 / len(baseline))

@@ -281,3 +281,21 @@ def test_variable_lengths_drift_and_a_noisy_network_raise_no_alarm(seed: int) ->
     findings = diagnosis(scenario=replace(BASE, noise=noise, seed=seed))
 
     assert [finding.cause for finding in findings] == ["healthy"]
+
+
+def test_a_job_that_straggles_in_one_step_is_not_called_healthy() -> None:
+    # GIVEN one step with a slow link; a finding on a link needs three
+    scenario = Scenario(
+        dp=8,
+        pp=2,
+        tp=1,
+        num_steps=1,
+        faults=parse_simulated_faults(["slow-link:src=0,dst=8,factor=20"]),
+    )
+
+    report = analyze_run(SimulatedSource(scenario), "simulated")
+
+    assert report.slowdown is not None
+    assert report.slowdown > 1.1
+    assert [finding.cause for finding in report.findings] == ["insufficient-evidence"]
+    assert "a slow link or host needs 3 steps" in report.findings[0].evidence

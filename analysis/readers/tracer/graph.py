@@ -20,9 +20,9 @@ from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted, stable_argsort
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
-from ...statistics.baseline import MIN_BASELINE_STEPS, faster_steps_baseline
+from ...statistics.baseline import faster_steps_baseline
 from ...statistics.noise import median_change_deviation, required_deviations
-from ...statistics.phases import MIN_EXCESS_RATIO
+from ...statistics.thresholds import THRESHOLDS
 from ..waits import is_p2p
 from .pieces import GAP, MAX_PARTS, Pieces, RankSteps, is_own_compute
 
@@ -441,7 +441,7 @@ def ideal_transfers(
     seen = np.flatnonzero(~truncated)
     median, num_seen = group_medians(duration_ns[seen], number[seen], num_labels)
     num_steps = int(step.max(initial=-1)) + 1
-    if num_steps > 2 * MIN_BASELINE_STEPS:
+    if num_steps > 2 * THRESHOLDS.min_baseline_steps:
         cell = number[seen] * num_steps + step[seen]
         level, _ = group_medians(duration_ns[seen], cell, num_labels * num_steps)
         median = np.fmin(median, _faster_levels(level.reshape(num_labels, num_steps)))
@@ -457,7 +457,7 @@ def _faster_levels(levels: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     found = np.full(len(levels), np.nan)
     faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
-    for row in np.flatnonzero(usual > (1.0 + MIN_EXCESS_RATIO) * faster).tolist():
+    for row in np.flatnonzero(usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster).tolist():
         noise = median_change_deviation(levels[row])
         if usual[row] - faster[row] >= required_deviations(levels.shape[1]) * noise:
             found[row] = faster[row]

@@ -1,0 +1,290 @@
+"""Thresholds of the diagnosis, in one place: each with its unit, its meaning and its source.
+
+A source is a formula, a paper, a requirement of design.md, a calibration, or "choice": a value that
+was set by judgement. The ablation in docs/diagnosis.md says what some of them are worth. Shares and
+ratios have no unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Limits of the detectors; `THRESHOLDS` has the values in use."""
+
+    # Significance
+
+    false_alarm_rate: float = 0.0003
+    """Share of healthy runs in which one significance test may find something. Source: the
+    requirement of no false alarm in 300 healthy runs; a run makes a few such tests."""
+
+    min_changes: int = 3
+    """Changes from step to step that an estimate of noise needs. Source: choice, the least number
+    with a median that is not the mean."""
+
+    min_excess_ratio: float = 0.09
+    """Excess over the baseline, as a share of it, from which even a single step is a finding.
+    Source: design.md section 5 requires 10 %, which may be measured a percentage point lower."""
+
+    persistent_ratio: float = 0.05
+    """Excess below which not even a persistent phase is a finding: healthy devices of one kind
+    differ by a few percent. Source: choice, half of what arXiv 2402.15627 calls slow (about 10
+    %)."""
+
+    few_peers_persistent_ratio: float = 0.075
+    """The same for a row with few peers. Source: choice, between the two above."""
+
+    min_persistent_steps: int = 5
+    """Steps that an excess below `min_excess_ratio` must last; `min_lasting_steps` if it also
+    exceeds `peer_peak_factor` times what the other rows ever show. Source: choice."""
+
+    min_lasting_steps: int = 3
+    """Steps of a lasting phase. Source: design.md section 5, a verdict within 3 steps of the
+    onset."""
+
+    peer_peak_factor: float = 1.5
+    """Factor over the highest excess of the other rows that a short phase must reach. Source:
+    choice."""
+
+    max_faulty_share: float = 0.005
+    """Share of the rows that may be at fault at once. Source: arXiv 2402.15627 saw as many slow
+    machines."""
+
+    max_exact_rows: int = 64
+    """Rows up to which each one is left out of the deviation that it is judged by. Among more rows,
+    one changes neither median. Source: formula."""
+
+    min_peers: int = 3
+    """Peers that a diagnosis of one rank needs. Source: design.md section 5, least evidence."""
+
+    equal_work_ratio: float = 0.10
+    """Stages do equal work if their typical compute differs by less than this share. Source:
+    design.md section 5, as a larger difference is a finding of `stage-imbalance`."""
+
+    num_earlier_steps: int = 3
+    """First steps of a rank that serve as its baseline if it has too few peers. Source: choice, as
+    `min_lasting_steps`."""
+
+    min_baseline_steps: int = 2
+    """Steps that each of two classes must have: a single step confirms nothing. Source: choice."""
+
+    common_share: float = 0.9
+    """Share of a step's items that must all be longer than usual, or all shorter, for the step
+    itself to be the reason, as in a first step that warms up. Sequence lengths differ between
+    micro-batches, so they do not do that. Source: choice."""
+
+    # Several causes
+
+    all_ranks_share: float = 0.8
+    """Share of a job's ranks that counts as all of them: ranks that pause in the same step, and
+    ranks that slow groups hold together. Source: choice."""
+
+    one_rank_share: float = 0.7
+    """Share of a group's lateness, or of its pauses, that one rank must cause to be at fault alone;
+    below, its members take turns. Source: formula; in a group of four, chance gives one member four
+    of five late steps in 6 % of the cases."""
+
+    min_correlation: float = 0.9
+    """Correlation from which compute follows the length of its micro-batch. Source: arXiv
+    2505.05713, section 5.3: forward and backward of one micro-batch."""
+
+    min_items: int = 16
+    """Micro-batches that a correlation needs. Source: formula; 16 pairs that are independent reach
+    0.9 in fewer than one of a million cases."""
+
+    whole_host_share: float = 0.8
+    """Share of a host's ranks that must show a cause for the host to be at fault. Source:
+    choice."""
+
+    min_host_ranks: int = 2
+    """Ranks of a host for that: one shows nothing of its host. Source: formula."""
+
+    # host-stall, gc-pause, pauses
+
+    host_stall_steps: int = 3
+    """Steps in which a host must stall in the same place. Source: design.md section 5."""
+
+    same_length_factor: float = 1.5
+    """Pauses of one kind, all checkpoints or all evaluations, differ by less than this factor.
+    Source: choice."""
+
+    min_pause_ns: int = 50_000_000
+    """Shortest gap before a launch that may be garbage collection, ns. Source: design.md section
+    5."""
+
+    pause_factor: float = 10.0
+    """Least ratio of a pause to the usual gap before a forward. Source: choice."""
+
+    min_pause_loss_ratio: float = 0.01
+    """Least share of the job's time that pauses in turn must cost: each may be short, but all ranks
+    wait for every one of them. Source: choice."""
+
+    # stage-imbalance, sequence-imbalance, clock-throttle
+
+    min_slow_stage_share: float = 0.5
+    """Share of a stage's slow ranks from which the median of the stage is slow as well. Source:
+    formula."""
+
+    min_slow_stage_ranks: int = 2
+    """Slow ranks of a stage for that. Source: formula; one of two is no median."""
+
+    whole_stage_share: float = 0.8
+    """Share of a stage's ranks that must compute longer for the whole stage to be named. Source:
+    choice."""
+
+    far_deviations: float = 10.0
+    """Standard deviations from which an evidence sentence says "far outside noise". Source: choice,
+    of the text only."""
+
+    outlier_share: float = 0.005
+    """Share of the items at either end that a fit of compute to lengths leaves out: pauses. Source:
+    choice."""
+
+    min_items_per_rank: int = 8
+    """Micro-batches of a rank that its median needs: of one alone it says nothing. Source:
+    choice."""
+
+    min_clock_drop_ratio: float = 0.03
+    """Least drop of a clock, against its own other steps or its peers, that explains slow compute.
+    Source: choice; compute follows the clock, and `persistent_ratio` is the least slowness that is
+    reported."""
+
+    low_clock_quantile: float = 0.25
+    """Quantile of the readings in a phase that counts as the clock of the whole phase: readings at
+    its borders may be of the time beside it. Source: choice."""
+
+    # slow-link, network-degradation
+
+    min_alike_transfers: int = 8
+    """Alike instances that a finding on a link needs. Source: design.md section 5."""
+
+    min_sparse_steps: int = 3
+    """Steps that a slow phase needs if a link has fewer than `min_alike_transfers` instances in a
+    step. Source: design.md section 5, 3 steps."""
+
+    short_phase_factor: int = 10
+    """Factor of the time that a phase of fewer than `min_sparse_steps` steps must lose. Source:
+    choice."""
+
+    together_share: float = 0.8
+    """Share of the links between two stages that must become slow, and fast again, in the same
+    step. Source: choice."""
+
+    min_slow_links_share: float = 0.6
+    """Share of a rank's links that must be slow for the rank's own connection to be at fault.
+    Source: choice, a majority beyond chance."""
+
+    min_links: int = 3
+    """Slow links of a rank that this needs: a pair that is slow both ways has two. Source:
+    formula."""
+
+    min_pair_excess: float = 0.03
+    """Excess of a member's pairs that singles it out of a slow group. It is too small for a finding
+    of its own, but the group is slow in any case. Source: choice."""
+
+    min_factor_ratio: float = 0.8
+    """Ratio of two slowdown factors from which they count as equal. Source: choice."""
+
+    min_lost_ratio: float = 0.0001
+    """Share of a step that a slow link must lose: less is within the error of the clocks. Source:
+    choice."""
+
+    min_unexplained_ratio: float = 0.01
+    """Share of a step that a link must lose beyond what a slow device at its end explains. A device
+    may slow its transfers by more than its compute, and so little is no evidence of a second fault.
+    Source: choice."""
+
+    min_network_culprits: int = 4
+    """Slow links without a rank in common that make it the network. Source: choice."""
+
+    min_network_slow_share: float = 0.1
+    """Share of all links that must be slow for that. Source: choice."""
+
+    min_common_links: int = 3
+    """Links that must be slower in the same steps for the network to be at fault. Source: design.md
+    section 5, several groups."""
+
+    min_common_share: float = 0.5
+    """Share of the links between hosts that must be slower for that. Source: formula, a
+    majority."""
+
+    min_symptom_hosts: int = 2
+    """Hosts whose counters must have risen for a symptom to be the network's. Source: formula; one
+    host may be the reason itself."""
+
+    min_growth_factor: float = 2.0
+    """Ratio of a counter's growth in a phase to that outside from which it has risen. Source:
+    choice."""
+
+    # Confidence of causes that have no threshold
+
+    undecided_certainty: float = 0.5
+    """Certainty of a cause if another one fits as well. Source: formula, one of two."""
+
+    hang_confidence: float = 0.95
+    """Confidence of a hang if every other member is blocked in the collective. Source: choice."""
+
+    hang_lost_factor: float = 0.8
+    """Factor if the silent rank's process is gone: it may have died before the others timed out.
+    Source: choice."""
+
+    hang_dropped_factor: float = 0.8
+    """Factor if records were dropped: the silent rank's entry may be among them. Source: choice."""
+
+    hang_cycle_confidence: float = 0.5
+    """Confidence if no rank is silent: ranks wait for each other in different collectives. Source:
+    choice."""
+
+    crash_confidence: float = 0.95
+    """Confidence if the first failure reported its reason, and all others came later or followed
+    it. Source: choice."""
+
+    crash_lost_confidence: float = 0.7
+    """Confidence if its process ended without an exit record: the time is known, the reason is not.
+    Source: choice."""
+
+    crash_unordered_factor: float = 0.8
+    """Factor if several ranks failed by themselves and the clocks cannot order them. Source:
+    choice."""
+
+    majority_ratio: float = 0.5
+    """Share of the ranks that must be exceeded by those that agree, for the others to be named.
+    Source: formula."""
+
+    no_majority_confidence: float = 0.5
+    """Confidence of a difference without a majority. Source: choice."""
+
+    previous_confidence: float = 0.3
+    """Confidence of a setting that changed since the previous run: probably it was changed on
+    purpose. Source: choice."""
+
+    min_setting_ranks: int = 3
+    """Ranks from which a setting that differs on each of them counts as a setting of the rank.
+    Source: choice."""
+
+    # The verdict
+
+    doubt_at_threshold: float = 0.1
+    """Share of wrong findings among those that barely reach their threshold. Source: calibration on
+    the labelled benchmark (docs/diagnosis.md)."""
+
+    min_certainty: float = 0.5
+    """Confidence from which a finding without a price replaces `healthy`. Source: formula, more
+    likely than not."""
+
+    straggling_slowdown: float = 1.1
+    """S from which a job straggles: with fewer steps than a lasting phase, it is not called healthy
+    then. Source: arXiv 2505.05713."""
+
+    minor_share: float = 0.005
+    """Share of the step time below which a finding is minor: it would read as 0 %. Source:
+    formula."""
+
+    critical_share: float = 0.10
+    """Share of the step time from which a finding is critical. Source: design.md section 5 calls an
+    excess of 10 % due."""
+
+
+THRESHOLDS = Thresholds()
