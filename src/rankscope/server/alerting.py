@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.report.alert_rules import find_conditions
+from rankscope.analysis.alert_rules import find_conditions
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
     AlertId,
@@ -23,7 +23,7 @@ from ..terminal.lines import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankscope.analysis.report.alert_rules import Condition
+    from rankscope.analysis.alert_rules import Condition
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.report.tracked_findings import TrackedFinding
     from rankscope.collector.notify.webhook import Webhook

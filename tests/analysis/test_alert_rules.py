@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.report.alert_rules import MfuDrop, MfuDropRule, find_drops
+from rankscope.analysis.alert_rules import MfuDrop, MfuDropRule, find_drops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

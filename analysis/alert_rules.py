@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .report import Finding, Severity
-from .text import format_percent, format_seconds
+from .report.report import Finding, Severity
+from .report.text import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from .report import RunReport
-    from .tracked_findings import TrackedFinding
+    from .report.report import RunReport
+    from .report.tracked_findings import TrackedFinding
 
 MFU_DROP = "mfu-drop"
 STEP_TIME_RISE = "step-time-rise"
