@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from .diagnose import ends_run
 from .report.report import Finding, Severity
 from .report.text import format_percent, format_seconds
 
@@ -20,9 +21,6 @@ STEP_TIME_RISE = "step-time-rise"
 FINDING = "finding"
 LOST_RECORDS = "lost-records"
 """Names of the rules, as alerts carry them."""
-
-ENDS_RUN = frozenset({"hang", "crash"})
-"""Causes whose alert stays active when the run has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +49,8 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MfuDropRule:
-    """MFU at least ``depth_ratio`` below the baseline for ``num_steps`` consecutive steps."""
+class DropRule:
+    """A value ``depth_ratio`` or more below its baseline for ``num_steps`` consecutive steps."""
 
     depth_ratio: float = 0.10
     num_steps: int = 3
@@ -64,27 +62,25 @@ class MfuDropRule:
     def __post_init__(self) -> None:
         if not 0 < self.depth_ratio < 1:
             raise ValueError(
-                f"MfuDropRule.depth_ratio must be between 0 and 1, got {self.depth_ratio}"
+                f"DropRule.depth_ratio must be between 0 and 1, got {self.depth_ratio}"
             )
         for name in ("num_steps", "min_baseline_steps"):
             if getattr(self, name) < 1:
-                raise ValueError(
-                    f"MfuDropRule.{name} must be at least 1, got {getattr(self, name)}"
-                )
+                raise ValueError(f"DropRule.{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MfuDrop:
-    """A period of low MFU, or of another value that should not fall."""
+class Drop:
+    """A period in which a value that should not fall is low: the MFU, or the steps per second."""
 
     first_step: int
     last_step: int
     """Last step below so far; the drop may continue."""
 
-    mfu: float
+    value: float
     """Median over the drop's steps."""
 
-    median: float
+    usual: float
     """Baseline: median of the steps before the drop."""
 
     is_over: bool
@@ -93,7 +89,7 @@ class MfuDrop:
     @property
     def depth_ratio(self) -> float:
         """Distance below the baseline, as a share of it."""
-        return 1 - self.mfu / self.median
+        return 1 - self.value / self.usual
 
 
 def find_conditions(
@@ -111,7 +107,7 @@ def find_conditions(
         return tuple(found)
     return tuple(
         each
-        if each.finding is not None and each.rule == FINDING and each.finding.cause in ENDS_RUN
+        if each.rule == FINDING and each.finding is not None and ends_run(each.finding)
         else replace(each, is_active=False)
         for each in found
     )
@@ -152,12 +148,12 @@ def _from_values(report: RunReport) -> Iterator[Condition]:
         if rule == MFU_DROP:
             change = (
                 f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
-                f" {drop.first_step}, from {format_percent(drop.median, digits=1)} to"
-                f" {format_percent(drop.mfu, digits=1)}"
+                f" {drop.first_step}, from {format_percent(drop.usual, digits=1)} to"
+                f" {format_percent(drop.value, digits=1)}"
             )
-            numbers = {"mfu": drop.mfu, "median": drop.median}
+            numbers = {"mfu": drop.value, "median": drop.usual}
         else:
-            now, usual = 1 / drop.mfu, 1 / drop.median
+            now, usual = 1 / drop.value, 1 / drop.usual
             change = (
                 f"the step time of {report.run} rose by {format_percent(now / usual - 1)} in step"
                 f" {drop.first_step}, from {format_seconds(usual)} to {format_seconds(now)}"
@@ -211,9 +207,9 @@ def _from_account(report: RunReport) -> Iterator[Condition]:
 def find_drops(
     by_step: Mapping[int, float],
     *,
-    rule: MfuDropRule | None = None,
+    rule: DropRule | None = None,
     warmup_steps: Collection[int] = (),
-) -> tuple[MfuDrop, ...]:
+) -> tuple[Drop, ...]:
     """Return the drops of a value, in step order.
 
     Each step is compared with the median of the earlier steps that belong to no drop. A drop never
@@ -230,13 +226,13 @@ def find_drops(
         Imbue's report on training a 70B model: a sudden drop that stays is a throttled clock, one
         low step is a checkpoint.
     """
-    rule = rule or MfuDropRule()
+    rule = rule or DropRule()
     skipped = set(warmup_steps)
     series = [(step, by_step[step]) for step in sorted(by_step) if step not in skipped]
     return tuple(_find_drops(series, rule))
 
 
-def _find_drops(series: list[tuple[int, float]], rule: MfuDropRule) -> Iterator[MfuDrop]:
+def _find_drops(series: list[tuple[int, float]], rule: DropRule) -> Iterator[Drop]:
     baseline: list[float] = []
     low: list[tuple[int, float]] = []
     """Low steps of the drop, or of what may become one."""
@@ -263,11 +259,11 @@ def _find_drops(series: list[tuple[int, float]], rule: MfuDropRule) -> Iterator[
         yield _drop(low, median(baseline), is_over=False)
 
 
-def _drop(low: list[tuple[int, float]], level: float, *, is_over: bool) -> MfuDrop:
-    return MfuDrop(
+def _drop(low: list[tuple[int, float]], level: float, *, is_over: bool) -> Drop:
+    return Drop(
         first_step=low[0][0],
         last_step=low[-1][0],
-        mfu=median(value for _, value in low),
-        median=level,
+        value=median(value for _, value in low),
+        usual=level,
         is_over=is_over,
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.alert_rules import MfuDrop, MfuDropRule, find_drops
+from rankscope.analysis.alert_rules import Drop, DropRule, find_drops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +17,7 @@ def by_step(values: Iterable[float]) -> dict[int, float]:
     return dict(enumerate(values))
 
 
-def steps_of(drops: Iterable[MfuDrop]) -> list[tuple[int, int]]:
+def steps_of(drops: Iterable[Drop]) -> list[tuple[int, int]]:
     return [(drop.first_step, drop.last_step) for drop in drops]
 
 
@@ -28,8 +28,8 @@ def test_three_steps_a_tenth_below_the_median_are_a_drop() -> None:
     (drop,) = find_drops(by_step([*HEALTHY, 0.40, 0.39, 0.41]))
 
     assert (drop.first_step, drop.last_step) == (10, 12)
-    assert drop.median == 0.50
-    assert drop.mfu == 0.40
+    assert drop.usual == 0.50
+    assert drop.value == 0.40
     assert drop.depth_ratio == pytest.approx(0.2)
 
 
@@ -87,7 +87,7 @@ def test_missing_steps_are_skipped() -> None:
 
 
 def test_a_rule_sets_depth_and_length() -> None:
-    rule = MfuDropRule(depth_ratio=0.3, num_steps=2)
+    rule = DropRule(depth_ratio=0.3, num_steps=2)
     values = [*HEALTHY, 0.40, 0.40, 0.50, 0.30, 0.30]
 
     assert steps_of(find_drops(by_step(values), rule=rule)) == [(13, 14)]
@@ -99,7 +99,7 @@ def test_a_rule_sets_depth_and_length() -> None:
 )
 def test_an_impossible_rule_is_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        MfuDropRule(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+        DropRule(**wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @given(st.lists(st.floats(0.05, 0.95), max_size=60))

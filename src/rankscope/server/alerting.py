@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.alert_rules import find_conditions
+from rankscope.analysis.alert_rules import FINDING, find_conditions
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
     AlertId,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rankscope.analysis.alert_rules import Condition
-    from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.report.tracked_findings import TrackedFinding
     from rankscope.collector.notify.webhook import Webhook
     from rankscope.collector.store.store import Store
@@ -97,7 +97,9 @@ class Alerting:
         raised = []
         for condition in conditions:
             alert_id = (report.run, condition.rule, condition.key)
-            if alert_id not in self._raised and _is_due(condition):
+            # A finding that is over by now is history; a drop of the MFU is one that cost time.
+            is_due = condition.is_active or condition.rule != FINDING
+            if alert_id not in self._raised and is_due:
                 raised.append(self._raise_alert(report, condition))
             if condition.is_active:
                 active.add(alert_id)
@@ -178,11 +180,6 @@ class Alerting:
             say(f"the delivery of an alert of run {alert.run_id} could not be stored: {error}")
 
 
-def _is_due(condition: Condition) -> bool:
-    """Return whether a condition is alerted about; a finding that is over is history."""
-    return condition.is_active or bool(condition.numbers)
-
-
 def _first_delivery(alert: StoredAlert) -> Delivery:
     return Delivery.NONE if alert.post is None else Delivery.PENDING
 
@@ -202,22 +199,10 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
         "run": alert.run_id,
         "at_ns": alert.at_ns,
         "steps": None if condition.steps is None else list(condition.steps),
-        "finding": None if condition.finding is None else _finding_document(condition.finding),
+        "finding": None
+        if condition.finding is None
+        else {**asdict(condition.finding), "help": f"docs/findings.md#{condition.finding.cause}"},
         **condition.numbers,
         "text": alert.text,
         "url": url,
-    }
-
-
-def _finding_document(finding: Finding) -> dict[str, Any]:
-    return {
-        "cause": finding.cause,
-        "severity": finding.severity,
-        "ranks": list(finding.ranks),
-        "steps": None if finding.steps is None else list(finding.steps),
-        "slowdown": finding.slowdown,
-        "recoverable_ratio": finding.recoverable_ratio,
-        "confidence": finding.confidence,
-        "evidence": finding.evidence,
-        "help": f"docs/findings.md#{finding.cause}",
     }
