@@ -200,7 +200,7 @@ def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.
     return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last) | EVERYWHERE)
 
 
-def read_selected_kinds(
+def read_filtered_spans(
     store: Store,
     run_id: str,
     *,

@@ -17,7 +17,7 @@ from rankscope.analysis.report.text import format_percent
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.read.samples import read_samples
-from rankscope.collector.read.spans import read_selected_kinds
+from rankscope.collector.read.spans import read_filtered_spans
 from rankscope.collector.read.steps import read_step_bounds, read_steps
 from rankscope.collector.store.location import default_store_url
 
@@ -130,13 +130,13 @@ class Run:
             >>> run.spans(12, ranks=3, kinds=["forward", "backward"]).to_pandas()
 
         Args:
-            steps: One step, or the first and the last of several. None: all steps. Spans outside
-                any step have step -1.
+            steps: One step, or the first and the last of several; -1 for the spans outside any
+                step. None: all steps.
             ranks: Only these global ranks.
             kinds: Only these kinds of span (``forward``, ``dp-comm``, ...).
         """
         first, last = (steps, steps) if isinstance(steps, int) else steps or (None, None)
-        return read_selected_kinds(
+        return read_filtered_spans(
             self._store,
             self.info.run_id,
             first=first,

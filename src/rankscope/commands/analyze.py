@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import Progress, emphasize, table_width, terminal_width
+from ..terminal.lines import DEFAULT_TOP, Progress, emphasize, table_width, terminal_width
 from .flags import AsJson, Store, open_existing_store
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class AnalyzeOptions:
     run_id: str
     first: int | None = None
     last: int | None = None
-    top: int = 5
+    top: int = DEFAULT_TOP
     rank: int | None = None
     has_details: bool = False
     is_fresh: bool = False
@@ -58,7 +58,7 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
     ] = ":",
     top: Annotated[
         int, typer.Option(min=1, metavar="N", help="List N findings, waiting ranks and transfers.")
-    ] = 5,
+    ] = DEFAULT_TOP,
     rank: Annotated[
         int | None,
         typer.Option(

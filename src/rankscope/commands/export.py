@@ -140,7 +140,7 @@ def _read_blocks(
     import numpy as np
 
     from rankscope.collector.arrow_columns import to_numpy
-    from rankscope.collector.read.spans import read_selected_kinds
+    from rankscope.collector.read.spans import read_filtered_spans
     from rankscope.collector.read.steps import read_steps
 
     first, last = steps
@@ -150,7 +150,7 @@ def _read_blocks(
     while True:
         later = [step for step in known if step >= begin]
         end = later[num] - 1 if len(later) > num else last
-        block = read_selected_kinds(store, run_id, first=begin, last=end, ranks=ranks)
+        block = read_filtered_spans(store, run_id, first=begin, last=end, ranks=ranks)
         if block.num_rows:
             yield block
         if end is None or end == last:

@@ -25,6 +25,9 @@ DEFAULT_WIDTH = 100
 MIN_COLUMN = 12
 """Columns below which no cell is wrapped: names and dates would be unreadable."""
 
+DEFAULT_TOP = 5
+"""Rows of a list that are printed before the rest is counted."""
+
 COLOURS = {"red": 31, "yellow": 33, "green": 32}
 
 REFRESHES_PER_S = 4

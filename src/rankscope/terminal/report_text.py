@@ -23,7 +23,7 @@ from rankscope.analysis.report.text import (
     format_slowdown,
 )
 
-from .lines import format_rows, format_table
+from .lines import DEFAULT_TOP, format_rows, format_table
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 INDENT = "  "
 LABEL_WIDTH = 13
-DEFAULT_TOP = 5
 MIN_BANDWIDTH_BYTES = 100_000
 """The time of smaller transfers is mostly latency, so their bandwidth means nothing."""
 
