@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from rankscope.analysis.drawing.raster import Viewport
-from rankscope.analysis.drawing.rows import GroupBy
+from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.report.text import format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OVERVIEW = "run"
 TIMELINE = "timeline"
+RANK = "rank"
+MFU = "mfu"
+LINKS = "links"
+GRAPH = "graph"
+START_UP = "start-up"
+COMPARE = "compare"
+RUNS = "runs"
+ALERTS = "alerts"
+HEALTH = "health"
 UNKNOWN = "?"
 """An address that can name no page."""
 
 MAX_DIGITS = 15
 """Digits of a number in an address or a post: a browser keeps larger ones inexactly."""
+
+MAX_MARKED = 65_536
+"""Ranks of one address: a range of all ranks of the largest job, and no more memory than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +50,13 @@ class View:
     step: int | None = None
     """None: the step that shows the top finding best."""
 
-    group_by: GroupBy = GroupBy.PP
+    ranks: tuple[int, ...] = ()
+    """The marked ranks, ascending; on the page of a rank, the first one is shown."""
+
+    with_run: str | None = None
+    """The run to compare with."""
+
+    order: RowOrder = RowOrder.PP
     viewport: Viewport | None = None
     """The part of the step that fills the page; None: all of it."""
 
@@ -55,13 +78,15 @@ def read_address(path: str, query: str) -> View:
     if page == OVERVIEW or run:
         return View(page=UNKNOWN)
     values = {key: values[-1] for key, values in parse_qs(query.lstrip("?")).items()}
-    group_by = values.get("group")
+    order = values.get("order")
     return View(
         page=page,
         run=values.get("run"),
         epoch=_number(values.get("epoch")),
         step=_number(values.get("step")),
-        group_by=GroupBy(group_by) if group_by in set(GroupBy) else GroupBy.PP,
+        ranks=read_ranks(values.get("rank", "")),
+        with_run=values.get("with"),
+        order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
         viewport=_read_viewport(values),
     )
 
@@ -74,12 +99,35 @@ def write_address(view: View, *, base_path: str) -> str:
         "run": view.run,
         "epoch": view.epoch,
         "step": view.step,
-        "group": None if view.group_by is GroupBy.PP else view.group_by.value,
+        "rank": format_ranks(view.ranks) or None,
+        "with": view.with_run,
+        "order": None if view.order is RowOrder.PP else view.order.value,
         **_write_viewport(view.viewport),
     }
     given = {key: value for key, value in values.items() if value is not None}
-    query = f"?{urlencode(given)}" if given else ""
+    query = f"?{urlencode(given, safe=',')}" if given else ""
     return f"{base_path}{quote(view.page)}{query}"
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks of a text such as ``2,5-9``, ascending.
+
+    Parts that are neither a rank nor a range are ignored, and so is a range that leads beyond
+    `MAX_MARKED` ranks.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        begin, to, end = part.partition("-")
+        first, last = _number(begin), _number(end if to else begin)
+        if first is None or last is None or not 0 <= last - first < MAX_MARKED - len(ranks):
+            continue
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return the text that `read_ranks` reads as ``ranks``, which ascend."""
+    return format_ranges(ranks).replace(" ", "") if ranks else ""
 
 
 def _number(text: str | None) -> int | None:

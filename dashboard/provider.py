@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
-    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.progress import (
@@ -52,7 +52,7 @@ class ReportProvider(Protocol):
         *,
         epoch: int,
         step: int,
-        group_by: GroupBy,
+        order: RowOrder,
         viewport: Viewport | None = None,
     ) -> StepPicture | None:
         """Return the stored picture of a step, or of a viewport of it.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .rows import GroupBy
+    from .rows import RowOrder
     from .timeline import StepTimeline
 
     RankBlocks = tuple[tuple[int, ...], ...]
@@ -192,10 +192,10 @@ class StepAreas:
 
 
 def draw_picture(
-    timeline: StepTimeline, group_by: GroupBy, viewport: Viewport | None = None
+    timeline: StepTimeline, order: RowOrder, viewport: Viewport | None = None
 ) -> StepPicture:
-    """Draw a step or a viewport of it, its rows ordered by ``group_by``."""
-    ranks = row_order(timeline, group_by)
+    """Draw a step or a viewport of it, its rows ordered by ``order``."""
+    ranks = row_order(timeline, order)
     length_ns = timeline.end_ns - timeline.begin_ns
     whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=len(ranks))
     shown = whole if viewport is None else viewport.clip(length_ns, len(ranks))

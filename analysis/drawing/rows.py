@@ -24,13 +24,25 @@ _COMPUTE_SHARE = 0.5
 _LANE_FILL = 0.94
 
 
-class GroupBy(StrEnum):
-    """The axis by whose position the rows are grouped."""
+class RowOrder(StrEnum):
+    """Order of the rows from the top: by rank, or grouped by the position on an axis."""
 
     PP = "pp"
     DP = "dp"
     TP = "tp"
+    CP = "cp"
+    EP = "ep"
     RANK = "rank"
+
+
+def useful_orders(coords: Iterable[Coords]) -> tuple[RowOrder, ...]:
+    """Return the orders that differ: by rank, and by each axis with several positions."""
+    places = [at.to_dict() for at in coords]
+    return tuple(
+        order
+        for order in RowOrder
+        if order is RowOrder.RANK or len({place[order.value] for place in places}) > 1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +62,12 @@ class Rows:
     """First row and name of each group; empty if nothing is grouped."""
 
 
-def row_order(timeline: StepTimeline, group_by: GroupBy) -> tuple[int, ...]:
+def row_order(timeline: StepTimeline, order: RowOrder) -> tuple[int, ...]:
     """Return the ranks of the step from the top; see `rank_order`."""
-    return rank_order(np.unique(timeline.spans.rank).tolist(), timeline.coords, group_by)
+    return rank_order(np.unique(timeline.spans.rank).tolist(), timeline.coords, order)
 
 
-def rank_order(
-    ranks: Iterable[int], coords: dict[int, Coords], group_by: GroupBy
-) -> tuple[int, ...]:
+def rank_order(ranks: Iterable[int], coords: dict[int, Coords], order: RowOrder) -> tuple[int, ...]:
     """Return ranks from the top: by the grouped axis, then the others, then rank.
 
     Ranks of unknown position come last.
@@ -65,32 +75,32 @@ def rank_order(
 
     def place(rank: int) -> tuple[int, ...]:
         at = coords.get(rank)
-        if group_by is GroupBy.RANK or at is None:
+        if order is RowOrder.RANK or at is None:
             return (at is None, 0, 0, 0, 0, rank)
-        return (0, getattr(at, group_by.value), at.pp, at.dp, at.tp, rank)
+        return (0, getattr(at, order.value), at.pp, at.dp, at.tp, rank)
 
     return tuple(sorted(ranks, key=place))
 
 
 def group_starts(
-    ranks: tuple[int, ...], coords: dict[int, Coords], group_by: GroupBy
+    ranks: tuple[int, ...], coords: dict[int, Coords], order: RowOrder
 ) -> tuple[tuple[int, str], ...]:
     """Return the first row and the name of each group; nothing if nothing can be grouped."""
-    if group_by is GroupBy.RANK or coords.keys().isdisjoint(ranks):
+    if order is RowOrder.RANK or coords.keys().isdisjoint(ranks):
         return ()
     groups: list[tuple[int, str]] = []
     for row, rank in enumerate(ranks):
         at = coords.get(rank)
         label = "position unknown"
         if at is not None:
-            label = f"{group_by.value.upper()} {getattr(at, group_by.value)}"
+            label = f"{order.value.upper()} {getattr(at, order.value)}"
         if not groups or groups[-1][1] != label:
             groups.append((row, label))
     return tuple(groups)
 
 
 def arrange_rows(
-    timeline: StepTimeline, group_by: GroupBy, ranks: tuple[int, ...] | None = None
+    timeline: StepTimeline, order: RowOrder, ranks: tuple[int, ...] | None = None
 ) -> Rows:
     """Give each rank a row and each of its tracks a lane, compute above communication.
 
@@ -99,10 +109,10 @@ def arrange_rows(
 
     Args:
         timeline: The spans.
-        group_by: What the rows are grouped by.
+        order: What the rows are grouped by.
         ranks: The ranks from the top, at least those of the spans; None: those of the spans.
     """
-    ranks = row_order(timeline, group_by) if ranks is None else ranks
+    ranks = row_order(timeline, order) if ranks is None else ranks
     from_top = np.array(ranks, dtype=np.int64)
     ascending = np.argsort(from_top)
     row = ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]
@@ -111,7 +121,7 @@ def arrange_rows(
         ranks=ranks,
         center=row - _ROW_FILL / 2 + top + height / 2,
         height=height,
-        groups=group_starts(ranks, timeline.coords, group_by),
+        groups=group_starts(ranks, timeline.coords, order),
     )
 
 

@@ -87,7 +87,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
     """Return ascending ranks for a sentence: "rank 5", "ranks 0 to 7, 9 and 12,279 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    ranges = _ranges(ranks)
+    ranges = split_ranges(ranks)
     shown = [_joined(first, last, " to ") for first, last in ranges[:MAX_NAMED]]
     num_more = sum(last - first + 1 for first, last in ranges[MAX_NAMED:])
     if num_more:
@@ -110,7 +110,7 @@ def format_ranges(numbers: Sequence[int], *, max_ranges: int | None = None) -> s
         numbers: Ascending.
         max_ranges: Ranges to show before the rest is counted ("0, 4-7 and 12 more"); all if None.
     """
-    ranges = _ranges(numbers)
+    ranges = split_ranges(numbers)
     shown = ", ".join(_joined(first, last, "-") for first, last in ranges[:max_ranges])
     num_more = len(numbers) - sum(last - first + 1 for first, last in ranges[:max_ranges])
     return f"{shown} and {num_more:,} more" if num_more else shown or EMPTY
@@ -125,7 +125,7 @@ def _joined(first: int, last: int, to: str) -> str:
     return f"{first}" if first == last else f"{first}{to}{last}"
 
 
-def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def split_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return ascending numbers as (first, last) of each range, (4, 4) for a number outside any."""
     ranges: list[tuple[int, int]] = []
     begin = 0

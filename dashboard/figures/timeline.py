@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankscope.analysis.drawing.raster import Viewport
-    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
 
 MAX_GROUP_NAMES = 64
@@ -47,7 +47,7 @@ _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
 
 def timeline_figure(
     timeline: StepTimeline,
-    group_by: GroupBy,
+    order: RowOrder,
     viewport: Viewport | None = None,
     ranks: tuple[int, ...] | None = None,
 ) -> go.Figure:
@@ -59,12 +59,12 @@ def timeline_figure(
 
     Args:
         timeline: The step, or the spans of a viewport.
-        group_by: What the rows are grouped by.
+        order: What the rows are grouped by.
         viewport: It fills the figure; None: the whole step.
         ranks: The viewport's ranks from the top, if only its spans are given: all around it is
             drawn as not loaded. None: the spans are the whole step's.
     """
-    rows = arrange_rows(timeline, group_by, ranks)
+    rows = arrange_rows(timeline, order, ranks)
     texts = hover_texts(timeline)
     wait_ns = find_waits(timeline)
     height = min(max(_PIXELS_PER_RANK * len(rows.ranks) + 110, _MIN_HEIGHT), _MAX_HEIGHT)

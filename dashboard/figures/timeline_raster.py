@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankscope.analysis.drawing.raster import KindCells, StepPicture, StepRaster
-    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.rows import RowOrder
 
 MAX_PAIRED = 128
 """Blocks of ranks up to which each has two lines; the lines of more would be thinner than a
@@ -33,7 +33,7 @@ _HEIGHT = 860
 _MAX_TICKS = 32
 
 
-def raster_figure(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
+def raster_figure(picture: StepPicture, order: RowOrder) -> dict[str, Any]:
     """Draw a picture, a line for each rank or block of neighbouring ranks.
 
     A cell has the colour of the kind with the largest share of its area, pale if less than half of
@@ -71,7 +71,7 @@ def raster_figure(picture: StepPicture, group_by: GroupBy) -> dict[str, Any]:
     }
     return {
         "data": [heatmap, *_legend(raster)],
-        "layout": _layout(picture, group_by, num_labels=len(labels)),
+        "layout": _layout(picture, order, num_labels=len(labels)),
     }
 
 
@@ -96,12 +96,12 @@ def raster_note(picture: StepPicture) -> str:
     return " ".join(sentences)
 
 
-def _layout(picture: StepPicture, group_by: GroupBy, *, num_labels: int) -> dict[str, Any]:
+def _layout(picture: StepPicture, order: RowOrder, *, num_labels: int) -> dict[str, Any]:
     zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
     lines_per_rank = num_labels / len(picture.ranks)
     groups = [
         (row * lines_per_rank - 0.5, name)
-        for row, name in group_starts(picture.ranks, picture.coords, group_by)
+        for row, name in group_starts(picture.ranks, picture.coords, order)
     ]
     # Lines between more groups than can be named would hide the pixels.
     separators = [height for height, _ in groups[1:]] if len(groups) <= MAX_GROUP_NAMES else []

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
+from rankscope.analysis.report.text import EMPTY, split_ranges
+
+from ..address import MAX_DIGITS, RANK, View, write_address
 from ..theme import graph_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import plotly.graph_objects as go
     from dash.development.base_component import Component
@@ -76,6 +80,72 @@ def table(
         className=f"cells {class_name}".strip(),
     )
     return html.Div(cells, className="scrolls", tabIndex=0, role="region", **labelled(label))
+
+
+def rank_link(run: str | None, rank: int, base_path: str, *, text: str = "") -> Component:
+    """Return a rank's number as a link to its page.
+
+    Args:
+        run: The run; None: the newest one.
+        rank: The rank.
+        base_path: Path of the application.
+        text: Shown instead of the number, and not from outside.
+    """
+    href = write_address(View(page=RANK, run=run, ranks=(rank,)), base_path=base_path)
+    title = f"Show rank {rank}"
+    return dcc.Link(text or str(rank), href=href, className="rank-link", title=title)
+
+
+def rank_links(
+    run: str | None, ranks: Sequence[int], base_path: str, *, max_ranges: int | None = None
+) -> list[Component | str]:
+    """Return ranks as `format_ranges` writes them, each number a link to its rank's page.
+
+    Args:
+        run: The run; None: the newest one.
+        ranks: Ascending.
+        base_path: Path of the application.
+        max_ranges: Ranges to show before the rest is counted; all if None.
+    """
+    parts: list[Component | str] = []
+    ranges = split_ranges(ranks)
+    for first, last in ranges[:max_ranges]:
+        parts += [", "] if parts else []
+        parts.append(rank_link(run, first, base_path))
+        if last > first:
+            parts += ["-", rank_link(run, last, base_path)]
+    num_more = sum(last - first + 1 for first, last in ranges[len(ranges[:max_ranges]) :])
+    return [*parts, f" and {num_more:,} more"] if num_more else parts or [EMPTY]
+
+
+_RANKS = re.compile(r"\b(?:[Rr]ank \d+|[Rr]anks \d+(?:(?:-|, | and | to )\d+)*)")
+_RANK = re.compile(r"\d+")
+_COUNTED = re.compile(r"[\d,.]*\d* ?(?:%|more\b|others?\b|[mun]?s\b|[KMGT]i?B)")
+"""What follows a number that counts or measures something: "ranks 3, 5 and 12 more"."""
+
+
+def link_ranks(
+    text: str, run: str | None, base_path: str, *, max_rank: int | None = None
+) -> list[Component | str]:
+    """Return a sentence with each rank that it names as a link to its page.
+
+    Args:
+        text: Escaped.
+        run: The run; None: the newest one.
+        base_path: Path of the application.
+        max_rank: Larger numbers are no ranks; None: every one may be.
+    """
+    parts: list[Component | str] = []
+    done = 0
+    for names in _RANKS.finditer(text):
+        for found in _RANK.finditer(text, names.start(), names.end()):
+            rank = found.group()
+            is_long = len(rank) > MAX_DIGITS or (max_rank is not None and int(rank) > max_rank)
+            if is_long or _COUNTED.match(text, found.end()):
+                continue
+            parts += [text[done : found.start()], rank_link(run, int(rank), base_path)]
+            done = found.end()
+    return [part for part in [*parts, text[done:]] if part != ""]
 
 
 def graph(part: str, figure: Figure, *, wheel_zooms: bool = False) -> Component:

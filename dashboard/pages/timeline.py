@@ -350,7 +350,7 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
     epoch, step = view.epoch or 0, view.step
     revisions = _revisions(provider, run_id, epoch, step)
     picture = provider.picture(
-        run_id, epoch=epoch, step=step, group_by=view.group_by, viewport=view.viewport
+        run_id, epoch=epoch, step=step, order=view.order, viewport=view.viewport
     )
     if picture is None:
         timeline = provider.timeline(run_id, epoch=epoch, step=step)
@@ -415,7 +415,7 @@ def _show_timeline(
     """Show a step of which all spans were read: as bars, or as pixels if they are too many."""
     if len(timeline.spans) <= MAX_BARS:
         return _show_spans(view, choices, timeline, base_path)
-    picture = draw_picture(timeline, view.group_by, view.viewport)
+    picture = draw_picture(timeline, view.order, view.viewport)
     part = cut_timeline(timeline, picture)
     if picture.viewport is not None and 0 < len(part.spans) <= MAX_BARS:
         return _show_spans(view, choices, part, base_path, part=picture)
@@ -440,8 +440,8 @@ def _show_spans(
         view=replace(view, viewport=viewport),
         title=f"Step {timeline.step}",
         about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
-        controls=timeline_controls(view, choices, base_path),
-        figure=timeline_figure(timeline, view.group_by, viewport, ranks),
+        controls=timeline_controls(view, choices, timeline.coords.values(), base_path),
+        figure=timeline_figure(timeline, view.order, viewport, ranks),
         note="" if part is None else _viewport_note(viewport),
         scale=bars_scale(
             timeline,
@@ -459,8 +459,8 @@ def _show_picture(
         view=view,
         title=f"Step {picture.step}",
         about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
-        controls=timeline_controls(view, choices, base_path),
-        figure=raster_figure(picture, view.group_by),
+        controls=timeline_controls(view, choices, picture.coords.values(), base_path),
+        figure=raster_figure(picture, view.order),
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
         scale=figure_scale(picture),

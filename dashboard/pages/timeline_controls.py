@@ -11,7 +11,7 @@ from dash import dcc, html
 from pydantic import Field
 
 from rankscope.analysis.drawing.raster import Viewport
-from rankscope.analysis.drawing.rows import GroupBy
+from rankscope.analysis.drawing.rows import RowOrder, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import View, write_address
@@ -20,7 +20,7 @@ from ..figures.timeline_raster import lines_per_block
 from .components import labelled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from dash.development.base_component import Component
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
+    from rankscope.tracer.topology import Coords
 
 WHOLE = Viewport(begin_ns=0, end_ns=0, first_row=0, end_row=0)
 """The viewport that a double-click asks for: the whole step."""
@@ -106,17 +107,26 @@ def choices_from_marks(marked: MarkedSteps | None) -> StepChoices:
     )
 
 
-def timeline_controls(view: View, choices: StepChoices, base_path: str) -> list[Component]:
-    """Return the choosers. Each choice is a link, so that the address holds the whole view."""
+def timeline_controls(
+    view: View, choices: StepChoices, coords: Iterable[Coords], base_path: str
+) -> list[Component]:
+    """Return the choosers. Each choice is a link, so that the address holds the whole view.
+
+    Args:
+        view: The view.
+        choices: The steps to choose from.
+        coords: Positions of the ranks: rows are ordered by an axis with several of them.
+        base_path: Path of the application.
+    """
 
     def link(
-        *, group_by: GroupBy | None = None, epoch: int | None = None, step: int | None = None
+        *, order: RowOrder | None = None, epoch: int | None = None, step: int | None = None
     ) -> str:
         # No viewport: another step has other times, another order other rows.
         changed = replace(
             view,
             viewport=None,
-            group_by=view.group_by if group_by is None else group_by,
+            order=view.order if order is None else order,
             epoch=view.epoch if epoch is None else epoch,
             step=view.step if step is None else step,
         )
@@ -125,9 +135,10 @@ def timeline_controls(view: View, choices: StepChoices, base_path: str) -> list[
     earlier = [step for step in choices.steps if step < (view.step or 0)]
     later = [step for step in choices.steps if step > (view.step or 0)]
     steps = sorted({*choices.steps, view.step or 0})
+    orders = useful_orders(coords)
     parts: list[Component] = [
         dcc.Link("whole step", href=link(), className="whole-step"),
-        _links("rows by", [(by.value, link(group_by=by), by is view.group_by) for by in GroupBy]),
+        _links("rows by", [(by.value, link(order=by), by is view.order) for by in orders]),
     ]
     if len(choices.epochs) > 1:
         epochs = [(str(one), link(epoch=one), one == view.epoch) for one in choices.epochs]

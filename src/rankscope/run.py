@@ -260,10 +260,10 @@ class Run:
         Raises:
             EmptyRunError: The step holds no spans.
         """
-        from rankscope.analysis.drawing.rows import GroupBy
+        from rankscope.analysis.drawing.rows import RowOrder
         from rankscope.dashboard.figures.timeline import timeline_figure
 
-        return timeline_figure(self.timeline(step, epoch=epoch), GroupBy.RANK)
+        return timeline_figure(self.timeline(step, epoch=epoch), RowOrder.RANK)
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that determines when a step ends.

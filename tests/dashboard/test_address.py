@@ -4,8 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.drawing.rows import GroupBy
-from rankscope.dashboard.address import TIMELINE, UNKNOWN, View, read_address, write_address
+from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.dashboard.address import (
+    COMPARE,
+    MAX_MARKED,
+    RANK,
+    TIMELINE,
+    UNKNOWN,
+    View,
+    read_address,
+    read_ranks,
+    write_address,
+)
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
 
@@ -20,9 +30,11 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
         ("/timeline", "", View(page=TIMELINE)),
         (
             "/timeline",
-            "?run=AR&epoch=1&step=12&group=dp",
-            View(page=TIMELINE, run="AR", epoch=1, step=12, group_by=GroupBy.DP),
+            "?run=AR&epoch=1&step=12&order=dp&rank=2,5-7",
+            View(page=TIMELINE, run="AR", epoch=1, step=12, order=RowOrder.DP, ranks=(2, 5, 6, 7)),
         ),
+        ("/rank", "?run=AR&rank=5", View(page=RANK, run="AR", ranks=(5,))),
+        ("/compare", "?run=a&with=b", View(page=COMPARE, run="a", with_run="b")),
         ("/run", "", View(page=UNKNOWN)),
         ("/elsewhere/x", "", View(page=UNKNOWN)),
     ],
@@ -37,23 +49,40 @@ def test_a_step_that_is_no_number_is_ignored(step: str) -> None:
 
 
 def test_an_unknown_grouping_is_the_default() -> None:
-    assert read_address("/timeline", "?group=cheese").group_by is GroupBy.PP
+    assert read_address("/timeline", "?order=cheese").order is RowOrder.PP
 
 
 @given(
     run=NAMES,
     epoch=st.none() | st.integers(0, 10**6),
     step=st.none() | st.integers(0, 10**9),
-    group_by=st.sampled_from(GroupBy),
+    order=st.sampled_from(RowOrder),
+    ranks=st.sets(st.integers(0, 12_287)),
 )
 def test_every_view_of_the_timeline_has_an_address(
-    run: str, epoch: int | None, step: int | None, group_by: GroupBy
+    run: str, epoch: int | None, step: int | None, order: RowOrder, ranks: set[int]
 ) -> None:
-    view = View(page=TIMELINE, run=run, epoch=epoch, step=step, group_by=group_by)
+    view = View(
+        page=TIMELINE, run=run, epoch=epoch, step=step, order=order, ranks=tuple(sorted(ranks))
+    )
 
     path, _, query = write_address(view, base_path="/").partition("?")
 
     assert read_address(path, query) == view
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("5", (5,)),
+        ("9,2-4,3", (2, 3, 4, 9)),
+        ("x,-1,4-2,7-,1.5,6", (6,)),
+        (f"3,0-{MAX_MARKED}", (3,)),
+        ("0-999999999999999", ()),
+    ],
+)
+def test_ranks_are_read_as_far_as_they_mean_something(text: str, ranks: tuple[int, ...]) -> None:
+    assert read_ranks(text) == ranks
 
 
 @given(NAMES)

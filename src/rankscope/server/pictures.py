@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.tiles import Level, TilePlan
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo, SpanSource
@@ -111,7 +111,7 @@ def read_picture(
     store: Store,
     step_id: StepId,
     *,
-    group_by: GroupBy,
+    order: RowOrder,
     read_coords: Callable[[int], dict[int, Coords]],
     viewport: Viewport | None = None,
 ) -> StepPicture | None:
@@ -120,7 +120,7 @@ def read_picture(
     Args:
         store: The store.
         step_id: The step.
-        group_by: What the rows are grouped by.
+        order: What the rows are grouped by.
         read_coords: Returns the positions of the epoch's ranks, given how many groups and ranks
             were known when the tiles were made.
         viewport: What of the step; None: all of it. Shown at the finest level that fits, or at the
@@ -132,10 +132,10 @@ def read_picture(
     length_ns = kept.end_ns - kept.begin_ns
     whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
     shown = whole if viewport is None else viewport.clip(length_ns, kept.num_ranks)
-    key, ordering = (
-        StepRevision(step_id=step_id, revision=kept.revision),
-        kept.orderings[group_by.value],
-    )
+    key = StepRevision(step_id=step_id, revision=kept.revision)
+    ordering = kept.orderings.get(order.value)
+    if ordering is None:
+        return None  # the tiles were made before this order was known
     for level in levels_for_viewport(
         shown, length_ns=length_ns, num_spans=kept.num_spans, num_ranks=kept.num_ranks
     ):
@@ -217,36 +217,34 @@ class LargeSteps:
         self._source = source
         self._jobs = jobs
         self._lock = threading.Lock()
-        self._pictures: OrderedDict[tuple[StepId, GroupBy], StepPicture] = OrderedDict()
+        self._pictures: OrderedDict[tuple[StepId, RowOrder], StepPicture] = OrderedDict()
 
-    def picture(
-        self, step_id: StepId, *, group_by: GroupBy, timeout_s: float
-    ) -> StepPicture | None:
+    def picture(self, step_id: StepId, *, order: RowOrder, timeout_s: float) -> StepPicture | None:
         """Return the step's picture; None while it is being drawn.
 
         Args:
             step_id: The step, of a run whose format records groups.
-            group_by: What the rows are grouped by.
+            order: What the rows are grouped by.
             timeout_s: Longest time to wait for it.
 
         Raises:
             UnknownRunError: The store holds no run of that name.
             EmptyRunError: The step holds no spans.
         """
-        key = (step_id, group_by)
+        key = (step_id, order)
         with self._lock:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
                 return self._pictures[key]
-        done = self._jobs.result(key, lambda: self._draw(step_id, group_by), timeout_s=timeout_s)
+        done = self._jobs.result(key, lambda: self._draw(step_id, order), timeout_s=timeout_s)
         drawn: StepPicture | None = None if done is None else done.result()
         return drawn
 
-    def _draw(self, step_id: StepId, group_by: GroupBy) -> StepPicture:
+    def _draw(self, step_id: StepId, order: RowOrder) -> StepPicture:
         info = self._source.run_info(step_id.run_id)
-        drawn = draw_in_portions(self._store, info, step_id, group_by=group_by)
+        drawn = draw_in_portions(self._store, info, step_id, order=order)
         with self._lock:
-            self._pictures[step_id, group_by] = drawn
+            self._pictures[step_id, order] = drawn
             while len(self._pictures) > MAX_PICTURES:
                 self._pictures.popitem(last=False)
         return drawn
@@ -257,7 +255,7 @@ def draw_in_portions(
     info: RunInfo,
     step_id: StepId,
     *,
-    group_by: GroupBy,
+    order: RowOrder,
     portion_spans: int = PORTION_SPANS,
 ) -> StepPicture:
     """Return the picture of a whole step, reading a portion of its ranks at a time.
@@ -266,7 +264,7 @@ def draw_in_portions(
         store: The store.
         info: The run, of a format that records groups.
         step_id: The step.
-        group_by: What the rows are grouped by.
+        order: What the rows are grouped by.
         portion_spans: Spans held at once; those of one line may be more.
 
     Raises:
@@ -281,7 +279,7 @@ def draw_in_portions(
         for epoch in info.epochs if epoch.epoch == step_id.epoch for rank in epoch.ranks
     }  # fmt: skip
     ranks = outline.ranks.tolist()
-    blocks = split_ranks(rank_order(ranks, coords, group_by), ranks_per_line(len(ranks)))
+    blocks = split_ranks(rank_order(ranks, coords, order), ranks_per_line(len(ranks)))
     num_spans = dict(zip(ranks, outline.num_spans.tolist(), strict=True))
     rasters = []
     for first, end in group_blocks(blocks, num_spans, max_spans=portion_spans):

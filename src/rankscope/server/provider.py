@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
-    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
@@ -235,7 +235,7 @@ class StoreProvider:
         *,
         epoch: int,
         step: int,
-        group_by: GroupBy,
+        order: RowOrder,
         viewport: Viewport | None = None,
     ) -> StepPicture | None:
         """Return the picture of a step; None if it must be drawn from `timeline`, or is not ready.
@@ -254,7 +254,7 @@ class StoreProvider:
         picture = read_picture(
             self._store,
             place,
-            group_by=group_by,
+            order=order,
             read_coords=lambda num_described: self._coords(run_id, epoch, num_described),
             viewport=viewport,
         )
@@ -262,7 +262,7 @@ class StoreProvider:
             return self._redrawn(picture)
         if not self._has_large_steps(run_id):
             return None
-        return self._large_steps.picture(place, group_by=group_by, timeout_s=self._timeout_s)
+        return self._large_steps.picture(place, order=order, timeout_s=self._timeout_s)
 
     def _has_large_steps(self, run_id: str) -> bool:
         run = find_run(self._source, run_id)

@@ -4,28 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.drawing.rows import GroupBy, arrange_rows, row_order
+from rankscope.analysis.drawing.rows import RowOrder, arrange_rows, row_order
 from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.step_builder import comm, compute, step_of
 
 
 @pytest.mark.parametrize(
-    ("group_by", "ranks"),
+    ("order", "ranks"),
     [
-        (GroupBy.PP, (0, 1, 2, 3, 4, 5, 6, 7)),
-        (GroupBy.DP, (0, 1, 4, 5, 2, 3, 6, 7)),
-        (GroupBy.TP, (0, 2, 4, 6, 1, 3, 5, 7)),
-        (GroupBy.RANK, (0, 1, 2, 3, 4, 5, 6, 7)),
+        (RowOrder.PP, (0, 1, 2, 3, 4, 5, 6, 7)),
+        (RowOrder.DP, (0, 1, 4, 5, 2, 3, 6, 7)),
+        (RowOrder.TP, (0, 2, 4, 6, 1, 3, 5, 7)),
+        (RowOrder.RANK, (0, 1, 2, 3, 4, 5, 6, 7)),
     ],
 )
-def test_ranks_of_one_position_are_neighbours(group_by: GroupBy, ranks: tuple[int, ...]) -> None:
+def test_ranks_of_one_position_are_neighbours(order: RowOrder, ranks: tuple[int, ...]) -> None:
     timeline = step_of(*(compute(rank, 0, 9) for rank in range(8)))
 
-    assert row_order(timeline, group_by) == ranks
+    assert row_order(timeline, order) == ranks
 
 
 def test_ranks_of_unknown_position_come_last() -> None:
-    rows = arrange_rows(step_of(compute(99, 0, 9), compute(5, 0, 9)), GroupBy.PP)
+    rows = arrange_rows(step_of(compute(99, 0, 9), compute(5, 0, 9)), RowOrder.PP)
 
     assert rows.ranks == (5, 99)
     assert rows.groups == ((0, "PP 1"), (1, "position unknown"))
@@ -34,7 +34,7 @@ def test_ranks_of_unknown_position_come_last() -> None:
 def test_without_any_known_position_ranks_are_sorted_and_not_grouped() -> None:
     timeline = replace(step_of(compute(2, 0, 9), compute(1, 0, 9)), coords={})
 
-    rows = arrange_rows(timeline, GroupBy.PP)
+    rows = arrange_rows(timeline, RowOrder.PP)
 
     assert (rows.ranks, rows.groups) == ((1, 2), ())
 
@@ -42,7 +42,7 @@ def test_without_any_known_position_ranks_are_sorted_and_not_grouped() -> None:
 def test_communication_is_below_compute_in_the_row_of_its_rank() -> None:
     timeline = step_of(compute(0, 0, 9), comm(0, 9, 12), compute(1, 0, 9), comm(1, 9, 12))
 
-    centers = arrange_rows(timeline, GroupBy.PP).center.tolist()
+    centers = arrange_rows(timeline, RowOrder.PP).center.tolist()
 
     assert -0.5 < centers[0] < centers[1] < 0.5 < centers[2] < centers[3] < 1.5
 
@@ -54,13 +54,13 @@ def test_communication_on_the_track_of_compute_has_a_lane_for_each_kind() -> Non
         replace(comm(0, 6, 12, seq=1), track="", kind=SpanKind.DP_COMM),
     )
 
-    centers = arrange_rows(timeline, GroupBy.PP).center
+    centers = arrange_rows(timeline, RowOrder.PP).center
 
     assert len(set(centers.tolist())) == 3
     assert centers[0] == centers.min()
 
 
 def test_a_single_track_fills_the_row() -> None:
-    rows = arrange_rows(step_of(compute(0, 0, 9)), GroupBy.PP)
+    rows = arrange_rows(step_of(compute(0, 0, 9)), RowOrder.PP)
 
     assert rows.center.tolist() == pytest.approx([0.0], abs=0.03)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.drawing.rows import GroupBy
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
 from rankscope.tracer.span import SpanFlag, SpanKind
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def bars(timeline: StepTimeline, name: str) -> list[tuple[float, float]]:
     """Return begin and length of the bars of one trace, in ms."""
-    figure = timeline_figure(timeline, GroupBy.PP)
+    figure = timeline_figure(timeline, RowOrder.PP)
     trace = next(trace for trace in traces(figure) if trace.name == name)
     return [(float(base), float(size)) for base, size in zip(trace.base, trace.x, strict=True)]
 
@@ -41,7 +41,7 @@ def test_a_span_of_unknown_wait_is_drawn_whole() -> None:
 def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
     timeline = read_timeline(training_provider(), "demo-42", epoch=0, step=3)
 
-    figure = timeline_figure(timeline, GroupBy.PP)
+    figure = timeline_figure(timeline, RowOrder.PP)
 
     # Six kinds; waits of tp-comm and dp-comm; the sample of hatching in the legend.
     assert len(traces(figure)) == 6 + 2 + 1
@@ -50,7 +50,7 @@ def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
 
 
 def test_every_row_is_labelled_with_its_rank() -> None:
-    figure = timeline_figure(step_of(compute(5, 0, 9), compute(2, 0, 9)), GroupBy.RANK)
+    figure = timeline_figure(step_of(compute(5, 0, 9), compute(2, 0, 9)), RowOrder.RANK)
 
     assert figure.layout.yaxis.ticktext == ("rank 2", "rank 5")
 

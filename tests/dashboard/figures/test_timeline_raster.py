@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.drawing.raster import Viewport, draw_picture
-from rankscope.analysis.drawing.rows import GroupBy
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import cut_timeline, read_timeline
 from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_raster import lines_per_block, raster_figure, raster_note
@@ -22,9 +22,9 @@ from tests.support.dashboard.training_builder import training_provider
 def test_a_large_step_has_one_line_for_each_rank_or_block_of_ranks() -> None:
     large = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
     timeline = read_timeline(training_provider(large), "demo-42", epoch=0, step=3)
-    picture = draw_picture(timeline, GroupBy.PP)
+    picture = draw_picture(timeline, RowOrder.PP)
 
-    figure = raster_figure(picture, GroupBy.PP)
+    figure = raster_figure(picture, RowOrder.PP)
 
     assert len(figure["data"][0]["y"]) == 512
     assert "21,504 spans as a density picture." in raster_note(picture)
@@ -36,8 +36,8 @@ def test_a_large_step_has_one_line_for_each_rank_or_block_of_ranks() -> None:
 
 def test_a_cell_has_the_colour_of_its_kind_and_none_if_it_is_empty() -> None:
     # Rank 0 computes 0 to 9 and communicates 9 to 12: three quarters, and the last one.
-    picture = draw_picture(step_of(compute(0, 0, 9_000), comm(0, 9_000, 12_000)), GroupBy.PP)
-    figure = raster_figure(picture, GroupBy.PP)
+    picture = draw_picture(step_of(compute(0, 0, 9_000), comm(0, 9_000, 12_000)), RowOrder.PP)
+    figure = raster_figure(picture, RowOrder.PP)
 
     assert color(figure, 0, 0.5) == rgba(KIND_COLORS[SpanKind.FORWARD], 1)
     assert color(figure, 1, 0.9) == rgba(KIND_COLORS[SpanKind.TP_COMM], 1)
@@ -53,8 +53,8 @@ def test_partners_of_a_slow_rank_have_the_colour_of_waiting(num_ranks: int) -> N
         *(compute(rank, 0, 10_000) for rank in range(2, num_ranks)),
         depths=(0, 1, 2, 0, 1, 2, *(0 for _ in range(2, num_ranks))),
     )  # fmt: skip
-    picture = draw_picture(step, GroupBy.RANK)
-    figure = raster_figure(picture, GroupBy.RANK)
+    picture = draw_picture(step, RowOrder.RANK)
+    figure = raster_figure(picture, RowOrder.RANK)
     slow = lines_per_block(picture)  # the line of rank 1
 
     forward, wait, transfer = (
@@ -75,9 +75,9 @@ def color(figure: dict[str, Any], line: int, part: float) -> str:
 
 
 def test_few_ranks_have_two_lines_each() -> None:
-    picture = draw_picture(step_of(compute(0, 0, 9), comm(0, 9, 12)), GroupBy.PP)
+    picture = draw_picture(step_of(compute(0, 0, 9), comm(0, 9, 12)), RowOrder.PP)
 
-    labels = raster_figure(picture, GroupBy.PP)["data"][0]["y"]
+    labels = raster_figure(picture, RowOrder.PP)["data"][0]["y"]
 
     assert labels == ["rank 0", "rank 0, communication"]
     assert "the lower communication" in raster_note(picture)
@@ -86,11 +86,11 @@ def test_few_ranks_have_two_lines_each() -> None:
 def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
     step = step_of(*(compute(rank, 0, 100 * NS_PER_MS) for rank in range(8)))
     viewport = Viewport(begin_ns=20 * NS_PER_MS, end_ns=60 * NS_PER_MS, first_row=2, end_row=5)
-    picture = draw_picture(step, GroupBy.RANK, viewport)
+    picture = draw_picture(step, RowOrder.RANK, viewport)
 
     boxes = [
         shape
-        for shape in raster_figure(picture, GroupBy.RANK)["layout"]["shapes"]
+        for shape in raster_figure(picture, RowOrder.RANK)["layout"]["shapes"]
         if shape.get("name") == "not loaded"
     ]
 
@@ -98,23 +98,23 @@ def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
     assert [(box["x0"], box["x1"]) for box in boxes[:2]] == [(0.0, 20.0), (60.0, 100.0)]
     # Two lines a rank: above the first of six, and below the last.
     assert (boxes[2]["y1"], boxes[3]["y0"]) == (-0.5, 5.5)
-    bars = timeline_figure(cut_timeline(step, picture), GroupBy.RANK, viewport, picture.ranks)
+    bars = timeline_figure(cut_timeline(step, picture), RowOrder.RANK, viewport, picture.ranks)
     assert [shape.x0 for shape in bars.layout.shapes if shape.name == "not loaded"][:2] == [0, 60]
     assert list(bars.layout.yaxis.ticktext) == ["rank 2", "rank 3", "rank 4"]
 
 
 def test_the_picture_of_a_whole_step_has_everything() -> None:
-    picture = draw_picture(step_of(compute(0, 0, 9)), GroupBy.PP)
+    picture = draw_picture(step_of(compute(0, 0, 9)), RowOrder.PP)
 
-    assert raster_figure(picture, GroupBy.PP)["layout"]["shapes"] == []
+    assert raster_figure(picture, RowOrder.PP)["layout"]["shapes"] == []
 
 
 def test_an_open_communication_is_drawn_as_waiting() -> None:
     hung = replace(comm(0, 0, 10_000), flags=SpanFlag.OPEN)
     step = step_of(hung, compute(1, 0, 1_000))
 
-    figure = raster_figure(draw_picture(step, GroupBy.RANK), GroupBy.RANK)
-    bars = timeline_figure(step, GroupBy.RANK)
+    figure = raster_figure(draw_picture(step, RowOrder.RANK), RowOrder.RANK)
+    bars = timeline_figure(step, RowOrder.RANK)
 
     assert color(figure, 1, 0.5) == rgba(KIND_COLORS[SpanKind.WAIT], 1)
     (waiting,) = [trace for trace in traces(bars) if trace.name == "tp-comm, waiting"]

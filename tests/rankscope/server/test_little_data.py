@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from rankscope.analysis.drawing.rows import GroupBy
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import RunSummary
@@ -153,7 +153,7 @@ VIEWS = {
     "its newest step": View(page=TIMELINE, run=RUN),
     "its first step": View(page=TIMELINE, run=RUN, epoch=0, step=0),
     "a step that is not there": View(page=TIMELINE, run=RUN, epoch=0, step=UNKNOWN_STEP),
-    **{f"its newest step by {by}": View(page=TIMELINE, run=RUN, group_by=by) for by in GroupBy},
+    **{f"its newest step by {by}": View(page=TIMELINE, run=RUN, order=by) for by in RowOrder},
 }
 
 

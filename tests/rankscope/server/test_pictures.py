@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.drawing.raster import NUM_BINS, Viewport, draw_picture, draw_raster
-from rankscope.analysis.drawing.rows import GroupBy, row_order
+from rankscope.analysis.drawing.rows import RowOrder, row_order
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
 from rankscope.analysis.trace.errors import EmptyRunError
@@ -79,13 +79,13 @@ def timeline_in(store: Store, run_id: str) -> StepTimeline:
 
 
 def picture_in(
-    store: Store, run_id: str, by: GroupBy = GroupBy.PP, viewport: Viewport | None = None
+    store: Store, run_id: str, by: RowOrder = RowOrder.PP, viewport: Viewport | None = None
 ) -> StepPicture | None:
     coords = {
         rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
     }
     return read_picture(
-        store, step_zero(run_id), group_by=by, read_coords=lambda _: coords, viewport=viewport
+        store, step_zero(run_id), order=by, read_coords=lambda _: coords, viewport=viewport
     )
 
 
@@ -97,7 +97,7 @@ def assert_tiles_equal_spans(store: Store, run_id: str) -> list[PictureLevel]:
     assert kept.num_spans == len(timeline.spans)
     key = StepRevision(step_id=step_zero(run_id), revision=kept.revision)
     compared = []
-    for by in GroupBy:
+    for by in RowOrder:
         ranks = row_order(timeline, by)
         zooms = finest_zooms(num_spans=kept.num_spans, num_ranks=kept.num_ranks)
         for line_ranks, max_zoom in zooms.items():
@@ -186,10 +186,10 @@ def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
     assert picture is None or picture.num_spans == num_spans
 
 
-@pytest.mark.parametrize("by", GroupBy)
+@pytest.mark.parametrize("by", RowOrder)
 @pytest.mark.parametrize("run_id", SCENARIOS)
 def test_the_figure_of_tiles_equals_the_figure_of_spans(
-    store: Store, run_id: str, by: GroupBy
+    store: Store, run_id: str, by: RowOrder
 ) -> None:
     timeline = timeline_in(store, run_id)
 
@@ -260,7 +260,7 @@ def test_a_viewport_without_fine_pixels_is_drawn_from_its_spans(store: Store) ->
     length = timeline.end_ns - timeline.begin_ns
     viewport = Viewport(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)
 
-    part = provider.picture(MANY, epoch=0, step=0, group_by=GroupBy.PP, viewport=viewport)
+    part = provider.picture(MANY, epoch=0, step=0, order=RowOrder.PP, viewport=viewport)
 
     assert part is not None
     assert [len(block) for block in part.raster.rank_blocks] == [
@@ -289,7 +289,7 @@ def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:
 
     assert picture_in(store, "small") is None
     unknown = StepId(run_id="unknown", epoch=0, step=0)
-    assert read_picture(store, unknown, group_by=GroupBy.PP, read_coords=lambda _: {}) is None
+    assert read_picture(store, unknown, order=RowOrder.PP, read_coords=lambda _: {}) is None
 
 
 def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
@@ -336,17 +336,17 @@ def wide(store: Store) -> str:
 
 
 @pytest.mark.parametrize(
-    ("by", "portion_spans"), [(GroupBy.PP, 5_000), (GroupBy.DP, 7_000), (GroupBy.PP, 10**9)]
+    ("by", "portion_spans"), [(RowOrder.PP, 5_000), (RowOrder.DP, 7_000), (RowOrder.PP, 10**9)]
 )
 def test_a_picture_drawn_in_portions_equals_one_drawn_from_all_spans(
-    store: Store, wide: str, by: GroupBy, portion_spans: int
+    store: Store, wide: str, by: RowOrder, portion_spans: int
 ) -> None:
     source = StoreSource(store)
     timeline = read_timeline(source, wide, epoch=0, step=0)
     whole = draw_picture(timeline, by)
 
     drawn = draw_in_portions(
-        store, source.run_info(wide), step_zero(wide), group_by=by, portion_spans=portion_spans
+        store, source.run_info(wide), step_zero(wide), order=by, portion_spans=portion_spans
     )
 
     assert [len(block) for block in drawn.raster.rank_blocks] == [3] * 341 + [2]
@@ -392,7 +392,7 @@ def test_a_large_step_without_spans_is_an_error(store: Store, wide: str) -> None
     nowhere = StepId(run_id=wide, epoch=0, step=7)
 
     with pytest.raises(EmptyRunError, match="no spans of step 7 in epoch 0"):
-        steps.picture(nowhere, group_by=GroupBy.PP, timeout_s=TIMEOUT_S)
+        steps.picture(nowhere, order=RowOrder.PP, timeout_s=TIMEOUT_S)
 
 
 def copy_run(store: Store, run_id: str) -> str:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
-    from rankscope.analysis.drawing.rows import GroupBy
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.progress import (
         AnalysisFailed,
@@ -152,7 +152,7 @@ class FakeProvider:
         *,
         epoch: int,
         step: int,
-        group_by: GroupBy,
+        order: RowOrder,
         viewport: Viewport | None = None,
     ) -> StepPicture | None:
         self._check(run_id)
