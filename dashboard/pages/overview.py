@@ -184,7 +184,7 @@ def overview_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     """Return the page of one run, or of the newest one if the view names none."""
     content = _request(provider, view.run, base_path)
     shown, problem, hidden, *_ = content.outputs()
-    liveness = _live_parts(provider, content.run)
+    liveness = _live_parts(provider, content.run, base_path)
     liveness_ms = poll_interval_ms(provider.runs(), content.run)
     times = None if content.run is None else provider.kind_times(content.run)
     return html.Div(
@@ -246,7 +246,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     def refresh_live_parts(post: LivePost) -> tuple[Any, ...]:
         run_id = post.shown.run
         interval_ms = poll_interval_ms(provider.runs(), run_id)
-        liveness = _live_parts(provider, run_id)
+        liveness = _live_parts(provider, run_id, base_path)
         times = None if run_id is None else provider.kind_times(run_id)
         revision = _kinds_revision(times)
         kinds: tuple[Any, Any] = no_update, no_update
@@ -302,8 +302,9 @@ def _silence(provider: ReportProvider, run_id: str | None) -> StepSilence | None
         return None
 
 
-def _live_parts(provider: ReportProvider, run_id: str | None) -> list[Component]:
-    return liveness_card(_liveness(provider, run_id), _silence(provider, run_id))
+def _live_parts(provider: ReportProvider, run_id: str | None, base_path: str) -> list[Component]:
+    liveness, silence = _liveness(provider, run_id), _silence(provider, run_id)
+    return liveness_card(liveness, silence, run=run_id, base_path=base_path)
 
 
 def _state(runs: Sequence[RunSummary], run_id: str | None) -> str:
@@ -340,19 +341,20 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         verdict=verdict_card(
             report,
             provider.verdict(report),
+            base_path=base_path,
             num_spans=num_spans,
             silence=silence,
             is_lost=_state(runs, run_id) == LOST,
         ),
-        key_figures=key_figures(report),
+        key_figures=key_figures(report, base_path=base_path),
         steps=step_time_figure(report),
         steps_note="" if report.mfu else f"MFU n/a: {escape_sentence(report.missing_mfu)}.",
         workers=worker_figure(report),
         excess=excess_figure(report),
         excess_note=excess_note(report.excess),
-        starved=starved_list(report.starved),
+        starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
-        quality=quality_list(report),
+        quality=quality_list(report, base_path=base_path),
         interval_ms=interval_ms,
     )
 

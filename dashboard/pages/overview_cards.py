@@ -27,7 +27,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..address import TIMELINE, View, write_address
 from ..text import escape
-from .components import card, decorative, table
+from .components import card, decorative, link_ranks, rank_link, rank_links, table
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def verdict_card(
     report: RunReport,
     sentence: str,
     *,
+    base_path: str,
     num_spans: int | None = None,
     silence: StepSilence | None = None,
     is_lost: bool = False,
@@ -75,6 +76,7 @@ def verdict_card(
     Args:
         report: The diagnosis.
         sentence: The diagnosis in one sentence.
+        base_path: Path of the application.
         num_spans: Spans of the whole run; None: unknown.
         silence: Since when a running job has ended no step; None: it goes on, or has ended.
         is_lost: Whether the run stopped reporting without an end.
@@ -98,7 +100,7 @@ def verdict_card(
         html.Div(
             [
                 html.P(cause, className="verdict-cause"),
-                html.H1(unbroken(escape_sentence(sentence)), className="verdict-sentence"),
+                html.H1(_linked(report, sentence, base_path), className="verdict-sentence"),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
             className=f"verdict {style}",
@@ -113,17 +115,17 @@ def _stop_sentence(report: RunReport, *, is_lost: bool) -> str:
     return f"No step has ended{after}."
 
 
-def key_figures(report: RunReport) -> list[Component]:
+def key_figures(report: RunReport, *, base_path: str) -> list[Component]:
     """Return the step time as a bar of its parts, and the MFU."""
     mfu = None if report.mfu is None else report.mfu.mean
     text = "mean" if report.mfu else escape(report.missing_mfu.partition(":")[0])
     return [
-        _step_bar(report),
+        _step_bar(report, base_path),
         *_figures({"MFU": (format_percent(mfu, digits=1), text)}),
     ]
 
 
-def _step_bar(report: RunReport) -> Component:
+def _step_bar(report: RunReport, base_path: str) -> Component:
     """Return the mean step time as a bar: its ideal, the loss by each finding, and the rest."""
     head = [
         html.Span("step time", className="figure-word"),
@@ -161,7 +163,7 @@ def _step_bar(report: RunReport) -> Component:
             [
                 html.Span(className=f"part-key {style}", **decorative()),
                 html.B(format_seconds(seconds)),
-                f" {name}",
+                *link_ranks(f" {name}", report.run, base_path),
             ],
             className="part-term",
         )
@@ -187,10 +189,14 @@ def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]
 
 
 def liveness_card(
-    liveness: RankLiveness | None, silence: StepSilence | None = None
+    liveness: RankLiveness | None,
+    silence: StepSilence | None = None,
+    *,
+    run: str | None,
+    base_path: str,
 ) -> list[Component]:
     """Return how long no step has ended, and which ranks are silent while others go on."""
-    return [*_silence_line(silence), *_rank_liveness(liveness)]
+    return [*_silence_line(silence), *_rank_liveness(liveness, run, base_path)]
 
 
 def _silence_line(silence: StepSilence | None) -> list[Component]:
@@ -204,7 +210,9 @@ def _silence_line(silence: StepSilence | None) -> list[Component]:
     return [html.P(line, className="silence")]
 
 
-def _rank_liveness(liveness: RankLiveness | None) -> list[Component]:
+def _rank_liveness(
+    liveness: RankLiveness | None, run: str | None, base_path: str
+) -> list[Component]:
     """Return a line while all ranks go on, and a table of the silent ones otherwise.
 
     Nothing if there are no heartbeats, or no rank goes on: the run's state then says so.
@@ -223,14 +231,13 @@ def _rank_liveness(liveness: RankLiveness | None) -> list[Component]:
     )
     if liveness.num_silent > len(liveness.silent):
         sentence += f" The {len(liveness.silent)} longest silences:"
+    rows = [_silent_row(one, run, base_path) for one in liveness.silent]
     head = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
     return [
         card(
             html.H2("Silent ranks"),
             html.P(sentence, className="about"),
-            table(
-                "silent ranks", head, map(_silent_row, liveness.silent), class_name="silent-ranks"
-            ),
+            table("silent ranks", head, rows, class_name="silent-ranks"),
             class_name="liveness",
         )
     ]
@@ -252,19 +259,20 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
     return table("findings", head, rows, class_name="findings")
 
 
-def starved_list(starved: tuple[Starved, ...]) -> list[Component]:
+def starved_list(report: RunReport, *, base_path: str) -> list[Component]:
     """Return the ranks that wait most, each with the ranks that caused it."""
+    starved = report.starved
     if not starved:
         return [html.P("No rank waits for another beyond the noise.", className="quiet")]
     longest = sorted(starved, key=lambda one: -one.wait_ratio)[:_MAX_STARVED]
-    rows: list[Component] = [_starved_row(one) for one in longest]
+    rows: list[Component] = [_starved_row(one, report.run, base_path) for one in longest]
     if len(starved) > len(longest):
         more = f"{len(longest)} of {len(starved):,} waiting ranks, the longest waits first."
         rows.append(html.P(more, className="quiet"))
     return rows
 
 
-def quality_list(report: RunReport) -> list[Component]:
+def quality_list(report: RunReport, *, base_path: str) -> list[Component]:
     """Return how far the result can be trusted."""
     quality = report.quality
     clock = quality.clock_error_ns
@@ -290,7 +298,7 @@ def quality_list(report: RunReport) -> list[Component]:
     ]
     if report.mfu is not None:
         parts.append(html.P(f"MFU: {escape(report.mfu.convention)}", className="quiet"))
-    notices = [html.Li(escape_sentence(notice)) for notice in _notices(report)]
+    notices = [html.Li(_linked(report, notice, base_path)) for notice in _notices(report)]
     return [*parts, html.Ul(notices, className="notices")]
 
 
@@ -327,6 +335,16 @@ def unbroken(sentence: str) -> list[Component | str]:
         html.Span(part, className="unbroken") if place % 2 else part
         for place, part in enumerate(parts)
         if part
+    ]
+
+
+def _linked(report: RunReport, sentence: str, base_path: str) -> list[Component | str]:
+    """Return a sentence with its ranks as links, and its causes unbroken."""
+    max_rank = max(report.coords, default=report.world_size - 1)
+    return [
+        part
+        for piece in link_ranks(escape_sentence(sentence), report.run, base_path, max_rank=max_rank)
+        for part in (unbroken(piece) if isinstance(piece, str) else [piece])
     ]
 
 
@@ -390,10 +408,10 @@ def _figures(figures: Mapping[str, tuple[str, str]]) -> list[Component]:
     ]
 
 
-def _silent_row(one: SilentRank) -> Component:
+def _silent_row(one: SilentRank, run: str | None, base_path: str) -> Component:
     row: Component = dmc.TableTr(
         [
-            dmc.TableTd(str(one.rank), className="number"),
+            dmc.TableTd(rank_link(run, one.rank, base_path), className="number"),
             dmc.TableTd(escape(one.host)),
             dmc.TableTd(escape(one.state)),
             dmc.TableTd(UNKNOWN if one.step is None else f"{one.step:,}", className="number"),
@@ -408,14 +426,17 @@ def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Compone
         [
             dmc.TableTd(html.Span(finding.cause, className=f"cause {_style(finding)}")),
             dmc.TableTd(finding.severity or UNKNOWN, className="severity"),
-            dmc.TableTd(format_ranges(finding.ranks, max_ranges=MAX_NAMED), className="of-ranks"),
+            dmc.TableTd(
+                rank_links(report.run, finding.ranks, base_path, max_ranges=MAX_NAMED),
+                className="of-ranks",
+            ),
             dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
             dmc.TableTd(format_slowdown(finding.slowdown), className="number of-slowdown"),
             dmc.TableTd(
                 format_percent(finding.recoverable_ratio), className="number of-recoverable"
             ),
             dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
-            dmc.TableTd(escape_sentence(finding.evidence), className="evidence"),
+            dmc.TableTd(_linked(report, finding.evidence, base_path), className="evidence"),
         ]
     )
     return row
@@ -443,19 +464,22 @@ def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Componen
     )
 
 
-def _starved_row(one: Starved) -> Component:
+def _starved_row(one: Starved, run: str, base_path: str) -> Component:
     causes = ", ".join(
         f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:_MAX_WAITS_ON]
     )
     width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
     return html.Div(
         [
-            html.Span(f"rank {one.rank}", className="starved-rank"),
+            html.Span(link_ranks(f"rank {one.rank}", run, base_path), className="starved-rank"),
             html.Span(
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),
             html.Span(format_percent(one.wait_ratio), className="starved-ratio"),
-            html.Span(f"for {causes}" if causes else "cause unknown", className="starved-on"),
+            html.Span(
+                link_ranks(f"for {causes}", run, base_path) if causes else "cause unknown",
+                className="starved-on",
+            ),
         ],
         className="starved",
     )

@@ -35,7 +35,7 @@ def liveness(*, num_ranks: int, num_recent: int, num_silent: int) -> RankLivenes
 
 
 def shown(found: RankLiveness | None) -> str:
-    return " / ".join(words(part) for part in liveness_card(found))
+    return " / ".join(words(part) for part in liveness_card(found, run="AR", base_path="/"))
 
 
 def test_ranks_that_all_go_on_take_one_line() -> None:
@@ -66,8 +66,9 @@ def test_ten_of_many_silent_ranks_are_listed() -> None:
 
 
 def test_there_is_no_card_without_heartbeats_or_if_all_ranks_are_silent() -> None:
-    assert liveness_card(None) == []
-    assert liveness_card(liveness(num_ranks=4, num_recent=0, num_silent=4)) == []
+    assert liveness_card(None, run="AR", base_path="/") == []
+    all_silent = liveness(num_ranks=4, num_recent=0, num_silent=4)
+    assert liveness_card(all_silent, run="AR", base_path="/") == []
 
 
 @pytest.mark.parametrize(
