@@ -117,15 +117,13 @@ def _steps_that_show(report: RunReport, finding: Finding) -> tuple[int, ...]:
 
 
 def _saved_share(report: RunReport, finding: Finding, shown: tuple[int, ...]) -> float | None:
-    """Return the share of the step time that fixing a finding saves; None if it is unknown."""
-    times, seconds = report.step_time_s, report.actual_s_by_step
-    if finding.recoverable_ratio is None or times.actual is None or times.ideal is None:
+    """Return the share of the step time that fixing a finding saves; None if it has no price."""
+    if finding.saved_s is None:
         return None
-    if times.actual <= times.ideal:  # the ideal is of slow steps, and so is the price
-        return None
-    saved_s = finding.recoverable_ratio * (times.actual - times.ideal) * len(report.steps)
     is_open = bool(set(shown) & set(report.steps[-GRACE_STEPS:]))
-    return ratio(saved_s, sum(seconds[step] for step in (shown if is_open else report.steps)))
+    steps = shown if is_open else report.steps
+    whole_s = sum(report.actual_s_by_step[step] for step in steps)
+    return ratio(finding.saved_s * len(report.steps), whole_s)
 
 
 def is_alarm(finding: Finding) -> bool:

@@ -11,12 +11,10 @@ from .causes.detector import Subject
 from .causes.order import CAUSES
 from .report.report import Severity
 from .report.text import format_count, format_duration, format_percent, format_ranks, format_steps
+from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from .report.report import Finding, RunReport
-
-MIN_GAIN_RATIO = 0.005
-"""Share of the lost time below which the verdict mentions no gain: it would read as 0 %."""
 
 MIN_WAIT_RATIO = 0.01
 """Share of a step that a rank must wait for a culprit to count as held up."""
@@ -133,16 +131,10 @@ def _pronoun(finding: Finding) -> str:
 
 def _gain(report: RunReport, finding: Finding) -> str:
     """Return what fixing the finding would save; empty if that is unknown or next to nothing."""
-    ratio = finding.recoverable_ratio
-    if ratio is None or finding.slowdown is None or ratio < MIN_GAIN_RATIO:
+    saved_s, actual_s = finding.saved_s, report.step_time_s.actual
+    if saved_s is None or not actual_s or saved_s < THRESHOLDS.minor_share * actual_s:
         return ""
-    fixing = f" Fixing {_pronoun(finding)} would"
-    times = report.step_time_s
-    if not times.actual or times.ideal is None:
-        return f"{fixing} recover {format_percent(ratio)} of the time lost to stragglers."
-    # The ratio is of the full replay, launch gaps included: that is the recorded time.
-    saved = ratio * (times.actual - times.ideal)
     return (
-        f"{fixing} save {format_duration(saved * NS_PER_S)} per step"
-        f" ({format_percent(saved / times.actual)})."
+        f" Fixing {_pronoun(finding)} would save {format_duration(saved_s * NS_PER_S)} per step"
+        f" ({format_percent(saved_s / actual_s)})."
     )

@@ -97,6 +97,7 @@ def _findings(report: RunReport) -> list[dict[str, Any]]:
             "steps": finding.steps,
             "slowdown": finding.slowdown,
             "recoverable_ratio": finding.recoverable_ratio,
+            "severity": finding.severity,
             "confidence": finding.confidence,
         }
         for finding in report.findings

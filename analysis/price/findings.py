@@ -5,9 +5,12 @@ See docs/decisions/0028-prices-of-findings.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from rankscope.tracer.span import NS_PER_S
 
 from ..arrays.group_stats import group_medians, medians_by_key
 from ..arrays.grouping import factorize, sorted_unique
@@ -76,8 +79,9 @@ def price_candidates(
 
         slowdown          = (M + X) / M
         recoverable_ratio = (T - T_without_X) / (T - T_ideal)
+        saved_s           = T - T_without_X
 
-    Both are None if the replay has no operation of X.
+    All are None if the replay has no operation of X.
 
     Args:
         candidates: All candidates.
@@ -127,14 +131,18 @@ def price_candidates(
     for column, of_fixed, num in zip(ideal_run, fixed, num_sharing, strict=True):
         np.copyto(column, of_fixed, where=num > 1)
     ideal_ns = ideal_run.mean_step_ns(replayer)
-    return tuple(
-        _finding(
-            fix.candidate, ratio(with_ns, fixed_ns), recoverable_ratio(faulty_ns, rest_ns, ideal_ns)
-        )
-        if len(fix.rows)
-        else _finding(fix.candidate, None, None)
-        for fix, with_ns, rest_ns in zip(fixes, with_fault_ns, without_ns, strict=True)
-    )
+    findings = []
+    for fix, with_ns, rest_ns in zip(fixes, with_fault_ns, without_ns, strict=True):
+        finding = _finding(fix.candidate)
+        if len(fix.rows):
+            finding = replace(
+                finding,
+                slowdown=ratio(with_ns, fixed_ns),
+                recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns),
+                saved_s=(faulty_ns - rest_ns) / NS_PER_S,
+            )
+        findings.append(finding)
+    return tuple(findings)
 
 
 def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
@@ -302,13 +310,12 @@ def _shorten_alike_gaps(ideal: Times, part: NDArray[np.int64], model: ReplayMode
     ideal.duration_ns[alike] = shorter
 
 
-def _finding(candidate: Candidate, slowdown: float | None, share: float | None) -> Finding:
+def _finding(candidate: Candidate) -> Finding:
+    """Return a candidate as a finding without a price."""
     return Finding(
         cause=candidate.cause.name,
         ranks=candidate.ranks,
         steps=candidate.steps,
-        slowdown=slowdown,
-        recoverable_ratio=share,
         confidence=confidence(candidate.excess_ratio, candidate.threshold) * candidate.certainty,
         evidence=candidate.evidence,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..trace.tables import is_layout_known
@@ -49,6 +50,9 @@ class Finding:
 
     recoverable_ratio: float | None = None
     """``(T_actual - T_without) / (T_actual - T_ideal)`` in the full replay."""
+
+    saved_s: float | None = None
+    """``T_actual - T_without`` of the same, mean seconds per step; None if it has no price."""
 
     confidence: float
     """0 to 1."""
@@ -292,6 +296,25 @@ class RunReport:
         return is_layout_known(self.layout, self.world_size, self.source_format)
 
     @property
+    def reachable_step_s(self) -> float | None:
+        """The mean step time if every rank ran like the median; None if no step was replayed.
+
+        If a step took less than the ideal of another one that has no more work, by their ideals,
+        then that time is the other's ideal: a run that is slow in most steps has slow medians. So
+        it is never above the recorded step time.
+        """
+        known = self.ideal_s_by_step.keys() & self.actual_s_by_step.keys()
+        if not known:
+            return None
+        total_s, least_s = 0.0, float("inf")
+        by_work = sorted(known, key=self.ideal_s_by_step.__getitem__, reverse=True)
+        for ideal_s, equal in groupby(by_work, key=self.ideal_s_by_step.__getitem__):
+            steps = tuple(equal)
+            least_s = min(least_s, *(self.actual_s_by_step[step] for step in steps))
+            total_s += len(steps) * min(ideal_s, least_s)
+        return total_s / len(known)
+
+    @property
     def step_parts(self) -> tuple[StepPart, ...]:
         """The mean step time as its ideal, what fixing each finding would save, and the rest.
 
@@ -299,15 +322,13 @@ class RunReport:
         it have left of the lost time: several may delay the same moment. Empty if no step was
         replayed.
         """
-        ideal_s = reachable_ideal_s(self.ideal_s_by_step, self.actual_s_by_step)
-        actual_s, replayed_ideal_s = self.step_time_s.actual, self.step_time_s.ideal
-        if ideal_s is None or actual_s is None or replayed_ideal_s is None:
+        ideal_s, actual_s = self.reachable_step_s, self.step_time_s.actual
+        if ideal_s is None or actual_s is None:
             return ()
         parts = [StepPart(name="ideal", seconds=ideal_s)]
         left_s = actual_s - ideal_s
         for each in self.findings:
-            saved_s = (each.recoverable_ratio or 0.0) * (actual_s - replayed_ideal_s)
-            seconds = min(max(saved_s, 0.0), left_s)
+            seconds = min(max(each.saved_s or 0.0, 0.0), left_s)
             if seconds > 0 and each.severity is not Severity.NONE:
                 parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
                 left_s -= seconds
@@ -320,26 +341,6 @@ class RunReport:
         return next(
             (each for each in self.findings if each.severity not in harmless), self.findings[0]
         )
-
-
-def reachable_ideal_s(
-    ideal_s_by_step: Mapping[int, float], actual_s_by_step: Mapping[int, float]
-) -> float | None:
-    """Return the mean ideal step time, never above what the run itself has reached.
-
-    If a step took less than the ideal of another one that has no more work, by their ideals, then
-    that time is the other's ideal: a run that is slow in most steps has slow medians.
-    """
-    known = ideal_s_by_step.keys() & actual_s_by_step.keys()
-    if not known:
-        return None
-    reached_s: dict[float, float] = {}
-    least_s = float("inf")
-    for step in sorted(known, key=ideal_s_by_step.__getitem__, reverse=True):  # the most work first
-        least_s = min(least_s, actual_s_by_step[step])
-        reached_s[ideal_s_by_step[step]] = least_s
-    ideals = [ideal_s_by_step[step] for step in known]
-    return sum(min(ideal, reached_s[ideal]) for ideal in ideals) / len(ideals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

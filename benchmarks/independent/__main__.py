@@ -121,7 +121,8 @@ def finding_rows(report: RunReport) -> dict[str, Any]:
         "warnings": report.quality.warnings,
         "findings": [
             {"cause": f.cause, "ranks": f.ranks, "steps": f.steps, "slowdown": f.slowdown,
-             "recoverable": f.recoverable_ratio, "confidence": f.confidence, "evidence": f.evidence}
+             "recoverable": f.recoverable_ratio, "severity": f.severity, "confidence": f.confidence,
+             "evidence": f.evidence}
             for f in report.findings
         ],
     }  # fmt: skip

@@ -129,7 +129,7 @@ def _numbers(report: RunReport) -> dict[str, float | None]:
     times = report.step_time_s
     found: dict[str, float | None] = {
         "step time, s": times.actual,
-        "ideal step time, s": times.ideal,
+        "ideal step time, s": report.reachable_step_s,
         "slowdown S": report.slowdown,
         "launch slowdown": report.launch_slowdown,
         "MFU": None if report.mfu is None else report.mfu.mean,

@@ -24,7 +24,7 @@ def finding(
     *,
     cause: str = "slow-compute",
     steps: tuple[int, int] | None = (5, 12),
-    recoverable_ratio: float | None = 1.0,
+    saved_s: float | None = 0.1,
     confidence: float = 0.9,
 ) -> Finding:
     return Finding(
@@ -32,31 +32,33 @@ def finding(
         ranks=(3,),
         steps=steps,
         slowdown=1.1,
-        recoverable_ratio=recoverable_ratio,
+        saved_s=saved_s,
         confidence=confidence,
         evidence="longer than its peers",
     )
 
 
 @pytest.mark.parametrize(
-    ("recoverable_ratio", "severity"),
+    ("saved_s", "severity"),
     [
-        (1.0, Severity.WARNING),
-        (0.06, Severity.WARNING),
-        (0.05, Severity.MINOR),
-        (0, Severity.MINOR),
+        (0.12, Severity.CRITICAL),
+        (0.1, Severity.WARNING),
+        (0.006, Severity.WARNING),
+        (0.005, Severity.MINOR),
+        (0.0, Severity.MINOR),
+        (-0.2, Severity.MINOR),
     ],
 )
 def test_a_finding_that_is_over_counts_by_its_share_of_all_steps(
-    recoverable_ratio: float, severity: Severity
+    saved_s: float, severity: Severity
 ) -> None:
-    assert grade(REPORT, finding(recoverable_ratio=recoverable_ratio)) is severity
+    assert grade(REPORT, finding(saved_s=saved_s)) is severity
 
 
 def test_an_open_finding_counts_by_its_share_of_the_steps_that_show_it() -> None:
     # 0.4 s of the last two steps of 2.2 s, but 2 % of all.
-    assert grade(REPORT, finding(steps=(18, 19), recoverable_ratio=0.2)) is Severity.CRITICAL
-    assert grade(REPORT, finding(steps=(8, 9), recoverable_ratio=0.2)) is Severity.WARNING
+    assert grade(REPORT, finding(steps=(18, 19), saved_s=0.02)) is Severity.CRITICAL
+    assert grade(REPORT, finding(steps=(8, 9), saved_s=0.02)) is Severity.WARNING
 
 
 @pytest.mark.parametrize("steps", [(0, 0), (19, 19)])
@@ -73,14 +75,14 @@ def test_a_run_of_two_steps_has_no_ends_to_leave_out() -> None:
 @pytest.mark.parametrize(
     ("made", "severity"),
     [
-        (finding(cause="healthy", recoverable_ratio=None), Severity.NONE),
-        (finding(cause="insufficient-evidence", recoverable_ratio=None), Severity.NONE),
-        (finding(cause="layout", recoverable_ratio=None), Severity.NONE),
-        (finding(cause="crash", recoverable_ratio=None, steps=(19, 19)), Severity.CRITICAL),
-        (finding(cause="hang", recoverable_ratio=None, steps=None), Severity.CRITICAL),
-        (finding(cause="misconfiguration", recoverable_ratio=None), Severity.WARNING),
+        (finding(cause="healthy", saved_s=None), Severity.NONE),
+        (finding(cause="insufficient-evidence", saved_s=None), Severity.NONE),
+        (finding(cause="layout", saved_s=None), Severity.NONE),
+        (finding(cause="crash", saved_s=None, steps=(19, 19)), Severity.CRITICAL),
+        (finding(cause="hang", saved_s=None, steps=None), Severity.CRITICAL),
+        (finding(cause="misconfiguration", saved_s=None), Severity.WARNING),
         (
-            finding(cause="misconfiguration", recoverable_ratio=None, confidence=0.4),
+            finding(cause="misconfiguration", saved_s=None, confidence=0.4),
             Severity.MINOR,
         ),
     ],
@@ -90,16 +92,10 @@ def test_findings_without_a_price_count_by_their_cause(made: Finding, severity: 
     assert grade(REPORT, made) is severity
 
 
-def test_a_price_against_an_ideal_that_is_slow_itself_is_unknown() -> None:
-    slow_ideal = replace(REPORT, step_time_s=StepTimes(actual=1.1, replayed=1.1, ideal=1.2))
-
-    assert grade(slow_ideal, finding(recoverable_ratio=0.0)) is Severity.WARNING
-
-
 def test_a_minor_finding_is_never_the_headline() -> None:
-    small = finding(cause="gc-pause", recoverable_ratio=0.04)
+    small = finding(cause="gc-pause", saved_s=0.004)
     last = finding(cause="data-stall", steps=(19, 19))
-    large = finding(recoverable_ratio=0.5)
+    large = finding(saved_s=0.05)
 
     minor_only = grade_findings(replace(REPORT, findings=(small, last)))
     with_large = grade_findings(replace(REPORT, findings=(last, large)))
@@ -114,7 +110,7 @@ def test_a_minor_finding_is_never_the_headline() -> None:
 
 @pytest.mark.parametrize("cause", ["hang", "crash"])
 def test_a_job_that_ended_is_not_healthy_however_uncertain_its_culprit(cause: str) -> None:
-    healthy = finding(cause="healthy", recoverable_ratio=None)
-    ended = finding(cause=cause, recoverable_ratio=None, confidence=0.1)
+    healthy = finding(cause="healthy", saved_s=None)
+    ended = finding(cause=cause, saved_s=None, confidence=0.1)
 
     assert combine_findings((healthy,), (ended,)) == (ended,)

@@ -18,6 +18,7 @@ def diagnosed(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = 
         steps=(0, 29),
         slowdown=1.5,
         recoverable_ratio=0.5,
+        saved_s=0.5,
         confidence=0.99,
         evidence="numbers",
     )
@@ -100,7 +101,7 @@ def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(
     cause: str, sentence: str
 ) -> None:
     made = diagnosed(cause, (5,))
-    ended = replace(made.findings[0], steps=(12, 12), recoverable_ratio=None)
+    ended = replace(made.findings[0], steps=(12, 12), saved_s=None)
 
     found = verdict_sentence(replace(made, findings=(ended,)))
 

@@ -184,9 +184,10 @@ def _format_run(report: RunReport) -> str:
 
 def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     times, mfu = report.step_time_s, report.mfu
-    whole = times.actual / times.ideal if times.actual and times.ideal else None
+    ideal_s = report.reachable_step_s
+    whole = times.actual / ideal_s if times.actual and ideal_s else None
     rows = {
-        "step time": f"{format_seconds(times.actual)}; {format_seconds(times.ideal)} if every rank"
+        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} if every rank"
         " ran like the median",
         "slowdown": UNKNOWN
         if whole is None

@@ -14,6 +14,7 @@ from rankscope.analysis.report.report import (
     WaitsOn,
     WaterfallSummary,
 )
+from rankscope.analysis.report.text import format_seconds
 from rankscope.terminal.report_text import View, report_text
 from tests.support.dashboard.builders import report
 
@@ -72,10 +73,23 @@ def test_a_finding_shows_ranks_steps_numbers_and_evidence() -> None:
     assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
 
 
+def test_the_reachable_step_time_is_that_of_the_overview() -> None:
+    made = report()
+    # No step can have an ideal of 9 s: alike ones took half a second.
+    made = replace(made, ideal_s_by_step={**made.ideal_s_by_step, 0: 9.0})
+    (ideal,) = (format_seconds(part.seconds) for part in made.step_parts if part.name == "ideal")
+
+    text = report_text(made, verdict=VERDICT, width=100)
+
+    assert f"; {ideal} if every rank ran like the median" in text
+    assert ideal != "9.00 s"
+
+
 def test_an_unknown_quantity_is_shown_as_na() -> None:
     unknown = replace(
         report(slow_rank=None, mfu=False),
         step_time_s=StepTimes(actual=None, replayed=None, ideal=None),
+        ideal_s_by_step={},
         quality=replace(report().quality, clock_error_ns=None, coverage_ratio=None),
     )
 
