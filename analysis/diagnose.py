@@ -89,8 +89,10 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     """Return how much a finding matters: by the share of the step time that fixing it saves.
 
     The share is of all analysed steps; of a finding that one of the newest steps still shows, it
-    is of the steps that show it, because that is what it will go on to cost. A finding that only
-    the first or the last analysed step shows is minor: there a job starts, saves or is cut off.
+    is of the steps that show it, because that is what it will go on to cost. A share that is no
+    larger than the error of the replay, from which it comes, is not known to be above zero. A
+    finding that only the first or the last analysed step shows is minor: there a job starts, saves
+    or is cut off.
     """
     if finding.cause in NO_PROBLEM or not is_alarm(finding):
         return Severity.NONE
@@ -104,7 +106,7 @@ def grade(report: RunReport, finding: Finding) -> Severity:
         return (
             Severity.WARNING if finding.confidence >= THRESHOLDS.min_certainty else Severity.MINOR
         )
-    if share < THRESHOLDS.minor_share:
+    if share < max(THRESHOLDS.minor_share, report.replay_error_ratio or 0.0):
         return Severity.MINOR
     return Severity.CRITICAL if share >= THRESHOLDS.critical_share else Severity.WARNING
 

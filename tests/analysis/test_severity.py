@@ -92,6 +92,15 @@ def test_findings_without_a_price_count_by_their_cause(made: Finding, severity: 
     assert grade(REPORT, made) is severity
 
 
+def test_a_price_within_the_error_of_the_replay_is_minor() -> None:
+    # The replay misses the recorded step time by 0.033 s of 1.1 s.
+    inaccurate = replace(REPORT, replay_error_ratio=0.03)
+
+    assert grade(inaccurate, finding(saved_s=0.032)) is Severity.MINOR
+    assert grade(inaccurate, finding(saved_s=0.034)) is Severity.WARNING
+    assert grade(inaccurate, finding(cause="crash", saved_s=None)) is Severity.CRITICAL
+
+
 def test_a_minor_finding_is_never_the_headline() -> None:
     small = finding(cause="gc-pause", saved_s=0.004)
     last = finding(cause="data-stall", steps=(19, 19))
