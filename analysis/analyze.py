@@ -14,10 +14,13 @@ from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
 from .breakdown.mfu import compute_mfu, explain_missing_mfu
 from .breakdown.starved import find_predecessors, find_starved_ranks
+from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
+from .causes.common_pause import list_pauses
 from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
+from .causes.link_summary import summarize_links
 from .diagnose import (
     combine_findings,
     diagnose,
@@ -211,7 +214,14 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         bandwidth=measure_bandwidths(
             reading.transfers, {rank: info.host for rank, info in run.ranks.items()}
         ),
+        links=None
+        if case is None
+        else summarize_links(case.links, run.ranks, step_ns=float(np.median(reading.actual_ns))),
         waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
+        direct_waits=sum_direct_waits(
+            reading.model, waterfall, predecessors, total_ns=int(reading.actual_ns.sum())
+        ),
+        common_pauses=() if case is None else list_pauses(case.common_pauses, case.profile.steps),
         culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
 

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..arrays.group_stats import row_medians
 from ..replay.model import Place
+from ..report.network import CommonPause
 from ..report.text import format_count, format_duration
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
@@ -35,6 +38,23 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     where = "around forwards without gradients" if evaluates else "outside any compute"
     candidate = pause_candidate(CAUSE, case.gaps, pauses, is_other, where=where)
     return found if candidate is None else (*found, candidate)
+
+
+def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonPause, ...]:
+    """Return the steps with a common pause, each with what it is as far as it is known.
+
+    Args:
+        pauses: The common pauses of a run.
+        steps: Step number of each column.
+    """
+    seconds = (np.median(pauses.lost_ns, axis=0) / NS_PER_S).tolist()
+    names = np.where(pauses.is_planned, "pause", "late input")
+    names = np.where(pauses.in_evaluation, "evaluation", names)
+    names = np.where(pauses.is_saved, "checkpoint", names)
+    return tuple(
+        CommonPause(step=int(steps[column]), name=str(name), seconds=seconds[column])
+        for column, name in zip(pauses.columns.tolist(), names.tolist(), strict=True)
+    )
 
 
 def pause_candidate(

@@ -13,12 +13,14 @@ import numpy as np
 from rankscope.tracer.topology import Coords, Layout
 
 from ..trace.account import RecordAccount
+from . import network
 from . import report as report_module
 from .report import RunReport
 
+OTHERS = (Coords, Layout, RecordAccount)
 RECORDS: dict[str, type[Any]] = {
     each.__name__: each
-    for each in (*vars(report_module).values(), Coords, Layout, RecordAccount)
+    for each in (*vars(report_module).values(), *vars(network).values(), *OTHERS)
     if isinstance(each, type) and (is_dataclass(each) or issubclass(each, StrEnum))
 }
 """All that a report is made of, by name. Nothing else can be read."""

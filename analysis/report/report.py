@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Coords, Layout
 
     from ..trace.account import RecordAccount
+    from .network import CommonPause, DirectWaits, LinkSummary
 
 
 class Severity(StrEnum):
@@ -287,6 +288,13 @@ class RunReport:
     starved: tuple[Starved, ...] = ()
     waterfall: WaterfallSummary | None = None
     bandwidth: tuple[Bandwidth, ...] = ()
+    links: LinkSummary | None = None
+    """None if no transfer is known."""
+
+    direct_waits: DirectWaits | None = None
+    common_pauses: tuple[CommonPause, ...] = ()
+    """By step."""
+
     culprits: CulpritComparison | None = None
     """None if the S of workers is undefined."""
 

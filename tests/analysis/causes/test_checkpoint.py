@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankscope.analysis.causes.common_pause import list_pauses
 from rankscope.analysis.causes.host_gaps import find_common_pauses
 from rankscope.analysis.replay.model import Place
 from tests.support.analysis.gap_builders import gaps_with, host_candidates
@@ -86,3 +87,20 @@ def test_irregular_evaluations_are_not_missing_input() -> None:
     )
 
     assert found == [("common-pause", (1, 9), False)]
+
+
+def test_pauses_are_listed_with_what_they_are() -> None:
+    # GIVEN a save and an evaluation of 300 ms, and no input for 80 ms in two steps of a row
+    pauses = [(2, Place.CHECKPOINT, 300), (4, Place.EVALUATION, 300)]
+    pauses += [(step, Place.INPUT, 80) for step in (6, 7)]
+    gaps = [(step, rank, place, ms) for step, place, ms in pauses for rank in range(NUM_RANKS)]
+    table = gaps_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
+
+    found = list_pauses(find_common_pauses(table), table.profile.steps)
+
+    assert [(each.step, each.name, each.seconds) for each in found] == [
+        (2, "checkpoint", 0.3),
+        (4, "evaluation", 0.3),
+        (6, "late input", 0.08),
+        (7, "late input", 0.08),
+    ]

@@ -29,11 +29,17 @@ def test_a_report_reads_back_equal(report: RunReport) -> None:
     found = read_report(write_report(report))
 
     assert to_document(found) == to_document(report)
-    held = ("excess", "waterfall", "quality")
+    held = ("excess", "waterfall", "quality", "direct_waits", "links")
     for field in fields(RunReport):
         if field.name not in held:
             assert getattr(found, field.name) == getattr(report, field.name), field.name
     assert np.array_equal(found.excess.excess_ns, report.excess.excess_ns, equal_nan=True)
+    assert found.direct_waits is not None
+    assert report.direct_waits is not None
+    assert np.array_equal(found.direct_waits.waiting_ns, report.direct_waits.waiting_ns)
+    assert found.links is not None
+    assert report.links is not None
+    assert found.links.links == report.links.links
     assert found.findings[0].severity is Severity.CRITICAL
     assert found.waterfall is not None
     assert report.waterfall is not None

@@ -1,0 +1,155 @@
+"""The graph of who waits for whom, from a culprit outward."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.sorting import argsort_rows
+from ..report.network import DirectWaits
+from .starved import MAX_CULPRITS, MIN_WAIT_RATIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rankscope.tracer.topology import Coords
+
+    from ..replay.model import ReplayModel
+    from .starved import Predecessors
+    from .waterfall import Waterfall
+
+MAX_NODES = 512
+"""Ranks of a graph that are nodes of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitNode:
+    """A rank, or several of one pipeline stage at equal distance from the culprit."""
+
+    ranks: tuple[int, ...]
+    """Ascending."""
+
+    stage: int
+    distance: int
+    """Ranks that a delay passes from the culprit to here; 0: the culprit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitEdge:
+    """Waiting of one node for another one, which is nearer to the culprit."""
+
+    node: int
+    """The node that waits ..."""
+
+    on_node: int
+    """... for this one."""
+
+    ratio: float
+    """Share of a step, mean of the ranks that wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitGraph:
+    """Ranks that wait for a culprit, directly or for ranks that do."""
+
+    nodes: tuple[WaitNode, ...]
+    """By distance, the culprits first."""
+
+    edges: tuple[WaitEdge, ...]
+    num_ranks: int
+    """Ranks in ``nodes``."""
+
+
+def sum_direct_waits(
+    model: ReplayModel, waterfall: Waterfall, predecessors: Predecessors, *, total_ns: int
+) -> DirectWaits:
+    """Sum the waiting beyond the bubble by the rank that waits and the last member to arrive.
+
+    Of each rank, the `MAX_CULPRITS` longest are kept: 12,288 ranks wait on few others each.
+
+    Args:
+        model: Operations of the run.
+        waterfall: Its waterfall.
+        predecessors: Those of ``model``.
+        total_ns: Time of all steps.
+    """
+    waits, waiting_ns = waterfall.waits, waterfall.waiting_ns
+    on = model.rank[predecessors.last_member[waits.operation]]
+    rows = np.flatnonzero((waiting_ns > 0) & (on != waits.rank))
+    num = int(model.rank.max(initial=0)) + 1
+    pair = waits.rank[rows].astype(np.int64) * num + on[rows]
+    pairs, index = np.unique(pair, return_inverse=True)
+    sums = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(sums, index, waiting_ns[rows])
+    rank, on_rank = np.divmod(pairs, num)
+    order = argsort_rows(rank, -sums)
+    rank, on_rank, sums = rank[order], on_rank[order], sums[order]
+    first = np.flatnonzero(np.diff(rank, prepend=-1))
+    place = np.arange(len(rank)) - np.repeat(first, np.diff(np.append(first, len(rank))))
+    kept = place < MAX_CULPRITS
+    return DirectWaits(
+        rank=rank[kept], on_rank=on_rank[kept], waiting_ns=sums[kept], total_ns=total_ns
+    )
+
+
+def follow_waits(
+    waits: DirectWaits, culprits: Sequence[int], coords: Mapping[int, Coords], *, max_nodes: int
+) -> WaitGraph:
+    """Return the ranks that wait for the culprits, outward by the number of ranks between.
+
+    A rank waits for another one if that takes at least `MIN_WAIT_RATIO` of a step. Above
+    ``max_nodes`` ranks, those of one pipeline stage at equal distance are one node.
+
+    Args:
+        waits: Direct waits of the run.
+        culprits: Where to begin.
+        coords: Position of each rank.
+        max_nodes: Largest number of ranks that are nodes of their own, at most `MAX_NODES`.
+    """
+    is_long = waits.waiting_ns >= MIN_WAIT_RATIO * waits.total_ns
+    rank, on = waits.rank[is_long], waits.on_rank[is_long]
+    ratio = waits.waiting_ns[is_long] / max(waits.total_ns, 1)
+    distance = _distances(rank.tolist(), on.tolist(), culprits)
+    by_rank = len(distance) <= min(max_nodes, MAX_NODES)
+    nodes: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for one in sorted(distance, key=lambda one: (distance[one], one)):
+        is_alone = by_rank or distance[one] == 0
+        nodes[distance[one], coords[one].pp, one if is_alone else -1].append(one)
+    number = {one: node for node, members in enumerate(nodes.values()) for one in members}
+    sums: dict[tuple[int, int], float] = defaultdict(float)
+    for one, other, share in zip(rank.tolist(), on.tolist(), ratio.tolist(), strict=True):
+        if other in distance and distance[one] > distance[other]:
+            sums[number[one], number[other]] += share
+    members = list(nodes.values())
+    return WaitGraph(
+        nodes=tuple(
+            WaitNode(ranks=tuple(sorted(mine)), stage=key[1], distance=key[0])
+            for key, mine in nodes.items()
+        ),
+        edges=tuple(
+            WaitEdge(node=node, on_node=on_node, ratio=total / len(members[node]))
+            for (node, on_node), total in sums.items()
+        ),
+        num_ranks=len(distance),
+    )
+
+
+def _distances(rank: list[int], on: list[int], culprits: Sequence[int]) -> dict[int, int]:
+    """Return the distance of each rank that waits for a culprit, directly or not."""
+    waiting_on: dict[int, list[int]] = defaultdict(list)
+    for one, other in zip(rank, on, strict=True):
+        waiting_on[other].append(one)
+    distance = dict.fromkeys(culprits, 0)
+    front = list(distance)
+    while front:
+        reached = []
+        for other in front:
+            for one in waiting_on[other]:
+                if one not in distance:
+                    distance[one] = distance[other] + 1
+                    reached.append(one)
+        front = reached
+    return distance
