@@ -6,13 +6,13 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_S
 
 from .requests import cookie_in
-from .tokens import FULL_GRANT, Grant
+from .tokens import FULL_GRANT, HOLDER_FORM, Grant, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,14 +48,24 @@ class Sessions:
     def __init__(self, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
         self._opened_ns: OrderedDict[str, int] = OrderedDict()
+        self._token_ids: dict[str, str | None] = {}
 
-    def open(self) -> str:
-        """Return the name of a new session. Beyond `MAX_SESSIONS` the oldest one ends."""
+    def open(self, token_id: str | None = None) -> str:
+        """Return the name of a new session. Beyond `MAX_SESSIONS` the oldest one ends.
+
+        Args:
+            token_id: Id of the token that opens it. None: the server's own.
+        """
         session = secrets.token_urlsafe(SESSION_BYTES)
         self._opened_ns[session] = self._monotonic_ns()
+        self._token_ids[session] = token_id
         while len(self._opened_ns) > MAX_SESSIONS:
-            self._opened_ns.popitem(last=False)
+            self.end(next(iter(self._opened_ns)))
         return session
+
+    def token_id(self, session: str) -> str | None:
+        """Return the id of the token that opened a session; None for the server's own."""
+        return self._token_ids.get(session)
 
     def is_open(self, session: str) -> bool:
         """Return whether ``session`` is open."""
@@ -66,6 +76,7 @@ class Sessions:
     def end(self, session: str) -> None:
         """End a session. Does nothing if it is not open."""
         self._opened_ns.pop(session, None)
+        self._token_ids.pop(session, None)
 
 
 class Throttle:
@@ -125,6 +136,26 @@ class Throttle:
         return max(0, failures[0] + WINDOW_S * NS_PER_S - self._monotonic_ns())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustedProxy:
+    """A proxy, such as oauth2-proxy, that signs users in and names them in a header.
+
+    Any client that connects from one of its addresses can name any user.
+    """
+
+    header: str
+    """Name of the header, in lower case. The proxy removes it from what browsers send."""
+
+    addresses: frozenset[str]
+
+    def grant(self, headers: Mapping[str, str], address: str) -> Grant | None:
+        """Return the grant of a request of a signed-in user, who may read; None for any other."""
+        user = headers.get(self.header, "")
+        if address not in self.addresses or not HOLDER_FORM.fullmatch(user):
+            return None
+        return Grant(role=Role.READ, run_prefix="", token_id="proxy", holder=user)  # noqa: S106
+
+
 @dataclass(kw_only=True)
 class Access:
     """Credentials that the server accepts: its own token, sessions and created tokens."""
@@ -137,7 +168,10 @@ class Access:
     """Tokens that `rankscope token` created. None: only the server's own token is accepted."""
 
     sessions: Sessions = field(default_factory=Sessions, repr=False)
-    """Browser sessions, all opened with the server's own token."""
+    """Browser sessions. One that a created token opened may read, while that token is valid."""
+
+    proxy: TrustedProxy | None = None
+    """Proxy that signs users in. None: no header names a user."""
 
     logins: Throttle = field(default_factory=Throttle, repr=False)
     """Limit for the login form and ``?token=``."""
@@ -164,17 +198,17 @@ class Access:
         return None if self.tokens is None else self.tokens.grant(text)
 
     def log_in(self, text: str, *, client: str) -> int | None:
-        """Check a token given at login.
+        """Check a token given at login: the server's own, or one that may read all runs.
 
         Args:
             text: The token given.
             client: Key of the client (`client_key`).
 
         Returns:
-            None if it is the token; 0 if it is not; else the whole seconds to wait. The token
+            None if it is valid; 0 if it is not; else the whole seconds to wait. A valid token
             never waits: otherwise any client could lock its user out.
         """
-        if self.is_token(text):
+        if self._reader(text) is not None:
             self.logins.succeeded(client)
             return None
         wait_s = self.logins.wait_s(client)
@@ -182,18 +216,38 @@ class Access:
             self.logins.failed(client)
         return wait_s
 
-    def set_cookie_header(self, *, is_secure: bool, instead_of: str = "") -> str:
+    def _reader(self, text: str) -> Grant | None:
+        """Return the grant of a token that can open a session; None for any other."""
+        grant = self.grant(text)
+        return grant if grant and grant.allows(Role.READ) and not grant.run_prefix else None
+
+    def session_grant(self, session: str) -> Grant | None:
+        """Return the grant of a session; None if it is not open or its token no longer valid.
+
+        Only the server's own token opens a session that may change anything.
+        """
+        if not self.sessions.is_open(session):
+            return None
+        token_id = self.sessions.token_id(session)
+        if token_id is None:
+            return FULL_GRANT
+        grant = None if self.tokens is None else self.tokens.grant_by_id(token_id)
+        return None if grant is None else replace(grant, role=Role.READ)
+
+    def set_cookie_header(self, text: str, *, is_secure: bool, instead_of: str = "") -> str:
         """Open a session and return its ``Set-Cookie`` value.
 
         Args:
+            text: A token that `log_in` accepted.
             is_secure: Whether the request came over TLS. The cookie is then marked ``Secure``.
             instead_of: Current session of the browser, which ends.
         """
         self.sessions.end(instead_of)
         flags = "; Secure" if is_secure else ""
-        return (
-            f"{self.cookie_name}={self.sessions.open()}; Path=/; HttpOnly; SameSite=Strict{flags}"
-        )
+        grant = self._reader(text)
+        # Revoked in this moment: the session opens, and its first request is refused.
+        session = self.sessions.open("revoked" if grant is None else grant.token_id)
+        return f"{self.cookie_name}={session}; Path=/; HttpOnly; SameSite=Strict{flags}"
 
     def clear_cookie_header(self) -> str:
         """Return the ``Set-Cookie`` value that deletes the session cookie."""

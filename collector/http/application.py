@@ -68,10 +68,16 @@ input, button {{ font: inherit; padding: .4rem .6rem; width: 100%; box-sizing: b
 </form>
 {leave}</html>
 """
-ASK = "Open the URL that <code>rankscope serve</code> printed, or paste its token here."
+ASK = (
+    "Open the URL that <code>rankscope serve</code> printed, or paste its token here. A token of"
+    " role <code>read</code> for all runs shows every page and changes nothing."
+)
 LEAVE = '<form method="post" action="/logout"><button>Sign out</button></form>\n'
 WAIT = "Too many invalid tokens from your address. Wait {wait_s} s, then try again."
-WRONG = "Invalid token. The token changes at each start: copy it from the server's terminal."
+WRONG = (
+    "Invalid token. The server's own token changes at each start: copy it from its terminal, or"
+    " give a token of role <code>read</code> that is for all runs."
+)
 
 SHARED_PATH = "/"
 """Path of both the first page and the gateway's statements (POST)."""
@@ -173,11 +179,14 @@ def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
         client = request_client(request.scope)
         fields = await _read_form(request)
         following = safe_next(fields.get("next", "/"))
-        wait_s = access.log_in(fields.get("token", "").strip(), client=client)
+        token = fields.get("token", "").strip()
+        wait_s = access.log_in(token, client=client)
         if wait_s is None:
             answer = RedirectResponse(following, status_code=303)
             answer.headers["set-cookie"] = access.set_cookie_header(
-                is_secure=is_secure(request.scope), instead_of=access.session_in(request.headers)
+                token,
+                is_secure=is_secure(request.scope),
+                instead_of=access.session_in(request.headers),
             )
             return answer
         if not wait_s:

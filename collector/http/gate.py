@@ -23,7 +23,7 @@ from .requests import (
     request_client,
     request_token,
 )
-from .tokens import FULL_GRANT, Role
+from .tokens import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,7 +136,7 @@ class Credential(Enum):
     NONE = "none"
     OPEN = "open path"
     BEARER = "a token in a header"
-    SESSION = "session cookie"
+    SESSION = "session cookie, or a user whom the trusted proxy signed in"
 
 
 class AccessGate:
@@ -203,8 +203,11 @@ class AccessGate:
         token = request_token(headers)
         grant = self._access.grant(token) if token else None
         credential = Credential.BEARER if grant is not None else Credential.NONE
-        if grant is None and self._access.sessions.is_open(self._access.session_in(headers)):
-            grant, credential = FULL_GRANT, Credential.SESSION
+        if grant is None:
+            grant = self._access.session_grant(self._access.session_in(headers))
+            if grant is None and self._access.proxy is not None:
+                grant = self._access.proxy.grant(headers, _address(scope))
+            credential = Credential.NONE if grant is None else Credential.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant
             note_proof(scope)
@@ -213,10 +216,11 @@ class AccessGate:
     async def _exchange_token(self, scope: Scope, send: Send, credential: Credential) -> None:
         """Exchange ``?token=`` for a session, and redirect to a URL that is safe in histories."""
         headers = read_headers(scope)
-        wait_s = self._access.log_in(query_tokens(scope)[-1], client=request_client(scope))
+        token = query_tokens(scope)[-1]
+        wait_s = self._access.log_in(token, client=request_client(scope))
         if wait_s is None:
             cookie = self._access.set_cookie_header(
-                is_secure=is_secure(scope), instead_of=self._access.session_in(headers)
+                token, is_secure=is_secure(scope), instead_of=self._access.session_in(headers)
             )
             await _redirect(send, clean_url(scope), cookie)
         elif credential is not Credential.NONE:
@@ -295,6 +299,11 @@ def _is_open(scope: Scope) -> bool:
         return True
     is_plain = ".." not in path and "//" not in path and "\\" not in path
     return is_plain and scope["method"] in SAFE_METHODS and path.startswith(OPEN_PREFIXES)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return "" if client is None else str(client[0])
 
 
 async def _redirect(send: Send, url: str, set_cookie: str | None = None) -> None:

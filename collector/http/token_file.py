@@ -172,6 +172,11 @@ class TokenFile:
         self._refresh()
         return self._tokens.grant(text, now_ns=self._unix_ns())
 
+    def grant_by_id(self, token_id: str) -> Grant | None:
+        """Return the grant of a token of the file by its id; None if it is no longer valid."""
+        self._refresh()
+        return self._tokens.grant_by_id(token_id, now_ns=self._unix_ns())
+
     def _refresh(self) -> None:
         seen = _stamp(self._path)
         if seen == self._seen:

@@ -238,6 +238,15 @@ class TokenSet:
         matches = hmac.compare_digest(hash_token(text), kept)
         if record is None or not matches or record.state(now_ns) is not TokenState.LIVE:
             return None
+        return self._grant_of(record, now_ns)
+
+    def grant_by_id(self, token_id: str, *, now_ns: int) -> Grant | None:
+        """Return the grant of a token whose secret was checked before; None if it is not valid."""
+        record = self._by_id.get(token_id)
+        is_live = record is not None and record.state(now_ns) is TokenState.LIVE
+        return self._grant_of(record, now_ns) if record is not None and is_live else None
+
+    def _grant_of(self, record: TokenRecord, now_ns: int) -> Grant:
         return Grant(
             role=record.role,
             run_prefix=record.run_prefix,

@@ -47,6 +47,24 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             help="Host name of this server, besides those of the certificate. May be repeated.",
         ),
     ] = None,
+    proxy_user_header: Annotated[
+        str | None,
+        typer.Option(
+            "--proxy-user-header",
+            metavar="NAME",
+            help="Header in which a trusted proxy (OIDC) names the signed-in user, who may then"
+            " read all pages. Needs --proxy-address. Default: off.",
+            show_default=False,
+        ),
+    ] = None,
+    proxy_address: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy-address",
+            metavar="ADDRESS",
+            help="Address of that proxy: any client there can name any user. May be repeated.",
+        ),
+    ] = None,
     connections_per_address: Annotated[
         int,
         typer.Option(
@@ -156,6 +174,8 @@ def serve(  # noqa: PLR0913  # one parameter a flag
                 server_names=tuple(server_name or ()),
                 connections_per_address=connections_per_address,
             ),
+            proxy_user_header=proxy_user_header,
+            proxy_addresses=tuple(proxy_address or ()),
             log_json=log_json,
             alert_webhook=alert_webhook,
             alert_webhook_file=alert_webhook_file,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.collector.http.access import TrustedProxy
     from rankscope.collector.http.token_file import TokenFile
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.webhook import Webhook
@@ -73,6 +74,12 @@ class ServeOptions:
     alert_webhook: str | None = None
     alert_webhook_file: Path | None = None
     """File with the URL, which only its owner can read."""
+
+    proxy_user_header: str | None = None
+    """Header in which a trusted proxy names the user. None: no header names a user."""
+
+    proxy_addresses: tuple[str, ...] = ()
+    """Addresses of that proxy."""
 
     topology: Path | None = None
     samples: bool = False
@@ -156,7 +163,29 @@ def serve_store(options: ServeOptions) -> None:
             loops=loops,
             ingest=_open_ingest(store, writer, deletions, topology, stack) if has_ingest else None,
             log=log,
+            proxy=_trusted_proxy(options),
         )
+
+
+def _trusted_proxy(options: ServeOptions) -> TrustedProxy | None:
+    """Return the proxy of the flags.
+
+    Raises:
+        BadInputError: One of the two flags is missing, or an address is none.
+    """
+    from ipaddress import ip_address
+
+    from rankscope.collector.http.access import TrustedProxy
+
+    if not options.proxy_user_header and not options.proxy_addresses:
+        return None
+    if not options.proxy_user_header or not options.proxy_addresses:
+        raise BadInputError("give --proxy-user-header and --proxy-address together, or neither")
+    try:
+        addresses = frozenset(str(ip_address(each)) for each in options.proxy_addresses)
+    except ValueError as error:
+        raise BadInputError(f"--proxy-address: {error}: give an address like 10.0.0.7") from error
+    return TrustedProxy(header=options.proxy_user_header.lower(), addresses=addresses)
 
 
 def serve_opened(  # noqa: PLR0913  # the parts of a server
@@ -170,6 +199,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     loops: Iterable[Loop] = (),
     ingest: IngestService | None = None,
     log: Log | None = None,
+    proxy: TrustedProxy | None = None,
 ) -> None:
     """Serve an open store until SIGINT or SIGTERM. The caller closes what it passes.
 
@@ -184,6 +214,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
         loops: Further loops.
         ingest: Service for agents. None: agents are not served.
         log: The log. None: text on stderr.
+        proxy: Proxy that signs users in. None: no header names a user.
     """
     from rankscope.collector.http.access import Access
     from rankscope.collector.http.refusals import Refusals
@@ -194,7 +225,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     from .reports import Reports
     from .served_report import report_router
 
-    access = Access(port=endpoint.port, tokens=_open_tokens())
+    access = Access(port=endpoint.port, tokens=_open_tokens(), proxy=proxy)
     log = log or Log()
     log.hide(access.token)
     source = StoreSource(store)

@@ -27,9 +27,9 @@ def in_a_loop(work: Coroutine[None, None, T]) -> T:
 class Client:
     """One client of ``app``. Redirects are returned, not followed."""
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: AsgiApp, *, peer: str = "127.0.0.1") -> None:
         self.app = app
-        self._transport = httpx.ASGITransport(app=app)
+        self._transport = httpx.ASGITransport(app=app, client=(peer, 123))
         self._cookies = httpx.Cookies()
 
     def request(self, method: str, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 -- httpx's own options, passed on
