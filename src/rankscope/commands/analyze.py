@@ -41,7 +41,7 @@ class AnalyzeOptions:
     rank: int | None = None
     has_details: bool = False
     is_fresh: bool = False
-    """Analyse all steps here, even if a server has a report."""
+    """Analyse all steps here, even if there is a report."""
 
     as_json: bool = False
     store_url: str | None = None
@@ -74,9 +74,7 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="Analyse all steps anew, even if a running server has a report."
-        ),
+        typer.Option("--fresh", help="Analyse all steps anew, even if there is a report."),
     ] = False,
     as_json: AsJson = False,
     store: Store = None,
@@ -100,8 +98,7 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
 def analyze_stored(options: AnalyzeOptions) -> str:
     """Return the diagnosis of a run, or of some of its steps, as printable text.
 
-    If a server holds the store and the run has ended, it is the report that the server's pages
-    show, which may have been made before.
+    Of an ended run it is the stored report, which the pages show too, if there is one.
 
     Raises:
         UnknownRunError: The store holds no run of this name.
@@ -151,8 +148,10 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from rankscope.analysis.analyze import analyze_known
     from rankscope.analysis.report.document import to_document
 
+    from ..server.reports import find_run
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.store_source import StoreSource
+    from ..sources.stored_reports import StoredReports
     from ..terminal.report_text import View
 
     show = (lambda _: None) if options.as_json else progress.show
@@ -164,9 +163,14 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             f"run {options.run_id!r} has no rank {options.rank}: give one of"
             f" {min(run.ranks, default=0)} to {max(run.ranks, default=0)}"
         )
-    report = _find_report(store, options) or analyze_known(
-        _ShownSource(source, show), run, first=options.first, last=options.last
-    )
+    is_whole = options.first is None and options.last is None
+    report = _find_report(store, options) if is_whole and not options.is_fresh else None
+    if report is None:
+        report = analyze_known(
+            _ShownSource(source, show), run, first=options.first, last=options.last
+        )
+        if is_whole and not store.read_only:
+            StoredReports(store).keep(find_run(source, options.run_id), report)
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
     if options.as_json:
@@ -184,15 +188,17 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
 
 
 def _find_report(store: "OpenStore", options: AnalyzeOptions) -> "RunReport | None":
-    """Return the report of all steps that the server of the store has, if the run has ended."""
+    """Return the report of an ended run that the server of the store shows, or that is stored."""
     from rankscope.collector.client.served_store import ServedStore
 
-    is_whole = options.first is None and options.last is None
-    if options.is_fresh or not is_whole or not isinstance(store, ServedStore):
-        return None
+    from ..server.reports import find_run
     from ..server.served_report import fetch_report
+    from ..sources.store_source import StoreSource
+    from ..sources.stored_reports import StoredReports
 
-    return fetch_report(store.server, options.run_id)
+    if isinstance(store, ServedStore):
+        return fetch_report(store.server, options.run_id)
+    return StoredReports(store).find(find_run(StoreSource(store), options.run_id))
 
 
 def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View") -> str:

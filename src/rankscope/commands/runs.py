@@ -13,7 +13,7 @@ from .flags import AsJson, Store, check_exists, open_existing_store
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Recurrence
-    from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.analysis.report.page_results import RunLine
     from rankscope.collector.read.findings import StoredFinding
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
@@ -62,18 +62,13 @@ def findings(
 
 def list_runs(*, as_json: bool, store_url: str | None) -> str:
     """Return the stored runs, the newest first, as printable text."""
-    from rankscope.collector.read.findings import read_findings
-
-    from ..sources.store_source import StoreSource
+    from ..sources.stored_reports import read_run_lines
 
     with open_existing_store(store_url) as store:
-        found = StoreSource(store).runs()
-        findings = [] if as_json else read_findings(store)
+        lines = read_run_lines(store)
     if as_json:
-        return json.dumps({"runs": [_run_document(run) for run in found]})
-    worst: dict[str, StoredFinding] = {}
-    for finding in sorted(findings, key=_weight):
-        worst[finding.run_id] = finding
+        return json.dumps({"runs": [_run_document(line) for line in lines]})
+    found = [line.run for line in lines]
     rows: list[tuple[str, ...]] = [
         (
             run.run_id,
@@ -83,12 +78,12 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
             f"{run.num_steps:,}",
             f"{run.num_spans:,}",
             format_time(run.started_ns),
-            _format_finding(worst.get(run.run_id)),
+            _format_verdict(line),
         )
-        for run in found
+        for line, run in zip(lines, found, strict=True)
     ]
     header: tuple[str, ...] = (
-        "run", "format", "state", "ranks", "steps", "spans", "started (UTC)", "finding",
+        "run", "format", "state", "ranks", "steps", "spans", "started (UTC)", "verdict",
     )  # fmt: skip
     notes = [warning for run in found for warning in run.warnings]
     width, right = table_width(), "lkkrrrkl"
@@ -200,7 +195,8 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
     return "\n".join(table) if rows else NO_FINDINGS
 
 
-def _run_document(run: "RunSummary") -> dict[str, Any]:
+def _run_document(line: "RunLine") -> dict[str, Any]:
+    run = line.run
     return {
         "run": run.run_id,
         "format": run.source_format,
@@ -211,21 +207,19 @@ def _run_document(run: "RunSummary") -> dict[str, Any]:
         "num_steps": run.num_steps,
         "started_ns": run.started_ns,
         "warnings": list(run.warnings),
+        "cause": line.cause or None,
+        "severity": line.severity or None,
+        "verdict": line.verdict or None,
     }
 
 
-def _weight(finding: "StoredFinding") -> tuple[bool, float]:
-    """Return the order of a run's findings: open ones count most, then what fixing them saves."""
-    return finding.closed_ns is None, finding.recoverable_ratio or 0.0
-
-
-def _format_finding(finding: "StoredFinding | None") -> str:
-    """Return the worst finding that `rankscope serve` recorded of a run."""
-    if finding is None:
+def _format_verdict(line: "RunLine") -> str:
+    """Return the cause that the stored report names, or else the worst recorded finding."""
+    if not line.cause:
         return EMPTY
-    ranks = f" on {format_ranges(finding.ranks, max_ranges=2)}" if finding.ranks else ""
-    closed = "" if finding.closed_ns is None else " (closed)"
-    return f"{finding.cause}{ranks}{closed}"
+    ranks = f" on {format_ranges(line.ranks, max_ranges=2)}" if line.ranks else ""
+    closed = " (closed)" if line.is_closed else ""
+    return f"{line.cause}{ranks}{closed}"
 
 
 def _format_steps(finding: "StoredFinding") -> str:

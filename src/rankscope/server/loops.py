@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,9 @@ while it allocates."""
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
 """Pause between two analyses of a running job. It doubles while the job makes no progress."""
+
+MAX_UNREPORTED = 100
+"""Runs that ended before the start of the server and get a report unasked, the newest."""
 
 JOIN_S = 10.0
 
@@ -138,9 +141,10 @@ class _Attempt:
 class LiveAnalysis:
     """Analysis of the runs that have grown, with their alerts.
 
-    A run that does not grow is analysed when a page needs it, and raises no alert for old drops of
-    its MFU. A running job is analysed every `MIN_PAUSE_NS` at most, never for more than half of the
-    time, and less and less often while it makes no progress.
+    A run that does not grow raises no alert for old drops of its MFU. It is analysed once, when a
+    page needs it or nothing else is to do, if the store has no report of it. A running job is
+    analysed every `MIN_PAUSE_NS` at most, never for more than half of the time, and less and less
+    often while it makes no progress.
 
     Args:
         before: The runs of the store when the server started.
@@ -163,20 +167,35 @@ class LiveAnalysis:
         self._alerting = alerting
         self._findings = findings
         self._monotonic_ns = monotonic_ns
+        before = tuple(before)
         self._seen = {run.run_id: _size(run) for run in before}
         self._attempts: dict[str, _Attempt] = {}
+        self._unreported = deque(
+            [run.run_id for run in reports.without_stored(before)][:MAX_UNREPORTED]
+        )
 
     def turn(self) -> None:
-        """Analyse the runs that have grown; forget those that were deleted."""
+        """Analyse the runs that have grown, or else one that has no report; forget deleted ones."""
         self._alerting.retry()
         runs = self._source.runs()
         self._reports.keep_only({run.run_id for run in runs})
+        num_analysed = 0
         for run in runs:
             size = _size(run)
             has_grown = self._seen.get(run.run_id) != size
             if self._is_due(run, has_grown=has_grown):
                 self._try_analysis(run, has_grown=has_grown)
                 self._seen[run.run_id] = size
+                num_analysed += 1
+        if self._unreported and not num_analysed:
+            self._report_old(self._unreported.popleft())
+
+    def _report_old(self, run_id: str) -> None:
+        """Make the report of a run that ended before this server started, if it has none."""
+        try:
+            self._reports.get(run_id)
+        except AnalysisError as error:
+            self._log_failure(run_id, error)
 
     def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
         last = self._attempts.get(run.run_id)

@@ -1,4 +1,5 @@
-"""Diagnoses of the runs of a store, kept in memory until a run has new data.
+"""Diagnoses of the runs of a store, kept until a run has new data: in memory, and of ended runs in
+the store.
 
 Of a running job, a window of the newest steps is analysed (`analysis.window`), and each step is
 read once. An ended run is analysed as a whole, up to `MAX_SPANS`.
@@ -23,8 +24,10 @@ from rankscope.analysis.window import RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import NS_PER_S
 
+from ..sources.stored_reports import is_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.account import RecordAccount
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
         SpanTable,
         StepTable,
     )
+
+    from ..sources.stored_reports import StoredReports
 
 MAX_SPANS = 4_000_000
 """Limit on the time and memory of one analysis. Of larger runs, the last steps are analysed."""
@@ -84,17 +89,20 @@ class Reports:
             analysed.
         monotonic_ns: Clock for the duration of an analysis.
         unix_ns: Clock that says whether a running job is silent.
+        stored: Reports in the store. None: they are kept in memory alone.
     """
 
     def __init__(
         self,
         source: SpanSource,
         *,
+        stored: StoredReports | None = None,
         max_spans: int = MAX_SPANS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._source = ObservedSource(source)
+        self._stored = stored
         self._max_spans = max_spans
         self._monotonic_ns = monotonic_ns
         self._unix_ns = unix_ns
@@ -147,6 +155,17 @@ class Reports:
     def progress(self, run_id: str) -> Progress | None:
         """Return the progress of the run's analysis; None if none is running."""
         return self._source.progress(run_id)
+
+    def without_stored(self, runs: Iterable[RunSummary]) -> list[RunSummary]:
+        """Return those of these runs that have ended and have no stored report."""
+        if self._stored is None:
+            return []
+        lines = self._stored.lines()
+        return [
+            run
+            for run in runs
+            if run.state != RUNNING and not (run.run_id in lines and is_of(lines[run.run_id], run))
+        ]
 
     def keep_only(self, run_ids: Collection[str]) -> None:
         """Forget all other runs, because they are no longer in the store."""
@@ -201,9 +220,17 @@ class Reports:
         return num_new
 
     def _finish(self, entry: _Entry, summary: RunSummary) -> int:
-        """Analyse an ended run as a whole; return the number of steps analysed."""
+        """Analyse an ended run as a whole, unless the store has its report.
+
+        Returns:
+            The number of steps analysed.
+        """
         entry.window = None
-        entry.report = self._analyze(summary)
+        entry.report = None if self._stored is None else self._stored.find(summary)
+        if entry.report is None:
+            entry.report = self._analyze(summary)
+            if entry.report is not None and self._stored is not None:
+                self._stored.keep(summary, entry.report)
         entry.revision += 1
         return len(entry.report.steps) if entry.report is not None else 0
 

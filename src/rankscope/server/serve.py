@@ -219,6 +219,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     from rankscope.collector.http.access import Access
     from rankscope.collector.http.refusals import Refusals
 
+    from ..sources.stored_reports import StoredReports
     from .finding_tracker import LiveFindings
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
@@ -229,7 +230,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     log = log or Log()
     log.hide(access.token)
     source = StoreSource(store)
-    reports = Reports(source)
+    reports = Reports(source, stored=StoredReports(store))
     all_loops = [] if tail is None else [tail_loop(tail)]
     if before is not None:
         alerting = _alerting(store, webhook=webhook, url=endpoint.url)

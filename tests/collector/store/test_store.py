@@ -50,8 +50,8 @@ def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> N
     assert names == {
         "attempts", "bad_rows", "clock", "closed_steps", "deletions", "events", "expired",
         "findings", "groups", "heartbeats", "ledger", "manifests", "microbatches", "owners",
-        "pictures", "placements", "ranks", "rollups", "runs", "samples", "schema_version", "spans",
-            "steps",
+        "pictures", "placements", "ranks", "reports", "rollups", "runs", "samples",
+        "schema_version", "spans", "steps",
     }  # fmt: skip
 
 

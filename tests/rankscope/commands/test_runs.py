@@ -33,9 +33,13 @@ def test_a_run_is_listed_with_its_worst_open_finding_and_watched_to_its_end(
 
     (header, line) = list_runs(as_json=False, store_url=url).splitlines()
     watch_stored(AnalyzeOptions(run_id="r", store_url=url))
+    (analysed,) = json.loads(list_runs(as_json=True, store_url=url))["runs"]
 
-    assert header.split()[-1] == "finding"
+    assert header.split()[-1] == "verdict"
     assert line.endswith("slow-compute on 5, 7")
+    # The report that the command made is stored, with its verdict.
+    assert analysed["severity"] in {"critical", "warning"}
+    assert analysed["verdict"].startswith("Rank ")
     assert capsys.readouterr().out.count("run r: 8 ranks") == 1
     with pytest.raises(BadInputError, match="no rank 8: give one of 0 to 7"):
         analyze_stored(AnalyzeOptions(run_id="r", rank=8, store_url=url))

@@ -1,0 +1,127 @@
+"""Finished results of the pages beside the report: list of runs, strip, start-up, health."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..trace.tables import RunSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """One run of the list of runs. What no stored result says is None, or "" for a text."""
+
+    run: RunSummary
+    cause: str = ""
+    """Of the verdict; of a live run, of its worst recorded finding."""
+
+    severity: str = ""
+    ranks: tuple[int, ...] = ()
+    """Ranks at fault, at most 512."""
+
+    is_closed: bool = False
+    """Whether the finding no longer shows."""
+
+    verdict: str = ""
+    """The whole sentence."""
+
+    step_s: float | None = None
+    """Mean step time."""
+
+    mfu: float | None = None
+    loss: float | None = None
+    """Mean of the ranks in the last step."""
+
+    duration_ns: int | None = None
+    """First begin to last end of a step; of a live run, since its start."""
+
+    num_dropped: int | None = None
+    """Lost records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStrip:
+    """The state of a run in one line, below the header of each page."""
+
+    state: str
+    last_step: int | None
+    age_ns: int | None
+    """Time since the end of the last step of a live run."""
+
+    num_ranks: int
+    num_recent: int | None
+    """Ranks with a recent heartbeat, of a live run that sends them."""
+
+    num_dropped: int | None
+    """Lost records; None before the first report."""
+
+    clock_error_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupPart:
+    """One operation before the first step, such as the import of a library."""
+
+    name: str
+    kind: str
+    num_ranks: int
+    median_ns: int
+    """Over the ranks that have it, as the sum of its spans on each."""
+
+    longest_ns: int
+    slowest_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStartup:
+    """Start-up of one rank in one epoch."""
+
+    rank: int
+    host: str
+    total_ns: int
+    """First begin to last end of its spans outside steps, before its first step."""
+
+    parts_ns: dict[str, int]
+    """By name of the part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """Spans outside steps of the newest epoch: imports, model, compilation, checkpoint."""
+
+    epoch: int
+    num_ranks: int
+    parts: tuple[StartupPart, ...]
+    """The longest first."""
+
+    slowest: tuple[RankStartup, ...]
+    """The ranks that took longest, the longest first."""
+
+    median_ns: int
+    """Of the ranks' totals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSection:
+    """Checked quantities of one kind, as a table: a part in each row, a quantity in each column."""
+
+    title: str
+    about: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """The part's name, then the quantities with their units."""
+
+    bad: frozenset[str] = frozenset()
+    """Names of the parts that need attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """State of the server itself."""
+
+    problems: tuple[str, ...]
+    """Sentences; empty if all is well."""
+
+    sections: tuple[HealthSection, ...]

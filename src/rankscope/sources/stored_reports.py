@@ -1,0 +1,146 @@
+"""Reports of ended runs in the store: made once, shown by pages and commands."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.report.exchange import read_report, write_report
+from rankscope.analysis.report.page_results import RunLine
+from rankscope.analysis.verdict import verdict_sentence
+from rankscope.collector.errors import StoreError
+from rankscope.collector.read.findings import read_findings
+from rankscope.collector.read.reports import read_last_loss, read_report_body, read_report_lines
+from rankscope.collector.read.steps import read_step_bounds
+from rankscope.collector.spool.descriptions import RUNNING
+
+from .store_source import StoreSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.collector.identity import Row
+    from rankscope.collector.read.findings import StoredFinding
+    from rankscope.collector.store.store import Store
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Longest text of a report that is stored; 12,288 ranks and 20 steps take 8 MB. Of a longer one
+only the verdict is stored."""
+
+_SHOWN = (
+    "cause", "severity", "verdict", "step_s", "mfu", "loss", "duration_ns", "num_dropped",
+)  # fmt: skip
+
+MAX_RANKS = 512
+"""Ranks of a verdict that are stored for the list of runs."""
+
+
+class StoredReports:
+    """The reports of ended runs in one store.
+
+    A report counts only for the data and the version of rankscope that it was made of and by.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def find(self, summary: RunSummary) -> RunReport | None:
+        """Return the stored report of a run as it is now; None if there is none."""
+        if summary.state == RUNNING:
+            return None
+        row = read_report_body(self._store, summary.run_id)
+        if row is None or not row["body"] or not is_of(row, summary):
+            return None
+        try:
+            return read_report(row["body"])
+        except ValueError:  # of another build of the same version: it is made again
+            return None
+
+    def keep(self, summary: RunSummary, report: RunReport) -> None:
+        """Store the report of an ended run.
+
+        A store that cannot be written is no failure: the report is made again next time.
+        """
+        if summary.state == RUNNING:
+            return
+        body = write_report(report)
+        top = report.top_finding
+        bounds = read_step_bounds(self._store, summary.run_id)
+        row = {
+            "run_id": summary.run_id,
+            **_revision(summary),
+            "at_ns": time.time_ns(),
+            "cause": top.cause,
+            "severity": top.severity or "",
+            "ranks": list(top.ranks[:MAX_RANKS]),
+            "verdict": verdict_sentence(report),
+            "step_s": report.step_time_s.actual,
+            "mfu": None if report.mfu is None else report.mfu.mean,
+            "loss": read_last_loss(self._store, summary.run_id),
+            "duration_ns": None if bounds is None else bounds[1] - bounds[0],
+            "num_dropped": report.quality.account.num_dropped,
+            "body": body if len(body) <= MAX_BODY_BYTES else "",
+        }
+        with suppress(StoreError):
+            self._store.insert_rows("reports", [row])
+
+    def lines(self) -> dict[str, Row]:
+        """Return what a list of runs shows of each stored report, by run."""
+        return read_report_lines(self._store)
+
+
+def read_run_lines(
+    store: Store, *, unix_ns: Callable[[], int] = time.time_ns
+) -> tuple[RunLine, ...]:
+    """Return the list of runs, the newest first, from stored results alone."""
+    reports = read_report_lines(store)
+    worst: dict[str, StoredFinding] = {}
+    for finding in sorted(read_findings(store), key=_weight):
+        worst[finding.run_id] = finding
+    return tuple(
+        _line(run, reports.get(run.run_id), worst.get(run.run_id), now_ns=unix_ns())
+        for run in StoreSource(store).runs()
+    )
+
+
+def _line(run: RunSummary, row: Row | None, worst: StoredFinding | None, *, now_ns: int) -> RunLine:
+    if row is not None and is_of(row, run):
+        return RunLine(
+            run=run,
+            ranks=tuple(row["ranks"]),
+            **{name: row[name] for name in _SHOWN},
+        )
+    line = RunLine(run=run)
+    if run.state == RUNNING and run.started_ns:
+        line = replace(line, duration_ns=now_ns - run.started_ns)
+    if worst is None:
+        return line
+    return replace(
+        line, cause=worst.cause, ranks=worst.ranks, is_closed=worst.closed_ns is not None
+    )
+
+
+def _weight(finding: StoredFinding) -> tuple[bool, float]:
+    """Return the order of a run's findings: open ones count most, then what fixing them saves."""
+    return finding.closed_ns is None, finding.recoverable_ratio or 0.0
+
+
+def is_of(row: Row, summary: RunSummary) -> bool:
+    """Return whether a row of table ``reports`` is of a run as it is now, by this version."""
+    wanted = _revision(summary)
+    return {name: row[name] for name in wanted} == wanted
+
+
+def _revision(summary: RunSummary) -> dict[str, str | int]:
+    return {
+        "version": installed_version("rankscope"),
+        "num_spans": summary.num_spans,
+        "num_steps": summary.num_steps,
+        "num_rows": summary.num_rows,
+        "state": summary.state,
+    }

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.collector.store.store import open_store
+from rankscope.commands.simulate import simulate_run
+from rankscope.server.reports import Reports, find_run
+from rankscope.simulation import SimulateOptions
+from rankscope.sources.store_source import StoreSource
+from rankscope.sources.stored_reports import StoredReports, read_run_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.analysis.trace.tables import SpanTable
+
+pytestmark = pytest.mark.slow
+
+
+class CountingSource(StoreSource):
+    """A source that counts the reads of spans."""
+
+    num_reads = 0
+
+    def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
+        self.num_reads += 1
+        return super().spans(run_id, first=first, last=last)
+
+
+def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Path) -> None:
+    # GIVEN an ended run whose report one server has made
+    url = f"chdb://{tmp_path}/store"
+    simulate_run(
+        SimulateOptions(
+            scenario="slow-compute", run_id="r", num_steps=4, num_ranks=8, store_url=url
+        )
+    )
+    with open_store(url) as store:
+        first = CountingSource(store)
+        summary = find_run(first, "r")
+        reports = Reports(first, stored=StoredReports(store))
+        assert reports.without_stored([summary]) == [summary]
+        made = reports.get("r")
+        assert made is not None
+        assert first.num_reads > 0
+
+        # WHEN the next server starts, nothing is analysed
+        second = CountingSource(store)
+        again = Reports(second, stored=StoredReports(store))
+        assert again.without_stored([summary]) == []
+        found = again.get("r")
+
+        assert found is not None
+        assert second.num_reads == 0
+        assert found.findings == made.findings
+        (line,) = read_run_lines(store)
+        assert (line.cause, line.run.run_id) == (made.top_finding.cause, "r")
+        assert (line.duration_ns or 0) > 0
+
+        # A report of other rows, or of another version, counts for nothing.
+        assert StoredReports(store).find(replace(summary, num_rows=summary.num_rows + 1)) is None
+        store.insert_rows("reports", [{"run_id": "r", "version": "0.0.0", "at_ns": 2**62}])
+        assert StoredReports(store).find(summary) is None
+        assert read_run_lines(store)[0].verdict == ""
