@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
+from .breakdown.drops import find_drops
 from .diagnose import ends_run
 from .report.report import Finding, Severity
 from .report.text import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .report.report import RunReport
     from .report.tracked_findings import TrackedFinding
@@ -46,50 +46,6 @@ class Condition:
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Values behind the sentence, by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropRule:
-    """A value ``depth_ratio`` or more below its baseline for ``num_steps`` consecutive steps."""
-
-    depth_ratio: float = 0.10
-    num_steps: int = 3
-    """Consecutive steps below that make a drop, and consecutive steps above that end it."""
-
-    min_baseline_steps: int = 5
-    """Steps that the baseline needs; fewer may all be warm-up."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.depth_ratio < 1:
-            raise ValueError(
-                f"DropRule.depth_ratio must be between 0 and 1, got {self.depth_ratio}"
-            )
-        for name in ("num_steps", "min_baseline_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"DropRule.{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
-    """A period in which a value that should not fall is low: the MFU, or the steps per second."""
-
-    first_step: int
-    last_step: int
-    """Last step below so far; the drop may continue."""
-
-    value: float
-    """Median over the drop's steps."""
-
-    usual: float
-    """Baseline: median of the steps before the drop."""
-
-    is_over: bool
-    """Whether as many consecutive steps are above the threshold again as a drop needs."""
-
-    @property
-    def depth_ratio(self) -> float:
-        """Distance below the baseline, as a share of it."""
-        return 1 - self.value / self.usual
 
 
 def find_conditions(
@@ -139,7 +95,7 @@ def _from_values(report: RunReport) -> Iterator[Condition]:
     else:
         rule = STEP_TIME_RISE
         by_step = {step: 1 / s for step, s in report.actual_s_by_step.items() if s > 0}
-    for drop in find_drops(by_step, warmup_steps=report.warmup_steps):
+    for drop in find_drops(by_step, skipped_steps={*report.warmup_steps, *report.planned_steps}):
         steps = drop.first_step, drop.last_step
         finding = _overlapping(report, steps)
         because = (
@@ -201,69 +157,4 @@ def _from_account(report: RunReport) -> Iterator[Condition]:
         ),
         finding=None,
         numbers={"num_lost": float(account.num_dropped)},
-    )
-
-
-def find_drops(
-    by_step: Mapping[int, float],
-    *,
-    rule: DropRule | None = None,
-    warmup_steps: Collection[int] = (),
-) -> tuple[Drop, ...]:
-    """Return the drops of a value, in step order.
-
-    Each step is compared with the median of the earlier steps that belong to no drop. A drop never
-    becomes part of its own baseline, so it has the same first step while the run trains and
-    afterwards, however long it lasts. It ends when ``num_steps`` consecutive steps are above the
-    threshold again. Steps that ``by_step`` does not have are skipped.
-
-    Args:
-        by_step: MFU or steps per second, by step.
-        rule: Depth and length; the default rule (10 %, 3 steps) if None.
-        warmup_steps: Steps that are neither compared nor part of the baseline.
-
-    Source:
-        Imbue's report on training a 70B model: a sudden drop that stays is a throttled clock, one
-        low step is a checkpoint.
-    """
-    rule = rule or DropRule()
-    skipped = set(warmup_steps)
-    series = [(step, by_step[step]) for step in sorted(by_step) if step not in skipped]
-    return tuple(_find_drops(series, rule))
-
-
-def _find_drops(series: list[tuple[int, float]], rule: DropRule) -> Iterator[Drop]:
-    baseline: list[float] = []
-    low: list[tuple[int, float]] = []
-    """Low steps of the drop, or of what may become one."""
-    recovered: list[float] = []
-    """Steps above the threshold since the last low step of a drop."""
-    for step, value in series:
-        level = median(baseline) if len(baseline) >= rule.min_baseline_steps else None
-        if level is not None and value <= level * (1 - rule.depth_ratio):
-            low.append((step, value))
-            recovered.clear()
-            continue
-        if len(low) < rule.num_steps:
-            baseline.extend(below for _, below in low)
-            baseline.append(value)
-            low.clear()
-            continue
-        recovered.append(value)
-        if len(recovered) == rule.num_steps and level is not None:
-            yield _drop(low, level, is_over=True)
-            baseline.extend(recovered)
-            low.clear()
-            recovered.clear()
-    if len(low) >= rule.num_steps:
-        yield _drop(low, median(baseline), is_over=False)
-
-
-def _drop(low: list[tuple[int, float]], level: float, *, is_over: bool) -> Drop:
-    return Drop(
-        first_step=low[0][0],
-        last_step=low[-1][0],
-        value=median(value for _, value in low),
-        usual=level,
-        is_over=is_over,
     )

@@ -13,6 +13,7 @@ from rankscope.tracer.span import NS_PER_S
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
 from .breakdown.mfu import compute_mfu, explain_missing_mfu
+from .breakdown.mfu_shape import with_mfu
 from .breakdown.starved import find_predecessors, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
@@ -83,7 +84,8 @@ def analyze_known(
     source: SpanSource, run: RunInfo, *, first: int | None = None, last: int | None = None
 ) -> RunReport:
     """Analyse a run whose description has been read already; see `analyze_run`."""
-    return grade_findings(_analyze(source, run, first=first, last=last))
+    report = _analyze(source, run, first=first, last=last)
+    return grade_findings(with_mfu(report, report.mfu))
 
 
 def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int | None) -> RunReport:
@@ -222,6 +224,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
             reading.model, waterfall, predecessors, total_ns=int(reading.actual_ns.sum())
         ),
         common_pauses=() if case is None else list_pauses(case.common_pauses, case.profile.steps),
+        planned_steps=() if case is None else case.planned_steps,
         culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
 

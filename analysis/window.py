@@ -216,9 +216,14 @@ class RunWindow:
     def _update_mfu(self, run: RunInfo, steps: StepTable) -> None:
         found = compute_mfu(run, steps)
         if found is not None:
-            by_step = {**(self.mfu.by_step if self.mfu is not None else {}), **found.by_step}
-            mean = float(np.mean(list(by_step.values())))
-            self.mfu = Mfu(convention=found.convention, mean=mean, by_step=by_step)
+            known = self.mfu or found
+            by_step = {**known.by_step, **found.by_step}
+            self.mfu = Mfu(
+                convention=found.convention,
+                mean=float(np.mean(list(by_step.values()))),
+                by_step=by_step,
+                restart_steps=tuple(sorted({*known.restart_steps, *found.restart_steps})),
+            )
 
     def _read_exits(self, run: RunInfo) -> bool:
         """Add exits of ranks and events since the last call; return whether there are any."""

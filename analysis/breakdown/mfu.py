@@ -45,18 +45,26 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
         return None
     by_step: dict[int, float] = {}
     convention = ""
+    restart_steps: list[int] = []
     for epoch in sorted(run.epochs, key=lambda known: known.epoch):
         peak = _job_peak(run, epoch)
         if peak is None:
             continue
         found = _epoch_mfu(run, epoch, steps, flops_per_token=run.flops_per_token, peak=peak)
         if found:
+            if by_step:
+                restart_steps.append(min(found))
             by_step.update(found)
             convention = _convention(run, epoch)
     if not by_step:
         return None
     ordered = dict(sorted(by_step.items()))
-    return Mfu(convention=convention, mean=float(np.mean(list(ordered.values()))), by_step=ordered)
+    return Mfu(
+        convention=convention,
+        mean=float(np.mean(list(ordered.values()))),
+        by_step=ordered,
+        restart_steps=tuple(restart_steps),
+    )
 
 
 def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:

@@ -148,6 +148,13 @@ class Case:
         """Return the steps in which nearly all ranks pause at once."""
         return find_common_pauses(self.gaps, self._steps_with_saves())
 
+    @property
+    def planned_steps(self) -> tuple[int, ...]:
+        """Return the steps with a planned pause of all ranks, or with forwards of an evaluation."""
+        pauses = self.common_pauses
+        paused = self.profile.steps[pauses.columns[pauses.is_planned]]
+        return tuple(np.union1d(paused, self.reading.evaluated_steps).tolist())
+
     def _steps_with_saves(self) -> NDArray[np.int64]:
         """Return the steps with a ``checkpoint`` event, or whose predecessor ended before one."""
         at_ns = [event.at_ns for event in self.context.events if event.kind == "checkpoint"]

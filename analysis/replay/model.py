@@ -134,6 +134,9 @@ class Reading:
     not_compared: tuple[int, ...] = ()
     """Ranks that recorded no compute in more than half of ``steps``, ascending."""
 
+    evaluated_steps: tuple[int, ...] = ()
+    """Steps with forwards of an evaluation, ascending."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitIntervals:

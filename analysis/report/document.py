@@ -45,6 +45,8 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "mfu": None
         if report.mfu is None
         else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
+        "mfu_shape": None if report.mfu_shape is None else asdict(report.mfu_shape),
+        "planned_steps": list(report.planned_steps),
         "quality": _quality(report.quality),
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],

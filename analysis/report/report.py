@@ -97,6 +97,38 @@ class Mfu:
     by_step: dict[int, float]
     """0..1, unsmoothed."""
 
+    restart_steps: tuple[int, ...] = ()
+    """First known step after each restart of the job."""
+
+
+class MfuShapeName(StrEnum):
+    """Shape of the MFU curve; see `analysis.breakdown.mfu_shape`."""
+
+    LOW_FROM_START = "low-from-start"
+    STEADY_LOW = "steady-low"
+    REGULAR_DIPS = "regular-dips"
+    RARE_DIPS = "rare-dips"
+    GROWING_SAG = "growing-sag"
+    SUDDEN_DROP = "sudden-drop"
+    NOISY = "noisy"
+    STEADY = "steady"
+    """None of the seven."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MfuShape:
+    """The shape of the MFU curve, recognised from the values alone."""
+
+    name: MfuShapeName
+    steps: tuple[int, int]
+    """First and last step that show it."""
+
+    text: str
+    """Half a sentence with numbers: "dropped by 20 % in step 20 and stays low"."""
+
+    causes: str
+    """What typically causes it; "" for a steady curve."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
@@ -246,6 +278,12 @@ class RunReport:
     quality: Quality
     excess: RankStepExcess
     paced: bool
+    mfu_shape: MfuShape | None = None
+    """None if the MFU is unknown, or known of too few steps."""
+
+    planned_steps: tuple[int, ...] = ()
+    """Steps with a planned pause of all ranks: a save, an evaluation. They are slow on purpose."""
+
     missing_mfu: str = ""
     """Why ``mfu`` is None, if it is, and what makes it known."""
 

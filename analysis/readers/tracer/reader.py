@@ -24,7 +24,7 @@ from .evidence import find_gaps, find_transfers
 from .graph import build_model
 from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
 from .matched_waits import MatchedWaits, match_waits
-from .pieces import cut_pieces, number_parts_by_span
+from .pieces import EVALUATION, cut_pieces, number_parts_by_span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,6 +125,7 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
         warnings=(*warnings, *complete.warnings),
         experts=experts,
         not_compared=complete.not_compared,
+        evaluated_steps=tuple(sorted_unique(spans.step[part == EVALUATION]).tolist()),
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.breakdown.mfu_shape import with_mfu
 from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.account import sum_accounts
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
@@ -213,8 +214,13 @@ class Reports:
         if num_new:
             report = analyze_run(entry.window, run_id)
             # The window limits the replay only: alerts need the MFU of all steps of the run.
+            planned = set(report.planned_steps)
+            if entry.report is not None:  # of steps that have left the window too
+                planned.update(entry.report.planned_steps)
             entry.report = replace(
-                report, mfu=entry.window.mfu, num_earlier_steps=entry.window.num_earlier_steps
+                with_mfu(report, entry.window.mfu),
+                num_earlier_steps=entry.window.num_earlier_steps,
+                planned_steps=tuple(sorted(planned)),
             )
             entry.revision += 1
         return num_new
@@ -244,8 +250,7 @@ class Reports:
         if first is None:
             return report
         return replace(
-            report,
-            mfu=compute_mfu(self._source.run_info(summary.run_id), steps),
+            with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps)),
             num_earlier_steps=len(np.unique(steps.step[steps.step < first])),
         )
 

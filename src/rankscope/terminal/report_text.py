@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.diagnose import ends_run
-from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.report import MfuShapeName, Severity
 from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
@@ -112,6 +112,13 @@ def report_text(
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
+def _format_shape(report: RunReport) -> str:
+    shape = report.mfu_shape
+    if shape is None or shape.name is MfuShapeName.STEADY:
+        return ""
+    return f"; shape: {shape.name}, {shape.text} (typically {shape.causes})"
+
+
 def _explains_waiting(report: RunReport) -> bool:
     """Return whether ranks wait for what the top finding names.
 
@@ -194,7 +201,7 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
         else f"{format_slowdown(whole)}: {_format_percent(1 - 1 / whole)} of the step time is lost",
         "MFU": f"{UNKNOWN}: {report.missing_mfu}"
         if mfu is None
-        else f"{_format_percent(mfu.mean)} ({mfu.convention})",
+        else f"{_format_percent(mfu.mean)} ({mfu.convention}){_format_shape(report)}",
     }
     if view.has_details:
         rows |= {

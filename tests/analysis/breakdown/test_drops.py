@@ -3,11 +3,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.alert_rules import Drop, DropRule, find_drops
+from rankscope.analysis.breakdown.drops import Drop, DropRule, find_drops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +76,7 @@ def test_warm_up_steps_are_neither_compared_nor_part_of_the_baseline() -> None:
     values = [0.90] * 5 + [0.50] * 8
 
     assert steps_of(find_drops(by_step(values))) == [(5, 12)]
-    assert find_drops(by_step(values), warmup_steps=range(5)) == ()
+    assert find_drops(by_step(values), skipped_steps=range(5)) == ()
 
 
 def test_missing_steps_are_skipped() -> None:
@@ -84,6 +85,35 @@ def test_missing_steps_are_skipped() -> None:
     drops = find_drops(known)
 
     assert steps_of(drops) == [(12, 16)]
+
+
+def test_a_baseline_follows_a_daily_swing() -> None:
+    # Down by 20 % over 400 steps, and up again: each step is within 3 % of the steps before it.
+    swing = [0.50 - 0.10 * (1 - abs(step - 400) / 400) for step in range(800)]
+
+    assert find_drops(by_step(swing)) == ()
+    assert steps_of(find_drops(by_step([*swing[:400], *[0.36] * 3]))) == [(400, 402)]
+
+
+def test_noise_as_of_varying_sequence_lengths_is_no_drop_but_a_deeper_fall_is() -> None:
+    noise = np.random.default_rng(3).normal(0.50, 0.05, 400).tolist()
+
+    assert find_drops(by_step(noise)) == ()
+    (drop,) = find_drops(by_step([*noise, 0.35, 0.36, 0.33]))
+    assert drop.first_step == 400
+
+
+def test_a_drop_of_exactly_the_depth_is_found_within_the_noise_of_single_steps() -> None:
+    values = [0.50 + 0.005 * (-1) ** step for step in range(20)]
+
+    assert steps_of(find_drops(by_step([*values, 0.455, 0.445, 0.450]))) == [(20, 22)]
+
+
+def test_planned_steps_make_no_drop() -> None:
+    values = [*HEALTHY, 0.2, 0.2, 0.2, *HEALTHY]
+
+    assert steps_of(find_drops(by_step(values))) == [(10, 12)]
+    assert find_drops(by_step(values), skipped_steps=(10, 11, 12)) == ()
 
 
 def test_a_rule_sets_depth_and_length() -> None:
@@ -121,4 +151,4 @@ def test_drops_are_separate_and_as_long_and_deep_as_the_rule_says(values: list[f
         assert later.first_step > earlier.last_step + 3
     for drop in drops:
         assert drop.last_step - drop.first_step >= 2
-        assert drop.depth_ratio >= 0.1 - 1e-9
+        assert drop.depth_ratio > 0

@@ -1,0 +1,216 @@
+"""The shape of the MFU curve: each of seven shapes has typical causes.
+
+Source: Imbue, "From bare metal to a 70B model" (2024), the section on low MFU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ..report.report import MfuShape, MfuShapeName
+from ..report.text import format_percent
+from .drops import ROBUST, find_drops
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from ..report.report import Mfu, RunReport
+
+    Series = Sequence[tuple[int, float]]
+
+MIN_STEPS = 16
+"""Steps that a shape needs: four quarters of four steps. Source: choice."""
+
+DIP_RATIO = 0.10
+"""Depth of a dip, as of a drop."""
+
+MAX_DIP_STEPS = 3
+"""Consecutive steps of a dip. An evaluation may take several steps."""
+
+MIN_REGULAR_DIPS = 3
+"""Dips whose two distances can agree."""
+
+MAX_RARE_SHARE = 0.10
+"""Share of the steps that rare dips may take; more of them are noise. Source: choice."""
+
+NOISY_RATIO = 0.05
+"""Robust deviation over the median from which a curve is noisy. Source: choice, half a dip."""
+
+SAG_RATIO = 0.05
+"""Fall from the first to the last quarter of a stretch without a restart. Source: choice, half a
+drop; each quarter must be below the one before."""
+
+RECOVERED_SHARE = 0.5
+"""Share of the sag that a restart must bring back."""
+
+LOW_RATIO, FRACTION_RATIO = 0.10, 0.50
+"""Distance below the usual MFU of such a run from which it is low, and from which only a fraction
+of it: then not a part is slow, but a whole path (GPUDirect) is not in use. Source: choice."""
+
+CAUSES = {
+    MfuShapeName.LOW_FROM_START: "GPUDirect RDMA not in use, or the environment is wrong",
+    MfuShapeName.STEADY_LOW: "one bad link, or throttled processors",
+    MfuShapeName.REGULAR_DIPS: "checkpoints or evaluations",
+    MfuShapeName.RARE_DIPS: "load on a host's processors, or the data loader",
+    MfuShapeName.GROWING_SAG: "garbage collection",
+    MfuShapeName.SUDDEN_DROP: "a throttled clock: heat or power",
+    MfuShapeName.NOISY: "links of the upper layers of the network",
+}
+"""Typical causes of each shape. Source: as above."""
+
+
+def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
+    """Return a report with this MFU and its shape."""
+    shape = None
+    if mfu is not None:
+        shape = classify_mfu(
+            mfu.by_step, restart_steps=mfu.restart_steps, warmup_steps=report.warmup_steps
+        )
+    return replace(report, mfu=mfu, mfu_shape=shape)
+
+
+def classify_mfu(
+    by_step: Mapping[int, float],
+    *,
+    restart_steps: Collection[int] = (),
+    warmup_steps: Collection[int] = (),
+    usual: float | None = None,
+) -> MfuShape | None:
+    """Return the shape of the MFU curve; None if it is too short, or has no value above 0.
+
+    If several shapes fit, the gravest counts: a drop, a sag, a low level, dips, noise.
+
+    Args:
+        by_step: MFU, unsmoothed.
+        restart_steps: First steps after restarts of the job.
+        warmup_steps: Steps that are left out.
+        usual: MFU that such a run reaches, from an earlier one; None if unknown. Without it, a
+            level can't be called low.
+    """
+    skipped = set(warmup_steps)
+    series = [(step, by_step[step]) for step in sorted(by_step) if step not in skipped]
+    level = median(value for _, value in series) if series else 0.0
+    if len(series) < MIN_STEPS or level <= 0:
+        return None
+    found = (
+        _find_drop(series)
+        or _find_sag(series, restart_steps)
+        or _find_low_level(level, usual)
+        or _find_dips(series)
+        or _find_noise(series, level)
+    )
+    steps = (series[0][0], series[-1][0])
+    if found is None:
+        return MfuShape(
+            name=MfuShapeName.STEADY,
+            steps=steps,
+            text=f"steady at {format_percent(level, digits=1)}",
+            causes="",
+        )
+    name, own_steps, text = found
+    return MfuShape(name=name, steps=own_steps or steps, text=text, causes=CAUSES[name])
+
+
+_Found = tuple[MfuShapeName, tuple[int, int] | None, str]
+
+
+def _find_drop(series: Series) -> _Found | None:
+    """Find a drop that lasts to the end, and longer than a dip."""
+    drops = find_drops(dict(series))
+    if not drops or drops[-1].is_over:
+        return None
+    drop = drops[-1]
+    if sum(drop.first_step <= step <= drop.last_step for step, _ in series) <= MAX_DIP_STEPS:
+        return None
+    text = f"dropped by {format_percent(drop.depth_ratio)} in step {drop.first_step} and stays low"
+    return MfuShapeName.SUDDEN_DROP, (drop.first_step, drop.last_step), text
+
+
+def _find_sag(series: Series, restart_steps: Collection[int]) -> _Found | None:
+    """Find a level that falls bit by bit, and that a restart brings back, if there was one."""
+    parts = _split(series, sorted(restart_steps))
+    for number, part in enumerate(parts):
+        if len(part) < MIN_STEPS:
+            continue
+        quarters = [median(value for _, value in quarter) for quarter in _quarters(part)]
+        fall = quarters[0] - quarters[-1]
+        is_falling = all(later < earlier for earlier, later in pairwise(quarters))
+        # One jump is a drop, not a sag.
+        is_gradual = max(a - b for a, b in pairwise(quarters)) <= fall / 2
+        if not is_falling or not is_gradual or fall < SAG_RATIO * quarters[0]:
+            continue
+        steps = part[0][0], part[-1][0]
+        size = format_percent(fall / quarters[0])
+        following = parts[number + 1][: len(part) // 4] if number + 1 < len(parts) else ()
+        if not following:
+            text = f"sags by {size} from step {steps[0]} to {steps[1]}"
+            return MfuShapeName.GROWING_SAG, steps, text
+        if median(value for _, value in following) >= quarters[-1] + RECOVERED_SHARE * fall:
+            text = f"sags by {size} until step {steps[1]}; a restart brings it back"
+            return MfuShapeName.GROWING_SAG, steps, text
+    return None
+
+
+def _find_low_level(level: float, usual: float | None) -> _Found | None:
+    if usual is None or level > usual * (1 - LOW_RATIO):
+        return None
+    name = MfuShapeName.STEADY_LOW
+    if level <= usual * (1 - FRACTION_RATIO):
+        name = MfuShapeName.LOW_FROM_START
+    text = f"{format_percent(level, digits=1)}, where {format_percent(usual, digits=1)} is usual"
+    return name, None, text
+
+
+def _find_dips(series: Series) -> _Found | None:
+    """Find a few steps that are low, one or a few at a time."""
+    level = median(value for _, value in series)
+    low = [place for place, (_, value) in enumerate(series) if value <= level * (1 - DIP_RATIO)]
+    dips = _joined(low)
+    if not dips or max(len(dip) for dip in dips) > MAX_DIP_STEPS:
+        return None
+    distances = [later[0] - earlier[0] for earlier, later in pairwise(dips)]
+    steps = series[dips[0][0]][0], series[dips[-1][-1]][0]
+    if len(dips) >= MIN_REGULAR_DIPS and max(distances) == min(distances):
+        return MfuShapeName.REGULAR_DIPS, steps, f"dips every {distances[0]} steps"
+    if len(low) <= MAX_RARE_SHARE * len(series):
+        return MfuShapeName.RARE_DIPS, steps, f"{len(dips)} dips in {len(series)} steps"
+    return None
+
+
+def _find_noise(series: Series, level: float) -> _Found | None:
+    deviation = ROBUST * median(abs(value - level) for _, value in series)
+    if deviation < NOISY_RATIO * level:
+        return None
+    ratio = format_percent(deviation / level)
+    return MfuShapeName.NOISY, None, f"{format_percent(level, digits=1)}, but varies by {ratio}"
+
+
+def _split(series: Series, restart_steps: Iterable[int]) -> list[Series]:
+    """Return the stretches between restarts."""
+    parts: list[Series] = []
+    begin = 0
+    for restart in restart_steps:
+        end = next((k for k, (step, _) in enumerate(series) if step >= restart), len(series))
+        parts.append(series[begin:end])
+        begin = end
+    parts.append(series[begin:])
+    return [part for part in parts if part]
+
+
+def _quarters(part: Series) -> list[Series]:
+    size = len(part) / 4
+    return [part[round(k * size) : round((k + 1) * size)] for k in range(4)]
+
+
+def _joined(places: Iterable[int]) -> list[list[int]]:
+    """Return ascending places as runs of consecutive ones."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs

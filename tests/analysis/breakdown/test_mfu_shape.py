@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.breakdown.mfu_shape import classify_mfu
+from rankscope.analysis.report.report import MfuShapeName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEADY = [0.50, 0.505] * 20
+NOISE = np.random.default_rng(2).normal(0.5, 0.04, 40).tolist()
+SAG = [0.50 - 0.002 * step for step in range(40)]
+
+
+def name_of(
+    values: Sequence[float], *, usual: float | None = None, restarts: Sequence[int] = ()
+) -> MfuShapeName:
+    shape = classify_mfu(dict(enumerate(values)), usual=usual, restart_steps=restarts)
+    assert shape is not None
+    return shape.name
+
+
+@pytest.mark.parametrize(
+    ("values", "usual", "restarts", "name"),
+    [
+        ([0.10] * 40, 0.50, (), MfuShapeName.LOW_FROM_START),
+        ([0.43] * 40, 0.50, (), MfuShapeName.STEADY_LOW),
+        ([0.3 if k % 8 == 7 else 0.5 for k in range(40)], None, (), MfuShapeName.REGULAR_DIPS),
+        ([0.3 if k in {9, 30} else 0.5 for k in range(40)], None, (), MfuShapeName.RARE_DIPS),
+        (SAG, None, (), MfuShapeName.GROWING_SAG),
+        ([*SAG, *SAG[:10]], None, (40,), MfuShapeName.GROWING_SAG),
+        ([*STEADY[:30], *[0.38] * 10], None, (), MfuShapeName.SUDDEN_DROP),
+        (NOISE, None, (), MfuShapeName.NOISY),
+        (STEADY, None, (), MfuShapeName.STEADY),
+        (STEADY, 0.50, (), MfuShapeName.STEADY),
+    ],
+)
+def test_each_shape_is_named(
+    values: Sequence[float], usual: float | None, restarts: Sequence[int], name: MfuShapeName
+) -> None:
+    assert name_of(values, usual=usual, restarts=restarts) is name
+
+
+def test_a_regular_evaluation_of_three_steps_is_regular_dips() -> None:
+    assert name_of([0.3 if k % 10 < 3 else 0.5 for k in range(5, 45)]) is MfuShapeName.REGULAR_DIPS
+
+
+def test_the_text_says_where_and_how_much() -> None:
+    shape = classify_mfu(dict(enumerate([*[0.5] * 20, *[0.4] * 5])))
+
+    assert shape is not None
+    assert (shape.steps, shape.text) == (
+        (20, 24),
+        "dropped by 20 % in step 20 and stays low",
+    )
+    assert shape.causes == "a throttled clock: heat or power"
+
+
+def test_a_drop_that_is_over_is_no_drop_that_stays() -> None:
+    assert name_of([*[0.5] * 20, *[0.4] * 3, *[0.5] * 20]) is MfuShapeName.RARE_DIPS
+
+
+def test_a_short_curve_has_no_shape() -> None:
+    assert classify_mfu(dict(enumerate([0.5] * 15))) is None
+    assert classify_mfu({}) is None
+    assert classify_mfu(dict(enumerate([0.0] * 20))) is None
