@@ -15,6 +15,7 @@ from rankscope.tracer.span import NS_PER_S
 from ..arrays.group_stats import group_medians, medians_by_key
 from ..arrays.grouping import factorize, sorted_unique
 from ..causes.candidate import shows_in
+from ..causes.detector import Subject
 from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..replay.program import Change
@@ -56,7 +57,7 @@ class Fix(NamedTuple):
     """Shape (rows,): its operations in the steps that show it, ascending."""
 
     fixed: Times
-    """Shape (rows,): their times without its cause."""
+    """Shape (rows,): their times without its cause. A slow rank computes as its stage does then."""
 
     @property
     def host_rows(self) -> NDArray[np.int64]:
@@ -98,16 +99,25 @@ def price_candidates(
     recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
     unblamed = Times(remove_partner_waits(model, workers), model.ideal_gap_ns)
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
-    fixes = _fixes(candidates, ideal, model)
-    fixed = _fix_all(fixes, unblamed)
+    of_stage_ns = ideal.duration_ns * _stage_ratio(model, candidates, ideal, unblamed)
+    fixes = _fixes(candidates, ideal, of_stage_ns, model)
+    in_fixed_stage = _in_fixed_stage(fixes, model)
+    fixed = _fix_all(fixes, unblamed, ideal, in_fixed_stage)
     num_sharing = (
         _count([fix.rows for fix in fixes], len(model.rank)),
         _count([fix.host_rows for fix in fixes], len(model.rank)),
     )
     # A slow worker's compute includes waits for pauses of its partners, which are not its own.
     compute = Times(unblamed.duration_ns, recorded.gap_ns)
+    # A slow rank of a slow stage is measured against its stage, which is fixed all around it.
+    healthy = [
+        Times(np.where(both, fix.fixed.duration_ns, own.duration_ns), own.gap_ns)
+        for fix, both in zip(fixes, in_fixed_stage, strict=True)
+        for own in (fixed.at(fix.rows),)
+    ]
     with_fault = [
-        _put_back(fix, fixed, recorded if fix.candidate.on_host else compute) for fix in fixes
+        _put_back(fix, own, recorded if fix.candidate.on_host else compute)
+        for fix, own in zip(fixes, healthy, strict=True)
     ]
     total = fixed
     if (num_sharing[0] > 1).any():
@@ -119,7 +129,7 @@ def price_candidates(
         _take_out(fix, times, fixed, total, recorded, num_sharing)
         for fix, times in zip(fixes, with_fault, strict=True)
     ]
-    fixed_ns = fixed.mean_step_ns(replayer)
+    fixed_ns = _mean_step_with_each(replayer, fixed, fixes, healthy)
     with_fault_ns = _mean_step_with_each(replayer, fixed, fixes, with_fault)
     faulty = Times(
         np.where(num_sharing[0] > 0, recorded.duration_ns, fixed.duration_ns),
@@ -132,17 +142,24 @@ def price_candidates(
         np.copyto(column, of_fixed, where=num > 1)
     ideal_ns = ideal_run.mean_step_ns(replayer)
     findings = []
-    for fix, with_ns, rest_ns in zip(fixes, with_fault_ns, without_ns, strict=True):
+    for fix, base_ns, with_ns, rest_ns in zip(
+        fixes, fixed_ns, with_fault_ns, without_ns, strict=True
+    ):
         finding = _finding(fix.candidate)
         if len(fix.rows):
             finding = replace(
                 finding,
-                slowdown=ratio(with_ns, fixed_ns),
+                slowdown=ratio(with_ns, base_ns),
                 recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns),
                 saved_s=(faulty_ns - rest_ns) / NS_PER_S,
             )
         findings.append(finding)
     return tuple(findings)
+
+
+def is_of_device(candidate: Candidate) -> bool:
+    """Return whether a candidate is ranks that compute slowly."""
+    return candidate.cause.subject is Subject.RANKS and not candidate.on_host
 
 
 def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
@@ -174,12 +191,53 @@ def confidence(excess_ratio: float, threshold: float) -> float:
     return float(1.0 - THRESHOLDS.doubt_at_threshold * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
-def _fixes(candidates: Sequence[Candidate], ideal: Times, model: ReplayModel) -> list[Fix]:
+def _fixes(
+    candidates: Sequence[Candidate],
+    ideal: Times,
+    of_stage_ns: NDArray[np.float64],
+    model: ReplayModel,
+) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
+    of_stage = Times(of_stage_ns, ideal.gap_ns)
     return [
-        Fix(each, part, _fixed_times(each, part, ideal, model))
+        Fix(each, part, _fixed_times(each, part, of_stage if is_of_device(each) else ideal, model))
         for each, part in zip(candidates, parts, strict=True)
     ]
+
+
+def _stage_ratio(
+    model: ReplayModel, candidates: Sequence[Candidate], ideal: Times, unblamed: Times
+) -> NDArray[np.float64]:
+    """Return what compute takes on the healthy ranks of its stage, over its ideal. Shape (ops,).
+
+    The ideal is a mean over all stages. A slow rank of a stage with more work, once fixed, still
+    has that work. The ratio is 1 for all else than compute, and if the stage has no other compute
+    of that kind.
+
+    Args:
+        model: The operations.
+        candidates: All candidates.
+        ideal: The ideal run.
+        unblamed: The run, without waits for partners in compute.
+    """
+    found = np.ones(len(model.rank))
+    slow = [each for each in candidates if is_of_device(each)]
+    if not slow:
+        return found
+    compute = np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
+    number, num = factorize(model.kind[compute], model.stage[compute])
+    inside = np.zeros(len(model.rank), dtype=np.bool_)
+    for each in candidates:
+        if each.part is not None and each.cause.subject is not Subject.STAGE:
+            inside[_recorded_part(each, model)] = True
+    healthy = ~inside[compute]
+    took_ns, expected_ns = (
+        np.bincount(number[healthy], weights=times[compute[healthy]], minlength=num)
+        for times in (unblamed.duration_ns, ideal.duration_ns)
+    )
+    is_known = (took_ns > 0) & (expected_ns > 0)
+    found[compute] = np.divide(took_ns, expected_ns, out=np.ones(num), where=is_known)[number]
+    return found
 
 
 def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.int64]:
@@ -225,7 +283,9 @@ def _fixed_times(
     return Times(duration_ns, np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns)
 
 
-def _fix_all(fixes: Sequence[Fix], unblamed: Times) -> Times:
+def _fix_all(
+    fixes: Sequence[Fix], unblamed: Times, ideal: Times, in_fixed_stage: Sequence[NDArray[np.bool_]]
+) -> Times:
     """Return the run with every candidate fixed; the smaller time if two share an operation."""
     fixed = Times(*(each.copy() for each in unblamed))
     touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
@@ -234,17 +294,29 @@ def _fix_all(fixes: Sequence[Fix], unblamed: Times) -> Times:
             before = times[fix.rows]
             times[fix.rows] = np.where(touched[fix.rows], np.minimum(own, before), own)
         touched[fix.rows] = True
+    for fix, both in zip(fixes, in_fixed_stage, strict=True):
+        fixed.duration_ns[fix.rows[both]] = ideal.duration_ns[fix.rows[both]]
     return fixed
 
 
-def _put_back(fix: Fix, fixed: Times, recorded: Times) -> Times:
+def _in_fixed_stage(fixes: Sequence[Fix], model: ReplayModel) -> list[NDArray[np.bool_]]:
+    """Return which operations of each slow rank are of a stage that is a candidate itself."""
+    stages = [fix.rows for fix in fixes if fix.candidate.cause.subject is Subject.STAGE]
+    fixed = sorted_unique(model.stage[np.concatenate(stages)]) if stages else np.zeros(0, np.int32)
+    return [
+        np.isin(model.stage[fix.rows], fixed) & is_of_device(fix.candidate)
+        for fix in fixes
+    ]
+
+
+def _put_back(fix: Fix, healthy: Times, recorded: Times) -> Times:
     """Return the times of one candidate's operations in the fixed run plus its own excess.
 
     If no other candidate shares an operation, its time is the recorded one. A shared operation (a
     gap of a host that launches late and then waits for an evaluation) is longer for both causes,
     and each adds its own excess.
     """
-    duration_ns, gap_ns = fixed.at(fix.rows)
+    duration_ns, gap_ns = healthy
     recorded = recorded.at(fix.rows)
     excess_ns = recorded.duration_ns - fix.fixed.duration_ns
     duration_ns = np.maximum(duration_ns + excess_ns, 0.0)
@@ -275,12 +347,12 @@ def _take_out(
     rows = fix.rows
     is_shared = num_sharing[0][rows] > 1
     found = []
-    for all_, before, after, own, num in zip(
-        total, fixed, recorded, with_fault, num_sharing, strict=True
+    for all_, before, after, own, without, num in zip(
+        total, fixed, recorded, with_fault, fix.fixed, num_sharing, strict=True
     ):
         faulty = np.where(num[rows] > 0, after[rows], before[rows])
         mine = num[rows] == 1 if num is num_sharing[0] or fix.candidate.on_host else False
-        times = np.where(mine, before[rows], faulty)
+        times = np.where(mine, without, faulty)
         rest = all_[rows] + before[rows] - own
         found.append(np.where(is_shared, np.minimum(times, rest), times))
     return Times(*found)

@@ -67,6 +67,20 @@ def test_the_slowdown_is_the_ratio_of_the_run_to_the_run_without_the_fault(
     assert 0.5 < finding.recoverable_ratio <= 1.0
 
 
+def test_a_slow_rank_does_not_pay_for_the_work_of_its_stage() -> None:
+    stage, slow = parse_simulated_faults(
+        ["stage-imbalance:stage=3,factor=1.4", "slow-compute:rank=25,factor=1.8"]
+    )
+    scenario = replace(CLUSTER, tp_detail=TpDetail.COLLAPSED, faults=(stage, slow))
+
+    findings = simulated_findings(scenario)
+
+    (found,) = (each for each in findings if each.cause == "slow-compute")
+    assert {each.cause for each in findings} == {"slow-compute", "stage-imbalance"}
+    without = _mean_step(replace(scenario, faults=(stage,)))
+    assert found.slowdown == pytest.approx(_mean_step(scenario) / without, rel=0.02)
+
+
 def test_two_equally_slow_ranks_have_a_full_slowdown_each_and_little_to_recover() -> None:
     both = parse_simulated_faults(
         ["slow-compute:rank=8,factor=1.6", "slow-compute:rank=10,factor=1.6"]
