@@ -1,12 +1,14 @@
 """Worth of each rule of the diagnosis: what becomes wrong without it.
 
     RANKSCOPE_TRACE_DIR=... python -m benchmarks.ablation [--seed 71] [--share 0.04] [--num 32]
+        [--real FOLDER]
 
-A rule is a detector, an explanation of one finding by another, or a guard. Every run is read and
-replayed once. Then each rule in turn is replaced by its absence (`RULES`), the detectors search
-again, and the findings are compared with the labels. So rules of the readers are not among them.
-Prints the table of docs/diagnosis.md. The published traces have no labels: it says whether their
-findings change.
+A rule is a detector, an explanation of one finding by another, a guard, or a rule of the readers.
+Every run is read and replayed once. Then each rule in turn is replaced by its absence (`RULES`),
+the detectors search again, and the findings are compared with the labels. For a rule of the readers
+the run is read and replayed again. Prints the table of docs/diagnosis.md. The published traces have
+no labels: it says whether their findings change. ``--real`` is a folder of
+`benchmarks.real_scripts`.
 """
 
 from __future__ import annotations
@@ -28,20 +30,22 @@ import numpy as np
 from benchmarks.diagnosis_scenarios import scenarios
 from benchmarks.diagnosis_summary import wrongs_of_scenario
 from benchmarks.independent.__main__ import case_by_number, samples_of
-from benchmarks.independent.memory import read_spool
+from benchmarks.independent.memory import MemorySource, read_spool
 from benchmarks.independent.run_one import clocks_of, lay_out, step_bounds
-from benchmarks.independent.score import wrongs_of
+from benchmarks.independent.score import NO_ALARM, wrongs_of
 from benchmarks.independent.spool_bytes import SpoolOptions, write_spool
+from benchmarks.real_scripts.__main__ import HEALTHY, JOBS, culprit_of, right_causes
 from rankscope.analysis import analyze, diagnose
 from rankscope.analysis.causes.detector import Record
 from rankscope.analysis.causes.order import FROM_RECORDS, FROM_REPLAY
 from rankscope.analysis.price.findings import price_candidates
-from rankscope.analysis.readers.tracer.device_steps import align_steps_to_device
 from rankscope.analysis.replay.what_if import what_if
 from rankscope.analysis.statistics.thresholds import THRESHOLDS
 from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.store.store import open_store
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
+from rankscope.spool_check import read_spool as read_finished
 from tests.support.rankscope.simulated_source import SimulatedSource
 from tests.support.traces import TRACES
 
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
 MOST_SPANS = 150_000
 """Larger runs are left out: they take most of the time and have no rule of their own."""
 
-PACKAGES = ("causes", "statistics", "price")
+PACKAGES = ("causes", "statistics", "price", "readers", "readers.tracer", "readers.bytedance")
 
 
 def _first(found: Any, *_: object, **__: object) -> Any:  # noqa: ANN401  # what the rule returns
@@ -76,6 +80,14 @@ def _no_gaps(_: object, size: Any, **__: object) -> Any:  # noqa: ANN401
     return np.zeros(size if isinstance(size, int) else 0, dtype=np.bool_)
 
 
+def _none_of_last(*given: Any, **__: object) -> Any:  # noqa: ANN401
+    return np.zeros(len(given[-1]), dtype=np.bool_)
+
+
+def _none_of_first(given: Any, *_: object, **__: object) -> Any:  # noqa: ANN401
+    return np.zeros(len(given), dtype=np.bool_)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule, and what replaces it."""
@@ -85,6 +97,8 @@ class Rule:
     """Name of a function of `analysis`, replaced wherever it is imported; or of a threshold."""
 
     absent: Any
+    is_of_reader: bool = False
+    """Whether the run must be read and replayed again."""
 
 
 def _detector_rule(detector: object) -> Rule:
@@ -128,17 +142,36 @@ RULES = (
     Rule("rest of a link beside its device", "min_unexplained_ratio", 0.0),
     Rule("a pair of a group is 3 % slower", "min_pair_excess", 0.0),
     Rule("a link loses 0.01 % of the step", "min_lost_ratio", 0.0),
+    Rule("a network needs a tenth of the links", "min_network_slow_share", 0.0),
+    Rule("counters confirm few slow steps", "min_symptom_hosts", 0),
+    Rule("an uplink's links rise together", "together_share", 0.0),
+    Rule("short phases of links lose 10 x", "short_phase_factor", 1),
+    Rule("an only group may be the network", "is_only_group", _never),
+    Rule("one culprit explains a slow network", "has_one_location", _never),
+    Rule("a step may be long as a whole", "common_share", 1.1),
+    Rule("waits for partners are not compute", "remove_partner_waits", None),
+    Rule("slow ranks keep their stage's work", "is_of_device", _never),
+    Rule("waits that were not recorded", "infer_waits", None, is_of_reader=True),
+    Rule("eager sends", "find_truncated", _none_of_last, is_of_reader=True),
+    Rule("collectives with a root may be left", "is_one_sided", _none_of_first, is_of_reader=True),
+    Rule("the faster level of a network", "_faster_levels", None, is_of_reader=True),
+    Rule("a transfer that its call delayed", "is_delayed_in_call", None, is_of_reader=True),
+    Rule("members that left early", "is_left_early", None, is_of_reader=True),
+    Rule("parts of a split backward", "is_deferred_part", _none_of_first, is_of_reader=True),
+    Rule("experts are no common compute", "is_expert_piece", None, is_of_reader=True),
+    Rule("evaluations are no training", "_find_evaluation", None, is_of_reader=True),
+    Rule("steps as the device ran them", "align_steps_to_device", None, is_of_reader=True),
 )  # fmt: skip
 
 
 def _modules() -> Iterator[Any]:
     root = Path(diagnose.__file__).parent
     for package in PACKAGES:
-        for file in sorted((root / package).glob("[a-z]*.py")):
+        for file in sorted((root / package.replace(".", "/")).glob("[a-z]*.py")):
             yield import_module(f"rankscope.analysis.{package}.{file.stem}")
 
 
-MODULES = tuple(_modules())
+MODULES = (analyze, *_modules())
 
 
 @contextlib.contextmanager
@@ -177,6 +210,17 @@ ABSENT: dict[str, Callable[..., Any]] = {
     "_phases_outside_pauses": _every_phase,
     "_with_common_pause": lambda common, late: (common, *late),
     "are_usual": lambda level, **_: np.ones(len(level), dtype=np.bool_),
+    "remove_partner_waits": lambda model, _: model.operations.duration_ns.copy(),
+    "infer_waits": lambda *_: (np.zeros(0, np.int64),) * 3,
+    "_faster_levels": lambda levels: np.full(len(levels), np.nan),
+    # The readers of both formats have one of this name: the members are the last or the second.
+    "is_delayed_in_call": lambda _, other, rows: np.zeros(
+        len(other if isinstance(other, np.ndarray) else rows), dtype=np.bool_
+    ),
+    "is_left_early": lambda _, members, *__, **___: np.zeros(len(members), dtype=np.bool_),
+    "is_expert_piece": lambda _, pieces, __: np.zeros(len(pieces.start), dtype=np.bool_),
+    "_find_evaluation": lambda *_: np.zeros(0, np.int64),
+    "align_steps_to_device": lambda _, steps: steps,
 }
 """Absent rules that return something else than their first argument."""
 
@@ -185,11 +229,12 @@ class Prepared:
     """A run that was read and replayed once."""
 
     def __init__(self, source: SpanSource, run_id: str) -> None:
+        self._source, self._run_id = source, run_id
         run = source.run_info(run_id)
         spans, steps = source.spans(run_id), source.steps(run_id)
         record = Record(
             run=run,
-            steps=align_steps_to_device(spans, steps),
+            steps=analyze.align_steps_to_device(spans, steps),
             spans=spans,
             context=source.context(run_id),
         )
@@ -197,6 +242,10 @@ class Prepared:
         self._record = record
         self._result = None if self._replayer is None else what_if(self._replayer)
         self._prices: dict[Any, tuple[Finding, ...]] = {}
+
+    def read_again(self) -> Prepared:
+        """Return the run as the readers read it now."""
+        return Prepared(self._source, self._run_id)
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the findings with the rules as they are now."""
@@ -229,6 +278,13 @@ def _row(findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
 
 Judge = tuple[Prepared, "Callable[[tuple[Finding, ...]], Any]"]
 """A run, and what is compared of its findings: their number of errors, or themselves."""
+
+
+def in_memory(source: SpanSource, run_id: str) -> MemorySource:
+    """Return a run that is read again after its store is closed."""
+    return MemorySource(
+        source.run_info(run_id), source.spans(run_id), source.steps(run_id), source.context(run_id)
+    )
 
 
 def labelled_run(labelled: Labelled) -> Judge | None:
@@ -271,14 +327,43 @@ def published_trace(file: Path) -> Judge:
     name = file.stem.removeprefix("trace-")
     with tempfile.TemporaryDirectory() as folder, open_store(f"chdb://{folder}/s") as store:
         import_bytedance(store, file, run_id=name, meta=file.with_name(f"meta-{name}.yaml"))
-        prepared = Prepared(StoreSource(store), name)
-    return prepared, lambda found: [(each.cause, each.ranks) for each in found]
+        source = in_memory(StoreSource(store), name)
+    return Prepared(source, name), lambda found: [(each.cause, each.ranks) for each in found]
+
+
+def real_run(folder: Path) -> Judge | None:
+    """Return a recorded run of a script; None if the job failed."""
+    if (folder / "status").read_text() != "0":
+        return None
+    name, _, rest = folder.name.partition("-")
+    fault = rest.rpartition("-")[0]
+    with (
+        tempfile.TemporaryDirectory() as store_folder,
+        open_store(f"chdb://{store_folder}/s") as store,
+    ):
+        read_finished(folder / "spool", StoreWriter(store), run_id=None, show=_ignore)
+        source = in_memory(StoreSource(store), folder.name)
+
+    def wrongs(found: tuple[Finding, ...]) -> int:
+        """Return the number of wrong alarms, and 1 if the fault is not among them."""
+        alarms = [each for each in found if each.cause not in NO_ALARM]
+        if fault == HEALTHY:
+            return len(alarms)
+        right, culprit = right_causes(JOBS[name], fault), culprit_of(JOBS[name], fault)
+        fits = [each.cause in right and each.ranks == (culprit,) for each in alarms]
+        return fits.count(False) + (not any(fits))
+
+    return Prepared(source, folder.name), wrongs
+
+
+def _ignore(_: str) -> None: ...
 
 
 MAKERS: dict[str, Callable[[Any], Judge | None]] = {  # by the name of a set
     "traces": published_trace,
     "labelled": labelled_run,
     "independent": independent_run,
+    "real": real_run,
 }
 
 
@@ -294,7 +379,8 @@ def ablate(task: tuple[str, Any]) -> dict[str, Any]:
     row["right"] = not usual
     for rule in RULES:
         with without(rule):
-            now = judge(prepared.findings())
+            changed = prepared.read_again() if rule.is_of_reader else prepared
+            now = judge(changed.findings())
         if now != usual:
             is_better = kind != "traces" and now < usual
             row["better" if is_better else "worse"].append(rule.name)
@@ -308,6 +394,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.04, help="of the small scenarios")
     parser.add_argument("--first", type=int, default=7000)
     parser.add_argument("--num", type=int, default=32, help="independent runs")
+    parser.add_argument("--real", type=Path, help="folder of benchmarks.real_scripts")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("ablation.jsonl"))
     parser.add_argument("--summary", type=Path, help="print the table of an earlier run")
@@ -321,6 +408,10 @@ def main() -> None:
             for each in scenarios(options.seed, share=options.share, sizes=("small",))
         ]
         tasks = [("traces", file) for file in sorted(TRACES.glob("trace-*.parquet"))] + tasks
+        if options.real is not None:
+            tasks = [
+                ("real", file.parent) for file in sorted(options.real.glob("*/status"))
+            ] + tasks
         with options.out.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
             for future in as_completed([pool.submit(ablate, task) for task in tasks]):
                 out.write(json.dumps(future.result()) + "\n")
