@@ -303,10 +303,7 @@ def _in_fixed_stage(fixes: Sequence[Fix], model: ReplayModel) -> list[NDArray[np
     """Return which operations of each slow rank are of a stage that is a candidate itself."""
     stages = [fix.rows for fix in fixes if fix.candidate.cause.subject is Subject.STAGE]
     fixed = sorted_unique(model.stage[np.concatenate(stages)]) if stages else np.zeros(0, np.int32)
-    return [
-        np.isin(model.stage[fix.rows], fixed) & is_of_device(fix.candidate)
-        for fix in fixes
-    ]
+    return [np.isin(model.stage[fix.rows], fixed) & is_of_device(fix.candidate) for fix in fixes]
 
 
 def _put_back(fix: Fix, healthy: Times, recorded: Times) -> Times:

@@ -52,6 +52,26 @@ def capture_pipeline(
         patches.wrap(stage._PipelineStageBase, method, wrap)
 
 
+def capture_steps_of_schedules(patches: Patches, steps: StepCounter) -> None:
+    """Let a step begin where a schedule begins one, before its first receive.
+
+    Its first backward would be too late: the forwards and receives before it, some of the next
+    step's on each rank, would count as the end of the step before.
+    """
+    from torch.distributed.pipelining import schedules
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            steps.on_next_work()
+            return original(*args, **kwargs)
+
+        return step
+
+    for schedule in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        patches.wrap(schedule, "step", wrap)
+
+
 def read_chunk(stage: Any) -> int:  # noqa: ANN401 - a private class of torch
     """Return the index of a stage among this rank's model chunks; `NONE` if unknown.
 

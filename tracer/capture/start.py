@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .forward_backward import ComputeCapture
 
 STAGE_MODULE = "torch.distributed.pipelining.stage"
+PIPELINING_MODULE = "torch.distributed.pipelining.schedules"
 
 MIN_START_NS = 1_000_000_000
 """A shorter start-up explains nothing."""
@@ -208,7 +209,12 @@ def _capture_compute(
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from .forward_backward import capture_backward
-    from .pipeline import SCHEDULES_MODULE, capture_megatron, capture_pipeline
+    from .pipeline import (
+        SCHEDULES_MODULE,
+        capture_megatron,
+        capture_pipeline,
+        capture_steps_of_schedules,
+    )
 
     recorder = compute.recorder
     recorder.on_shutdown(register_optimizer_step_post_hook(compute.on_optimizer_step).remove)
@@ -217,6 +223,9 @@ def _capture_compute(
         STAGE_MODULE,
         lambda: capture_pipeline(compute, patches, layout_derivation.on_stage),
         COMPUTE_KINDS,
+    )
+    once_loaded.capture(
+        PIPELINING_MODULE, lambda: capture_steps_of_schedules(patches, steps), COMPUTE_KINDS
     )
     follow_model = functools.partial(forwards.attach_chunk, compute)
     once_loaded.capture(

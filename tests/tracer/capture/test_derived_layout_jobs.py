@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.ranks import run_ranks
 from tests.support.tracer.reading import dropped, process_folders, read_spans
 from tests.tracer.jobs import gloo_job, matrix_recipes
-from tests.tracer.jobs.undeclared_layout_job import RECIPES
+from tests.tracer.jobs.undeclared_layout_job import RECIPES, STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,7 @@ LAYOUTS = {
     **{name: layout for name, (_, layout) in matrix_recipes.RECIPES.items()},
     "tensor_parallel_over_all": Layout(tp=4),
     "pipeline_over_all": Layout(pp=4),
+    "unreported_pipeline": Layout(pp=4),
 }
 """Layouts that a job could declare; all others are data parallel only."""
 
@@ -98,6 +100,16 @@ def test_groups_without_a_name_get_the_kind_of_their_axis_once_it_is_known(
         written = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
         last = {line["group_id"]: line["kind"] for line in written}
         assert last == dict.fromkeys((f"{row.group_id:016x}" for row in found), kind)
+
+
+def test_a_counted_step_of_a_pipeline_has_all_its_receives_and_forwards(spool: Path) -> None:
+    for rank, folder in process_folders(spool / "unreported_pipeline").items():
+        rows = read_spans(folder)
+        for step in range(1, STEPS):  # in step 0 the stages send their shapes, too
+            mine = Counter(row.kind for row in rows if row.step == step)
+            assert mine["forward"] == mine["backward"] > 1
+            received, sent = mine["pp-recv"], mine["pp-send"]
+            assert received == sent == mine["forward"] * (1 if rank in (0, 3) else 2)
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.capture.pipeline import capture_pipeline
+from rankscope.tracer.capture.pipeline import capture_pipeline, capture_steps_of_schedules
 from rankscope.tracer.span import SpanKind
 
 if TYPE_CHECKING:
@@ -39,6 +39,20 @@ class FakePatches:
 class FakeStage:
     stage_index: int
     group_size: int
+
+
+def test_a_step_begins_before_the_schedule_runs() -> None:
+    calls: list[str] = []
+
+    class Steps:
+        def on_next_work(self) -> None:
+            calls.append("step begins")
+
+    patches = FakePatches()
+    capture_steps_of_schedules(patches, Steps())  # type: ignore[arg-type]
+
+    assert patches.wrapped["step"]("schedule", "tokens") == ("schedule", "tokens")
+    assert calls == ["step begins"]
 
 
 def test_the_parts_of_a_split_backward_have_their_own_names() -> None:

@@ -129,6 +129,11 @@ def pipeline_over_all(rank: int) -> Recipe:
     return pipeline(ScheduleGPipe, mesh, lambda module: module, axis="stages")  # type: ignore[no-any-return]
 
 
+def unreported_pipeline(rank: int) -> Recipe:
+    """A pipeline of all ranks, in a job that reports nothing."""
+    return pipeline_over_all(rank)
+
+
 def fully_sharded_wrapper(rank: int) -> Recipe:
     """The first version of FSDP over all ranks."""
     model = FullyShardedDataParallel(Block(), device_id=torch.device("cpu"))
@@ -149,7 +154,7 @@ def plain_loop(rank: int) -> Recipe:
 
 STEPS = 3
 
-UNREPORTED = ("plain_loop",)
+UNREPORTED = ("plain_loop", "unreported_pipeline")
 """Jobs that report neither model nor steps."""
 
 RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
@@ -170,6 +175,7 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
                 half_wrapped,
                 tensor_parallel_over_all,
                 pipeline_over_all,
+                unreported_pipeline,
                 fully_sharded_wrapper,
                 plain_loop,
             )
