@@ -234,7 +234,7 @@ class Prepared:
         spans, steps = source.spans(run_id), source.steps(run_id)
         record = Record(
             run=run,
-            steps=analyze.align_steps_to_device(spans, steps),
+            steps=cast("Any", analyze).align_steps_to_device(spans, steps),
             spans=spans,
             context=source.context(run_id),
         )
