@@ -24,7 +24,8 @@ LIMIT {most:UInt32}
 
 SELECT_STEPS = """
 SELECT
-    epoch, step, rank, start_ns, end_ns, num_tokens, loss, peak_memory_bytes, left_out
+    epoch, step, rank, start_ns, end_ns, num_tokens, ifNull(loss, nan) AS loss, peak_memory_bytes,
+    left_out
 FROM steps
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, segment, row
@@ -68,7 +69,10 @@ def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
 def read_steps(
     store: Store, run_id: str, *, first: int | None = None, last: int | None = None
 ) -> pa.Table:
-    """Return the step rows with ``first <= step <= last``, each once, by (epoch, step, rank)."""
+    """Return the step rows with ``first <= step <= last``, each once, by (epoch, step, rank).
+
+    An unknown loss is NaN, as in the arrays of the analysis.
+    """
     bound = step_range(run_id, first, last)
     return read_deduplicated(
         store,

@@ -50,7 +50,14 @@ CLUSTER_SETTINGS: dict[str, str | int] = {
 """Settings of a connection with which a cluster answers as one server does."""
 
 BOTH_TABLES = frozenset(
-    {"ADD COLUMN", "DROP COLUMN", "MODIFY COLUMN", "RENAME COLUMN", "COMMENT COLUMN"}
+    {
+        "ADD COLUMN",
+        "DROP COLUMN",
+        "MODIFY COLUMN",
+        "RENAME COLUMN",
+        "COMMENT COLUMN",
+        "MODIFY COMMENT",
+    }
 )
 UNCHANGED = frozenset({"SELECT", "INSERT", "SET", "SYSTEM", "KILL", "EXPLAIN", "SHOW", "WITH"})
 NO_WAITING = " SETTINGS lightweight_deletes_sync = 0"
@@ -250,11 +257,12 @@ def _quoted(database: str, table: str) -> str:
 
 
 def _top_level(commands: str) -> list[str]:
-    """Split at the commas outside parentheses."""
-    parts, depth = [""], 0
+    """Split at the commas outside parentheses and texts."""
+    parts, depth, in_text = [""], 0, False
     for letter in commands:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and not depth:
+        in_text ^= letter == "'"
+        depth += 0 if in_text else {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and not depth and not in_text:
             parts.append("")
         else:
             parts[-1] += letter

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ..arrow_columns import numbers, to_numpy
+from ..arrow_columns import numbers, optional_numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
 from .ledger import SENT, CutPart, Ledger, Range, missing_ranges, read_resume, segment_key
 from .name_quota import NameQuota
@@ -208,6 +208,8 @@ class StoreWriter:
                 whole = self._names.limit(whole)
                 repeated = (part.key for part in _parts(plans, CutState.REPEATED))
                 whole = with_first_times(self._store, whole, repeated)
+            if table == "steps":
+                whole = _with_unknown_loss(whole)
             self._store.insert_arrow(table, whole)
 
 
@@ -252,6 +254,15 @@ def with_first_times(store: Store, spans: pa.Table, repeated: Iterable[CutKey]) 
     ]
     place = spans.schema.get_field_index("start_ns")
     return spans.set_column(place, "start_ns", numbers(np.array(start_ns, dtype=np.int64)))
+
+
+def _with_unknown_loss(steps: pa.Table) -> pa.Table:
+    """Return the steps with null where a loss is NaN, as the spool has an unknown one."""
+    if steps["loss"].null_count:
+        return steps
+    loss = to_numpy(steps["loss"])
+    place = steps.schema.get_field_index("loss")
+    return steps.set_column(place, "loss", optional_numbers(loss, ~np.isnan(loss)))
 
 
 def _parts(plans: list[list[_Plan]], state: CutState) -> list[CutPart]:

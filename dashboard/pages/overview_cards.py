@@ -163,7 +163,7 @@ def _step_bar(report: RunReport, base_path: str) -> Component:
             [
                 html.Span(className=f"part-key {style}", **decorative()),
                 html.B(format_seconds(seconds)),
-                html.Span(link_ranks(f" {name}", report.run, base_path)),
+                *link_ranks(f" {name}", report.run, base_path),
             ],
             className="part-term",
         )

@@ -26,6 +26,7 @@ from rankscope.collector.store.cluster import (
 from rankscope.collector.store.location import ServerLocation, parse_store_url
 from rankscope.collector.store.migrations import CREATE_VERSION_TABLE, known_migrations
 from rankscope.collector.store.writer import StoreWriter
+from tests.collector.store.test_sql_page import RUN, ready_queries
 from tests.deploy.one_node import one_node_cluster
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.waiting import wait_until
@@ -84,9 +85,14 @@ def test_the_shard_of_a_row_depends_on_its_sort_key(order: str, key: str) -> Non
     assert sharding_key(order) == key
 
 
-def test_columns_change_in_local_tables_first() -> None:
-    added = "ADD COLUMN IF NOT EXISTS a Map(String, Int8), ADD COLUMN IF NOT EXISTS b Int8"
-
+@pytest.mark.parametrize(
+    "added",
+    [
+        "ADD COLUMN IF NOT EXISTS a Map(String, Int8), ADD COLUMN IF NOT EXISTS b Int8",
+        "MODIFY COMMENT 'a table, with a ('' in it', COMMENT COLUMN a 'one, two'",
+    ],
+)
+def test_columns_change_in_local_tables_first(added: str) -> None:
     assert said(f"ALTER TABLE t {added}") == [
         f"ALTER TABLE `db`.`t_local` ON CLUSTER `c1` {added}",
         f"ALTER TABLE `db`.`t` ON CLUSTER `c1` {added}",
@@ -182,9 +188,9 @@ def test_the_engine_parses_every_migrations_statements_for_a_cluster(cluster_sto
     for sql in statements:
         (parsed,) = cluster_store.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})
         assert "ON CLUSTER c1" in parsed["text"]
-    # Rows are in local tables only, so emptying one is a single statement.
-    num_emptied = sum(sql.startswith("TRUNCATE") for sql in shipped)
-    assert len(statements) == 2 * (1 + len(shipped)) - num_emptied
+    # Rows are in local tables only, so emptying or updating one is a single statement.
+    num_single = sum(sql.startswith("TRUNCATE") or " UPDATE " in sql for sql in shipped)
+    assert len(statements) == 2 * (1 + len(shipped)) - num_single
 
 
 CHANGING = ("CREATE ", "ALTER ", "DELETE ", "OPTIMIZE ", "TRUNCATE ", "DROP ", "RENAME ")
@@ -230,6 +236,10 @@ def test_every_table_of_every_migration_is_local_and_distributed(cluster_store: 
     assert {f"{name}_local" for name in over} == engines.keys() - over
     assert all(engines[f"{name}_local"].endswith("MergeTree") for name in over)
     assert {"spans", "ledger", "attempts", "schema_version"} <= over
+
+
+def test_the_ready_queries_of_the_documents_are_valid(cluster_store: Store) -> None:
+    assert [cluster_store.rows(sql, RUN) for sql in ready_queries().values()] == [[]] * 10
 
 
 COPY_SPANS = "SELECT * FROM spans WHERE run_id = {run_id:String}"

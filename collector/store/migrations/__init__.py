@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,6 +16,9 @@ CREATE TABLE IF NOT EXISTS schema_version (
 ORDER BY version
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1
 """
+
+END = re.compile(r";$", re.MULTILINE)
+"""The end of a statement, which ends its line: a text may hold a semicolon."""
 
 SELECT_VERSION = "SELECT max(version) AS version FROM schema_version"
 
@@ -35,7 +39,7 @@ class Migration:
         """Return the file's statements in order, without comments."""
         text = (resources.files(__package__) / self.name).read_text(encoding="utf-8")
         kept = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
-        return tuple(part.strip() for part in kept.split(";") if part.strip())
+        return tuple(part.strip() for part in END.split(kept) if part.strip())
 
 
 @cache

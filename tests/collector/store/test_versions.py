@@ -12,6 +12,7 @@ from rankscope.collector.read.spans import read_spans
 from rankscope.collector.store import store as store_module
 from rankscope.collector.store.migrations import known_migrations
 from rankscope.collector.store.store import Store, open_store
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +23,10 @@ SPAN = {
     "start_ns": 10, "duration_ns": 5, "segment": 7, "row": 1,
 }  # fmt: skip
 RUN = {"run_id": "old", "created_ns": 10, "revision": 1}
+STEPS = [
+    {"run_id": "old", "step": step, "start_ns": 10, "end_ns": 30, "loss": loss}
+    for step, loss in ((4, 2.5), (5, float("nan")))
+]
 
 
 @pytest.mark.slow
@@ -37,6 +42,7 @@ def test_a_store_of_an_earlier_version_is_migrated_with_its_rows(
             assert store.schema_version() == version
             store.insert_rows("spans", [SPAN])
             store.insert_rows("runs", [RUN])
+            store.insert_rows("steps", STEPS)
 
     # WHEN this release opens it
     with open_store(url) as store:
@@ -45,6 +51,10 @@ def test_a_store_of_an_earlier_version_is_migrated_with_its_rows(
         (span,) = read_spans(store, "old").to_pylist()
         assert (span["rank"], span["step"], span["name"], span["duration_ns"]) == (3, 4, "op", 5)
         assert read_run(store, "old") is not None
+        # AND an unknown loss, which was NaN, is NULL
+        losses = "SELECT loss, duration_ns FROM steps WHERE run_id = 'old' ORDER BY step"
+        expected = [{"loss": 2.5, "duration_ns": 20}, {"loss": None, "duration_ns": 20}]
+        wait_until(lambda: store.rows(losses) == expected)
 
 
 @pytest.mark.slow

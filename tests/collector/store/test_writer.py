@@ -4,9 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.read.steps import read_steps
+from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.ledger import Ledger, Range, has_repeated_cuts, missing_ranges
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
+from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.collector.stored import shown
 from tests.support.collector.writing import (
     CONFLICT,
@@ -19,6 +22,8 @@ from tests.support.collector.writing import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rankscope.collector.store.store import Store
 
 
@@ -158,3 +163,24 @@ def test_a_stored_part_of_a_cut_is_a_duplicate_and_no_conflict(store: Store, run
     assert put(writer, part) + put(restarted, part) == [DUPLICATE, DUPLICATE]
     assert put(restarted, span_cut(run_id, 0, 10, content="x")) == [CONFLICT]
     assert shown(store, run_id) == names(0, 15)
+
+
+@pytest.mark.slow
+def test_an_unknown_loss_is_null_in_the_store_and_nan_in_the_analysis(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    # GIVEN a spool, which has NaN for an unknown loss
+    spool = SpoolBuilder(tmp_path, run_id=run_id)
+    spool.step(0, start_ns=10, duration_ns=20)
+    spool.step(1, start_ns=30, duration_ns=25, loss=2.5)
+    spool.end()
+
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
+
+    (found,) = store.rows(
+        "SELECT avg(loss) AS mean, count(loss) AS known, sum(duration_ns) AS total_ns FROM steps"
+        " WHERE run_id = {run_id:String}",
+        {"run_id": run_id},
+    )
+    assert found == {"mean": 2.5, "known": 1, "total_ns": 45}
+    assert str(read_steps(store, run_id)["loss"].to_pylist()) == "[nan, 2.5]"

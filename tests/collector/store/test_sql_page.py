@@ -1,0 +1,127 @@
+"""docs/sql.md: its tables are those of the store, and its queries answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
+from rankscope.commands.simulate import simulate_run
+from rankscope.run import open_run
+from rankscope.simulation import SimulateOptions
+from tests.support.paths import ROOT
+from tests.support.rankscope.rollup_runs import untimed_rollups
+
+if TYPE_CHECKING:
+    from rankscope.collector.store.store import Store
+
+    Rows = list[dict[str, Any]]
+
+PAGE = ROOT / "docs" / "sql.md"
+
+QUERY = re.compile(r"^### ([^\n]*)\n.*?^```sql\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RUN = {"run": "slow"}
+SLOW_RANK = 1
+
+SELECT_TABLES = """
+SELECT name, comment FROM system.tables WHERE database = currentDatabase() ORDER BY name
+"""
+SELECT_COLUMNS = """
+SELECT table, name, type, comment FROM system.columns WHERE database = currentDatabase()
+ORDER BY table, position
+"""
+
+
+def tables_text(store: Store) -> str:
+    """Return the part of the page on tables and columns, as the comments in the store say."""
+    columns = store.rows(SELECT_COLUMNS)
+    parts = []
+    for table in store.rows(SELECT_TABLES):
+        lines = [f"### {table['name']}", "", f"{table['comment']}.", ""]
+        lines += ["| column | type | meaning |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{one['name']}` | `{short_type(one['type'])}` | {one['comment']} |"
+            for one in columns
+            if one["table"] == table["name"]
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def short_type(name: str) -> str:
+    """Return a type without the way in which it is stored."""
+    return re.sub(r"LowCardinality\((\w+)\)", r"\1", name)
+
+
+@pytest.mark.slow
+def test_the_page_has_each_table_and_column_as_the_store_describes_it(store: Store) -> None:
+    described = [*store.rows(SELECT_TABLES), *store.rows(SELECT_COLUMNS)]
+    assert [one for one in described if not one["comment"]] == []
+
+    text = PAGE.read_text(encoding="utf-8").split("\n## Tables\n\n", 1)[1]
+    assert text == tables_text(store)
+
+
+def ready_queries() -> dict[str, str]:
+    return dict(QUERY.findall(PAGE.read_text(encoding="utf-8").split("\n## Tables\n")[0]))
+
+
+@pytest.fixture(scope="module")
+def run_store(store: Store) -> Store:
+    """Return the store with a run of 8 ranks, of which rank 1 is slow, and its rollups."""
+    simulate_run(
+        SimulateOptions(
+            scenario="healthy",
+            run_id="slow",
+            num_ranks=8,
+            num_steps=6,
+            seed=1,
+            faults=(f"slow-compute:rank={SLOW_RANK},factor=1.6",),
+            store_url=store.url,
+        )
+    )
+    untimed_rollups(store).turn()
+    return store
+
+
+@pytest.fixture(scope="module")
+def answers(run_store: Store) -> dict[str, Rows]:
+    return {title: run_store.rows(sql, RUN) for title, sql in ready_queries().items()}
+
+
+@pytest.mark.slow
+def test_the_ready_queries_agree_with_the_report(
+    run_store: Store, answers: dict[str, Rows]
+) -> None:
+    assert len(answers) == 10
+    with open_run("slow", store=run_store.url) as run:
+        steps = run.steps().to_pylist()
+        waits = run.kind_times(3).to_pylist()
+
+    times = [row["step_s"] for row in answers["How long is each step of the job?"]]
+    assert times == pytest.approx([row["actual_s"] for row in steps])
+    progress = answers["How do loss and throughput develop?"]
+    assert [row["num_tokens"] for row in progress] == [row["num_tokens"] for row in steps]
+    slow, second = answers["Which ranks compute longer than the others of their stage?"][:2]
+    assert slow["rank"] == SLOW_RANK
+    assert slow["ratio"] > 1.3 > second["ratio"]
+    assert answers["For which rank do the others wait?"][0]["last_rank"] == SLOW_RANK
+    costs = answers["What does communication cost each rank?"]
+    assert {row["kind"] for row in costs} == {row["kind"] for row in waits if "-" in row["kind"]}
+    assert len(answers["Did a device clock fall while the run trained?"]) == 8
+
+
+@pytest.mark.slow
+def test_the_gateway_answers_each_ready_query(run_store: Store) -> None:
+    if run_store.path is None:
+        pytest.skip("the gateway serves the embedded store only")
+    engine = QueryEngine(run_store.path)
+    try:
+        for sql in ready_queries().values():
+            request = QueryRequest(text=sql, parameters=RUN)
+            assert asyncio.run(engine.answer(request)).answer.view is not None
+    finally:
+        engine.close()
