@@ -316,7 +316,7 @@ replay_alone(PyObject *Py_UNUSED(self), PyObject *args)
 
 /* -- variants ----------------------------------------------------------------------------- */
 
-#define MAX_WIDTH 32  /* variants replayed together */
+#define MAX_WIDTH 32  /* variants replayed together: the bits of a mask */
 
 typedef struct {
     Graph graph;
@@ -324,56 +324,43 @@ typedef struct {
     const double *duration, *gap, *ends, *new_duration, *new_gap;
     const int32_t *first_change, *variant;
     const uint8_t *closes;
-    double *lanes;     /* of position p, at (p - low) * width */
-    uint8_t *differs;  /* of position p, at p - low: whether any variant ends at another time */
+    double *lanes;      /* of position p, at (p - low) * width; only of the variants that differ */
+    uint32_t *differs;  /* of position p, at p - low: the variants that end at another time */
     double *latest;
 } Variants;
 
+/* Replay an item in one variant; set its bit at the positions that end at another time. */
 static void
-replay_item(const Variants *v, int32_t at, int32_t stop)
+replay_item(const Variants *v, int32_t at, int32_t stop, int w)
 {
     const Graph *g = &v->graph;
-    const int32_t width = v->width;
-    double gate[MAX_WIDTH], arrival[MAX_WIDTH];
-    for (int w = 0; w < width; w++) {
-        gate[w] = -INFINITY;
-    }
+    double gate = -INFINITY;
     for (int32_t k = at; k < stop; k++) {
         int32_t row = g->order[k];
-        for (int w = 0; w < width; w++) {
-            arrival[w] = g->first[k] < g->first[k + 1] ? -INFINITY : 0.0;
-        }
+        double arrival = g->first[k] < g->first[k + 1] ? -INFINITY : 0.0;
         for (int32_t e = g->first[k]; e < g->first[k + 1]; e++) {
-            int32_t pred = g->pred[e];
-            const double *ends = v->lanes + (Py_ssize_t)(pred - v->low) * width;
-            double end = v->ends[pred];
-            int differs = v->differs[pred - v->low];
-            for (int w = 0; w < width; w++) {
-                double found = differs ? ends[w] : end;
-                arrival[w] = found > arrival[w] ? found : arrival[w];
-            }
+            Py_ssize_t pred = g->pred[e] - v->low;
+            double end = v->differs[pred] >> w & 1 ? v->lanes[pred * v->width + w]
+                                                   : v->ends[g->pred[e]];
+            arrival = end > arrival ? end : arrival;
         }
-        double gaps[MAX_WIDTH];
-        for (int w = 0; w < width; w++) {
-            gaps[w] = v->gap == NULL ? 0.0 : v->gap[row];
-        }
+        double gap = v->gap == NULL ? 0.0 : v->gap[row];
         for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
-            gaps[v->variant[c]] = v->new_gap == NULL ? gaps[v->variant[c]] : v->new_gap[c];
+            gap = v->new_gap != NULL && v->variant[c] == w ? v->new_gap[c] : gap;
         }
-        for (int w = 0; w < width; w++) {
-            arrival[w] += gaps[w];
-            gate[w] = arrival[w] > gate[w] ? arrival[w] : gate[w];
-        }
+        arrival += gap;
+        gate = arrival > gate ? arrival : gate;
     }
     for (int32_t k = at; k < stop; k++) {
         int32_t row = g->order[k];
-        double *ends = v->lanes + (Py_ssize_t)(k - v->low) * width;
-        v->differs[k - v->low] = 1;
-        for (int w = 0; w < width; w++) {
-            ends[w] = gate[w] + v->duration[row];
-        }
+        double duration = v->duration[row];
         for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
-            ends[v->variant[c]] = gate[v->variant[c]] + v->new_duration[c];
+            duration = v->variant[c] == w ? v->new_duration[c] : duration;
+        }
+        double end = gate + duration;
+        if (end != v->ends[k]) {
+            v->lanes[(Py_ssize_t)(k - v->low) * v->width + w] = end;
+            v->differs[k - v->low] |= (uint32_t)1 << w;
         }
     }
 }
@@ -388,21 +375,28 @@ replay_all_variants(const Variants *v)
     }
     for (int32_t at = v->low; at < v->high;) {
         int32_t stop = at;
-        int differs = 0;
+        uint32_t differs = 0;
         do {
             int32_t row = g->order[stop];
-            differs |= v->first_change[row] < v->first_change[row + 1];
+            for (int32_t c = v->first_change[row]; c < v->first_change[row + 1]; c++) {
+                differs |= (uint32_t)1 << v->variant[c];
+            }
             for (int32_t e = g->first[stop]; e < g->first[stop + 1]; e++) {
                 differs |= v->differs[g->pred[e] - v->low];
             }
         } while (!g->last[stop++]);
-        if (differs) {
-            replay_item(v, at, stop);
+        for (int w = 0; differs >> w && w < width; w++) {
+            if (differs >> w & 1) {
+                replay_item(v, at, stop, w);
+            }
         }
         for (; at < stop; at++) {
-            const double *ends = v->lanes + (Py_ssize_t)(at - v->low) * width;
-            for (int w = 0; v->closes[g->order[at]] && w < width; w++) {
-                double end = differs ? ends[w] : v->ends[at];
+            if (!v->closes[g->order[at]]) {
+                continue;
+            }
+            for (int w = 0; w < width; w++) {
+                double end = v->differs[at - v->low] >> w & 1
+                    ? v->lanes[(Py_ssize_t)(at - v->low) * width + w] : v->ends[at];
                 v->latest[w] = end > v->latest[w] ? end : v->latest[w];
             }
         }
@@ -438,7 +432,7 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
         } else {
             size_t num = (size_t)(v.high - v.low) + 1;
             v.lanes = PyMem_RawMalloc(num * v.width * sizeof(double));
-            v.differs = PyMem_RawCalloc(num, 1);
+            v.differs = PyMem_RawCalloc(num, sizeof(uint32_t));
             if (v.lanes != NULL && v.differs != NULL) {
                 Py_BEGIN_ALLOW_THREADS
                 replay_all_variants(&v);
