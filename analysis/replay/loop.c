@@ -449,12 +449,112 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
     return result;
 }
 
+/* -- parts put back ----------------------------------------------------------------------- */
+
+#define LANES 8  /* scenarios replayed together: their ends fill a cache line */
+
+typedef struct {
+    Graph graph;
+    int32_t low, high;
+    const double *recorded, *ideal;
+    const uint32_t *parts;
+    const uint8_t *closes;
+    double *lanes;  /* of position p, at (p - low) * LANES */
+} Parts;
+
+static void
+replay_lanes(const Parts *v, int shift, double *latest_end)
+{
+    const Graph *g = &v->graph;
+    for (int w = 0; w < LANES; w++) {
+        latest_end[w] = 0.0;
+    }
+    for (int32_t at = v->low; at < v->high;) {
+        double gate[LANES];
+        int32_t stop = at;
+        for (int w = 0; w < LANES; w++) {
+            gate[w] = -INFINITY;
+        }
+        do {
+            double arrival[LANES];
+            int32_t p = g->first[stop], end = g->first[stop + 1];
+            for (int w = 0; w < LANES; w++) {
+                arrival[w] = p < end ? -INFINITY : 0.0;
+            }
+            for (; p < end; p++) {
+                const double *ends = v->lanes + (Py_ssize_t)(g->pred[p] - v->low) * LANES;
+                for (int w = 0; w < LANES; w++) {
+                    arrival[w] = ends[w] > arrival[w] ? ends[w] : arrival[w];
+                }
+            }
+            for (int w = 0; w < LANES; w++) {
+                gate[w] = arrival[w] > gate[w] ? arrival[w] : gate[w];
+            }
+        } while (!g->last[stop++]);
+        for (; at < stop; at++) {
+            int32_t row = g->order[at];
+            double *ends = v->lanes + (Py_ssize_t)(at - v->low) * LANES;
+            double both[2] = {v->ideal[row], v->recorded[row]};
+            uint32_t parts = v->parts[row] >> shift;
+            for (int w = 0; w < LANES; w++) {
+                ends[w] = gate[w] + both[parts >> w & 1];
+            }
+            for (int w = 0; v->closes[row] && w < LANES; w++) {
+                latest_end[w] = ends[w] > latest_end[w] ? ends[w] : latest_end[w];
+            }
+        }
+    }
+}
+
+static PyObject *
+replay_parts(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Parts v;
+    Arrays a = {.num = 0};
+    PyObject *graph, *recorded, *ideal, *parts, *closes, *latest_, *result = NULL;
+    int32_t width;
+    double *latest_ends;
+    if (!PyArg_ParseTuple(args, "O!iiOOOOiO", &PyTuple_Type, &graph, &v.low, &v.high, &recorded,
+                          &ideal, &parts, &closes, &width, &latest_)) {
+        return NULL;
+    }
+    if (borrow_graph(&a, &v.graph, graph)
+        && (v.recorded = borrow(&a, recorded, v.graph.num_rows, 8, 0))
+        && (v.ideal = borrow(&a, ideal, v.graph.num_rows, 8, 0))
+        && (v.parts = borrow(&a, parts, v.graph.num_rows, 4, 0))
+        && (v.closes = borrow(&a, closes, v.graph.num_rows, 1, 0))
+        && (latest_ends = borrow(&a, latest_, width, 8, 1))) {
+        if (v.low < 0 || v.low > v.high || v.high > v.graph.num_rows || width > MAX_WIDTH) {
+            PyErr_SetString(PyExc_ValueError, "the positions are not in the graph, or too many"
+                            " scenarios");
+        } else if ((v.lanes = PyMem_RawMalloc(((size_t)(v.high - v.low) + 1) * LANES
+                                              * sizeof(double))) == NULL) {
+            (void)PyErr_NoMemory();
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            for (int32_t begin = 0; begin < width; begin += LANES) {
+                double found[LANES];
+                replay_lanes(&v, begin, found);
+                for (int32_t w = begin; w < width && w < begin + LANES; w++) {
+                    latest_ends[w] = found[w - begin];
+                }
+            }
+            Py_END_ALLOW_THREADS
+            PyMem_RawFree(v.lanes);
+            result = Py_NewRef(Py_None);
+        }
+    }
+    release(&a);
+    return result;
+}
+
 /* -- module ------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
     {"sort", sort, METH_VARARGS, "See loop.sort."},
     {"replay", replay, METH_VARARGS, "See loop.replay."},
     {"replay_alone", replay_alone, METH_VARARGS, "See loop.replay_alone."},
+    {"replay_parts", replay_parts, METH_VARARGS, "See loop.replay_parts."},
     {"replay_variants", replay_variants, METH_VARARGS, "See loop.replay_variants."},
     {NULL, NULL, 0, NULL},
 };

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .python_loop import replay, replay_alone, replay_variants, sort
+    from .python_loop import replay, replay_alone, replay_parts, replay_variants, sort
 else:
     try:
         from . import _loop as functions
@@ -26,12 +26,20 @@ else:
             stacklevel=2,
         )
     replay, replay_alone, sort = functions.replay, functions.replay_alone, functions.sort
-    replay_variants = functions.replay_variants
+    replay_parts, replay_variants = functions.replay_parts, functions.replay_variants
 
-__all__ = ["MAX_WIDTH", "Graph", "replay", "replay_alone", "replay_variants", "sort"]
+__all__ = [
+    "MAX_WIDTH",
+    "Graph",
+    "replay",
+    "replay_alone",
+    "replay_parts",
+    "replay_variants",
+    "sort",
+]
 
 MAX_WIDTH = 32
-"""Variants that `replay_variants` replays together at most; the same as in ``loop.c``."""
+"""Variants of `replay_variants`, and scenarios of `replay_parts`, at most: the bits of a mask; the same as in ``loop.c``."""
 
 
 class Graph(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -90,6 +91,33 @@ class Program:
         ends = np.empty(self.graph.num_rows)
         loop.replay(self.graph, 0, self.graph.num_rows, duration_ns, gap_ns, None, ends)
         return self._last_by_step(ends)
+
+    def partial_step_times(
+        self,
+        recorded_ns: NDArray[np.float64],
+        ideal_ns: NDArray[np.float64],
+        parts: NDArray[np.uint32],
+        num: int,
+    ) -> NDArray[np.float64]:
+        """Replay every step, without launch gaps, in scenarios that are each partly recorded.
+
+        Args:
+            recorded_ns: Shape (ops,).
+            ideal_ns: Shape (ops,).
+            parts: Shape (ops,): bit ``w`` is set if scenario ``w`` has the recorded duration.
+            num: Number of scenarios, at most `loop.MAX_WIDTH`.
+
+        Returns:
+            Shape (scenarios, steps), ns.
+        """
+        times, latest = np.empty((num, len(self.has_equal_replicas))), np.empty(num)
+        for step, (low, high) in enumerate(pairwise(self.first_position.tolist())):
+            loop.replay_parts(
+                self.graph, low, high, recorded_ns, ideal_ns, parts, self.operations.closes_step,
+                num, latest
+            )  # fmt: skip
+            times[:, step] = latest
+        return times
 
     def changed_step_times(
         self,

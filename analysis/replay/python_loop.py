@@ -171,6 +171,39 @@ def replay_alone(  # noqa: PLR0913 - as the compiled one
         at = stop
 
 
+def replay_parts(  # noqa: PLR0913 - as the compiled one
+    graph: Graph,
+    low: int,
+    high: int,
+    recorded: Float64s,
+    ideal: Float64s,
+    parts: NDArray[np.uint32],
+    closes: NDArray[np.bool_],
+    width: int,
+    latest: Float64s,
+    /,
+) -> None:
+    """Replay one step in several scenarios, each with the recorded times of some rows.
+
+    Args:
+        graph: The rows.
+        low: Position of the step's first row.
+        high: The position after its last row.
+        recorded: Shape (rows,), by row, in any unit.
+        ideal: Likewise: the times of all other rows.
+        parts: Shape (rows,), by row: bit ``w`` is set if scenario ``w`` has the recorded time.
+        closes: Shape (rows,), by row: the step ends when the last of these has ended.
+        width: Number of scenarios, at most `loop.MAX_WIDTH`.
+        latest: Shape (width,): the step's time in each scenario; filled in.
+    """
+    ends = np.empty(graph.num_rows)
+    closing = low + np.flatnonzero(closes[graph.order[low:high]])
+    for number in range(width):
+        durations = np.where(parts >> number & 1, recorded, ideal)
+        replay(graph, low, high, durations, None, None, ends)
+        latest[number] = ends[closing].max(initial=0.0)
+
+
 def replay_variants(  # noqa: PLR0913 - as the compiled one
     graph: Graph,
     low: int,

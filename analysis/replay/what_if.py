@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .loop import MAX_WIDTH
 from .operations import remove_host_operations
 from .program import OperationTimes, Program, compile_program
 
@@ -96,6 +97,19 @@ class Replayer:
         """
         is_put_back = part[self._device_rows]
         return self._device.step_times(np.where(is_put_back, self._recorded_ns, self._ideal_ns))
+
+    def put_back_each(self, parts: NDArray[np.uint32], num: int) -> NDArray[np.float64]:
+        """Return the same for several parts at once.
+
+        Args:
+            parts: Shape (ops,): bit ``w`` is set if the operation is in part ``w``.
+            num: Number of parts, at most `loop.MAX_WIDTH`.
+
+        Returns:
+            Shape (parts, steps), ns.
+        """
+        of_device = parts if len(self._device_rows) == len(parts) else parts[self._device_rows]
+        return self._device.partial_step_times(self._recorded_ns, self._ideal_ns, of_device, num)
 
     def made_ideal(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the step times of the recorded run with a part made ideal. Shape (steps,), ns."""
@@ -191,24 +205,48 @@ def what_if(replayer: Replayer) -> WhatIf:
     """Return T, T_ideal, and T with each kind, dp position, stage and worker put back."""
     model = replayer.model
     stages = np.flatnonzero(np.bincount(model.stage)).tolist()
-    by_stage = {stage: replayer.put_back(model.stage == stage) for stage in stages}
     by_worker: dict[tuple[int, int], NDArray[np.float64]] = {}
     for stage in stages:
         for dp, times in replayer.put_back_by_dp(model.stage == stage).items():
             by_worker[dp, stage] = times
-    kinds = [code for code in range(len(model.kinds)) if (model.kind == code).any()]
+    kinds = np.flatnonzero(np.bincount(model.kind, minlength=len(model.kinds))).tolist()
+    times_of = _put_back_each(replayer, kinds, stages)
     result = WhatIf(
         steps=model.operations.steps,
-        replayed_ns=replayer.recorded(),
-        ideal_ns=replayer.ideal(),
-        by_kind_ns={model.kinds[code]: replayer.put_back(model.kind == code) for code in kinds},
+        replayed_ns=times_of["all", 0],
+        ideal_ns=times_of["none", 0],
+        by_kind_ns={model.kinds[code]: times_of["kind", code] for code in kinds},
         by_dp_ns=replayer.put_back_by_dp(),
-        by_stage_ns=by_stage,
+        by_stage_ns={stage: times_of["stage", stage] for stage in stages},
         by_worker_ns=by_worker,
         m_w=None,
         m_s=None,
     )
-    return _add_m_w_and_m_s(result, replayer)
+    return _add_m_w_and_m_s(result, replayer, times_of["without last stage", 0])
+
+
+def _put_back_each(
+    replayer: Replayer, kinds: Sequence[int], stages: Sequence[int]
+) -> dict[tuple[str, int], NDArray[np.float64]]:
+    """Return the step times with nothing, each kind, each stage, all but the last stage, all."""
+    model = replayer.model
+    parts = [("none", 0), *(("kind", code) for code in kinds)]
+    parts += [*(("stage", stage) for stage in stages), ("without last stage", 0), ("all", 0)]
+    found: dict[tuple[str, int], NDArray[np.float64]] = {}
+    for begin in range(0, len(parts), MAX_WIDTH):
+        block = parts[begin : begin + MAX_WIDTH]
+        by_kind = np.zeros(len(model.kinds), dtype=np.uint32)
+        by_stage = np.zeros(max(stages) + 1, dtype=np.uint32)
+        for bit, (name, code) in enumerate(block):
+            if name == "kind":
+                by_kind[code] |= 1 << bit
+            elif name == "stage":
+                by_stage[code] |= 1 << bit
+            elif name != "none":
+                by_stage[: None if name == "all" else -1] |= 1 << bit
+        times = replayer.put_back_each(by_kind[model.kind] | by_stage[model.stage], len(block))
+        found |= dict(zip(block, times, strict=True))
+    return found
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -242,7 +280,9 @@ def share_of_excess(recorded: float, without: float, ideal: float) -> float | No
     return (recorded - without) / (recorded - ideal)
 
 
-def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
+def _add_m_w_and_m_s(
+    result: WhatIf, replayer: Replayer, without_last_stage_ns: NDArray[np.float64]
+) -> WhatIf:
     """Add M_W, with the worst 3 % of workers ideal, and M_S, with the last stage ideal."""
     model = replayer.model
     num_stages = int(model.stage.max()) + 1
@@ -261,7 +301,6 @@ def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
     worst = workers[: math.ceil(WORST_SHARE * len(workers))]
     is_worst = np.zeros(len(lowest), dtype=np.bool_)
     is_worst[[dp * num_stages + stage for dp, stage in worst]] = True
-    last_stage = model.stage == model.stage.max()
     recorded, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     return WhatIf(
         steps=result.steps,
@@ -274,5 +313,5 @@ def _add_m_w_and_m_s(result: WhatIf, replayer: Replayer) -> WhatIf:
         m_w=share_of_excess(recorded, float(replayer.made_ideal(is_worst[worker]).mean()), ideal)
         if workers
         else None,
-        m_s=share_of_excess(recorded, float(replayer.made_ideal(last_stage).mean()), ideal),
+        m_s=share_of_excess(recorded, float(without_last_stage_ns.mean()), ideal),
     )

@@ -187,6 +187,31 @@ def test_variants_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject
             assert found == max([0.0, *closing])
 
 
+@given(row_sets(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_parts_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject) -> None:
+    # GIVEN scenarios that each have the recorded times of some rows
+    num, width = len(rows.group), data.draw(st.sampled_from([1, 8, 11]))
+    ideal = np.arange(num, dtype=np.float64)
+    masks = data.draw(st.lists(st.integers(0, 2**width - 1), min_size=num, max_size=num))
+    closes = np.array(data.draw(st.lists(st.booleans(), min_size=num, max_size=num)))
+    for functions in (_loop, python_loop):
+        # WHEN all are replayed at once
+        latest, parts = np.empty(width), np.array(masks, dtype=np.uint32)
+        functions.replay_parts(
+            sorted_by(functions, rows), 0, num, np.array(rows.duration), ideal, parts, closes,
+            width, latest
+        )  # fmt: skip
+
+        # THEN each ends as in a replay of its own
+        for scenario, found in enumerate(latest.tolist()):
+            is_recorded = parts >> scenario & 1
+            duration = np.where(is_recorded, rows.duration, ideal).tolist()
+            _, ends = expected_times(replace(rows, duration=duration, gap=[0.0] * num))
+            closing = [end for end, is_last in zip(ends, closes, strict=True) if is_last]
+            assert found == max([0.0, *closing])
+
+
 @BOTH
 def test_a_part_of_the_positions_is_replayed(functions: Any) -> None:  # noqa: ANN401
     rows = Rows(edges=[(0, 1), (2, 3)], group=[-1] * 4, duration=[1, 2, 3, 4], gap=[0] * 4)
