@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 MAX_WIDTH = 32
-"""Variants of `replay_variants`, and scenarios of `replay_parts`, at most: the bits of a mask; the same as in ``loop.c``."""
+"""Most variants of `replay_variants`, and scenarios of `replay_parts`: the bits of a mask. The same as
+in ``loop.c``."""
 
 
 class Graph(NamedTuple):

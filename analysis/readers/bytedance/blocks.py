@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
@@ -500,13 +501,8 @@ def map_steps(work: Callable[[Rows, slice], Result], rows: Rows) -> list[Result]
     Operations of different steps do not depend on each other. ``work`` gets the rows of some steps,
     numbered from 0, and which rows of all they are. What it sorts stays in a processor's cache.
     """
-    first_row = np.searchsorted(rows.step, np.arange(len(rows.steps) + 1))
-    borders = [0]
-    for begin in first_row.tolist():
-        if begin - borders[-1] >= STEPS_ROWS:
-            borders.append(begin)
-    if borders[-1] < len(rows.step):
-        borders.append(len(rows.step))
+    steps = _step_borders(rows)
+    borders = np.searchsorted(rows.step, steps).tolist()
     workers = np.append(rows.worker, len(rows.first))[borders].tolist()
 
     def work_on(part: int) -> Result:
@@ -515,6 +511,34 @@ def map_steps(work: Callable[[Rows, slice], Result], rows: Rows) -> list[Result]
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(work_on, range(len(borders) - 1)))
+
+
+def map_steps_of(
+    work: Callable[[slice], Result], rows: Rows, operations: NDArray[np.int64]
+) -> list[Result]:
+    """Return the results of ``work`` for slices of some operations, as `map_steps` does.
+
+    Args:
+        work: Gets a slice of ``operations``: those of the same steps as in `map_steps`.
+        rows: All operations.
+        operations: Some of them, in the order of `map_steps`; in any order within its parts.
+    """
+    num_by_step = np.bincount(rows.step[operations], minlength=len(rows.steps))
+    borders = np.append(0, np.cumsum(num_by_step))[_step_borders(rows)].tolist()
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(lambda ends: work(slice(*ends)), pairwise(borders)))
+
+
+def _step_borders(rows: Rows) -> list[int]:
+    """Return the index of the first step of each part with `STEPS_ROWS`, and the steps' number."""
+    first_row = np.searchsorted(rows.step, np.arange(len(rows.steps) + 1)).tolist()
+    borders = [0]
+    for step, begin in enumerate(first_row):
+        if begin - first_row[borders[-1]] >= STEPS_ROWS:
+            borders.append(step)
+    if first_row[borders[-1]] < len(rows.step):
+        borders.append(len(rows.steps))
+    return borders
 
 
 def rows_by_start(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:

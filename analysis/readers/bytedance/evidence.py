@@ -6,7 +6,7 @@ begins and ends together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...arrays.intervals import Line
 from ...arrays.sorting import argsort_rows, stable_argsort
 from ...replay.model import GapItems, Link, Place, Transfers
 from ..transfers import InstanceMembers, collect_transfers
-from .blocks import Rows, map_steps
+from .blocks import Rows, map_steps, map_steps_of
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
@@ -34,6 +34,8 @@ from .format import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from .graph import Trace
@@ -101,65 +103,101 @@ def find_transfers(trace: Trace) -> Transfers:
     Also excluded are instances that a member left before the last one entered, unless a clock
     error explains it, and instances that another transfer of the same call delayed.
     """
-    rows, operations = trace.rows, trace.operations
-    bulky = is_one_of(rows.type, [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
-    members = np.flatnonzero((operations.group != NO_GROUP) & bulky)
-    group, kind = operations.group[members], rows.type[members]
-    arrival = trace.arrival_ns[members]
+    rows, members = trace.rows, _find_members(trace)
+    operation, group, kind = members.operation, members.group, members.kind
     pair = is_one_of(kind, PEER_TO_PEER_CODES)
     forward = is_one_of(kind, [CODE[name] for name in PEER_TO_PEER if name.startswith("forward")])
-    sends = is_one_of(kind, (CODE[FORWARD_SEND], CODE[BACKWARD_SEND]))
-    rank = trace.rank[members]
-    order = stable_argsort(group)
-    first = np.flatnonzero(np.diff(group[order], prepend=NO_GROUP))
-
-    def largest(value: NDArray[np.int32]) -> NDArray[np.int32]:
-        found = np.empty_like(value)
-        sizes = np.diff(first, append=len(order))
-        found[order] = np.repeat(np.maximum.reduceat(value[order], first), sizes)
-        return found
-
-    source, target = largest(np.where(sends, rank, -1)), largest(np.where(sends, -1, rank))
-    first_rank = -largest(-rank)
     link_key = np.stack(
         (
-            np.where(pair, source, -1),
-            np.where(pair, target, -1),
+            np.where(pair, members.source, -1),
+            np.where(pair, members.target, -1),
             np.where(pair, -1, kind),
-            np.where(pair, -1, first_rank),
+            np.where(pair, -1, members.first_rank),
         )
     )
-    sorted_group = group[order]
 
     def link(row: int) -> Link:
         if pair[row]:
             return Link(
-                members=(int(source[row]), int(target[row])),
+                members=(int(members.source[row]), int(members.target[row])),
                 kind=SpanKind.PP_SEND.value,
                 is_pair=True,
             )
-        begin, end = np.searchsorted(sorted_group, [group[row], group[row] + 1])
-        ranks = np.unique(rank[order[begin:end]])
+        ranks = np.unique(trace.rank[operation[group == group[row]]])
         return Link(members=tuple(ranks.tolist()), kind=SpanKind.DP_COMM.value, is_pair=False)
 
-    early = is_left_early(trace, members, arrival, group=group, link_key=link_key)
+    is_unclear = is_left_early(
+        trace, operation, trace.arrival_ns[operation], group=group, link_key=link_key
+    )
+    is_unclear |= is_delayed_in_call(trace, operation, group)
     return collect_transfers(
         InstanceMembers(
             instance=group,
-            step=np.array(rows.steps, dtype=np.int32)[rows.step[members]],
-            duration_ns=rows.end[members] - rows.start[members],
-            num_bytes=np.broadcast_to(np.int64(-1), len(members)),
+            step=np.array(rows.steps, dtype=np.int32)[rows.step[operation]],
+            duration_ns=rows.end[operation] - rows.start[operation],
+            num_bytes=np.broadcast_to(np.int64(-1), len(operation)),
             name=kind.astype(np.int32),
             names=TYPES,
-            is_unclear=early | is_delayed_in_call(trace, members, group),
+            is_unclear=is_unclear,
             link_key=link_key,
-            alike_key=np.stack((np.where(pair, forward, 2 + kind), np.where(pair, -1, first_rank))),
-            operation=members,
+            alike_key=np.stack(
+                (np.where(pair, forward, 2 + kind), np.where(pair, -1, members.first_rank))
+            ),
+            operation=operation,
         ),
         make_link=link,
-        num_operations=len(operations),
+        num_operations=len(rows.row),
         link_extent=lambda found: (len(found.members), False),
     )
+
+
+class Members(NamedTuple):
+    """Members of the transfers that are compared, by communication instance."""
+
+    operation: NDArray[np.int64]
+    group: NDArray[np.integer[Any]]
+    """Ascending within each part of `map_steps`, whose groups are its own."""
+
+    kind: NDArray[np.int8]
+    source: NDArray[np.int32]
+    """The sending rank of a pair."""
+
+    target: NDArray[np.int32]
+    """The receiving rank of a pair."""
+
+    first_rank: NDArray[np.int32]
+    """The lowest rank of the instance."""
+
+
+def _find_members(trace: Trace) -> Members:
+    is_bulky = np.isin(np.arange(len(TYPES)), [CODE[name] for name in PEER_TO_PEER | DP_ONLY])
+
+    def find(rows: Rows, part: slice) -> Members:
+        group = trace.operations.group[part]
+        own = np.flatnonzero(is_bulky[rows.type] & (group != NO_GROUP))
+        own = own[stable_argsort(group[own])]
+        group, kind, rank = group[own], rows.type[own], trace.rank[part][own]
+        first = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
+        sizes = np.diff(first, append=len(own))
+
+        def largest(value: NDArray[np.int32]) -> NDArray[np.int32]:
+            found: NDArray[np.int32] = value
+            if len(first):
+                found = np.repeat(np.maximum.reduceat(value, first), sizes)
+            return found
+
+        sends = is_one_of(kind, (CODE[FORWARD_SEND], CODE[BACKWARD_SEND]))
+        return Members(
+            operation=own + part.start,
+            group=group,
+            kind=kind,
+            source=largest(np.where(sends, rank, -1)),
+            target=largest(np.where(sends, -1, rank)),
+            first_rank=-largest(-rank),
+        )
+
+    found = map_steps(find, trace.rows) or [find(trace.rows, slice(0, 0))]
+    return Members(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
@@ -210,14 +248,18 @@ def is_delayed_in_call(
         group: Shape (members,): their groups.
     """
     rows = trace.rows
-    pairs = is_one_of(rows.type[members], PEER_TO_PEER_CODES)
+    pairs = np.flatnonzero(is_one_of(rows.type[members], PEER_TO_PEER_CODES))
     transfers = members[pairs]
     arrival = arrival_times(trace, transfers, group[pairs])
-    call, num = _find_calls(trace, transfers)
-    latest = np.full(num, np.iinfo(np.int64).min)
-    np.maximum.at(latest, call, arrival)
     delayed = np.zeros(len(members), dtype=np.bool_)
-    delayed[pairs] = latest[call] > arrival + NO_OP_SLACK_NS
+
+    def find(own: slice) -> None:
+        call, num = _find_calls(trace, transfers[own])
+        latest = np.full(num, np.iinfo(np.int64).min)
+        np.maximum.at(latest, call, arrival[own])
+        delayed[pairs[own]] = latest[call] > arrival[own] + NO_OP_SLACK_NS
+
+    map_steps_of(find, rows, transfers)
     return delayed
 
 
@@ -238,22 +280,55 @@ def arrival_times(
     start, end = trace.rows.start[transfers], trace.rows.end[transfers]
     if not len(transfers):
         return start
-    order = stable_argsort(group)
-    other = np.empty(len(order), dtype=np.int64)
-    other[order[::2]], other[order[1::2]] = order[1::2], order[::2]
     rank = trace.rank[transfers].astype(np.int64)
-    pair, num = factorize(rank, rank[other])
-    least, most = np.full(num, -MAX_NS), np.full(num, MAX_NS)
-    shortest = np.full(num, MAX_NS)
-    np.maximum.at(least, pair, start[other] - end)
-    np.minimum.at(most, pair, end[other] - start)
-    np.minimum.at(shortest, pair, np.minimum(end - start, (end - start)[other]))
+    num_ranks = int(rank.max()) + 1
+
+    def bound(own: slice) -> tuple[NDArray[Any], ...]:
+        order = stable_argsort(group[own])
+        other = np.empty(len(order), dtype=np.int32)
+        other[order[::2]], other[order[1::2]] = order[1::2], order[::2]
+        start_ns, end_ns, from_rank = start[own], end[own], rank[own]
+        key = from_rank * num_ranks + from_rank[other]
+        pair, num = factorize(key)
+        keys, bounds = np.empty(num, dtype=np.int64), _no_bounds(num)
+        keys[pair] = key
+        least = start_ns[other] - end_ns
+        shortest = end_ns - start_ns
+        _tighten(bounds, pair, (least, -least[other], np.minimum(shortest, shortest[other])))
+        return other, pair.astype(np.int32), keys, *bounds
+
+    parts = map_steps_of(bound, trace.rows, transfers)
+    of_pair, num = factorize(np.concatenate([part[2] for part in parts]))
+    bounds = _no_bounds(num)
+    _tighten(bounds, of_pair, [np.concatenate(each) for each in list(zip(*parts, strict=True))[3:]])
+    least, most, shortest = bounds
     offset = np.clip(0, least, most)
     tight = (offset != 0) & (most - least <= MAX_CLOCK_BOUND_TRANSFERS * shortest)
     offset[tight] = (least[tight] + most[tight]) // 2
     offset[most < least] = 0  # sends were buffered: there is no bound
-    found: NDArray[np.int64] = np.maximum(start, start[other] - offset[pair])
-    return found
+    offset = offset[of_pair]
+    found, begin, first_pair = [], 0, 0
+    for other, pair, keys, *_ in parts:
+        own = start[begin : begin + len(other)]
+        found.append(np.maximum(own, own[other] - offset[first_pair:][pair]))
+        begin, first_pair = begin + len(other), first_pair + len(keys)
+    return np.concatenate(found)
+
+
+def _no_bounds(num: int) -> tuple[NDArray[np.int64], ...]:
+    """Return the least and the most offset, and the shortest transfer, of pairs without any."""
+    return np.full(num, -MAX_NS), np.full(num, MAX_NS), np.full(num, MAX_NS)
+
+
+def _tighten(
+    bounds: Sequence[NDArray[np.int64]],
+    pair: NDArray[np.int64],
+    found: Sequence[NDArray[np.int64]],
+) -> None:
+    least, most, shortest = bounds
+    np.maximum.at(least, pair, found[0])
+    np.minimum.at(most, pair, found[1])
+    np.minimum.at(shortest, pair, found[2])
 
 
 def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

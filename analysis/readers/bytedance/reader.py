@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ...arrays.sorting import argsort_rows
 from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlaps
 from ...trace.rows import select_rows
 from ..waits import WaitSplit, split_at_arrivals
+from .blocks import map_steps_of
 from .evidence import find_gaps, find_transfers
 from .format import (
     BACKWARD_COMPUTE,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from ...trace.tables import RunInfo, SpanTable
     from .graph import Trace
+
+COMPUTES = (SpanKind.FORWARD, SpanKind.BACKWARD)
 
 SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
 """Communication at the step's end, during which the worker computes nothing."""
@@ -69,22 +72,29 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
 
 def _items(trace: Trace) -> ComputeItems:
     rows = trace.rows
-    compute = trace.computes
-    forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
-    kind = np.where(forward, KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD])
-    order = argsort_rows(
-        rows.step[compute], trace.rank[compute], kind, rows.chunk[compute], rows.start[compute]
-    )
-    compute, kind = compute[order], kind[order].astype(np.int8)
-    key = np.stack((rows.step[compute], trace.rank[compute], kind, rows.chunk[compute]))
-    changes = np.append(True, (np.diff(key, axis=1) != 0).any(axis=0))
+
+    def find(own: slice) -> tuple[NDArray[Any], ...]:
+        compute = trace.computes[own]
+        forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
+        kind = np.where(forward, *(np.int8(KIND_CODES[kind]) for kind in COMPUTES))
+        step, rank, chunk = rows.step[compute], trace.rank[compute], rows.chunk[compute]
+        order = argsort_rows(step, rank, kind, chunk, rows.start[compute])
+        key = (step[order], rank[order], kind[order], chunk[order])
+        changes = np.zeros(len(order), dtype=np.bool_)
+        for column in key:
+            changes[1:] |= column[1:] != column[:-1]
+        microbatch = cumcount(np.cumsum(changes, dtype=np.int32)).astype(np.int32)
+        return *key, microbatch, (rows.end[compute] - rows.start[compute])[order]
+
+    found = map_steps_of(find, rows, trace.computes) or [find(slice(0, 0))]
+    step, rank, kind, chunk, microbatch, self_ns = map(np.concatenate, zip(*found, strict=True))
     return ComputeItems(
-        step=np.array(rows.steps, dtype=np.int32)[rows.step[compute]],
-        rank=trace.rank[compute],
+        step=np.array(rows.steps, dtype=np.int32)[step],
+        rank=rank,
         kind=kind,
-        chunk=rows.chunk[compute],
-        microbatch=cumcount(np.cumsum(changes)).astype(np.int32),
-        self_ns=(rows.end - rows.start)[compute],
+        chunk=chunk,
+        microbatch=microbatch,
+        self_ns=self_ns,
     )
 
 
