@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from .bytedance_meta import TraceMeta, read_meta
 from .parquet_reader import NOT_PARQUET
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ..client.served_writer import RunWriter
@@ -37,6 +39,7 @@ SOURCE_FORMAT = "bytedance"
 MAGIC = b"PAR1"
 EPOCH = 0
 INSERT_ROWS = 1_000_000
+INSERT_THREADS = 2
 
 SELECT_PRESENCE = """
 SELECT
@@ -69,7 +72,14 @@ class ImportResult:
     """The same file was stored under this name before; nothing was written."""
 
 
-def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None) -> ImportResult:
+def import_bytedance(
+    store: Store,
+    file: Path,
+    *,
+    run_id: str,
+    meta: Path | None,
+    show: Callable[[str], None] = lambda _: None,
+) -> ImportResult:
     """Store the trace in ``file`` as run ``run_id``.
 
     The run appears whole or not at all: its row in ``runs`` is written last, and the rows of an
@@ -80,6 +90,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
         file: The parquet file.
         run_id: Name of the run.
         meta: YAML file with the job's sizes, which a trace does not have.
+        show: Gets a line that says how far the import is.
 
     Raises:
         RunNameError: The name is invalid.
@@ -99,7 +110,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     found = store.rows(SELECT_PRESENCE, presence)[0]
     if found["num_runs"] and not (found["source_format"] == SOURCE_FORMAT and found["num_same"]):
         raise RunExistsError(run_id, source_format=found["source_format"])
-    trace = read_trace(file, meta=sizes)
+    trace = read_trace(file, meta=sizes, show=show)
     if not found["num_runs"] and store.read_only:
         if found["num_others"]:
             raise RunBegunError(run_id)
@@ -111,7 +122,7 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
         if found["num_cuts"]:
             for statement in DELETE_LEFTOVERS:
                 store.command(statement, {"run_id": run_id})
-        _store(store, trace, run_id=run_id, meta=sizes, sha256=sha256)
+        _store(store, trace, run_id=run_id, meta=sizes, sha256=sha256, show=show)
     return ImportResult(
         run_id=run_id,
         num_spans=len(trace.start_ns),
@@ -121,7 +132,15 @@ def import_bytedance(store: Store, file: Path, *, run_id: str, meta: Path | None
     )
 
 
-def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha256: str) -> None:
+def _store(
+    store: Store,
+    trace: TraceRows,
+    *,
+    run_id: str,
+    meta: TraceMeta,
+    sha256: str,
+    show: Callable[[str], None],
+) -> None:
     from ..wire.codec import fill_columns
     from ..wire.schema import WIRE_TABLES
 
@@ -145,10 +164,20 @@ def _store(store: Store, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha2
         "at_ns": now_ns,
     }
     store.insert_rows("ledger", [{**cut, "state": "sent", "revision": 1}])
-    for first in range(0, len(trace.start_ns), INSERT_ROWS):
+    num_rows = len(trace.start_ns)
+
+    def insert(first: int) -> int:
         rows = slice(first, first + INSERT_ROWS)
         spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
         store.insert_arrow("spans", fill_columns(spans, nonzero))
+        return spans.num_rows
+
+    # An insert sorts and compresses its rows on one core.
+    with ThreadPoolExecutor(INSERT_THREADS) as pool:
+        num_stored = 0
+        for num in pool.map(insert, range(0, num_rows, INSERT_ROWS)):
+            num_stored += num
+            show(f"stored {num_stored:,} of {num_rows:,} rows")
     store.insert_arrow("steps", steps)
     store.insert_rows("ranks", _rank_rows(trace, run_id=run_id, process=process))
     store.insert_rows("ledger", [{**cut, "state": "stored", "revision": 2}])

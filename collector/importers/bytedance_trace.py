@@ -31,7 +31,7 @@ from ..names import storable_name
 from .parquet_reader import NOT_PARQUET, open_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -149,15 +149,22 @@ class TraceRows:
         return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def read_trace(path: Path, *, meta: TraceMeta) -> TraceRows:
+def read_trace(
+    path: Path, *, meta: TraceMeta, show: Callable[[str], None] = lambda _: None
+) -> TraceRows:
     """Read and check a trace.
+
+    Args:
+        path: The parquet file.
+        meta: Its sizes.
+        show: Gets a line that says how far it is.
 
     Raises:
         TraceError: The file is not parquet, a column is missing or has another type, there are no
             rows, or a value is null, out of range, negative or not finite.
         MetaError: The sizes in ``meta`` contradict the trace.
     """
-    file = _read_columns(path)
+    file = _read_columns(path, show)
     workers = _workers(file.integers, path=path)
     _check_sizes(file.integers, meta=meta)
     start_ns, duration_ns = (file.times_ns[name] for name in TIME_COLUMNS)
@@ -188,7 +195,8 @@ class _TraceFile:
         """Code of each operation type."""
 
         self._scratch = np.empty(min(num_rows, ROWS_AT_ONCE))
-        self._num_read = 0
+        self.num_read = 0
+        """Rows that were added."""
 
     def add(self, batch: pa.Table) -> None:
         """Check and add the next rows.
@@ -201,7 +209,7 @@ class _TraceFile:
                 raise TraceError(
                     self.path, f"column {name} has {batch[name].null_count} empty rows"
                 )
-        rows = slice(self._num_read, self._num_read + batch.num_rows)
+        rows = slice(self.num_read, self.num_read + batch.num_rows)
         if rows.stop > len(self.optype):
             raise TraceError(
                 self.path, f"has more than the {len(self.optype)} rows it declares: copy it again"
@@ -215,7 +223,7 @@ class _TraceFile:
             np.multiply(seconds, float(NS_PER_S), out=here, dtype=np.float64)
             times_ns[rows] = np.rint(here, out=here)
         self.optype[rows] = self._optype_codes(batch[TEXT_COLUMN])
-        self._num_read = rows.stop
+        self.num_read = rows.stop
 
     def check_complete(self) -> None:
         """Check that all rows were added.
@@ -224,10 +232,10 @@ class _TraceFile:
             TraceError: The file has fewer rows than it declares.
         """
         num_rows = len(self.optype)
-        if self._num_read < num_rows:
+        if self.num_read < num_rows:
             raise TraceError(
                 self.path,
-                f"has {self._num_read} rows, not the {num_rows} it declares: copy it again",
+                f"has {self.num_read} rows, not the {num_rows} it declares: copy it again",
             )
 
     def _optype_codes(self, column: pa.ChunkedArray[Any]) -> NDArray[np.int32]:
@@ -266,12 +274,12 @@ class _TraceFile:
         bad = np.flatnonzero(~((seconds >= 0) & (seconds <= most)))
         raise TraceError(
             self.path,
-            f"{name} is {float(seconds[bad[0]])} s in row {self._num_read + int(bad[0])}"
+            f"{name} is {float(seconds[bad[0]])} s in row {self.num_read + int(bad[0])}"
             f" ({len(bad)} such rows among {len(seconds)}), expected 0 to {most:.0f}",
         )
 
 
-def _read_columns(path: Path) -> _TraceFile:
+def _read_columns(path: Path, show: Callable[[str], None]) -> _TraceFile:
     with (
         _damage_as_trace_error(path),
         os.fdopen(open_regular_file(path), "rb") as opened,
@@ -287,6 +295,7 @@ def _read_columns(path: Path) -> _TraceFile:
         found = _TraceFile(path, file.schema, file.num_rows)
         for batch in file.batches:
             found.add(pa.Table.from_batches([batch]))
+            show(f"read {found.num_read:,} of {file.num_rows:,} rows")
     found.check_complete()
     return found
 

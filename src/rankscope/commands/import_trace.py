@@ -86,8 +86,15 @@ def import_files(
     from ..sources.store_source import StoreSource
 
     with open_store(store_url) as store, Progress() as progress:
-        progress.show(f"importing {files[0].name} as run {run_id}")
-        result = import_bytedance(store, files[0], run_id=run_id, meta=meta)
+        what = f"importing {files[0].name} as run {run_id}"
+        progress.show(what)
+        result = import_bytedance(
+            store,
+            files[0],
+            run_id=run_id,
+            meta=meta,
+            show=lambda text: progress.show(f"{what}: {text}"),
+        )
         world_size = next(
             run.world_size for run in StoreSource(store).runs() if run.run_id == result.run_id
         )
