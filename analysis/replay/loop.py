@@ -39,8 +39,7 @@ __all__ = [
 ]
 
 MAX_WIDTH = 32
-"""Most variants of `replay_variants`, and scenarios of `replay_parts`: the bits of a mask. The same as
-in ``loop.c``."""
+"""Most variants of `replay_variants`, and scenarios of `replay_parts`: the bits of a mask."""
 
 
 class Graph(NamedTuple):
