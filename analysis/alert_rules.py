@@ -3,24 +3,150 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
-from .breakdown.drops import find_drops
+from .breakdown.drops import DropRule, find_drops
 from .diagnose import ends_run
 from .report.report import Finding, Severity
-from .report.text import format_percent, format_seconds
+from .report.text import format_duration, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from .breakdown.drops import Drop
     from .report.report import RunReport
     from .report.tracked_findings import TrackedFinding
 
+FINDING = "finding"
 MFU_DROP = "mfu-drop"
 STEP_TIME_RISE = "step-time-rise"
-FINDING = "finding"
 LOST_RECORDS = "lost-records"
-"""Names of the rules, as alerts carry them."""
+CLOCK_ERROR = "clock-error"
+SILENT_RANK = "silent-rank"
+RDMA_TRAFFIC = "rdma-traffic"
+LOSS = "loss"
+COLLECTOR_BEHIND = "collector-behind"
+ANALYSIS_BEHIND = "analysis-behind"
+"""Names of the rules, as alerts and the configuration carry them."""
+
+ACTIONS = {
+    MFU_DROP: "open the step on the timeline and compare it with the one before the drop; if no"
+    " finding explains it, look at the clocks and the power of the devices",
+    STEP_TIME_RISE: "open the step on the timeline and compare it with the one before the rise",
+    LOST_RECORDS: "see docs/tracer.md: give the spool more room, record fewer levels, or sample",
+    CLOCK_ERROR: "see docs/clocks.md: is the path between agent and collector congested?",
+    SILENT_RANK: "log in to the host: does the process live, does the agent run and reach the"
+    " collector?",
+    RDMA_TRAFFIC: "look at the host's ports (`ibstat`, `rdma statistic`) and its samples",
+    LOSS: "stop or roll back to the last checkpoint before the step; look at its data and at the"
+    " gradient norm",
+    COLLECTOR_BEHIND: "look at the agents' and the collector's log: is the store slow, the disk"
+    " full, a token expired?",
+    ANALYSIS_BEHIND: "look at the server's log and its processors; diagnoses and alerts are late",
+}
+"""What to do, by rule. For a finding, its section of docs/findings.md says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSettings:
+    """Settings that all rules have."""
+
+    enabled: bool = True
+    severity: Severity | None = None
+    """Severity of its alerts; None: the rule's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropSettings(RuleSettings):
+    """`DropRule` as a rule: MFU, or the steps per second where the MFU is unknown."""
+
+    depth_ratio: float = 0.10
+    num_steps: int = 3
+    min_baseline_steps: int = 5
+
+    def __post_init__(self) -> None:
+        self.rule()
+
+    def rule(self) -> DropRule:
+        """Return the rule.
+
+        Raises:
+            ValueError: A value is out of its range.
+        """
+        return DropRule(
+            depth_ratio=self.depth_ratio,
+            num_steps=self.num_steps,
+            min_baseline_steps=self.min_baseline_steps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRecordsSettings(RuleSettings):
+    """Lost records."""
+
+    ratio: float = 0.0
+    """Share of the produced records above which it alerts. 0: any loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockErrorSettings(RuleSettings):
+    """Error of the clocks between hosts."""
+
+    step_ratio: float = 0.01
+    """Share of the step time. Source: a tenth of the 10 % of a step for which a finding is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelaySettings(RuleSettings):
+    """A state that lasts too long."""
+
+    after_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSettings(RuleSettings):
+    """RDMA traffic of a host that differs from that of the other hosts."""
+
+    ratio: float = 0.5
+    """Change against its own baseline, beyond that of the other hosts. Source: choice, far above
+    what routing changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings(RuleSettings):
+    """A loss that is no number, or that jumps."""
+
+    ratio: float = 0.5
+    """Rise above the median of the 20 steps before. Source: choice, half as much again."""
+
+    deviations: float = 10.0
+    """Robust deviations of these steps that it must exceed as well."""
+
+    num_steps: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRules:
+    """All rules with their thresholds. The defaults need no configuration."""
+
+    finding: RuleSettings = RuleSettings()
+    mfu_drop: DropSettings = DropSettings()
+    step_time_rise: DropSettings = DropSettings()
+    lost_records: LostRecordsSettings = LostRecordsSettings()
+    clock_error: ClockErrorSettings = ClockErrorSettings()
+    silent_rank: DelaySettings = DelaySettings(after_s=30.0)
+    """Twice `liveness.SILENT_NS`, from which on a page shows the rank as silent."""
+
+    rdma_traffic: TrafficSettings = TrafficSettings()
+    loss: LossSettings = LossSettings()
+    collector_behind: DelaySettings = DelaySettings(after_s=60.0)
+    analysis_behind: DelaySettings = DelaySettings(after_s=120.0)
+
+    def of(self, rule: str) -> RuleSettings:
+        """Return the settings of a rule by its name."""
+        found: RuleSettings = getattr(self, rule.replace("-", "_"))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,35 +167,74 @@ class Condition:
     text: str
     """One sentence."""
 
-    finding: Finding | None
+    finding: Finding | None = None
     """The finding that it is about, or that overlaps it; None if there is none."""
+
+    ranks: tuple[int, ...] = ()
+    """Ranks at fault; empty if none is named."""
+
+    hosts: tuple[str, ...] = ()
+    """Hosts at fault, if they are known without the ranks."""
+
+    cost: str = ""
+    """What it costs, in words; "" if unknown."""
+
+    hold_s: float = 0.0
+    """Time for which it must be gone before it is over. A state that was measured once a second
+    may flap; what was measured on steps has its hysteresis in steps."""
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Values behind the sentence, by name."""
 
+    @property
+    def action(self) -> str:
+        """Next step for a person."""
+        if self.finding is not None:
+            return f"docs/findings.md#{self.finding.cause}"
+        return ACTIONS.get(self.rule, "")
+
 
 def find_conditions(
-    report: RunReport, tracked: Iterable[TrackedFinding], *, is_over: bool = False
+    report: RunReport,
+    tracked: Iterable[TrackedFinding],
+    *,
+    rules: AlertRules | None = None,
+    is_over: bool = False,
 ) -> tuple[Condition, ...]:
     """Return all that a run gives reason to alert about, whether it is over or not.
 
     Args:
         report: The newest diagnosis.
         tracked: The run's findings.
+        rules: Thresholds; the defaults if None.
         is_over: Whether the run has ended: then only what ended it is active.
     """
-    found = [*_from_findings(tracked), *_from_values(report), *_from_account(report)]
-    if not is_over:
-        return tuple(found)
+    rules = rules or AlertRules()
+    found = [
+        *_from_findings(report, tracked),
+        *_from_values(report, rules),
+        *_from_quality(report, rules),
+    ]
+    if is_over:
+        found = [
+            each
+            if each.rule == FINDING and each.finding is not None and ends_run(each.finding)
+            else replace(each, is_active=False)
+            for each in found
+        ]
+    return apply_settings(found, rules)
+
+
+def apply_settings(found: Iterable[Condition], rules: AlertRules) -> tuple[Condition, ...]:
+    """Return the conditions of the enabled rules, with the severity that is configured."""
     return tuple(
-        each
-        if each.rule == FINDING and each.finding is not None and ends_run(each.finding)
-        else replace(each, is_active=False)
+        replace(each, severity=rules.of(each.rule).severity or each.severity)
         for each in found
+        if rules.of(each.rule).enabled
     )
 
 
-def _from_findings(tracked: Iterable[TrackedFinding]) -> Iterator[Condition]:
+def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iterator[Condition]:
     for one in tracked:
         severity = one.finding.severity
         if severity not in {Severity.WARNING, Severity.CRITICAL}:
@@ -85,36 +250,36 @@ def _from_findings(tracked: Iterable[TrackedFinding]) -> Iterator[Condition]:
             is_active=one.closed_ns is None,
             text=f"{one.run_id}: {one.finding.cause}: {one.finding.evidence}",
             finding=one.finding,
+            ranks=one.finding.ranks,
+            cost=_cost(one.finding.saved_s, report),
         )
 
 
-def _from_values(report: RunReport) -> Iterator[Condition]:
+def _cost(saved_s: float | None, report: RunReport) -> str:
+    """Return what is lost in each step, in words; "" if it is unknown."""
+    actual_s = report.step_time_s.actual
+    if saved_s is None or saved_s <= 0 or not actual_s:
+        return ""
+    return f"{format_seconds(saved_s)} per step ({format_percent(saved_s / actual_s)})"
+
+
+def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
     """Yield drops of the MFU, or of the steps per second if the MFU is unknown."""
     if report.mfu is not None:
         rule, by_step = MFU_DROP, report.mfu.by_step
+        settings = rules.mfu_drop
     else:
-        rule = STEP_TIME_RISE
+        rule, settings = STEP_TIME_RISE, rules.step_time_rise
         by_step = {step: 1 / s for step, s in report.actual_s_by_step.items() if s > 0}
-    for drop in find_drops(by_step, skipped_steps={*report.warmup_steps, *report.planned_steps}):
+    skipped = {*report.warmup_steps, *report.planned_steps}
+    for drop in find_drops(by_step, rule=settings.rule(), skipped_steps=skipped):
         steps = drop.first_step, drop.last_step
         finding = _overlapping(report, steps)
+        change, numbers = _describe(report, rule, drop)
         because = (
             "no finding explains it" if finding is None else f"top finding: {finding.evidence}"
         )
-        if rule == MFU_DROP:
-            change = (
-                f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
-                f" {drop.first_step}, from {format_percent(drop.usual, digits=1)} to"
-                f" {format_percent(drop.value, digits=1)}"
-            )
-            numbers = {"mfu": drop.value, "median": drop.usual}
-        else:
-            now, usual = 1 / drop.value, 1 / drop.usual
-            change = (
-                f"the step time of {report.run} rose by {format_percent(now / usual - 1)} in step"
-                f" {drop.first_step}, from {format_seconds(usual)} to {format_seconds(now)}"
-            )
-            numbers = {"step_time_s": now, "median_s": usual}
+        seconds = [s for step, s in report.actual_s_by_step.items() if steps[0] <= step <= steps[1]]
         yield Condition(
             rule=rule,
             key=str(drop.first_step),
@@ -123,8 +288,29 @@ def _from_values(report: RunReport) -> Iterator[Condition]:
             is_active=not drop.is_over,
             text=f"{change}; {because}",
             finding=finding,
+            ranks=() if finding is None else finding.ranks,
+            cost=_cost(median(seconds) * drop.depth_ratio, report) if seconds else "",
             numbers=numbers,
         )
+
+
+def _describe(report: RunReport, rule: str, drop: Drop) -> tuple[str, dict[str, float]]:
+    """Return a drop as a clause, with the numbers behind it."""
+    if rule == MFU_DROP:
+        shape = report.mfu_shape
+        named = (
+            f" ({shape.name})" if shape is not None and shape.steps[0] == drop.first_step else ""
+        )
+        return (
+            f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
+            f" {drop.first_step}, from {format_percent(drop.usual, digits=1)} to"
+            f" {format_percent(drop.value, digits=1)}{named}"
+        ), {"mfu": drop.value, "median": drop.usual}
+    now, usual = 1 / drop.value, 1 / drop.usual
+    return (
+        f"the step time of {report.run} rose by {format_percent(now / usual - 1)} in step"
+        f" {drop.first_step}, from {format_seconds(usual)} to {format_seconds(now)}"
+    ), {"step_time_s": now, "median_s": usual}
 
 
 def _overlapping(report: RunReport, steps: tuple[int, int]) -> Finding | None:
@@ -138,23 +324,39 @@ def _overlapping(report: RunReport, steps: tuple[int, int]) -> Finding | None:
     return None
 
 
-def _from_account(report: RunReport) -> Iterator[Condition]:
-    """Yield the loss of records: what is missing may hide a cause."""
+def _from_quality(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
+    """Yield what may hide a cause: lost records, and clocks that are too uncertain."""
     account = report.quality.account
-    if not account.num_dropped:
-        return
-    reasons = sorted(account.dropped.items(), key=lambda item: -item[1])
-    whole = "" if account.produced is None else f" of {account.produced:,}"
-    yield Condition(
-        rule=LOST_RECORDS,
-        key="0",
-        severity=Severity.WARNING,
-        steps=None,
-        is_active=True,
-        text=(
-            f"{report.run}: {account.num_dropped:,}{whole} records were lost:"
-            f" {', '.join(f'{num:,} {reason}' for reason, num in reasons)}"
-        ),
-        finding=None,
-        numbers={"num_lost": float(account.num_dropped)},
-    )
+    produced = account.produced
+    is_many = produced is None or account.num_dropped > rules.lost_records.ratio * produced
+    if account.num_dropped and is_many:
+        reasons = sorted(account.dropped.items(), key=lambda item: -item[1])
+        whole = "" if produced is None else f" of {produced:,}"
+        yield Condition(
+            rule=LOST_RECORDS,
+            key="0",
+            severity=Severity.WARNING,
+            steps=None,
+            is_active=True,
+            text=(
+                f"{report.run}: {account.num_dropped:,}{whole} records were lost:"
+                f" {', '.join(f'{num:,} {reason}' for reason, num in reasons)}"
+            ),
+            numbers={"num_lost": float(account.num_dropped)},
+        )
+    error_ns, step_s = report.quality.clock_error_ns, report.step_time_s.actual
+    if error_ns is not None and step_s and error_ns > rules.clock_error.step_ratio * step_s * 1e9:
+        yield Condition(
+            rule=CLOCK_ERROR,
+            key="0",
+            severity=Severity.WARNING,
+            steps=None,
+            is_active=True,
+            text=(
+                f"{report.run}: the clocks of the hosts agree within {format_duration(error_ns)}"
+                f" only, {format_percent(error_ns / 1e9 / step_s)} of a step: waits between hosts"
+                " are uncertain by as much"
+            ),
+            hold_s=60.0,
+            numbers={"clock_error_ns": float(error_ns)},
+        )

@@ -1,7 +1,7 @@
 """Metrics of the server for Prometheus, at `/metrics`.
 
-No label is a run, rank, host or client: their number is unbounded, and Prometheus keeps a series
-for each value of a label.
+No label is a rank, host or client: their number is unbounded, and Prometheus keeps a series for
+each value of a label. Of runs, only the live ones have gauges, and a bounded number of them.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
-"""Webhook: posts alerts to one URL from its own thread, also in the form of Alertmanager."""
+"""Webhook: posts alerts to one URL, signed with a secret, also in the form of Alertmanager."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import hmac
 import http.client
 import json
-import queue
-import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import CollectorError
-from ..read.alerts import Delivery
+from .receiver import RETRY_DELAYS_S, TIMEOUT_S, Answer, Receiver
 from .webhook_address import (
     AddressRefusedError,
     PinnedConnection,
@@ -26,21 +24,22 @@ from .webhook_address import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from .webhook_address import Resolve
 
 
-TIMEOUT_S = 5.0
-RETRY_DELAYS_S = (1.0, 5.0, 15.0)
-CAPACITY = 100
-"""Largest number of waiting alerts. Beyond it, the newest is dropped."""
-
 TOO_MANY_REQUESTS = 429
 RETRIED_FROM = 500
 SUCCESS = range(200, 300)
-REFUSED = 403
-"""Status returned instead of an answer if the host resolves to a refused address."""
+
+DEFAULT_NAME = "webhook"
+"""Name of the receiver that the flag ``--alert-webhook`` gives."""
+
+TIMESTAMP_HEADER, SIGNATURE_HEADER = "x-rankscope-timestamp", "x-rankscope-signature"
+"""Headers of a signed post: the Unix time in seconds, and ``sha256=`` with the HMAC-SHA256 of
+``TIMESTAMP.BODY`` in hexadecimal digits. The receiver refuses an old timestamp, so that a recorded
+post can't be sent again later. Source: as GitHub and Slack sign theirs."""
 
 ALERTS_PATH = "/api/v2/alerts"
 """End of the URL of an Alertmanager. Source: Alertmanager's API, version 2."""
@@ -63,13 +62,7 @@ class WebhookUrlError(CollectorError):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Post:
-    body: bytes
-    on_done: Callable[[Delivery], None]
-
-
-class Webhook:
+class Webhook(Receiver):
     """Receiver of alerts.
 
     Args:
@@ -79,13 +72,15 @@ class Webhook:
         timeout_s: Timeout of the connection and of each read.
         retry_delays_s: Pauses before each retry after no answer, status 429, or 500 and above.
             Any other status that is not a success is final.
+        name: Its name.
+        secret: Key that signs each post; b"": posts are not signed.
         resolve: Returns the addresses of a host. Called for each post, which uses the result.
 
     Raises:
         WebhookUrlError: The URL has another scheme, no host, or an address that is not allowed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # as the configuration names them
         self,
         url: str,
         *,
@@ -93,6 +88,8 @@ class Webhook:
         timeout_s: float = TIMEOUT_S,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         resolve: Resolve = resolve_host,
+        name: str = DEFAULT_NAME,
+        secret: bytes = b"",
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"}:
@@ -121,74 +118,46 @@ class Webhook:
             pass  # the name server may not be up yet: each post resolves again
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._timeout_s = timeout_s
-        self._retry_delays_s = tuple(retry_delays_s)
-        self._posts: queue.Queue[_Post | None] = queue.Queue(CAPACITY)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
-        self._thread.start()
+        self._secret = secret
+        super().__init__(name, retry_delays_s=retry_delays_s)
 
-    def post(self, document: dict[str, Any], *, on_done: Callable[[Delivery], None]) -> None:
-        """Queue a document to be sent as JSON. Never blocks.
-
-        Args:
-            document: Alert from `rankscope.server.alerting.alert_document`.
-            on_done: Called once with the result, from the webhook's thread, or from this one if
-                the queue is full.
-        """
-        body = alertmanager_alerts(document) if self.is_alertmanager else document
-        post = _Post(body=json.dumps(body).encode(), on_done=on_done)
-        try:
-            self._posts.put_nowait(post)
-        except queue.Full:
-            on_done(Delivery.UNDELIVERED)
-
-    def close(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Let the current post finish, start no more, and end the thread."""
-        self._closing.set()
-        with contextlib.suppress(queue.Full):  # then the thread sees `_closing` after the post
-            self._posts.put_nowait(None)
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            post = self._posts.get()
-            if post is None:
-                return
-            delivery = self._deliver(post.body)
-            if delivery is not Delivery.PENDING:
-                post.on_done(delivery)
-
-    def _deliver(self, body: bytes) -> Delivery:
-        """Try until the post succeeds, is refused for good, or the retries are used up."""
-        for delay_s in (*self._retry_delays_s, None):
-            status = self._send(body)
-            if status in SUCCESS:
-                return Delivery.DELIVERED
-            is_final = status is not None and not _is_passing(status)
-            if is_final or delay_s is None:
-                return Delivery.UNDELIVERED
-            if self._closing.wait(delay_s):
-                return Delivery.PENDING
-        return Delivery.UNDELIVERED
-
-    def _send(self, body: bytes) -> int | None:
-        """Return the status of the answer; None if there is none. Its body is not read."""
+    def send(self, document: Mapping[str, Any]) -> Answer:
+        """Post a document as JSON once. The body of the answer is not read."""
+        alerts = document.get("alerts", [document])
+        body = json.dumps(
+            [alert for each in alerts for alert in alertmanager_alerts(each)]
+            if self.is_alertmanager
+            else document
+        ).encode()
         try:
             address = self._address()
-        except AddressRefusedError:
-            return REFUSED
-        except OSError:
-            return None
+        except AddressRefusedError as error:
+            return Answer(is_delivered=False, is_final=True, text=f"not sent: {error}")
+        except OSError as error:
+            return _unanswered(error)
         kind = PinnedTlsConnection if self._is_https else PinnedConnection
         connection = kind(self._host, self._port, address=address, timeout_s=self._timeout_s)
         headers = {"content-type": "application/json", "user-agent": "rankscope"}
         try:
-            connection.request("POST", self._target, body, headers)
-            return connection.getresponse().status
-        except (OSError, http.client.HTTPException):
-            return None
+            connection.request("POST", self._target, body, headers | self._signature(body))
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            return _unanswered(error)
         finally:
             connection.close()
+        status = answer.status
+        return Answer(
+            is_delivered=status in SUCCESS,
+            is_final=not (status == TOO_MANY_REQUESTS or status >= RETRIED_FROM),
+            text=f"status {status}",
+        )
+
+    def _signature(self, body: bytes) -> dict[str, str]:
+        if not self._secret:
+            return {}
+        timestamp = str(time.time_ns() // NS_PER_S)
+        digest = hmac.new(self._secret, f"{timestamp}.".encode() + body, hashlib.sha256)
+        return {TIMESTAMP_HEADER: timestamp, SIGNATURE_HEADER: f"sha256={digest.hexdigest()}"}
 
     def _address(self) -> str:
         """Return the address to post to.
@@ -205,8 +174,9 @@ class Webhook:
         )
 
 
-def _is_passing(status: int) -> bool:
-    return status == TOO_MANY_REQUESTS or status >= RETRIED_FROM
+def _unanswered(error: Exception) -> Answer:
+    reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    return Answer(is_delivered=False, is_final=False, text=f"no answer ({reason})")
 
 
 def is_alertmanager(url: str) -> bool:

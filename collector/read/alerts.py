@@ -1,26 +1,31 @@
 """Alerts, stored as events: an alert is stored before it is sent, so it fires and resolves once.
 
-The webhook's document is stored with it: if the server ends before it was sent, the next server
-sends it.
+Its document is stored with it, and what each receiver got: if the server ends before an alert was
+sent, the next server sends it. Silences and acknowledgements are events too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..identity import Row
     from ..store.store import Store
 
 ALERT_KIND = "alert"
 RESOLVED_KIND = "alert-resolved"
 DELIVERY_KIND = "alert-delivery"
+ACKNOWLEDGED_KIND = "alert-acknowledged"
+SILENCE_KIND = "alert-silence"
 WRITER = "rankscope"
 """Prefix of the ``process`` column of events that rankscope itself writes."""
 
@@ -30,19 +35,22 @@ WHERE kind IN {kinds:Array(String)}
 ORDER BY at_ns DESC, run_id, line DESC
 """
 
+FIRING, RESOLVED = "firing", "resolved"
+"""States of an alert, as receivers get them."""
+
 
 class Delivery(StrEnum):
-    """State of an alert's webhook."""
+    """State of an alert's message."""
 
     NONE = "none"
-    """No webhook is configured."""
+    """No receiver wants it."""
 
     PENDING = "pending"
     """Not yet sent, or the server ended before it knew: the next server sends it."""
 
     DELIVERED = "delivered"
     UNDELIVERED = "undelivered"
-    """The last retry failed."""
+    """The last attempt failed."""
 
 
 AlertId = tuple[str, str, str]
@@ -54,6 +62,8 @@ class StoredAlert:
     """One alert that fired."""
 
     run_id: str
+    """"" if it is about the server."""
+
     at_ns: int
     """Time at which it was stored, Unix ns."""
 
@@ -69,14 +79,24 @@ class StoredAlert:
     """Last step that was known when the alert fired."""
 
     text: str
-    delivery: Delivery
-    """Of the newest post: that it fired, or that it is resolved."""
+    cause: str = ""
+    """Cause of its finding; "" if it has none."""
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    receivers: tuple[str, ...] = ()
+    """Names of the receivers that are to get it."""
 
     resolved_ns: int | None = None
     """Time at which it was resolved, Unix ns; None while it is active."""
 
+    acknowledged_ns: int | None = None
+    acknowledged_by: str = ""
+    deliveries: dict[tuple[str, str], Delivery] = field(default_factory=dict)
+    """Outcome of the last message by (receiver, state); missing: none was sent."""
+
     post: dict[str, Any] | None = None
-    """Document for the webhook; None if there is no webhook."""
+    """Document for the receivers."""
 
     @property
     def steps(self) -> tuple[int, int] | None:
@@ -90,6 +110,62 @@ class StoredAlert:
         """Identity of the alert."""
         return self.run_id, self.rule, self.key
 
+    @property
+    def name(self) -> str:
+        """Short name of the alert, for commands: eight hexadecimal digits."""
+        return hashlib.sha256("\0".join(self.alert_id).encode()).hexdigest()[:8]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Run and cause: alerts of one group are one message."""
+        return self.run_id, self.cause or self.rule
+
+    @property
+    def state(self) -> str:
+        """``firing`` or ``resolved``."""
+        return FIRING if self.resolved_ns is None else RESOLVED
+
+    def is_delivered(self, receiver: str, state: str) -> bool:
+        """Return whether a receiver has got a state."""
+        return self.deliveries.get((receiver, state)) is Delivery.DELIVERED
+
+    @property
+    def delivery(self) -> Delivery:
+        """Delivery of its current state: the worst over its receivers."""
+        found = {self.deliveries.get((name, self.state)) for name in self.receivers}
+        if not found:
+            return Delivery.NONE
+        if Delivery.UNDELIVERED in found:
+            return Delivery.UNDELIVERED
+        return Delivery.DELIVERED if found == {Delivery.DELIVERED} else Delivery.PENDING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Alerts that are not sent until a time. What is None matches everything."""
+
+    name: str
+    """Random, for commands."""
+
+    run_id: str | None = None
+    rule: str | None = None
+    rank: int | None = None
+    until_ns: int
+    """Unix time."""
+
+    at_ns: int
+    by: str = ""
+    reason: str = ""
+
+    def covers(self, alert: StoredAlert, now_ns: int) -> bool:
+        """Return whether it silences an alert now."""
+        return (
+            now_ns < self.until_ns
+            and self.run_id in (None, alert.run_id)
+            and self.rule in (None, alert.rule, alert.cause)
+            and (self.rank is None or self.rank in alert.ranks)
+        )
+
 
 def write_alert(store: Store, alert: StoredAlert) -> None:
     """Store an alert that fired. Returns when it is on disk."""
@@ -99,39 +175,112 @@ def write_alert(store: Store, alert: StoredAlert) -> None:
 
 def write_resolution(store: Store, alert: StoredAlert) -> None:
     """Store that an alert is resolved. Returns when it is on disk."""
-    document = _reference(alert, alert.delivery)
     at_ns = time.time_ns() if alert.resolved_ns is None else alert.resolved_ns
-    store.insert_rows("events", [_event(alert, RESOLVED_KIND, at_ns, document)])
+    store.insert_rows("events", [_event(alert, RESOLVED_KIND, at_ns, _reference(alert))])
 
 
-def write_delivery(store: Store, alert: StoredAlert, delivery: Delivery) -> None:
-    """Store the state of an alert's webhook."""
-    document = _reference(alert, delivery)
-    store.insert_rows("events", [_event(alert, DELIVERY_KIND, time.time_ns(), document)])
+def write_deliveries(
+    store: Store, alerts: Iterable[StoredAlert], receiver: str, state: str, delivery: Delivery
+) -> None:
+    """Store what came of a message to one receiver."""
+    about = {"receiver": receiver, "state": state, "delivery": str(delivery)}
+    kind = f"{DELIVERY_KIND}-{receiver}-{state}"
+    at_ns = time.time_ns()
+    store.insert_rows(
+        "events",
+        [
+            _event(alert, kind, at_ns, _reference(alert) | about) | {"kind": DELIVERY_KIND}
+            for alert in alerts
+        ],
+    )
+
+
+def write_acknowledgement(store: Store, alert: StoredAlert, *, by: str, at_ns: int) -> None:
+    """Store that a person takes care of an alert. Returns when it is on disk."""
+    document = _reference(alert) | {"by": by}
+    store.insert_rows("events", [_event(alert, ACKNOWLEDGED_KIND, at_ns, document)])
+
+
+def write_silence(store: Store, silence: Silence) -> None:
+    """Store a silence, or its new end. Returns when it is on disk."""
+    row: Row = {
+        "run_id": silence.run_id or "",
+        "epoch": NONE,
+        "rank": NONE,
+        "at_ns": time.time_ns(),
+        "kind": SILENCE_KIND,
+        "text": silence.reason,
+        "data": json.dumps(asdict(silence)),
+        "process": f"{WRITER}-silence-{silence.name}",
+        "line": NONE,
+    }
+    store.insert_rows("events", [row])
 
 
 def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
     """Return all alerts, newest first."""
-    kinds = [ALERT_KIND, RESOLVED_KIND, DELIVERY_KIND]
-    rows = store.rows(SELECT_ALERTS, {"kinds": kinds})
+    kinds = [ALERT_KIND, RESOLVED_KIND, DELIVERY_KIND, ACKNOWLEDGED_KIND]
+    rows = [(row, json.loads(row["data"])) for row in store.rows(SELECT_ALERTS, {"kinds": kinds})]
     # Newest first: the first delivery found of an alert is its last one.
-    deliveries: dict[AlertId, Delivery] = {}
+    deliveries: dict[AlertId, dict[tuple[str, str], Delivery]] = {}
     resolved: dict[AlertId, int] = {}
-    for row in rows:
-        document = json.loads(row["data"])
+    acknowledged: dict[AlertId, tuple[int, str]] = {}
+    for row, document in rows:
         key = (row["run_id"], document["rule"], _key(document))
         if row["kind"] == RESOLVED_KIND:
             resolved.setdefault(key, row["at_ns"])
-        if row["kind"] != ALERT_KIND:
-            deliveries.setdefault(key, Delivery(document["delivery"]))
-    return tuple(_alert(row, deliveries, resolved) for row in rows if row["kind"] == ALERT_KIND)
+        elif row["kind"] == ACKNOWLEDGED_KIND:
+            acknowledged.setdefault(key, (row["at_ns"], document["by"]))
+        elif row["kind"] == DELIVERY_KIND and "receiver" in document:
+            found = deliveries.setdefault(key, {})
+            about = document["receiver"], document["state"]
+            found.setdefault(about, Delivery(document["delivery"]))
+    alerts = []
+    for row, document in rows:
+        if row["kind"] == ALERT_KIND:
+            key = (row["run_id"], document["rule"], _key(document))
+            at_ns, by = acknowledged.get(key, (None, ""))
+            alerts.append(
+                StoredAlert(
+                    run_id=row["run_id"],
+                    at_ns=row["at_ns"],
+                    rule=document["rule"],
+                    key=_key(document),
+                    severity=document.get("severity", "warning"),
+                    first_step=document["first_step"],
+                    last_step=document["last_step"],
+                    text=row["text"],
+                    cause=document.get("cause", ""),
+                    ranks=tuple(document.get("ranks", ())),
+                    hosts=tuple(document.get("hosts", ())),
+                    receivers=tuple(document.get("receivers", ())),
+                    resolved_ns=resolved.get(key),
+                    acknowledged_ns=at_ns,
+                    acknowledged_by=by,
+                    deliveries=deliveries.get(key, {}),
+                    post=document.get("post"),
+                )
+            )
+    return tuple(alerts)
 
 
-_DOCUMENT_KEYS = ("rule", "key", "severity", "first_step", "last_step", "delivery", "post")
+def read_silences(store: Store) -> tuple[Silence, ...]:
+    """Return the newest form of each silence, also of those that are over; newest first."""
+    silences: dict[str, Silence] = {}
+    for row in store.rows(SELECT_ALERTS, {"kinds": [SILENCE_KIND]}):
+        silence = Silence(**json.loads(row["data"]))
+        silences.setdefault(silence.name, silence)
+    return tuple(silences.values())
 
 
-def _reference(alert: StoredAlert, delivery: Delivery) -> dict[str, object]:
-    return {"rule": alert.rule, "key": alert.key, "delivery": str(delivery)}
+_DOCUMENT_KEYS = (
+    "rule", "key", "severity", "first_step", "last_step", "cause", "ranks", "hosts", "receivers",
+    "post",
+)  # fmt: skip
+
+
+def _reference(alert: StoredAlert) -> dict[str, object]:
+    return {"rule": alert.rule, "key": alert.key}
 
 
 def _key(document: dict[str, Any]) -> str:
@@ -151,23 +300,3 @@ def _event(alert: StoredAlert, kind: str, at_ns: int, document: dict[str, object
         "process": f"{WRITER}-{alert.rule}-{alert.key}-{kind}",
         "line": NONE if alert.first_step is None else alert.first_step,
     }
-
-
-def _alert(
-    row: Row, deliveries: dict[AlertId, Delivery], resolved: dict[AlertId, int]
-) -> StoredAlert:
-    document = json.loads(row["data"])
-    key = (row["run_id"], document["rule"], _key(document))
-    return StoredAlert(
-        run_id=row["run_id"],
-        at_ns=row["at_ns"],
-        rule=document["rule"],
-        key=_key(document),
-        severity=document.get("severity", "warning"),
-        first_step=document["first_step"],
-        last_step=document["last_step"],
-        text=row["text"],
-        delivery=deliveries.get(key, Delivery(document["delivery"])),
-        resolved_ns=resolved.get(key),
-        post=document.get("post"),
-    )

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from .agent import agent
+from .alerts import alerts
 from .analyze import analyze
 from .check_spool import check_spool
 from .demo import demo
 from .doctor import doctor
 from .export import export
 from .import_trace import import_
-from .runs import alerts, findings, runs
+from .runs import findings, runs
 from .serve import serve
 from .simulate import simulate
 from .token import token
@@ -51,10 +52,10 @@ app.command()(analyze)
 app.command()(simulate)
 app.command()(export)
 app.command()(runs)
-app.command()(alerts)
 app.command()(findings)
 app.command()(serve)
 app.command()(agent)
 app.command()(demo)
 app.command()(doctor)
+app.add_typer(alerts)
 app.add_typer(token)

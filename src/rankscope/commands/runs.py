@@ -1,4 +1,4 @@
-"""`rankscope runs`, `alerts` and `findings`: lists of what the store holds."""
+"""`rankscope runs` and `findings`: lists of what the store holds."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rankscope.collector.read.findings import StoredFinding
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
-NO_ALERTS = "no alerts"
 NO_FINDINGS = "no findings: `rankscope serve` records them while a job trains"
 
 
@@ -40,11 +39,6 @@ def runs(
         typer.echo(delete_stored(delete, as_json=as_json, store_url=store))
         return
     typer.echo(list_runs(as_json=as_json, store_url=store))
-
-
-def alerts(*, as_json: AsJson = False, store: Store = None) -> None:
-    """List the alerts, the newest first."""
-    typer.echo(list_alerts(as_json=as_json, store_url=store))
 
 
 def findings(
@@ -114,37 +108,6 @@ def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
     return (
         f"deleted run {run_id!r}: {num_spans:,} spans, {num_rows:,} rows in all."
         " Its name cannot be used again"
-    )
-
-
-def list_alerts(*, as_json: bool, store_url: str | None) -> str:
-    """Return the alerts, the newest first, as printable text."""
-    from rankscope.collector.read.alerts import read_alerts
-
-    with open_existing_store(store_url) as store:
-        found = read_alerts(store)
-    if as_json:
-        documents = [asdict(alert) for alert in found]
-        for document in documents:
-            del document["post"]  # the body of the webhook repeats the other fields
-        return json.dumps({"alerts": documents})
-    rows = [
-        (
-            format_time(alert.at_ns),
-            "active" if alert.resolved_ns is None else format_time(alert.resolved_ns),
-            alert.severity,
-            alert.run_id,
-            format_range(alert.steps),
-            str(alert.delivery),
-            alert.text,
-        )
-        for alert in found
-    ]
-    header = ("fired (UTC)", "resolved", "severity", "run", "steps", "webhook", "alert")
-    return (
-        "\n".join(format_table(header, rows, right="kkklkkl", width=table_width()))
-        if rows
-        else NO_ALERTS
     )
 
 

@@ -102,6 +102,15 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="TOML file with the rules and receivers of alerts.",
+            show_default=False,
+        ),
+    ] = None,
     topology: Annotated[
         Path | None,
         typer.Option(
@@ -179,6 +188,7 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             log_json=log_json,
             alert_webhook=alert_webhook,
             alert_webhook_file=alert_webhook_file,
+            config=config,
             topology=topology,
             samples=samples,
             dcgm_url=dcgm,

@@ -213,7 +213,6 @@ def _serve(store: Store, endpoint: Endpoint) -> None:
             endpoint,
             deletions,
             tail=None,
-            webhook=None,
             before=before,
             loops=loops,
             log=log,

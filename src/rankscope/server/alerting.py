@@ -1,54 +1,94 @@
-"""Alerts: raised once, resolved once, and sent until the receiver has them, across restarts."""
+"""Alerts: raised once, resolved once, and sent until each receiver has them, across restarts.
+
+What is to be sent follows from the store alone: alerts, what each receiver got, silences and
+acknowledgements. So nothing is lost if the server, a receiver or both go away.
+"""
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.alert_rules import FINDING, find_conditions
+from rankscope.analysis.alert_signals import find_signal_conditions
+from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
+    FIRING,
+    RESOLVED,
     AlertId,
     Delivery,
+    Silence,
     StoredAlert,
     read_alerts,
+    read_silences,
+    write_acknowledgement,
     write_alert,
-    write_delivery,
+    write_deliveries,
     write_resolution,
+    write_silence,
 )
 
 from ..terminal.lines import say
+from .alert_config import AlertConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rankscope.analysis.alert_rules import Condition
+    from rankscope.analysis.alert_signals import RunSignals
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.report.tracked_findings import TrackedFinding
-    from rankscope.collector.notify.webhook import Webhook
+    from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.store.store import Store
 
 RESEND_NS = 24 * 3_600_000_000_000
 """Oldest alert that is still sent if its receiver has not got it yet."""
 
 REPEAT_NS = 60_000_000_000
-"""Time after which an alert is sent again: to any receiver that did not get it, and to an
-Alertmanager while it is active, because that forgets what is not repeated. Source: Prometheus sends
-its alerts every minute."""
+"""Time after which a message is sent again: to any receiver that did not get it, and to an
+Alertmanager while its alerts are active, because that forgets what is not repeated. Source:
+Prometheus sends its alerts every minute."""
 
-FIRING, RESOLVED = "firing", "resolved"
-"""States of an alert's document."""
+REREAD_NS = 5_000_000_000
+"""Age of silences and acknowledgements from which on they are read again: a command may have
+written them directly to a store that several processes share."""
+
+NS_PER_S = 1_000_000_000
+
+HEARTBEAT = "heartbeat"
+TEST = "test"
+"""Rules of messages that are about no run: a sign of life, and that of `rankscope alerts test`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Alerts of one run and cause that one receiver gets in one message."""
+
+    receiver: str
+    group: tuple[str, str]
+    state: str
+    alerts: tuple[StoredAlert, ...]
+
+    @property
+    def key(self) -> tuple[str, tuple[str, str], str]:
+        return self.receiver, self.group, self.state
 
 
 class Alerting:
-    """Alerts of the runs of a store.
+    """Alerts of the runs of a store. Threads may share it.
 
     Args:
         store: Alerts are stored here before they are sent.
-        webhook: Receiver of alerts. It first gets those that an earlier server has not sent. None:
-            alerts are only stored.
-        page_url: Returns the URL of a page of a run: that of a step, or of the whole run for None.
+        receivers: Receivers of alerts. They first get what an earlier server has not sent.
+        config: Rules, and which alerts each receiver wants; a receiver without a configuration
+            wants all.
+        page_url: Returns the URL that shows a run: the step on the timeline with these ranks
+            marked, or the run's page if the step is None.
+        hosts_of: Returns the host of each rank of a run.
         unix_ns: Clock of the alerts.
     """
 
@@ -56,34 +96,66 @@ class Alerting:
         self,
         store: Store,
         *,
-        webhook: Webhook | None,
-        page_url: Callable[[str, int | None], str],
+        receivers: Sequence[Receiver] = (),
+        config: AlertConfig | None = None,
+        page_url: Callable[[str, int | None, Sequence[int]], str],
+        hosts_of: Callable[[str], Mapping[int, str]] | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store = store
-        self._webhook = webhook
+        self._config = config or AlertConfig()
+        self._receivers = {receiver.name: receiver for receiver in receivers}
+        self._wishes = {receiver.name: receiver for receiver in self._config.receivers}
         self._page_url = page_url
+        self._hosts_of = hosts_of or (lambda _run: {})
         self._unix_ns = unix_ns
-        known = read_alerts(store)
-        self._raised = {alert.alert_id for alert in known}
-        self._active = {alert.alert_id: alert for alert in known if alert.resolved_ns is None}
-        self._sent_ns: dict[AlertId, int] = {}
-        self._undelivered: dict[AlertId, tuple[StoredAlert, str]] = {}
-        """What receivers did not get, with its state."""
+        self._lock = threading.RLock()
+        self._alerts: dict[AlertId, StoredAlert] = {}
+        self._gone_ns: dict[AlertId, int] = {}
+        """When the condition of an active alert was first gone."""
 
+        self._sent_ns: dict[tuple[str, tuple[str, str], str], int] = {}
+        """When a message was last sent, by its key."""
+
+        self._in_flight: set[tuple[str, tuple[str, str], str]] = set()
+        self._failed: dict[tuple[str, tuple[str, str], str], _Message] = {}
+        self._silences: tuple[Silence, ...] = ()
+        self._read_ns = 0
+        self._beat_ns: dict[str, int] = {}
         self.num_undelivered = 0
-        """Alerts since the start that the webhook could not deliver at once."""
+        """Messages since the start that could not be delivered at once."""
 
-        missing = {Delivery.PENDING, Delivery.UNDELIVERED}
-        after_ns = unix_ns() - RESEND_NS
-        for alert in reversed(known):
-            if alert.delivery in missing and alert.at_ns > after_ns:
-                self._post(alert, RESOLVED if alert.resolved_ns is not None else FIRING)
+        self.refresh()
+
+    @property
+    def alerts(self) -> tuple[StoredAlert, ...]:
+        """All alerts, newest first."""
+        with self._lock:
+            return tuple(self._alerts.values())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Messages that receivers have not answered yet."""
+        with self._lock:
+            return len(self._in_flight)
+
+    @property
+    def silences(self) -> tuple[Silence, ...]:
+        """All silences, also those that are over."""
+        return self._silences
+
+    def refresh(self) -> None:
+        """Read alerts and silences from the store."""
+        alerts, silences = read_alerts(self._store), read_silences(self._store)
+        with self._lock:
+            self._alerts = {alert.alert_id: alert for alert in alerts}
+            self._silences = silences
+            self._read_ns = self._unix_ns()
 
     def evaluate(
         self, report: RunReport, tracked: Iterable[TrackedFinding] = (), *, is_over: bool = False
     ) -> tuple[StoredAlert, ...]:
-        """Raise what is new in a run and resolve what is over; return the alerts that were raised.
+        """Raise what is new in a run's diagnosis, resolve what is over, send; return what is new.
 
         An alert is identified by run, rule and key, which never change: it is raised once.
 
@@ -92,100 +164,277 @@ class Alerting:
             tracked: The run's findings, open and closed.
             is_over: Whether the run has ended.
         """
-        conditions = find_conditions(report, tracked, is_over=is_over)
-        active = set()
-        raised = []
-        for condition in conditions:
-            alert_id = (report.run, condition.rule, condition.key)
-            # A finding that is over by now is history; a drop of the MFU is one that cost time.
-            is_due = condition.is_active or condition.rule != FINDING
-            if alert_id not in self._raised and is_due:
-                raised.append(self._raise_alert(report, condition))
-            if condition.is_active:
-                active.add(alert_id)
-        for alert_id, alert in [*self._active.items()]:
-            if alert_id[0] == report.run and alert_id not in active:
-                self._resolve(alert)
-            elif alert_id[0] == report.run and not is_over:
-                self._repeat(alert)
+        found = find_conditions(report, tracked, rules=self._config.rules, is_over=is_over)
+        return self._update(report.run, found, source="report")
+
+    def evaluate_signals(self, signals: RunSignals) -> tuple[StoredAlert, ...]:
+        """Do the same for what the store knows of a live run beyond its diagnosis."""
+        found = find_signal_conditions(signals, rules=self._config.rules)
+        return self._update(signals.run, found, source="signals")
+
+    def _update(
+        self, run_id: str, conditions: Iterable[Condition], *, source: str
+    ) -> tuple[StoredAlert, ...]:
+        with self._lock:
+            raised = []
+            active = {}
+            for condition in conditions:
+                alert_id = self._identify(run_id, condition)
+                # A finding that is over by now is history; a drop of the MFU cost time.
+                is_due = condition.is_active or condition.rule != FINDING
+                if alert_id not in self._alerts and is_due:
+                    raised.append(self._raise_alert(alert_id, condition, source=source))
+                if condition.is_active:
+                    active[alert_id] = condition
+            for alert in self.alerts:
+                if alert.run_id != run_id or alert.resolved_ns is not None:
+                    continue
+                if (alert.post or {}).get("source", source) != source:
+                    continue
+                if alert.alert_id in active:
+                    self._gone_ns.pop(alert.alert_id, None)
+                elif self._is_over(alert):
+                    self._resolve(alert)
+        self.deliver()
         return tuple(raised)
 
-    def retry(self) -> None:
-        """Send what receivers did not get again, once a minute for a day."""
-        now_ns = self._unix_ns()
-        for alert_id, (alert, state) in list(self._undelivered.items()):
-            if now_ns - alert.at_ns > RESEND_NS:
-                del self._undelivered[alert_id]
-            elif now_ns >= self._sent_ns.get(alert_id, 0) + REPEAT_NS:
-                self._post(alert, state)
+    def _identify(self, run_id: str, condition: Condition) -> AlertId:
+        """Return the identity of a condition's alert: a new one if a state has come back."""
+        alert_id = (run_id, condition.rule, condition.key)
+        number = 1
+        while condition.hold_s and (known := self._alerts.get(alert_id)) is not None:
+            if known.resolved_ns is None or not condition.is_active:
+                break
+            number += 1
+            alert_id = (run_id, condition.rule, f"{condition.key}#{number}")
+        return alert_id
 
-    def _raise_alert(self, report: RunReport, condition: Condition) -> StoredAlert:
+    def _is_over(self, alert: StoredAlert) -> bool:
+        """Return whether the condition of an alert has been gone for long enough."""
+        now_ns = self._unix_ns()
+        gone_ns = self._gone_ns.setdefault(alert.alert_id, now_ns)
+        hold_s = float((alert.post or {}).get("hold_s", 0.0))
+        return now_ns - gone_ns >= hold_s * NS_PER_S
+
+    def _raise_alert(self, alert_id: AlertId, condition: Condition, *, source: str) -> StoredAlert:
+        run_id, rule, key = alert_id
         first, last = condition.steps or (None, None)
+        names = self._hosts_of(run_id) if condition.ranks else {}
+        hosts = condition.hosts or tuple(
+            sorted({names[rank] for rank in condition.ranks if names.get(rank)})
+        )
         alert = StoredAlert(
-            run_id=report.run,
+            run_id=run_id,
             at_ns=self._unix_ns(),
-            rule=condition.rule,
-            key=condition.key,
+            rule=rule,
+            key=key,
             severity=condition.severity,
             first_step=first,
             last_step=last,
             text=condition.text,
-            delivery=Delivery.NONE if self._webhook is None else Delivery.PENDING,
+            cause="" if condition.finding is None else condition.finding.cause,
+            ranks=condition.ranks,
+            hosts=hosts,
+            receivers=tuple(
+                name
+                for name in self._receivers
+                if name not in self._wishes
+                or self._wishes[name].wants(rule=rule, severity=condition.severity)
+            ),
         )
-        if self._webhook is not None:
-            url = self._page_url(report.run, first)
-            alert = replace(alert, post=alert_document(alert, condition, url=url))
+        url = self._page_url(run_id, first, condition.ranks)
+        document = alert_document(alert, condition, url=url)
+        alert = replace(alert, post=document | {"source": source, "hold_s": condition.hold_s})
         write_alert(self._store, alert)
-        self._raised.add(alert.alert_id)
-        self._active[alert.alert_id] = alert
-        self._post(alert, FIRING)
+        self._alerts = {alert.alert_id: alert, **self._alerts}
         return alert
 
     def _resolve(self, alert: StoredAlert) -> None:
-        resolved = replace(alert, resolved_ns=self._unix_ns(), delivery=_first_delivery(alert))
+        resolved = replace(alert, resolved_ns=self._unix_ns())
         write_resolution(self._store, resolved)
-        del self._active[alert.alert_id]
-        self._post(resolved, RESOLVED)
+        self._alerts[alert.alert_id] = resolved
+        self._gone_ns.pop(alert.alert_id, None)
 
-    def _repeat(self, alert: StoredAlert) -> None:
-        """Send an active alert again, if its receiver forgets what is not repeated."""
-        if self._webhook is None or not self._webhook.is_alertmanager:
-            return
-        if self._unix_ns() >= self._sent_ns.get(alert.alert_id, 0) + REPEAT_NS:
-            self._post(alert, FIRING)
+    def acknowledge(self, name: str, *, by: str) -> StoredAlert | None:
+        """Note that a person takes care of an alert; return it, or None if there is none."""
+        with self._lock:
+            alert = next((each for each in self._alerts.values() if each.name == name), None)
+            if alert is None or alert.acknowledged_ns is not None:
+                return alert
+            at_ns = self._unix_ns()
+            write_acknowledgement(self._store, alert, by=by, at_ns=at_ns)
+            taken = replace(alert, acknowledged_ns=at_ns, acknowledged_by=by)
+            self._alerts[alert.alert_id] = taken
+            return taken
 
-    def _post(self, alert: StoredAlert, state: str) -> None:
-        if self._webhook is None or alert.post is None:
-            return
-        is_repeated = alert.alert_id in self._sent_ns
-        is_missing = self._undelivered.pop(alert.alert_id, None) is not None
-        self._sent_ns[alert.alert_id] = self._unix_ns()
-        document = {**alert.post, "state": state, "resolved_ns": alert.resolved_ns}
+    def silence(  # what may be silenced
+        self,
+        *,
+        run_id: str | None = None,
+        rule: str | None = None,
+        rank: int | None = None,
+        for_s: float,
+        by: str,
+        reason: str = "",
+    ) -> Silence:
+        """Stop sending alerts for a time. What is still active then is sent."""
+        now_ns = self._unix_ns()
+        silence = Silence(
+            name=secrets.token_hex(4),
+            run_id=run_id,
+            rule=rule,
+            rank=rank,
+            until_ns=now_ns + round(for_s * NS_PER_S),
+            at_ns=now_ns,
+            by=by,
+            reason=reason,
+        )
+        write_silence(self._store, silence)
+        with self._lock:
+            self._silences = (silence, *self._silences)
+        return silence
 
+    def end_silence(self, name: str) -> Silence | None:
+        """End a silence now; return it, or None if there is none of this name."""
+        with self._lock:
+            found = next((each for each in self._silences if each.name == name), None)
+            if found is None:
+                return None
+            ended = replace(found, until_ns=min(found.until_ns, self._unix_ns()))
+            write_silence(self._store, ended)
+            self._silences = tuple(ended if each is found else each for each in self._silences)
+        return ended
+
+    def is_silenced(self, alert: StoredAlert) -> bool:
+        """Return whether an alert is silenced now."""
+        now_ns = self._unix_ns()
+        return any(silence.covers(alert, now_ns) for silence in self._silences)
+
+    def turn(self) -> None:
+        """Send what is due, and repeat it; read silences that a command has written."""
+        if self._unix_ns() - self._read_ns >= REREAD_NS:
+            self._reread()
+        self.deliver()
+
+    def _reread(self) -> None:
+        silences, stored = read_silences(self._store), read_alerts(self._store)
+        with self._lock:
+            self._silences, self._read_ns = silences, self._unix_ns()
+            for alert in stored:
+                known = self._alerts.get(alert.alert_id)
+                if known is not None and known.acknowledged_ns != alert.acknowledged_ns:
+                    self._alerts[alert.alert_id] = replace(
+                        known,
+                        acknowledged_ns=alert.acknowledged_ns,
+                        acknowledged_by=alert.acknowledged_by,
+                    )
+
+    def beat(self) -> None:
+        """Send a heartbeat to the receivers that want one. Call it only if the server works."""
+        now_ns = self._unix_ns()
+        for wish in self._config.receivers:
+            receiver = self._receivers.get(wish.name)
+            if receiver is None or not wish.heartbeat_s:
+                continue
+            if now_ns - self._beat_ns.get(wish.name, 0) >= wish.heartbeat_s * NS_PER_S:
+                self._beat_ns[wish.name] = now_ns
+                text = "rankscope works: its absence is the alarm"
+                url = self._page_url("", None, ())
+                document = plain_document(HEARTBEAT, text, at_ns=now_ns, url=url)
+                receiver.post(document, on_done=lambda _outcome: None)
+
+    def deliver(self) -> None:
+        """Send what the receivers have not got, one message for each run and cause."""
+        with self._lock:
+            now_ns = self._unix_ns()
+            due = [
+                message
+                for receiver in self._receivers.values()
+                for message in self._messages(receiver, now_ns)
+                if self._is_due(message, now_ns)
+            ]
+            for message in due:
+                self._in_flight.add(message.key)
+                self._sent_ns[message.key] = now_ns
+        for message in due:
+            self._post(message)
+
+    def _messages(self, receiver: Receiver, now_ns: int) -> list[_Message]:
+        """Return what a receiver lacks, whether it is time or not."""
+        groups: dict[tuple[tuple[str, str], str], list[StoredAlert]] = {}
+        for alert in self._alerts.values():
+            if receiver.name in alert.receivers and self._is_wanted(receiver, alert, now_ns):
+                groups.setdefault((alert.group, alert.state), []).append(alert)
+        messages = []
+        for (group, state), alerts in groups.items():
+            key = (receiver.name, group, state)
+            failed = self._failed.get(key)
+            wanted = {alert.alert_id for alert in alerts}
+            if failed is not None and wanted >= {each.alert_id for each in failed.alerts}:
+                messages.append(failed)  # the same message again, so a receiver can recognize it
+            else:
+                messages.append(_Message(receiver.name, group, state, tuple(alerts)))
+        return messages
+
+    def _is_wanted(self, receiver: Receiver, alert: StoredAlert, now_ns: int) -> bool:
+        changed_ns = alert.resolved_ns or alert.at_ns
+        if self.is_silenced(alert):
+            return False
+        if alert.is_delivered(receiver.name, alert.state):
+            return receiver.is_alertmanager and alert.state == FIRING
+        is_taken = alert.state == FIRING and alert.acknowledged_ns is not None
+        return not is_taken and now_ns - changed_ns <= RESEND_NS
+
+    def _is_due(self, message: _Message, now_ns: int) -> bool:
+        if message.key in self._in_flight:
+            return False
+        sent_ns = self._sent_ns.get(message.key)
+        if sent_ns is None:
+            return True
+        pause_ns = REPEAT_NS
+        is_new = message.key not in self._failed and message.state == FIRING
+        if is_new and not self._receivers[message.receiver].is_alertmanager:
+            pause_ns = round(self._config.group_interval_s * NS_PER_S)
+        elif message.state == RESOLVED and message.key not in self._failed:
+            pause_ns = 0
+        return now_ns - sent_ns >= pause_ns
+
+    def _post(self, message: _Message) -> None:
         def on_done(outcome: Delivery) -> None:
-            is_lost = outcome is Delivery.UNDELIVERED
-            if is_lost:
-                self._undelivered[alert.alert_id] = (alert, state)
-            self.num_undelivered += is_lost and not is_missing
-            # Of repetitions only a change is news.
-            if not is_repeated or state == RESOLVED or is_missing != is_lost:
-                self._settle(alert, outcome)
+            with self._lock:
+                self._in_flight.discard(message.key)
+                is_repeated = self._failed.pop(message.key, None) is not None
+                if outcome is Delivery.UNDELIVERED:
+                    self._failed[message.key] = message
+                    self.num_undelivered += not is_repeated
+                # Of repetitions only a change is news.
+                changed = [each for each in message.alerts if self._note(each, message, outcome)]
+            self._settle(changed, message, outcome)
 
-        self._webhook.post(document, on_done=on_done)
+        document = message_document(message.alerts, message.state)
+        self._receivers[message.receiver].post(document, on_done=on_done)
 
-    def _settle(self, alert: StoredAlert, outcome: Delivery) -> None:
+    def _note(self, alert: StoredAlert, message: _Message, outcome: Delivery) -> bool:
+        """Keep the outcome of an alert's message; return whether it is new."""
+        about = (message.receiver, message.state)
+        known = self._alerts.get(alert.alert_id, alert)
+        if known.deliveries.get(about) is outcome:
+            return False
+        deliveries = {**known.deliveries, about: outcome}
+        self._alerts[alert.alert_id] = replace(known, deliveries=deliveries)
+        return True
+
+    def _settle(self, alerts: list[StoredAlert], message: _Message, outcome: Delivery) -> None:
+        if not alerts:
+            return
         try:
-            write_delivery(self._store, alert, outcome)
+            write_deliveries(self._store, alerts, message.receiver, message.state, outcome)
         except StoreError as error:  # a failing store must not stop further alerts
-            say(f"the delivery of an alert of run {alert.run_id} could not be stored: {error}")
-
-
-def _first_delivery(alert: StoredAlert) -> Delivery:
-    return Delivery.NONE if alert.post is None else Delivery.PENDING
+            say(f"the delivery of an alert of run {message.group[0]} could not be stored: {error}")
 
 
 def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dict[str, Any]:
-    """Return the JSON document for the webhook; `Alerting` adds ``state`` and ``resolved_ns``.
+    """Return the JSON document of an alert; `message_document` adds its state.
 
     Args:
         alert: The alert, as it is stored.
@@ -195,14 +444,55 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
     return {
         "rule": alert.rule,
         "key": alert.key,
+        "name": alert.name,
         "severity": alert.severity,
         "run": alert.run_id,
         "at_ns": alert.at_ns,
         "steps": None if condition.steps is None else list(condition.steps),
+        "cause": alert.cause,
+        "ranks": list(alert.ranks),
+        "hosts": list(alert.hosts),
+        "cost": condition.cost,
+        "action": condition.action,
         "finding": None
         if condition.finding is None
         else {**asdict(condition.finding), "help": f"docs/findings.md#{condition.finding.cause}"},
         **condition.numbers,
         "text": alert.text,
         "url": url,
+    }
+
+
+def message_document(alerts: Sequence[StoredAlert], state: str) -> dict[str, Any]:
+    """Return a message: the gravest alert's document, and those of all its alerts.
+
+    ``id`` is the same if the message is sent again, so that a receiver can leave out a repetition.
+    """
+    documents = [
+        {
+            **{k: v for k, v in (alert.post or {}).items() if k not in {"source", "hold_s"}},
+            "state": state,
+            "resolved_ns": alert.resolved_ns,
+        }
+        for alert in alerts
+    ]
+    leader = next((each for each in documents if each.get("severity") == Severity.CRITICAL), None)
+    names = "-".join(sorted(alert.name for alert in alerts))
+    return {**(leader or documents[0]), "id": f"{names}-{state}", "alerts": documents}
+
+
+def plain_document(rule: str, text: str, *, at_ns: int, url: str) -> dict[str, Any]:
+    """Return a message that is about no run: a heartbeat or a test."""
+    return {
+        "rule": rule,
+        "key": "0",
+        "severity": "none",
+        "run": "",
+        "at_ns": at_ns,
+        "steps": None,
+        "finding": None,
+        "text": text,
+        "url": url,
+        "state": FIRING,
+        "resolved_ns": None,
     }

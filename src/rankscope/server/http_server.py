@@ -14,6 +14,8 @@ from rankscope.collector.http.metrics import Metrics, Reading
 from rankscope.collector.http.server import HttpServer
 from rankscope.tracer.span import NS_PER_S
 
+from .run_metrics import read_live_runs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import ExitStack
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.store.store import Store
 
+    from .alert_watch import AlertWatch
     from .listen import Endpoint
     from .loops import Loop
     from .provider import StoreProvider
@@ -78,18 +81,21 @@ def open_routers(
     return routers
 
 
-def open_metrics(
+def open_metrics(  # the parts of a server
     store: Store,
     loops: Sequence[Loop],
     ingest: IngestService | None,
     reports: Reports,
     part_checks: PartChecks | None,
+    watch: AlertWatch | None = None,
 ) -> Metrics:
     """Return the metrics of the loops, the store, the runs and the ingest.
 
     `run_server` adds the rest.
     """
     readers = [read_loops(loops), read_store(store), read_account(reports)]
+    if watch is not None:
+        readers.append(read_live_runs(reports, watch))
     if part_checks is not None:
         readers.append(read_part_checks(part_checks))
     return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])

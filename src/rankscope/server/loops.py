@@ -176,7 +176,6 @@ class LiveAnalysis:
 
     def turn(self) -> None:
         """Analyse the runs that have grown, or else one that has no report; forget deleted ones."""
-        self._alerting.retry()
         runs = self._source.runs()
         self._reports.keep_only({run.run_id for run in runs})
         num_analysed = 0

@@ -148,6 +148,11 @@ class Reports:
                     entry.window.fit(entry.cost.seconds, TURN_BUDGET_S)
             return entry.report
 
+    def peek(self, run_id: str) -> RunReport | None:
+        """Return the latest diagnosis that was made; None if there is none. Never analyses."""
+        entry = self._entry(run_id)
+        return entry.report if entry is not None else None
+
     def has_report(self, run_id: str) -> bool:
         """Return whether `get` returns without an analysis."""
         entry = self._entry(run_id)

@@ -22,6 +22,7 @@ from rankscope.collector.store.store import open_store
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
 from ..terminal.lines import say
+from .alert_config import AlertConfig, open_receiver, read_alert_config, with_webhook
 from .listen import ListenOptions, open_endpoint
 from .logs import Log, log_lines
 from .loops import LiveAnalysis, analysis_loop, heartbeat_loop, memory_loop, sampler_loop, tail_loop
@@ -30,14 +31,14 @@ from .topology import PlacedSink, Topology, place_ranks, read_topology
 from .upkeep import PartChecks, open_upkeep, part_check_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.http.access import TrustedProxy
     from rankscope.collector.http.token_file import TokenFile
     from rankscope.collector.ingest.service import IngestService
-    from rankscope.collector.notify.webhook import Webhook
+    from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
     from rankscope.collector.store.writer import StoreWriter
@@ -81,6 +82,9 @@ class ServeOptions:
     proxy_addresses: tuple[str, ...] = ()
     """Addresses of that proxy."""
 
+    config: Path | None = None
+    """File with rules and receivers of alerts. None: the default rules."""
+
     topology: Path | None = None
     samples: bool = False
     """Whether to read the counters of this host once a second, beside the spool."""
@@ -119,7 +123,8 @@ def serve_store(options: ServeOptions) -> None:
         BadInputError: The address cannot be served (`open_endpoint`), the spool cannot be read,
             the topology file is invalid, or a dashboard alone was given a spool.
         TlsError: The certificate or its key cannot be used.
-        WebhookUrlError: The URL of the webhook is not allowed.
+        WebhookUrlError: The URL of a webhook is not allowed.
+        ReceiverUrlError: The URL of another receiver is not known.
         StoreError: The store could not be opened.
     """
     from rankscope.collector.http.tokens import owner_name
@@ -132,7 +137,9 @@ def serve_store(options: ServeOptions) -> None:
         stack.enter_context(sigterm_as_interrupt())
         log = stack.enter_context(log_lines(Log(as_json=options.log_json)))
         topology = Topology() if options.topology is None else read_topology(options.topology)
-        webhook = _open_webhook(_webhook_url(options), stack)
+        config = AlertConfig() if options.config is None else read_alert_config(options.config)
+        config = with_webhook(config, _webhook_url(options))
+        receivers = _open_receivers(config, stack)
         endpoint = stack.enter_context(open_endpoint(options.listen))
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         stack.push(_exit_if_stuck)
@@ -158,7 +165,8 @@ def serve_store(options: ServeOptions) -> None:
             endpoint,
             deletions,
             tail=tail,
-            webhook=webhook,
+            receivers=receivers,
+            alert_config=config,
             before=before if options.only is not Part.COLLECTOR else None,
             loops=loops,
             ingest=_open_ingest(store, writer, deletions, topology, stack) if has_ingest else None,
@@ -188,13 +196,14 @@ def _trusted_proxy(options: ServeOptions) -> TrustedProxy | None:
     return TrustedProxy(header=options.proxy_user_header.lower(), addresses=addresses)
 
 
-def serve_opened(  # noqa: PLR0913  # the parts of a server
+def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     store: Store,
     endpoint: Endpoint,
     deletions: Deletions,
     *,
     tail: SpoolTail | None,
-    webhook: Webhook | None,
+    receivers: Sequence[Receiver] = (),
+    alert_config: AlertConfig | None = None,
     before: Iterable[RunSummary] | None,
     loops: Iterable[Loop] = (),
     ingest: IngestService | None = None,
@@ -208,7 +217,8 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
         endpoint: The listeners.
         deletions: Tombstones of the store.
         tail: Reader of the spool of this host's ranks. None: no spool is read.
-        webhook: Receiver of alerts. None: alerts are only stored.
+        receivers: Receivers of alerts. Without any, alerts are only stored.
+        alert_config: Rules of alerts. None: the default rules.
         before: The runs at the start, which raise no alerts. None: no run is analysed here, and
             there are no pages.
         loops: Further loops.
@@ -220,6 +230,8 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     from rankscope.collector.http.refusals import Refusals
 
     from ..sources.stored_reports import StoredReports
+    from .alert_changes import change_router
+    from .alert_watch import AlertWatch, alert_loop
     from .finding_tracker import LiveFindings
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
@@ -232,12 +244,13 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
     source = StoreSource(store)
     reports = Reports(source, stored=StoredReports(store))
     all_loops = [] if tail is None else [tail_loop(tail)]
+    watch = None
     if before is not None:
-        alerting = _alerting(store, webhook=webhook, url=endpoint.url)
-        findings = LiveFindings(store)
-        all_loops.append(
-            analysis_loop(LiveAnalysis(source, reports, alerting, findings, before=before))
-        )
+        alerting = _alerting(store, source, receivers, alert_config, url=endpoint.url)
+        live = LiveAnalysis(source, reports, alerting, LiveFindings(store), before=before)
+        analysis = analysis_loop(live)
+        watch = AlertWatch(store, source, reports, alerting, checks=[analysis.why_stopped])
+        all_loops += [analysis, alert_loop(watch)]
     all_loops += loops
     part_checks = None if store.path is None else PartChecks(store)
     if part_checks is not None:
@@ -248,7 +261,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
             checks.append(ingest.why_not_ready)
         monitoring = Monitoring(
             refusals=Refusals(log.write_event),
-            metrics=open_metrics(store, all_loops, ingest, reports, part_checks),
+            metrics=open_metrics(store, all_loops, ingest, reports, part_checks, watch),
         )
         app = open_application(
             access,
@@ -257,6 +270,7 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
             routers=[
                 *open_routers(store, deletions, ingest, stack),
                 *([] if before is None else [report_router(reports, source)]),
+                *([] if watch is None else [change_router(watch.alerting)]),
             ],
             names=endpoint.names,
             monitoring=monitoring,
@@ -267,13 +281,17 @@ def serve_opened(  # noqa: PLR0913  # the parts of a server
         for loop in all_loops:
             stack.callback(loop.stop)
             loop.start()
-        part = Part.COLLECTOR if before is None else Part.DASHBOARD
         try:
             run_server(
                 app,
                 endpoint,
                 monitoring,
-                on_start=lambda: _announce(log, endpoint.url, access.token, part=part),
+                on_start=lambda: _announce(
+                    log,
+                    endpoint.url,
+                    access.token,
+                    part=Part.COLLECTOR if before is None else Part.DASHBOARD,
+                ),
             )
         except KeyboardInterrupt:
             say("stopping")
@@ -337,14 +355,13 @@ def _webhook_url(options: ServeOptions) -> str | None:
         raise BadInputError(f"--alert-webhook-file {path} can't be used: {error}") from error
 
 
-def _open_webhook(url: str | None, stack: ExitStack) -> Webhook | None:
-    if url is None:
-        return None
-    from rankscope.collector.notify.webhook import Webhook
-
-    webhook = Webhook(url, is_internal=os.environ.get("RANKSCOPE_ALERT_WEBHOOK_INSIDE") == "1")
-    stack.callback(webhook.close)
-    return webhook
+def _open_receivers(config: AlertConfig, stack: ExitStack) -> list[Receiver]:
+    receivers = []
+    for each in config.receivers:
+        receiver = open_receiver(each)
+        stack.callback(receiver.close)
+        receivers.append(receiver)
+    return receivers
 
 
 def _open_spool(
@@ -397,16 +414,30 @@ def _sampler_loops(
     return [sampler_loop(sampler), heartbeats]
 
 
-def _alerting(store: Store, *, webhook: Webhook | None, url: str) -> Alerting:
-    from rankscope.dashboard.address import TIMELINE, View, write_address
+def _alerting(
+    store: Store,
+    source: StoreSource,
+    receivers: Sequence[Receiver],
+    config: AlertConfig | None,
+    *,
+    url: str,
+) -> Alerting:
+    from rankscope.dashboard.address import OVERVIEW, TIMELINE, View, write_address
 
     from .alerting import Alerting
 
-    def page_url(run_id: str, step: int | None) -> str:
-        view = View(run=run_id) if step is None else View(page=TIMELINE, run=run_id, step=step)
-        return write_address(view, base_path=f"{url}/")
+    base = ((config.url if config is not None else "") or url).rstrip("/") + "/"
 
-    return Alerting(store, webhook=webhook, page_url=page_url)
+    def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:
+        page = OVERVIEW if step is None else TIMELINE
+        marked = () if step is None else tuple(ranks)
+        view = View(page=page, run=run_id or None, step=step, ranks=marked)
+        return write_address(view, base_path=base)
+
+    def hosts_of(run_id: str) -> dict[int, str]:
+        return {rank: info.host for rank, info in source.run_info(run_id).ranks.items()}
+
+    return Alerting(store, receivers=receivers, config=config, page_url=page_url, hosts_of=hosts_of)
 
 
 def _open_ingest(

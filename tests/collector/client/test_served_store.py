@@ -12,8 +12,9 @@ from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.client.served_store import ServedStore, find_server, open_for_reading
 from rankscope.collector.errors import StoreError, StoreHeldError, StoreQueryError
 from rankscope.collector.store.location import SERVER_FILE, write_server_file
+from rankscope.commands.alerts import list_alerts
 from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
-from rankscope.commands.runs import list_alerts, list_findings, list_runs
+from rankscope.commands.runs import list_findings, list_runs
 from rankscope.server.served_report import fetch_report
 from tests.integration.programs import rankscope, serving
 

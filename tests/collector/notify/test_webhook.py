@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import ssl
 import threading
@@ -9,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.collector.notify.receiver import CAPACITY
 from rankscope.collector.notify.webhook import (
-    CAPACITY,
     Webhook,
     WebhookUrlError,
     alertmanager_alerts,
@@ -369,3 +371,17 @@ def test_a_webhook_posts_in_the_form_of_its_receiver(
 
     assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) == expected
     webhook.close()
+
+
+def test_a_signed_post_can_be_verified(receiver: Receiver) -> None:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, secret=b"key")
+
+    answer = webhook.send({"run": "AR"})
+    webhook.close()
+    sent = receiver.sent_headers.get(timeout=TIMEOUT_S)
+    body = receiver.bodies.get(timeout=TIMEOUT_S)
+
+    assert answer.text == "status 200"
+    signed = f"{sent['x-rankscope-timestamp']}.".encode() + body
+    expected = hmac.new(b"key", signed, hashlib.sha256).hexdigest()
+    assert sent["x-rankscope-signature"] == f"sha256={expected}"

@@ -11,8 +11,9 @@ import pytest
 
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreError
+from rankscope.commands.alerts import list_alerts
 from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
-from rankscope.commands.runs import delete_stored, list_alerts, list_findings, list_runs
+from rankscope.commands.runs import delete_stored, list_findings, list_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.alert_signals import RunSignals
 from rankscope.analysis.report.report import Finding, Mfu, Severity
 from rankscope.analysis.report.tracked_findings import FindingTracker
 from rankscope.analysis.trace.account import RecordAccount
 from rankscope.collector.notify.webhook import Webhook
 from rankscope.collector.read.alerts import Delivery, read_alerts
 from rankscope.collector.store.store import open_store
+from rankscope.server.alert_config import AlertConfig, ReceiverConfig
 from rankscope.server.alerting import Alerting
 from tests.support.dashboard.builders import report
 from tests.support.receiver import TIMEOUT_S, Receiver
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rankscope.analysis.report.report import RunReport
@@ -40,8 +42,8 @@ def report_with(mfu: list[float] | None) -> RunReport:
     return replace(base, mfu=Mfu(convention="", mean=0.4, by_step=by_step), warmup_steps=())
 
 
-def page_url(run_id: str, step: int | None) -> str:
-    return f"http://127.0.0.1:8050/run/{run_id}/{step}"
+def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:
+    return f"http://127.0.0.1:8050/run/{run_id}/{step}/{','.join(map(str, ranks))}"
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def first_steps(store: Store) -> list[int | None]:
 
 
 def test_each_drop_raises_one_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    alerting = Alerting(empty_store, page_url=page_url)
 
     for seen in range(1, len(DROPS_TWICE) + 1):
         alerting.evaluate(report_with(DROPS_TWICE[:seen]))
@@ -65,18 +67,16 @@ def test_each_drop_raises_one_alert(empty_store: Store) -> None:
 
 
 def test_an_alert_is_not_raised_again_after_a_restart(empty_store: Store) -> None:
-    Alerting(empty_store, webhook=None, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, page_url=page_url).evaluate(report_with(DROPS_AT_10))
 
-    again = Alerting(empty_store, webhook=None, page_url=page_url).evaluate(
-        report_with(DROPS_AT_10)
-    )
+    again = Alerting(empty_store, page_url=page_url).evaluate(report_with(DROPS_AT_10))
 
     assert again == ()
     assert first_steps(empty_store) == [10]
 
 
 def test_without_a_reason_there_is_no_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    alerting = Alerting(empty_store, page_url=page_url)
 
     assert alerting.evaluate(steady()) == ()
     assert alerting.evaluate(report_with([0.5] * 30)) == ()
@@ -87,7 +87,7 @@ def test_the_webhook_gets_run_steps_finding_and_page(
     empty_store: Store, receiver: Receiver
 ) -> None:
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
     posted = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
     webhook.close(timeout_s=TIMEOUT_S)
 
@@ -96,7 +96,7 @@ def test_the_webhook_gets_run_steps_finding_and_page(
     assert posted["finding"]["cause"] == "slow-compute"
     assert posted["finding"]["ranks"] == [5]
     assert (posted["mfu"], posted["median"]) == (0.40, 0.50)
-    assert posted["url"] == "http://127.0.0.1:8050/run/job/10"
+    assert posted["url"] == "http://127.0.0.1:8050/run/job/10/5"
     assert posted["text"].startswith(
         "MFU of job dropped by 20 % in step 10, from 50.0 % to 40.0 %;"
     )
@@ -107,7 +107,7 @@ def test_the_webhook_gets_run_steps_finding_and_page(
 def test_an_undelivered_alert_is_stored_and_counted(empty_store: Store, receiver: Receiver) -> None:
     receiver.statuses = [404]
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url)
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
 
     alerting.evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
@@ -123,7 +123,7 @@ def test_an_alert_is_stored_before_it_is_sent(empty_store: Store, receiver: Rece
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
     seen: Queue[Delivery] = Queue()
 
-    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
     (alert,) = read_alerts(empty_store)
     seen.put(alert.delivery)
@@ -139,18 +139,18 @@ def test_an_alert_that_one_server_could_not_send_is_sent_by_the_next(
     # GIVEN an unavailable receiver, and a server that ends before the next attempt
     receiver.statuses = [503]
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=[TIMEOUT_S])
-    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
     first = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
     (left,) = read_alerts(empty_store)
 
     # WHEN the server is started twice more
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
     second = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(empty_store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
     webhook.post({"rule": "last"}, on_done=lambda _outcome: None)
     last = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
@@ -168,7 +168,7 @@ def test_a_failing_store_does_not_stop_further_alerts(tmp_path: Path, receiver: 
     store = open_store(f"chdb://{tmp_path}/away")
     receiver.hold.clear()
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(store, webhook=webhook, page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    Alerting(store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
     store.close()
     receiver.hold.set()
@@ -223,7 +223,7 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
     empty_store: Store, receiver: Receiver
 ) -> None:
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url)
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
     tracker = tracked()
 
     alerting.evaluate(steady(), tracker.findings)
@@ -236,7 +236,7 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
     assert (fired["state"], fired["rule"], fired["severity"]) == ("firing", "finding", "warning")
     assert fired["text"] == "job: slow-compute: rank 5 takes 1.5 x"
     assert fired["finding"]["help"] == "docs/findings.md#slow-compute"
-    assert fired["url"] == "http://127.0.0.1:8050/run/job/3"
+    assert fired["url"] == "http://127.0.0.1:8050/run/job/3/5"
     assert (resolved["state"], resolved["key"]) == ("resolved", fired["key"])
     assert resolved["resolved_ns"] >= fired["at_ns"]
     assert receiver.bodies.empty()
@@ -245,7 +245,7 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
 
 
 def test_a_minor_finding_does_not_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    alerting = Alerting(empty_store, page_url=page_url)
 
     assert alerting.evaluate(steady(), tracked(severity=Severity.MINOR).findings) == ()
 
@@ -254,7 +254,7 @@ def test_a_minor_finding_does_not_alert(empty_store: Store) -> None:
 def test_the_end_of_a_run_resolves_all_but_what_ended_it(
     empty_store: Store, cause: str, *, is_active: bool
 ) -> None:
-    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    alerting = Alerting(empty_store, page_url=page_url)
     tracker = tracked(cause, Severity.CRITICAL)
     alerting.evaluate(steady(), tracker.findings)
 
@@ -265,7 +265,7 @@ def test_the_end_of_a_run_resolves_all_but_what_ended_it(
 
 
 def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    alerting = Alerting(empty_store, page_url=page_url)
     seconds = dict(enumerate([1.0] * 10 + [1.5] * 4))
 
     (alert,) = alerting.evaluate(replace(steady(), actual_s_by_step=seconds))
@@ -278,7 +278,7 @@ def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(empty_store: St
 
 
 def test_lost_records_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, webhook=None, page_url=page_url)
+    alerting = Alerting(empty_store, page_url=page_url)
     account = RecordAccount(produced=1000, dropped={"lane-full": 30, "torn": 1})
     lossy = replace(steady(), quality=replace(steady().quality, account=account))
 
@@ -294,15 +294,15 @@ def test_what_a_receiver_did_not_get_is_sent_again_after_a_minute(
     receiver.statuses = [404]
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
     clock = Clock()
-    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url, unix_ns=clock)
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
     alerting.evaluate(steady(), tracked().findings)
     first = receiver.bodies.get(timeout=TIMEOUT_S)
     wait_until(lambda: alerting.num_undelivered == 1)
 
     # WHEN less than a minute passes, and then the rest
-    alerting.retry()
+    alerting.turn()
     clock.now_ns += MINUTE_NS
-    alerting.retry()
+    alerting.turn()
     second = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
 
@@ -318,11 +318,12 @@ def test_an_alertmanager_gets_an_active_alert_every_minute_until_it_is_resolved(
 ) -> None:
     webhook = Webhook(f"{receiver.url}/api/v2/alerts", timeout_s=TIMEOUT_S)
     clock = Clock()
-    alerting = Alerting(empty_store, webhook=webhook, page_url=page_url, unix_ns=clock)
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
     tracker = tracked()
 
     for _ in range(4):  # in two minutes
         alerting.evaluate(steady(), tracker.findings)
+        wait_until(lambda: alerting.num_in_flight == 0)
         clock.now_ns += MINUTE_NS // 2
     tracker.update(healthy_with(last=20), at_ns=2)
     alerting.evaluate(steady(), tracker.findings)
@@ -333,3 +334,178 @@ def test_an_alertmanager_gets_an_active_alert_every_minute_until_it_is_resolved(
     assert sent[0]["labels"] == sent[1]["labels"] == sent[2]["labels"]
     assert {one["startsAt"] for one in sent} == {"2026-09-21T14:13:20+00:00"}
     assert sent[2]["endsAt"] == "2026-09-21T14:15:20+00:00"
+
+
+def two_findings() -> FindingTracker:
+    """Return the findings of a run with two slow ranks that opened together."""
+    tracker = FindingTracker("job")
+    findings = [
+        Finding(
+            cause="slow-compute",
+            ranks=(rank,),
+            steps=(3, 9),
+            confidence=0.9,
+            evidence=f"rank {rank} takes 1.5 x",
+            severity=Severity.WARNING,
+        )
+        for rank in (5, 6)
+    ]
+    tracker.update(healthy_with(*findings, last=9), at_ns=1)
+    return tracker
+
+
+def test_alerts_of_one_run_and_cause_are_one_message(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    alerting = Alerting(
+        empty_store,
+        receivers=[webhook],
+        page_url=page_url,
+        hosts_of=lambda _run: {5: "host-a", 6: "host-b"},
+    )
+
+    alerting.evaluate(steady(), two_findings().findings)
+    message = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    wait_until(lambda: all(each.is_delivered("webhook", "firing") for each in alerting.alerts))
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert [each["ranks"] for each in message["alerts"]] == [[6], [5]]
+    assert [each["hosts"] for each in message["alerts"]] == [["host-b"], ["host-a"]]
+    assert message["alerts"][1]["url"] == "http://127.0.0.1:8050/run/job/3/5"
+    assert message["alerts"][1]["action"] == "docs/findings.md#slow-compute"
+    assert receiver.bodies.empty()
+
+
+def test_one_receiver_that_is_down_keeps_no_other_from_its_alerts_and_gets_them_later(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    # GIVEN two receivers, one of which is down, and a server that ends meanwhile
+    down = Receiver()
+    down.close()
+    clock = Clock()
+
+    def webhooks() -> list[Webhook]:
+        urls = {"up": receiver.url, "down": down.url}
+        return [
+            Webhook(url, name=name, timeout_s=TIMEOUT_S, retry_delays_s=())
+            for name, url in urls.items()
+        ]
+
+    first = webhooks()
+    alerting = Alerting(empty_store, receivers=first, page_url=page_url, unix_ns=clock)
+    alerting.evaluate(steady(), tracked().findings)
+    wait_until(lambda: alerting.num_in_flight == 0)
+    for webhook in first:
+        webhook.close(timeout_s=TIMEOUT_S)
+
+    # WHEN it is up again, and the server too
+    again = Receiver(port=down.port)
+    second = webhooks()
+    alerting = Alerting(empty_store, receivers=second, page_url=page_url, unix_ns=clock)
+    alerting.turn()
+    late = json.loads(again.bodies.get(timeout=TIMEOUT_S))
+    wait_until(lambda: read_alerts(empty_store)[0].delivery is Delivery.DELIVERED)
+    for webhook in second:
+        webhook.close(timeout_s=TIMEOUT_S)
+    again.close()
+
+    # THEN each got it once
+    assert receiver.bodies.qsize() == 1
+    assert json.loads(receiver.bodies.get_nowait()) == late
+    assert again.bodies.empty()
+
+
+def test_a_silenced_alert_is_sent_when_the_silence_ends(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    clock = Clock()
+
+    def start() -> Alerting:
+        return Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
+
+    alerting = start()
+    alerting.silence(run_id="job", rank=5, for_s=600, by="me")
+    alerting.evaluate(steady(), tracked().findings)
+    alerting = start()  # a silence survives a restart
+    alerting.turn()
+    is_silent = receiver.bodies.empty() and alerting.is_silenced(alerting.alerts[0])
+    clock.now_ns += 11 * MINUTE_NS
+    alerting.turn()
+    sent = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert is_silent
+    assert sent["ranks"] == [5]
+
+
+def test_an_acknowledged_alert_is_known_after_a_restart_and_its_end_is_sent(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    receiver.statuses = [404]
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    clock = Clock()
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
+    tracker = tracked()
+    alerting.evaluate(steady(), tracker.findings)
+    wait_until(lambda: alerting.num_in_flight == 0)
+    receiver.bodies.get(timeout=TIMEOUT_S)
+
+    assert alerting.acknowledge(alerting.alerts[0].name, by="me") is not None
+    assert alerting.acknowledge("nothing", by="me") is None
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
+    clock.now_ns += 2 * MINUTE_NS
+    alerting.turn()
+    is_quiet = receiver.bodies.empty()
+    tracker.update(healthy_with(last=20), at_ns=2)
+    alerting.evaluate(steady(), tracker.findings)
+    end = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert is_quiet
+    assert alerting.alerts[0].acknowledged_by == "me"
+    assert end["state"] == "resolved"
+
+
+def test_a_state_that_flaps_is_one_alert_and_one_that_comes_back_is_another(
+    empty_store: Store,
+) -> None:
+    clock = Clock()
+    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
+    behind = RunSignals(run="job", collector_lag_s=90.0)
+
+    for signals in (behind, RunSignals(run="job"), behind):  # gone for half a minute
+        alerting.evaluate_signals(signals)
+        clock.now_ns += MINUTE_NS // 2
+    flapped = len(alerting.alerts)
+    alerting.evaluate_signals(RunSignals(run="job"))
+    clock.now_ns += MINUTE_NS
+    alerting.evaluate_signals(RunSignals(run="job"))
+    is_over = alerting.alerts[0].resolved_ns is not None
+    alerting.evaluate_signals(behind)
+
+    assert (flapped, is_over) == (1, True)
+    assert [alert.key for alert in alerting.alerts] == ["0#2", "0"]
+
+
+def test_a_heartbeat_is_sent_at_its_interval(empty_store: Store, receiver: Receiver) -> None:
+    wish = ReceiverConfig(name="watchdog", url=receiver.url, heartbeat_s=60.0)
+    webhook = Webhook(receiver.url, name="watchdog", timeout_s=TIMEOUT_S)
+    clock = Clock()
+    alerting = Alerting(
+        empty_store,
+        receivers=[webhook],
+        config=AlertConfig(receivers=(wish,)),
+        page_url=page_url,
+        unix_ns=clock,
+    )
+
+    for _ in range(5):  # in two minutes
+        alerting.beat()
+        clock.now_ns += MINUTE_NS // 2
+    beats = [json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) for _ in range(3)]
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert {beat["rule"] for beat in beats} == {"heartbeat"}
+    assert receiver.bodies.empty()

@@ -133,7 +133,7 @@ class Server:
 def serve(store: Store, job: Job, *, before: tuple[RunSummary, ...] = ()) -> Server:
     clock, lines = Clock(), list[str]()
     reports = Reports(job, monotonic_ns=clock)
-    alerting = Alerting(store, webhook=None, page_url=lambda run, _step: run)
+    alerting = Alerting(store, page_url=lambda run, *_: run)
     findings = LiveFindings(store, say=lines.append, unix_ns=lambda: 1_000 + job.newest)
     analysis = LiveAnalysis(job, reports, alerting, findings, before=before, monotonic_ns=clock)
     return Server(job, reports, analysis, clock, lines)

@@ -1,0 +1,271 @@
+"""Alert rules over what the store knows of a live run beyond its diagnosis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .alert_rules import (
+    ANALYSIS_BEHIND,
+    COLLECTOR_BEHIND,
+    LOSS,
+    RDMA_TRAFFIC,
+    SILENT_RANK,
+    AlertRules,
+    Condition,
+    apply_settings,
+)
+from .breakdown.drops import ROBUST
+from .report.report import Severity
+from .report.text import format_percent, format_ranks, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from .report.liveness import RankLiveness
+
+HOLD_S = 60.0
+"""Time for which a state must be gone before its alert is over. Source: choice, a minute, as alerts
+are repeated."""
+
+LOSS_STEPS = 20
+"""Steps of the loss's baseline. Source: choice."""
+
+SETTLED_STEPS = 5
+"""Steps in which the same number of ranks must have reported a loss, before one that reports none
+is news: many scripts read the loss every ten steps only. Source: choice."""
+
+NUM_NEW_BUCKETS = 3
+"""Newest buckets of traffic, all of which must differ."""
+
+MIN_OLD_BUCKETS = 6
+"""Earlier buckets that a host's baseline needs. Source: choice, a minute."""
+
+MIN_TRAFFIC_HOSTS = 3
+"""Hosts of a run of which one can be said to differ. Source: design.md section 5, 3 peers less
+one: the median of three is that of the others."""
+
+STOPPED_RATIO = 0.05
+"""Share of its baseline below which a host's traffic has stopped: keep-alives remain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoss:
+    """The loss of one step."""
+
+    step: int
+    mean: float | None
+    """Over the ranks with a finite one; None if none has."""
+
+    num_ranks: int
+    num_bad: int
+    """Ranks whose loss is infinite or no number; also those that report none, in stores of before
+    migration 15."""
+
+    num_infinite: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """RDMA traffic of the hosts of a run over time."""
+
+    hosts: tuple[str, ...]
+    bytes_per_s: NDArray[np.float64]
+    """Shape (hosts, buckets): sent, in buckets of equal length, the newest last; NaN if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSignals:
+    """State of a live run in the store, beyond its diagnosis."""
+
+    run: str
+    liveness: RankLiveness | None = None
+    losses: Sequence[StepLoss] = ()
+    """Ascending, complete steps only."""
+
+    traffic: Traffic | None = None
+    collector_lag_s: float | None = None
+    """Time since the newest stored step, while the ranks have gone on; None if they have not."""
+
+    analysis_lag_s: float | None = None
+    """Time since the end of the oldest complete step that was not analysed; None if there is
+    none."""
+
+
+def find_signal_conditions(
+    signals: RunSignals, *, rules: AlertRules | None = None
+) -> tuple[Condition, ...]:
+    """Return all that the signals of a run give reason to alert about.
+
+    Args:
+        signals: The signals.
+        rules: Thresholds; the defaults if None.
+    """
+    rules = rules or AlertRules()
+    found = [
+        *_from_liveness(signals, rules),
+        *_from_losses(signals, rules),
+        *_from_traffic(signals, rules),
+        *_from_lags(signals, rules),
+    ]
+    return apply_settings(found, rules)
+
+
+def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
+    """Yield one condition for the ranks that are silent while others go on."""
+    live = signals.liveness
+    if live is None or not live.is_uneven:
+        return
+    after_ns = rules.silent_rank.after_s * 1e9
+    silent = [each for each in live.silent if each.age_ns > after_ns]
+    if not silent:
+        return
+    longest_s = max(each.age_ns for each in silent) / 1e9
+    ranks = tuple(sorted(each.rank for each in silent))
+    yield Condition(
+        rule=SILENT_RANK,
+        key=str(silent[0].rank),  # the longest silence: others may follow it
+        severity=Severity.CRITICAL,
+        steps=None,
+        is_active=True,
+        text=(
+            f"{signals.run}: {live.num_silent:,} of {live.num_ranks:,} ranks sent no heartbeat for"
+            f" {format_seconds(longest_s)}: {format_ranks(ranks)}"
+        ),
+        ranks=ranks,
+        hosts=tuple(sorted({each.host for each in silent})),
+        hold_s=HOLD_S,
+    )
+
+
+def _from_losses(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
+    """Yield a loss that becomes no number, and a loss that jumps."""
+    losses = signals.losses
+    for place, now in enumerate(losses):
+        before = losses[max(place - SETTLED_STEPS, 0) : place]
+        is_settled = len(before) == SETTLED_STEPS and len({each.num_bad for each in before}) == 1
+        usual_bad = before[-1].num_bad if is_settled else now.num_ranks
+        if now.num_infinite or (now.num_bad > usual_bad and now.num_bad <= now.num_ranks):
+            num = max(now.num_infinite, now.num_bad - usual_bad)
+            yield Condition(
+                rule=LOSS,
+                key=f"nan-{now.step}",
+                severity=Severity.CRITICAL,
+                steps=(now.step, losses[-1].step),
+                is_active=losses[-1].num_bad > usual_bad or losses[-1].num_infinite > 0,
+                text=(
+                    f"{signals.run}: the loss of {num:,} of {now.num_ranks:,} ranks is no number"
+                    f" since step {now.step}"
+                ),
+            )
+            return
+    yield from _loss_spikes(signals, rules)
+
+
+def _loss_spikes(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
+    """Yield the newest jump of the mean loss, compared with the steps before it."""
+    known = [(each.step, each.mean) for each in signals.losses if each.mean is not None]
+    settings = rules.loss
+    begin = LOSS_STEPS
+    while begin + settings.num_steps <= len(known):
+        base = [value for _, value in known[begin - LOSS_STEPS : begin]]
+        usual = median(base)
+        deviation = ROBUST * median(abs(value - usual) for value in base)
+        limit = usual + max(settings.ratio * abs(usual), settings.deviations * deviation)
+        end = begin
+        while end < len(known) and known[end][1] > limit:
+            end += 1
+        if end - begin >= settings.num_steps:
+            step, value = known[begin]
+            yield Condition(
+                rule=LOSS,
+                key=f"spike-{step}",
+                severity=Severity.WARNING,
+                steps=(step, known[end - 1][0]),
+                is_active=end == len(known),
+                text=(
+                    f"{signals.run}: the loss jumped from {usual:.3g} to {value:.3g} in step {step}"
+                ),
+                numbers={"loss": value, "median": usual},
+            )
+            begin = end + LOSS_STEPS
+        else:
+            begin += 1
+
+
+def _from_traffic(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
+    """Yield hosts whose RDMA traffic stops or changes while that of the other hosts does not.
+
+    Each host is compared with its own baseline, and that change with the median change of all
+    hosts: in a checkpoint the traffic of all of them stops.
+
+    Source:
+        arXiv 2402.15627, section 4: RDMA traffic is periodic; what deviates is a sign of trouble.
+    """
+    traffic = signals.traffic
+    if traffic is None or len(traffic.hosts) < MIN_TRAFFIC_HOSTS:
+        return
+    rate = traffic.bytes_per_s
+    old, new = rate[:, :-NUM_NEW_BUCKETS], rate[:, -NUM_NEW_BUCKETS:]
+    is_known = (np.isfinite(old).sum(axis=1) >= MIN_OLD_BUCKETS) & np.isfinite(new).all(axis=1)
+    if is_known.sum() < MIN_TRAFFIC_HOSTS:
+        return
+    usual = np.nanmedian(old[is_known], axis=1)
+    change = new[is_known] / np.where(usual > 0, usual, np.nan)[:, None]
+    of_all = np.nanmedian(change, axis=0)
+    if not (np.isfinite(of_all) & (of_all > 1 - rules.rdma_traffic.ratio)).all():
+        return  # all hosts pause: a checkpoint, an evaluation, or the job hangs, which is a finding
+    hosts = np.array(traffic.hosts)[is_known]
+    ratio = change / of_all
+    limit = rules.rdma_traffic.ratio
+    for place in np.flatnonzero((ratio < 1 - limit).all(axis=1) | (ratio > 1 + limit).all(axis=1)):
+        share = float(np.median(change[place]))
+        what = (
+            "has stopped"
+            if share < STOPPED_RATIO
+            else f"is {format_percent(share)} of what it was, that of the other hosts"
+            f" {format_percent(float(np.median(of_all)))}"
+        )
+        yield Condition(
+            rule=RDMA_TRAFFIC,
+            key=str(hosts[place]),
+            severity=Severity.WARNING,
+            steps=None,
+            is_active=True,
+            text=f"{signals.run}: the RDMA traffic of host {hosts[place]} {what}",
+            hosts=(str(hosts[place]),),
+            hold_s=HOLD_S,
+        )
+
+
+def _from_lags(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
+    for rule, lag_s, what in (
+        (COLLECTOR_BEHIND, signals.collector_lag_s, "the newest stored step ended"),
+        (ANALYSIS_BEHIND, signals.analysis_lag_s, "a step waits for its analysis since"),
+    ):
+        after_s = (
+            rules.collector_behind if rule == COLLECTOR_BEHIND else rules.analysis_behind
+        ).after_s
+        if lag_s is None or lag_s <= after_s:
+            continue
+        ago = f"{format_seconds(lag_s)}"
+        text = (
+            f"{what} {ago} ago, though the ranks go on"
+            if rule == COLLECTOR_BEHIND
+            else (f"{what} {ago}")
+        )
+        yield Condition(
+            rule=rule,
+            key="0",
+            severity=Severity.WARNING,
+            steps=None,
+            is_active=True,
+            text=f"{signals.run}: {text}",
+            hold_s=HOLD_S,
+            numbers={"lag_s": lag_s},
+        )

@@ -1,0 +1,213 @@
+"""`rankscope alerts`: list, test, silence and acknowledge alerts."""
+
+import getpass
+import json
+import re
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.analysis.report.text import EMPTY, format_range
+
+from ..errors import BadInputError, FailedError
+from ..terminal.lines import format_table, format_time, table_width
+from .flags import AsJson, Store, check_exists, open_existing_store
+
+if TYPE_CHECKING:
+    from rankscope.collector.read.alerts import Silence, StoredAlert
+
+    from ..server.alert_changes import AlertChange
+
+NO_ALERTS = "no alerts"
+DURATION = re.compile(r"(\d{1,5})(m|h|d)")
+UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
+
+alerts = typer.Typer(
+    name="alerts", help="List, test, silence and acknowledge alerts.", rich_markup_mode=None
+)
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with the rules and receivers of alerts.",
+        show_default=False,
+    ),
+]
+
+
+@alerts.callback(invoke_without_command=True)
+def list_all(context: typer.Context, *, as_json: AsJson = False, store: Store = None) -> None:
+    """List the alerts, the newest first."""
+    if context.invoked_subcommand is None:
+        typer.echo(list_alerts(as_json=as_json, store_url=store))
+
+
+@alerts.command("test")
+def send_test(
+    *,
+    config: Config = None,
+    alert_webhook: Annotated[
+        str | None,
+        typer.Option("--alert-webhook", metavar="URL", envvar="RANKSCOPE_ALERT_WEBHOOK"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a marked test alert to each receiver and print each answer."""
+    from ..server.alert_config import AlertConfig, open_receiver, read_alert_config, with_webhook
+    from ..server.alerting import TEST, plain_document
+
+    known = AlertConfig() if config is None else read_alert_config(config)
+    known = with_webhook(known, alert_webhook)
+    if not known.receivers:
+        raise BadInputError("no receiver: give --config FILE or --alert-webhook URL")
+    text = "test alert of rankscope: nothing is wrong"
+    document = plain_document(TEST, text, at_ns=time.time_ns(), url=known.url)
+    answers = {}
+    for each in known.receivers:
+        receiver = open_receiver(each)
+        answers[each.name] = receiver.send(document)
+        receiver.close()
+    if as_json:
+        documents = [{"receiver": name, **asdict(answer)} for name, answer in answers.items()]
+        typer.echo(json.dumps({"receivers": documents}))
+    else:
+        rows = [
+            (name, "delivered" if answer.is_delivered else "not delivered", answer.text)
+            for name, answer in answers.items()
+        ]
+        typer.echo("\n".join(format_table(("receiver", "result", "answer"), rows)))
+    if not all(answer.is_delivered for answer in answers.values()):
+        raise FailedError("a receiver did not get the test alert: check its URL and its log")
+
+
+@alerts.command("silence")
+def silence(  # noqa: PLR0913  # one parameter a flag
+    *,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Of this run. Default: of all.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option("--rule", metavar="RULE", help="Of this rule or cause.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="That name this rank.")] = None,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d, ...")
+    ] = "2h",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "",
+    end: Annotated[
+        str | None,
+        typer.Option("--end", metavar="NAME", help="End this silence now.", show_default=False),
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Send no alerts for a time; what is still active then is sent."""
+    from ..server.alert_changes import AlertChange
+
+    match = DURATION.fullmatch(duration)
+    if match is None:
+        raise BadInputError(f"--for {duration!r}: give minutes, hours or days: 30m, 2h, 1d")
+    change = AlertChange(
+        what="silence" if end is None else "unsilence",
+        name=end or "",
+        run_id=run,
+        rule=rule,
+        rank=rank,
+        for_s=float(int(match[1]) * UNITS_S[match[2]]),
+        by=_user(),
+        reason=reason,
+    )
+    typer.echo(_change(change, store))
+
+
+@alerts.command("ack")
+def acknowledge(
+    name: Annotated[str, typer.Argument(metavar="ALERT", help="Its name in `rankscope alerts`.")],
+    *,
+    store: Store = None,
+) -> None:
+    """Say that you take care of an alert: it is not sent again while it is active."""
+    from ..server.alert_changes import AlertChange
+
+    typer.echo(_change(AlertChange(what="acknowledge", name=name, by=_user()), store))
+
+
+def list_alerts(*, as_json: bool, store_url: str | None) -> str:
+    """Return the alerts and the silences in force, the newest first, as printable text."""
+    from rankscope.collector.read.alerts import read_alerts, read_silences
+
+    with open_existing_store(store_url) as store:
+        found, silences = read_alerts(store), read_silences(store)
+    now_ns = time.time_ns()
+    in_force = [each for each in silences if each.until_ns > now_ns]
+    if as_json:
+        return json.dumps(
+            {
+                "alerts": [_document(alert) for alert in found],
+                "silences": [asdict(each) for each in in_force],
+            }
+        )
+    rows = [
+        (
+            alert.name,
+            format_time(alert.at_ns),
+            _state(alert, in_force, now_ns),
+            alert.severity,
+            alert.run_id or EMPTY,
+            format_range(alert.steps),
+            str(alert.delivery),
+            alert.text,
+        )
+        for alert in found
+    ]
+    header = ("name", "fired (UTC)", "state", "severity", "run", "steps", "sent", "alert")
+    lines = (
+        format_table(header, rows, right="kkkklkkl", width=table_width()) if rows else [NO_ALERTS]
+    )
+    for each in in_force:
+        what = ", ".join(
+            f"{key} {value}"
+            for key, value in (("run", each.run_id), ("rule", each.rule), ("rank", each.rank))
+            if value is not None
+        )
+        until = format_time(each.until_ns)
+        lines.append(f"silence {each.name}: {what or 'everything'} until {until} (UTC)")
+    return "\n".join(lines)
+
+
+def _document(alert: "StoredAlert") -> dict[str, object]:
+    document = asdict(alert)
+    del document["post"]  # the message repeats the other fields
+    document["deliveries"] = [
+        {"receiver": receiver, "state": state, "delivery": str(delivery)}
+        for (receiver, state), delivery in alert.deliveries.items()
+    ]
+    return {**document, "name": alert.name, "delivery": str(alert.delivery)}
+
+
+def _state(alert: "StoredAlert", silences: "list[Silence]", now_ns: int) -> str:
+    if alert.resolved_ns is not None:
+        return f"resolved {format_time(alert.resolved_ns)}"
+    if any(each.covers(alert, now_ns) for each in silences):
+        return "silenced"
+    return "active" if alert.acknowledged_ns is None else f"acknowledged {alert.acknowledged_by}"
+
+
+def _change(change: "AlertChange", store_url: str | None) -> str:
+    from rankscope.collector.store.location import default_store_url
+
+    from ..server.alert_changes import change_alerts
+
+    check_exists(store_url)
+    return change_alerts(store_url or default_store_url(), change)
+
+
+def _user() -> str:
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        return getpass.getuser()
+    return ""

@@ -1,0 +1,87 @@
+"""Gauges of the live runs for Prometheus, of a bounded number of runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.report.report import Severity
+from rankscope.collector.http.metrics import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rankscope.analysis.alert_signals import RunSignals
+    from rankscope.analysis.report.report import RunReport
+
+    from .alert_watch import AlertWatch
+    from .reports import Reports
+
+MAX_RUNS = 20
+"""Live runs with gauges, the first by name: Prometheus keeps a series for each value of a label."""
+
+
+def read_live_runs(reports: Reports, watch: AlertWatch) -> Callable[[], Iterable[Reading]]:
+    """Return the gauges of the live runs, as of their last diagnoses. Unknown ones are left out."""
+
+    def read() -> Iterable[Reading]:
+        signals = dict(sorted(watch.signals.items())[:MAX_RUNS])
+        found = {run: reports.peek(run) for run in signals}
+        known = {run: report for run, report in found.items() if report is not None}
+        for name, text, value in GAUGES:
+            values = {run: value(report) for run, report in known.items()}
+            yield Reading(
+                name=name,
+                text=text,
+                label="run",
+                values={run: number for run, number in values.items() if number is not None},
+            )
+        for severity in (Severity.CRITICAL, Severity.WARNING):
+            yield Reading(
+                name=f"run_open_findings_{severity}",
+                text=f"Findings of severity {severity} in the last diagnosis.",
+                label="run",
+                values={
+                    run: float(sum(each.severity is severity for each in report.findings))
+                    for run, report in known.items()
+                },
+            )
+        yield Reading(
+            name="run_silent_ranks",
+            text="Ranks of the live run without a heartbeat while others go on.",
+            label="run",
+            values={run: _silent(each) for run, each in signals.items()},
+        )
+        active = [alert for alert in watch.alerting.alerts if alert.resolved_ns is None]
+        yield Reading(
+            name="run_active_alerts",
+            text="Alerts of the live run that are not resolved.",
+            label="run",
+            values={run: float(sum(each.run_id == run for each in active)) for run in signals},
+        )
+
+    return read
+
+
+def _silent(signals: RunSignals) -> float:
+    return 0.0 if signals.liveness is None else float(signals.liveness.num_silent)
+
+
+def _newest_mfu(report: RunReport) -> float | None:
+    return None if report.mfu is None else next(reversed(report.mfu.by_step.values()), None)
+
+
+def _newest_step_s(report: RunReport) -> float | None:
+    return next(reversed(report.actual_s_by_step.values()), None)
+
+
+GAUGES: tuple[tuple[str, str, Callable[[RunReport], float | None]], ...] = (
+    ("run_mfu_ratio", "MFU of the newest diagnosed step.", _newest_mfu),
+    ("run_step_seconds", "Time of the newest diagnosed step.", _newest_step_s),
+    ("run_step", "Newest diagnosed step.", lambda report: max(report.steps, default=None)),
+    ("run_slowdown", "S: replayed over ideal step time.", lambda report: report.slowdown),
+    (
+        "run_lost_records",
+        "Records of the run that were dropped.",
+        lambda report: float(report.quality.account.num_dropped),
+    ),
+)
