@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
@@ -66,6 +68,10 @@ class ReportProvider(Protocol):
 
         The timeline's begin and end are the whole step's.
         """
+        ...
+
+    def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
+        """Return the spans of some ranks of a picture's whole step; None if they are not read."""
         ...
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:

@@ -7,7 +7,7 @@ several resolutions, has the same cells as one that is drawn whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,6 +118,7 @@ class StepPicture:
     num_ranks: int
     raster: StepRaster
     coords: dict[int, Coords]
+    hosts: dict[int, str] = field(default_factory=dict)
     viewport: Viewport | None = None
     """The part that is shown; None: the whole step."""
 
@@ -217,6 +218,7 @@ def draw_picture(
         num_ranks=len(ranks),
         raster=replace(raster, edges_ns=raster.edges_ns + shown.begin_ns),
         coords=timeline.coords,
+        hosts=timeline.hosts,
         viewport=None if shown == whole else shown,
     )
 

@@ -11,12 +11,13 @@ import numpy as np
 from rankscope.tracer.span import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
+    from ..report.report import RankStepExcess
     from .timeline import StepTimeline
 
 _ROW_FILL = 0.86
@@ -25,7 +26,7 @@ _LANE_FILL = 0.94
 
 
 class RowOrder(StrEnum):
-    """Order of the rows from the top: by rank, or grouped by the position on an axis."""
+    """Order of the rows from the top: by rank, by excess, or grouped by an axis or by host."""
 
     PP = "pp"
     DP = "dp"
@@ -33,16 +34,48 @@ class RowOrder(StrEnum):
     CP = "cp"
     EP = "ep"
     RANK = "rank"
+    HOST = "host"
+    EXCESS = "excess"
+    """The slowest rank on top."""
 
 
-def useful_orders(coords: Iterable[Coords]) -> tuple[RowOrder, ...]:
-    """Return the orders that differ: by rank, and by each axis with several positions."""
+AXES = (RowOrder.PP, RowOrder.DP, RowOrder.TP, RowOrder.CP, RowOrder.EP)
+TILED = (*AXES, RowOrder.RANK)
+"""Orders that depend on the layout alone: the ones of stored tiles."""
+
+
+def useful_orders(
+    coords: Iterable[Coords], hosts: Iterable[str] = (), *, has_excess: bool = False
+) -> tuple[RowOrder, ...]:
+    """Return the orders that differ: by rank, and by what has several values.
+
+    Args:
+        coords: Positions of the ranks.
+        hosts: Their hosts.
+        has_excess: Whether their excess is known.
+    """
     places = [at.to_dict() for at in coords]
-    return tuple(
-        order
-        for order in RowOrder
-        if order is RowOrder.RANK or len({place[order.value] for place in places}) > 1
-    )
+    useful = [order for order in AXES if len({place[order.value] for place in places}) > 1]
+    useful.append(RowOrder.RANK)
+    if len(set(hosts)) > 1:
+        useful.append(RowOrder.HOST)
+    return (*useful, RowOrder.EXCESS) if has_excess else tuple(useful)
+
+
+def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
+    """Return the ranks of a heat-map, the one with the largest excess in a step first.
+
+    The members of a link follow each other. If the step is not in the heat-map, the sum over all
+    its steps counts. Unknown excess comes last.
+    """
+    values = excess.excess_ns
+    if step in excess.steps:
+        values = values[:, [excess.steps.index(step)]]
+    sums = np.where(np.isfinite(values).any(axis=1), np.nansum(values, axis=1), -np.inf)
+    rows = np.argsort(-sums, kind="stable").tolist()
+    if not excess.links:
+        return tuple(excess.ranks[row] for row in rows)
+    return tuple(dict.fromkeys(rank for row in rows for rank in excess.links[row]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +97,26 @@ class Rows:
 
 def row_order(timeline: StepTimeline, order: RowOrder) -> tuple[int, ...]:
     """Return the ranks of the step from the top; see `rank_order`."""
-    return rank_order(np.unique(timeline.spans.rank).tolist(), timeline.coords, order)
+    ranks = np.unique(timeline.spans.rank).tolist()
+    if order is RowOrder.EXCESS:
+        place = {rank: number for number, rank in enumerate(timeline.ranking)}
+        return tuple(sorted(ranks, key=lambda rank: (place.get(rank, len(place)), rank)))
+    if order is RowOrder.HOST:
+        hosts = timeline.hosts
+        first = {hosts.get(rank, ""): rank for rank in reversed(ranks)}
+        return tuple(sorted(ranks, key=lambda rank: (first[hosts.get(rank, "")], rank)))
+    return rank_order(ranks, timeline.coords, order)
 
 
 def rank_order(ranks: Iterable[int], coords: dict[int, Coords], order: RowOrder) -> tuple[int, ...]:
     """Return ranks from the top: by the grouped axis, then the others, then rank.
 
-    Ranks of unknown position come last.
+    Ranks of unknown position come last. Orders that do not depend on the layout are by rank.
     """
 
     def place(rank: int) -> tuple[int, ...]:
         at = coords.get(rank)
-        if order is RowOrder.RANK or at is None:
+        if order not in AXES or at is None:
             return (at is None, 0, 0, 0, 0, rank)
         return (0, getattr(at, order.value), at.pp, at.dp, at.tp, rank)
 
@@ -83,17 +124,24 @@ def rank_order(ranks: Iterable[int], coords: dict[int, Coords], order: RowOrder)
 
 
 def group_starts(
-    ranks: tuple[int, ...], coords: dict[int, Coords], order: RowOrder
+    ranks: tuple[int, ...],
+    coords: dict[int, Coords],
+    order: RowOrder,
+    hosts: Mapping[int, str] | None = None,
 ) -> tuple[tuple[int, str], ...]:
-    """Return the first row and the name of each group; nothing if nothing can be grouped."""
-    if order is RowOrder.RANK or coords.keys().isdisjoint(ranks):
+    """Return the first row and the name of each group; nothing if nothing can be grouped.
+
+    The name of a host is text from outside.
+    """
+    names = dict(hosts or {}) if order is RowOrder.HOST else {}
+    if order in AXES:
+        word = order.value.upper()
+        names = {rank: f"{word} {getattr(at, order.value)}" for rank, at in coords.items()}
+    if names.keys().isdisjoint(ranks):
         return ()
     groups: list[tuple[int, str]] = []
     for row, rank in enumerate(ranks):
-        at = coords.get(rank)
-        label = "position unknown"
-        if at is not None:
-            label = f"{order.value.upper()} {getattr(at, order.value)}"
+        label = names.get(rank, "position unknown")
         if not groups or groups[-1][1] != label:
             groups.append((row, label))
     return tuple(groups)
@@ -121,7 +169,7 @@ def arrange_rows(
         ranks=ranks,
         center=row - _ROW_FILL / 2 + top + height / 2,
         height=height,
-        groups=group_starts(ranks, timeline.coords, order),
+        groups=group_starts(ranks, timeline.coords, order, timeline.hosts),
     )
 
 

@@ -22,7 +22,7 @@ from .raster import (
     ranks_per_line,
     split_ranks,
 )
-from .rows import RowOrder, rank_order
+from .rows import TILED, rank_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ def plan_tiles(ranks: Sequence[int], coords: dict[int, Coords], *, num_spans: in
         return NO_TILES
     orders: dict[str, tuple[int, ...]] = {}
     orderings: dict[str, str] = {}
-    for by in RowOrder:
+    for by in TILED:
         order = rank_order(ranks, coords, by)
         equal = next((name for name, known in orders.items() if known == order), by.value)
         orderings[by.value] = equal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +55,12 @@ class StepTimeline:
 
     coords: dict[int, Coords]
     """Positions of the ranks; empty if the run declared no layout."""
+
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Hosts of the ranks, as far as they are known."""
+
+    ranking: tuple[int, ...] = ()
+    """Ranks by their excess, the largest first; empty if it is unknown."""
 
     @property
     def communication(self) -> NDArray[np.bool_]:
@@ -230,4 +236,5 @@ def make_timeline(
         transfer_ns=split.transfer_ns,
         last_rank=split.last_rank,
         coords={rank.rank: rank.coords for rank in ranks},
+        hosts={one.rank: one.host for epoch in of_epoch.epochs for one in epoch.ranks if one.host},
     )

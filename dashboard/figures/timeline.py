@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,6 +37,9 @@ makes a moire, so waits are pale there."""
 _LETTER = 7.4
 """Pixels of a letter in the margin, on average."""
 
+VEIL = "rgba(134,142,150,0.62)"
+"""Colour over what is not marked, of the same effect on white and on near-black."""
+
 NOT_LOADED = "rgba(134,142,150,0.25)"
 _MIN_HEIGHT = 260
 _MAX_HEIGHT = 860
@@ -50,6 +54,7 @@ def timeline_figure(
     order: RowOrder,
     viewport: Viewport | None = None,
     ranks: tuple[int, ...] | None = None,
+    marked: tuple[int, ...] = (),
 ) -> go.Figure:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
@@ -63,6 +68,7 @@ def timeline_figure(
         viewport: It fills the figure; None: the whole step.
         ranks: The viewport's ranks from the top, if only its spans are given: all around it is
             drawn as not loaded. None: the spans are the whole step's.
+        marked: Ranks that are marked; if there are any, the others are dimmed.
     """
     rows = arrange_rows(timeline, order, ranks)
     texts = hover_texts(timeline)
@@ -87,7 +93,7 @@ def timeline_figure(
                 hoverinfo="skip",
             )
         )
-    _style(figure, timeline, rows, height)
+    _style(figure, timeline, rows, height, marked)
     if viewport is not None:
         figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
         if ranks is None:
@@ -180,6 +186,67 @@ def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
     for row in range(len(timeline.spans)):
         texts[row] = "<br>".join(_lines(timeline, row, names, places))
     return texts
+
+
+def row_ticks(
+    blocks: Sequence[tuple[int, ...]], marked: Iterable[int], *, max_ticks: int
+) -> tuple[list[int], list[str]]:
+    """Return the labelled lines and their labels: evenly spaced ones, and marked ones in bold.
+
+    Args:
+        blocks: The ranks of each line, from the top.
+        marked: Marked ranks.
+        max_ticks: Labels that fit into the margin.
+    """
+    every = max(1, -(-len(blocks) // max_ticks))
+    found = set(marked)
+    bold = [row for row, block in enumerate(blocks) if not found.isdisjoint(block)][:max_ticks]
+    # A label beside a marked one would be printed over it.
+    plain = [
+        row for row in range(0, len(blocks), every) if all(abs(row - one) >= every for one in bold)
+    ]
+    labels = {row: f"rank {blocks[row][0]}{'…' if len(blocks[row]) > 1 else ''}" for row in plain}
+    for row in bold:
+        own = [rank for rank in blocks[row] if rank in found]
+        labels[row] = f"<b>rank {own[0]}{'…' if len(own) > 1 else ''}</b>"
+    ticks = sorted(labels)
+    return ticks, [labels[row] for row in ticks]
+
+
+def dimmed(
+    blocks: Sequence[tuple[int, ...]], marked: Iterable[int], *, lines_per_block: int = 1
+) -> list[dict[str, object]]:
+    """Return a veil over the lines without marked ranks, as plotly's shapes.
+
+    Nothing if no line has one, or all have.
+
+    Args:
+        blocks: The ranks of each block of lines, from the top.
+        marked: Marked ranks.
+        lines_per_block: Lines of each block.
+    """
+    found = set(marked)
+    bright = [row for row, block in enumerate(blocks) if not found.isdisjoint(block)]
+    if not bright:
+        return []
+    borders = [-1, *bright, len(blocks)]
+    return [
+        {
+            "type": "rect",
+            "name": "not marked",
+            "x0": 0,
+            "x1": 1,
+            "xref": "x domain",
+            "y0": (above + 1) * lines_per_block - 0.5,
+            "y1": below * lines_per_block - 0.5,
+            "yref": "y",
+            "fillcolor": VEIL,
+            "line": {"width": 0},
+            "layer": "above",
+        }
+        for above, below in itertools.pairwise(borders)
+        if below > above + 1
+    ]
 
 
 def group_lines(heights: Iterable[float], line: dict[str, object]) -> list[dict[str, object]]:
@@ -303,7 +370,9 @@ def _pale(color: str) -> dict[str, object]:
     return {"color": color if is_nested else rgba(color, _PALE_ALPHA), "line": {"width": 0}}
 
 
-def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, height: int) -> None:
+def _style(
+    figure: go.Figure, timeline: StepTimeline, rows: Rows, height: int, marked: tuple[int, ...]
+) -> None:
     zoom_key = f"{timeline.run} {timeline.epoch} {timeline.step}"
     apply_style(figure, height=height, zoom_key=zoom_key)
     figure.update_xaxes(
@@ -317,13 +386,14 @@ def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, height: int) -
         spikedash="dot",
         spikecolor=INK,
     )
-    ticks = range(0, len(rows.ranks), max(1, -(-len(rows.ranks) // _MAX_TICKS)))
-    labels = [f"rank {rows.ranks[row]}" for row in ticks]
-    left = left_margin((name for _, name in rows.groups), labels)
+    blocks = [(rank,) for rank in rows.ranks]
+    ticks, labels = row_ticks(blocks, marked, max_ticks=_MAX_TICKS)
+    groups = [(at, escape_for_plotly(name)) for at, name in rows.groups]
+    left = left_margin((name for _, name in groups), labels)
     figure.update_yaxes(
         range=[len(rows.ranks) - 0.5, -0.5],
         tickmode="array",
-        tickvals=list(ticks),
+        tickvals=ticks,
         ticktext=labels,
         showgrid=False,
         automargin=False,
@@ -335,8 +405,11 @@ def _style(figure: go.Figure, timeline: StepTimeline, rows: Rows, height: int) -
         hovermode="closest",
         dragmode="pan",
         margin={"l": left, "r": 16, "t": 40, "b": 48},
-        shapes=group_lines((at - 0.5 for at, _ in rows.groups if at > 0), line),
-        annotations=group_names(rows.groups, yanchor="middle", align="left", xshift=6 - left),
+        shapes=[
+            *group_lines((at - 0.5 for at, _ in groups if at > 0), line),
+            *dimmed(blocks, marked),
+        ],
+        annotations=group_names(groups, yanchor="middle", align="left", xshift=6 - left),
     )
 
 

@@ -11,8 +11,17 @@ from rankscope.analysis.drawing.rows import group_starts
 from rankscope.analysis.report.text import format_ranges
 from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS, SpanKind
 
+from ..text import escape_for_plotly
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
-from .timeline import MAX_GROUP_NAMES, group_lines, group_names, left_margin, not_loaded
+from .timeline import (
+    MAX_GROUP_NAMES,
+    dimmed,
+    group_lines,
+    group_names,
+    left_margin,
+    not_loaded,
+    row_ticks,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +42,9 @@ _HEIGHT = 860
 _MAX_TICKS = 32
 
 
-def raster_figure(picture: StepPicture, order: RowOrder) -> dict[str, Any]:
+def raster_figure(
+    picture: StepPicture, order: RowOrder, marked: tuple[int, ...] = ()
+) -> dict[str, Any]:
     """Draw a picture, a line for each rank or block of neighbouring ranks.
 
     A cell has the colour of the kind with the largest share of its area, pale if less than half of
@@ -71,7 +82,7 @@ def raster_figure(picture: StepPicture, order: RowOrder) -> dict[str, Any]:
     }
     return {
         "data": [heatmap, *_legend(raster)],
-        "layout": _layout(picture, order, num_labels=len(labels)),
+        "layout": _layout(picture, order, marked, num_labels=len(labels)),
     }
 
 
@@ -96,18 +107,19 @@ def raster_note(picture: StepPicture) -> str:
     return " ".join(sentences)
 
 
-def _layout(picture: StepPicture, order: RowOrder, *, num_labels: int) -> dict[str, Any]:
+def _layout(
+    picture: StepPicture, order: RowOrder, marked: tuple[int, ...], *, num_labels: int
+) -> dict[str, Any]:
     zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
     lines_per_rank = num_labels / len(picture.ranks)
     groups = [
-        (row * lines_per_rank - 0.5, name)
-        for row, name in group_starts(picture.ranks, picture.coords, order)
+        (row * lines_per_rank - 0.5, escape_for_plotly(name))
+        for row, name in group_starts(picture.ranks, picture.coords, order, picture.hosts)
     ]
     # Lines between more groups than can be named would hide the pixels.
     separators = [height for height, _ in groups[1:]] if len(groups) <= MAX_GROUP_NAMES else []
     blocks = picture.raster.rank_blocks
-    labelled = range(0, len(blocks), max(1, -(-len(blocks) // _MAX_TICKS)))
-    ticks = [f"rank {blocks[at][0]}{'…' if len(blocks[at]) > 1 else ''}" for at in labelled]
+    labelled, ticks = row_ticks(blocks, marked, max_ticks=_MAX_TICKS)
     left = left_margin((name for _, name in groups), ticks)
     shapes = group_lines(separators, {"color": INK, "width": 1})
     if picture.viewport is not None:
@@ -115,6 +127,7 @@ def _layout(picture: StepPicture, order: RowOrder, *, num_labels: int) -> dict[s
         length_ms = (picture.end_ns - picture.begin_ns) / NS_PER_MS
         loaded_ms = (float(edges_ms[0]), float(edges_ms[1]))
         shapes += not_loaded(loaded_ms, length_ms, num_lines=num_labels)
+    shapes += dimmed(blocks, marked, lines_per_block=lines_per_block(picture))
     layout = base_layout(height=_HEIGHT, zoom_key=zoom_key)
     layout.update(
         margin={"l": left, "r": 16, "t": 40, "b": 48},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import Severity
@@ -456,11 +457,18 @@ def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Componen
     seconds = report.actual_s_by_step
     shown = [step for step in report.steps if first <= step <= last and step in seconds]
     worst = max(shown, key=seconds.__getitem__, default=last)
-    view = View(page=TIMELINE, run=report.run, epoch=report.epochs[-1], step=worst)
+    view = View(
+        page=TIMELINE,
+        run=report.run,
+        epoch=report.epochs[-1],
+        step=worst,
+        ranks=finding.ranks,
+        order=RowOrder.EXCESS if finding.ranks else RowOrder.PP,
+    )
     return dcc.Link(
         format_range(finding.steps),
         href=write_address(view, base_path=base_path),
-        title=f"Show step {worst}, the longest of them, on the timeline",
+        title=f"Show step {worst}, the longest of them, with the ranks marked",
     )
 
 

@@ -10,6 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html,
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.drawing.raster import MAX_BARS, Viewport, draw_picture
+from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
@@ -19,6 +20,7 @@ from rankscope.tracer.span import NS_PER_MS
 
 from ..address import TIMELINE, View, read_address, write_address
 from ..callback_checks import Post, Step, Ticks, takes
+from ..figures.excess import shown_excess
 from ..figures.timeline import timeline_figure
 from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import escape
@@ -59,6 +61,10 @@ if TYPE_CHECKING:
 
     from ..provider import ReportProvider
     from .components import Figure
+
+
+MAX_SLOWEST = 128
+"""Ranks of a large step that are read when the slowest ones are on top."""
 
 
 class Revisions(Post):
@@ -352,11 +358,20 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
     picture = provider.picture(
         run_id, epoch=epoch, step=step, order=view.order, viewport=view.viewport
     )
+    ranking: tuple[int, ...] = ()
+    if isinstance(found, RunReport):
+        ranking = rank_by_excess(shown_excess(found), step)
     if picture is None:
         timeline = provider.timeline(run_id, epoch=epoch, step=step)
         if timeline is None:
             return _Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
+        timeline = replace(timeline, ranking=ranking)
         content = _show_timeline(view, choices, timeline, base_path)
+    elif view.order is RowOrder.EXCESS and (
+        timeline := provider.rank_spans(picture, ranking[:MAX_SLOWEST])
+    ):
+        content = _show_timeline(view, choices, replace(timeline, ranking=ranking), base_path)
+        content = replace(content, note=f"{_slowest_note(timeline, picture)} {content.note}")
     elif (timeline := _viewport_spans(provider, picture)) is not None:
         content = _show_spans(view, choices, timeline, base_path, part=picture)
     else:
@@ -440,8 +455,8 @@ def _show_spans(
         view=replace(view, viewport=viewport),
         title=f"Step {timeline.step}",
         about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
-        controls=timeline_controls(view, choices, timeline.coords.values(), base_path),
-        figure=timeline_figure(timeline, view.order, viewport, ranks),
+        controls=timeline_controls(view, choices, timeline, base_path),
+        figure=timeline_figure(timeline, view.order, viewport, ranks, view.ranks),
         note="" if part is None else _viewport_note(viewport),
         scale=bars_scale(
             timeline,
@@ -459,11 +474,19 @@ def _show_picture(
         view=view,
         title=f"Step {picture.step}",
         about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
-        controls=timeline_controls(view, choices, picture.coords.values(), base_path),
-        figure=raster_figure(picture, view.order),
+        controls=timeline_controls(view, choices, picture, base_path),
+        figure=raster_figure(picture, view.order, view.ranks),
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
         scale=figure_scale(picture),
+    )
+
+
+def _slowest_note(timeline: StepTimeline, picture: StepPicture) -> str:
+    num_shown = len(set(timeline.spans.rank.tolist()))
+    return (
+        f"The {num_shown:,} slowest of {format_count(picture.num_ranks, 'rank')},"
+        " the slowest one on top."
     )
 
 

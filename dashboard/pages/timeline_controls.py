@@ -20,7 +20,7 @@ from ..figures.timeline_raster import lines_per_block
 from .components import labelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from dash.development.base_component import Component
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
-    from rankscope.tracer.topology import Coords
+
+_WORDS = {RowOrder.EXCESS: "slowest"}
 
 WHOLE = Viewport(begin_ns=0, end_ns=0, first_row=0, end_row=0)
 """The viewport that a double-click asks for: the whole step."""
@@ -46,6 +47,8 @@ class StepChoices:
     """The step that shows the top finding best; the newest one if nothing was found."""
 
     ideal_s_by_step: Mapping[int, float]
+    has_excess: bool = False
+    """Whether the excess of the ranks is known."""
 
 
 class Scale(Post):
@@ -93,6 +96,7 @@ def choices_from_report(report: RunReport) -> StepChoices:
         epochs=report.epochs,
         best=best,
         ideal_s_by_step=report.ideal_s_by_step,
+        has_excess=bool(report.excess.ranks),
     )
 
 
@@ -108,14 +112,14 @@ def choices_from_marks(marked: MarkedSteps | None) -> StepChoices:
 
 
 def timeline_controls(
-    view: View, choices: StepChoices, coords: Iterable[Coords], base_path: str
+    view: View, choices: StepChoices, shown: StepTimeline | StepPicture, base_path: str
 ) -> list[Component]:
     """Return the choosers. Each choice is a link, so that the address holds the whole view.
 
     Args:
         view: The view.
         choices: The steps to choose from.
-        coords: Positions of the ranks: rows are ordered by an axis with several of them.
+        shown: The step: rows are ordered by an axis or host if its ranks have several.
         base_path: Path of the application.
     """
 
@@ -135,10 +139,15 @@ def timeline_controls(
     earlier = [step for step in choices.steps if step < (view.step or 0)]
     later = [step for step in choices.steps if step > (view.step or 0)]
     steps = sorted({*choices.steps, view.step or 0})
-    orders = useful_orders(coords)
+    orders = useful_orders(
+        shown.coords.values(), shown.hosts.values(), has_excess=choices.has_excess
+    )
     parts: list[Component] = [
         dcc.Link("whole step", href=link(), className="whole-step"),
-        _links("rows by", [(by.value, link(order=by), by is view.order) for by in orders]),
+        _links(
+            "rows by",
+            [(_WORDS.get(by, by.value), link(order=by), by is view.order) for by in orders],
+        ),
     ]
     if len(choices.epochs) > 1:
         epochs = [(str(one), link(epoch=one), one == view.epoch) for one in choices.epochs]

@@ -19,7 +19,7 @@ from rankscope.analysis.drawing.raster import (
     split_ranks,
     stack_rasters,
 )
-from rankscope.analysis.drawing.rows import rank_order
+from rankscope.analysis.drawing.rows import TILED, RowOrder, rank_order
 from rankscope.analysis.drawing.tiles import (
     TileLines,
     cut_viewport,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.tiles import Level, TilePlan
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo, SpanSource
@@ -133,7 +132,8 @@ def read_picture(
     whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)
     shown = whole if viewport is None else viewport.clip(length_ns, kept.num_ranks)
     key = StepRevision(step_id=step_id, revision=kept.revision)
-    ordering = kept.orderings.get(order.value)
+    # By host is by rank on tiles: the ranks of a host are neighbours.
+    ordering = kept.orderings.get((order if order in TILED else RowOrder.RANK).value)
     if ordering is None:
         return None  # the tiles were made before this order was known
     for level in levels_for_viewport(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.drawing.raster import redraw_viewport
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
 from rankscope.analysis.drawing.timeline import read_timeline, records_groups
 from rankscope.analysis.report.liveness import (
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
-    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
@@ -123,7 +124,9 @@ class StoreProvider:
         self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._kind_times: OrderedDict[str, MeanKindTimes] = OrderedDict()
-        self._last_coords: tuple[tuple[str, int, int], dict[int, Coords]] = (("", 0, 0), {})
+        self._last_places: tuple[
+            tuple[str, int | None, int], tuple[dict[int, Coords], dict[int, str]]
+        ] = ("", 0, 0), ({}, {})
 
     def runs(self) -> tuple[RunSummary, ...]:
         """Return every run, the newest first."""
@@ -255,11 +258,12 @@ class StoreProvider:
             self._store,
             place,
             order=order,
-            read_coords=lambda num_described: self._coords(run_id, epoch, num_described),
+            read_coords=lambda num_described: self._places(run_id, epoch, num_described)[0],
             viewport=viewport,
         )
         if picture is not None:
-            return self._redrawn(picture)
+            hosts = self._places(run_id, epoch, None)[1] if order is RowOrder.HOST else {}
+            return self._redrawn(replace(picture, hosts=hosts))
         if not self._has_large_steps(run_id):
             return None
         return self._large_steps.picture(place, order=order, timeout_s=self._timeout_s)
@@ -300,6 +304,25 @@ class StoreProvider:
         bounds_ns = (picture.begin_ns, picture.end_ns)
         return read_part(self._store, info, portion, bounds_ns=bounds_ns)
 
+    def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
+        """Return the spans of some ranks of a picture's whole step.
+
+        None if there are none, or the run's format does not record groups.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+        """
+        if self._store is None:
+            return None
+        portion = SpanSelection(
+            run_id=picture.run, epoch=picture.epoch, step=picture.step, ranks=ranks
+        )
+        info = self._source.run_info(picture.run)
+        if not records_groups(info) or not count_selected_spans(self._store, portion):
+            return None
+        bounds_ns = (picture.begin_ns, picture.end_ns)
+        return read_part(self._store, info, portion, bounds_ns=bounds_ns)
+
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the stored picture of a step does."""
         if self._store is None:
@@ -307,21 +330,29 @@ class StoreProvider:
         kept = read_kept_picture(self._store, StepId(run_id=run_id, epoch=epoch, step=step))
         return 0 if kept is None else kept.revision
 
-    def _coords(self, run_id: str, epoch: int, num_described: int) -> dict[int, Coords]:
-        """Return the coordinates of the ranks. Those of the last requested run are cached.
+    def _places(
+        self, run_id: str, epoch: int, num_described: int | None
+    ) -> tuple[dict[int, Coords], dict[int, str]]:
+        """Return coordinates and hosts of the ranks. Those of the last requested run are cached.
 
         Reading the descriptions of 12,288 ranks takes longer than the picture, and they change only
-        at the start of a run.
+        at the start of a run. Without a number of descriptions, the cached ones are taken.
         """
         key = (run_id, num_described, epoch)
         with self._lock:
-            if self._last_coords[0] == key:
-                return self._last_coords[1]
+            (known_run, known_number, known_epoch), places = self._last_places
+            is_known = (known_run, known_epoch) == (run_id, epoch)
+            if is_known and num_described in (None, known_number):
+                return places
         epochs = [info for info in self._source.run_info(run_id).epochs if info.epoch == epoch]
-        coords = {rank.rank: rank.coords for info in epochs for rank in info.ranks}
+        ranks = [rank for info in epochs for rank in info.ranks]
+        places = (
+            {rank.rank: rank.coords for rank in ranks},
+            {rank.rank: rank.host for rank in ranks if rank.host},
+        )
         with self._lock:
-            self._last_coords = (key, coords)
-        return coords
+            self._last_places = (key, places)
+        return places
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the mean times of the newest closed steps by kind; None if no step is closed."""

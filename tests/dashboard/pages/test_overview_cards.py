@@ -106,13 +106,13 @@ def test_liveness_is_shown_of_runs_that_train_or_were_lost(
     assert ("8 of 8 ranks sent a heartbeat within 5 s" in page) == is_shown
 
 
-def test_a_finding_opens_the_longest_of_its_steps() -> None:
+def test_a_finding_opens_the_longest_of_its_steps_with_its_ranks_marked() -> None:
     made = report(num_steps=12, onset=4)  # rank 5 is slow in steps 4 to 11
     times = dict.fromkeys(made.steps, 1.0) | {2: 9.0, 7: 3.0, 11: 2.0}
 
     cells = findings_table(replace(made, actual_s_by_step=times), base_path="/")
 
-    assert "'/timeline?run=demo-42&epoch=0&step=7'" in str(cells)
+    assert "'/timeline?run=demo-42&epoch=0&step=7&rank=5&order=excess'" in str(cells)
 
 
 @pytest.mark.parametrize(

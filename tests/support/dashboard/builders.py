@@ -161,6 +161,9 @@ class FakeProvider:
     def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
         raise NotImplementedError("no picture has a viewport here")
 
+    def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
+        raise NotImplementedError("there is no picture here")
+
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         self._check(run_id)
         return 0
