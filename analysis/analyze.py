@@ -29,6 +29,7 @@ from .diagnose import (
     findings_of_record,
     grade_findings,
 )
+from .evidence import tabulate_evidence
 from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
@@ -175,7 +176,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
     mfu = compute_mfu(run, record.steps)
-    return RunReport(
+    report = RunReport(
         run=run.run_id,
         source_format=run.source_format,
         epochs=tuple(epoch.epoch for epoch in run.epochs),
@@ -227,6 +228,8 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         planned_steps=() if case is None else case.planned_steps,
         culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
+    top = grade_findings(report).top_finding
+    return replace(report, evidence=tabulate_evidence(top, case, waterfall))
 
 
 def _recorded_times(

@@ -56,6 +56,12 @@ class View:
     with_run: str | None = None
     """The run to compare with."""
 
+    steps: tuple[int, int] | None = None
+    """First and last step of a range."""
+
+    show: str | None = None
+    """What the page shows of several things, as one of its own words; None: its first choice."""
+
     order: RowOrder = RowOrder.PP
     viewport: Viewport | None = None
     """The part of the step that fills the page; None: all of it."""
@@ -86,6 +92,8 @@ def read_address(path: str, query: str) -> View:
         step=_number(values.get("step")),
         ranks=read_ranks(values.get("rank", "")),
         with_run=values.get("with"),
+        steps=_read_steps(values.get("steps", "")),
+        show=values.get("show"),
         order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
         viewport=_read_viewport(values),
     )
@@ -101,6 +109,8 @@ def write_address(view: View, *, base_path: str) -> str:
         "step": view.step,
         "rank": format_ranks(view.ranks) or None,
         "with": view.with_run,
+        "steps": None if view.steps is None else "{}-{}".format(*view.steps),
+        "show": view.show,
         "order": None if view.order is RowOrder.PP else view.order.value,
         **_write_viewport(view.viewport),
     }
@@ -134,6 +144,13 @@ def _number(text: str | None) -> int | None:
     if text is None or not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
         return None
     return int(text)
+
+
+def _read_steps(text: str) -> tuple[int, int] | None:
+    """Read ``first-last``, or one step."""
+    begin, to, end = text.partition("-")
+    first, last = _number(begin), _number(end if to else begin)
+    return None if first is None or last is None or first > last else (first, last)
 
 
 def _read_viewport(values: dict[str, str]) -> Viewport | None:

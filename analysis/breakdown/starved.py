@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel, WaitIntervals
 
+    _Part = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+    """Ranks, the ranks that they wait on, and how long."""
+
 NO_OPERATION = -1
 
 MIN_WAIT_RATIO = 0.01
@@ -30,6 +33,14 @@ MAX_CULPRITS = 8
 
 MAX_IDLE_HOPS = 1_000
 """Hops without any progress in time after which walks are checked for cycles."""
+
+MAX_EXCESS_HOPS = 256
+"""Operations with excess that a walk to the root visits; what is left of the wait then is
+attributed within the wait. A chain that leads through so many has no single root."""
+
+MIN_EXCESS_RATIO = 0.1
+"""Share of its ideal duration by which an operation must exceed it to count as a cause. Less is
+noise, of which a chain of hundreds of operations would collect as much as a fault costs."""
 
 UNEXPLAINED_GAP_NS = 50_000
 """A gap between an operation and all that it waits for is no launch delay if it is longer."""
@@ -72,10 +83,13 @@ def attribute_waits(
     """Attribute each wait to the ranks that caused it.
 
     From the arrival that ended the wait, the operations before it are walked back in time, each
-    time to the predecessor that ended last, until the begin of the wait. Each stretch of time on
-    the way is attributed to the rank of its operation. So a rank that only passed a delay on is not
-    charged with it. If clocks contradict each other, a walk can enter a cycle: the rest of the wait
-    is then attributed to the rank at which it did.
+    time to the predecessor that ended last. What the operations of this chain took longer than
+    their ideal, beyond what those before the waiting rank took, has caused as much of the wait,
+    also if it was before the wait began: it is attributed to their ranks, the nearest first. The
+    rest of the wait is the schedule's: each stretch of time until its begin is attributed to the
+    rank of the chain's operation. So a rank that only passed a delay on is not charged with it. If
+    clocks contradict each other, a walk can enter a cycle: the rest of the wait is then attributed
+    to the rank at which it did.
 
     Args:
         model: Operations as recorded.
@@ -89,8 +103,8 @@ def attribute_waits(
     before, last_member = predecessors.before, predecessors.last_member
     operations = model.operations
     rank, until = waits.rank.copy(), waits.end_ns.copy()
-    since, member = waits.start_ns.copy(), last_member[waits.operation]
-    parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = []
+    member = last_member[waits.operation]
+    parts, since = _attribute_excess(model, waits, predecessors)
     # The walk begins at what the last member followed.
     at, on = before[member], model.rank[member]
     idle_hops, reached = 0, int(until.sum())
@@ -113,6 +127,87 @@ def attribute_waits(
         idle_hops = idle_hops + 1 if int(until.sum()) == reached else 0
         reached = int(until.sum())
     return _sum_by_pair(parts)
+
+
+def _attribute_excess(
+    model: ReplayModel, waits: WaitIntervals, predecessors: Predecessors
+) -> tuple[list[_Part], NDArray[np.int64]]:
+    """Attribute what of each wait excess on the way to its arrival has caused.
+
+    Returns:
+        The parts, and the begin of what is left of each wait, which ends where the wait ends.
+    """
+    before, last_member = predecessors.before, predecessors.last_member
+    operations = model.operations
+    late_ns = _excess(operations.duration_ns, model.ideal_ns)
+    gap_ns = _excess(operations.gap_ns, model.ideal_gap_ns)
+    until = waits.end_ns
+    if not (late_ns.any() or gap_ns.any()):
+        return [], waits.start_ns.copy()
+    parent = before[last_member]
+    own_ns = late_ns + gap_ns[last_member]
+    chain_ns, source = _sum_chains(own_ns, parent)
+    member = last_member[waits.operation]
+
+    def before_start(operation: NDArray[np.integer]) -> NDArray[np.int64]:
+        previous = before[operation]
+        known = np.where(previous == NO_OPERATION, 0, chain_ns[previous])
+        before_ns: NDArray[np.int64] = gap_ns[operation] + known
+        return before_ns
+
+    caused = before_start(member) - before_start(waits.operation)
+    left = np.clip(caused, 0, until - waits.start_ns)
+    since = waits.start_ns + left
+    first = np.minimum(left, gap_ns[member])
+    parts: list[_Part] = [(waits.rank, model.rank[member], first)]
+    left -= first
+    at = source[np.append(before, NO_OPERATION)[member]]
+    row = np.flatnonzero((left > 0) & (at != NO_OPERATION))
+    for _ in range(MAX_EXCESS_HOPS):
+        if not len(row):
+            break
+        here = at[row]
+        charged = np.minimum(left[row], own_ns[here])
+        parts.append((waits.rank[row], model.rank[last_member[here]], charged))
+        left[row] -= charged
+        at[row] = source[parent[here]]
+        row = row[(left[row] > 0) & (at[row] != NO_OPERATION)]
+    return parts, since - left
+
+
+def _excess(recorded_ns: NDArray[np.float64], ideal_ns: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return what is above the ideal, and above noise, in whole nanoseconds."""
+    above = recorded_ns - ideal_ns
+    is_cause = above > np.maximum(MIN_EXCESS_RATIO * ideal_ns, UNEXPLAINED_GAP_NS)
+    return np.where(is_cause, above, 0).astype(np.int64)
+
+
+def _sum_chains(
+    own_ns: NDArray[np.int64], parent: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sum over each operation and all before it, and the nearest of them with excess.
+
+    Each round doubles the length of the chains, until all have reached their ends.
+
+    Args:
+        own_ns: Shape (operations,): excess of each.
+        parent: Shape (operations,): the operation before each, or `NO_OPERATION`.
+
+    Returns:
+        Shape (operations,) and (operations + 1,): the last entry is that of `NO_OPERATION`, which
+        indexes it.
+    """
+    num = len(own_ns)
+    above = np.append(np.where(parent == NO_OPERATION, num, parent), num)
+    total = np.append(own_ns, 0)
+    source = np.append(np.where(own_ns > 0, np.arange(num), NO_OPERATION), NO_OPERATION)
+    for _ in range(num.bit_length()):
+        if (above == num).all():
+            break
+        total += total[above]
+        source = np.where(source == NO_OPERATION, source[above], source)
+        above = above[above]
+    return total[:num], source
 
 
 def find_starved_ranks(
@@ -232,7 +327,7 @@ def _leads_into_cycle(
 
 
 def _sum_by_pair(
-    parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]],
+    parts: list[_Part],
 ) -> WaitAttribution:
     if not parts:
         none = np.zeros(0, dtype=np.int32)

@@ -11,7 +11,7 @@ from rankscope.tracer.span import NS_PER_S
 from ..arrays.group_stats import row_medians
 from ..replay.model import Place
 from ..report.network import CommonPause
-from ..report.text import format_count, format_duration
+from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, Subject
@@ -96,7 +96,7 @@ def pause_candidate(
         threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
             f"all ranks pause together for {typical} {where}, {how_often},"
-            f" in steps {int(steps[0])} to {int(steps[-1])}"
+            f" in {format_steps((int(steps[0]), int(steps[-1])))}"
         ),
         on_host=True,
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.group_stats import row_medians, sum_cells
 from ..replay.model import COMPUTE_KINDS, has_kind
-from ..report.text import format_duration, format_percent, format_ranks
+from ..report.text import format_duration, format_percent, format_ranks, format_steps
 from ..statistics.peers import median_of_peers
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -101,9 +101,9 @@ def find_expert_imbalance(
         evidence=(
             f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
             f" {int(profile.ranks[worst.row])} compute {times[0]} per step, {times[1]} in the rest"
-            f" of the stage (+{format_percent(worst.excess_ratio)}), in steps {first} to {last};"
-            " compute outside experts is as usual; with equal shares a step would be"
-            f" {format_percent(1 - 1 / (1 + lost))} shorter"
+            f" of the stage (+{format_percent(worst.excess_ratio)}), in"
+            f" {format_steps((first, last))}; compute outside experts is as usual; with"
+            f" equal shares a step would be {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
 

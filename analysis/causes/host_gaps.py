@@ -14,7 +14,7 @@ from ..arrays.group_stats import BASELINE_QUANTILE, fast_quartile, row_medians, 
 from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
-from ..report.text import format_duration, format_percent, format_ranks
+from ..report.text import format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import deviation_without_jumps
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -362,7 +362,7 @@ def stall_candidate(
     chosen = gaps.is_at(*loss.places) & np.isin(gaps.row, rows)
     chosen &= (gaps.column >= phase.first) & (gaps.column <= phase.last)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
-    when = f"in steps {first} to {last}"
+    when = f"in {format_steps((first, last))}"
     if phase.columns is not None:
         chosen &= np.isin(gaps.column, phase.columns)
         when = f"in {len(phase.columns)} of the {phase.num_steps} steps {first} to {last}"

@@ -11,7 +11,7 @@ from rankscope.tracer.span import SpanKind
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..replay.model import Place
-from ..report.text import format_count, format_duration, format_percent, format_ranks
+from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -317,8 +317,8 @@ def _skew_candidate(
         threshold=phase.threshold,
         evidence=(
             f"{who} a collective {where} {format_duration(lag_ns)} after its median member"
-            f" ({format_percent(phase.excess_ratio)} of the compute) in steps {steps[0]} to"
-            f" {steps[1]}; compute is as usual"
+            f" ({format_percent(phase.excess_ratio)} of the compute) in"
+            f" {format_steps(steps)}; compute is as usual"
         ),
         on_host=True,
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays.group_stats import row_medians
 from ..arrays.sorting import argsort_rows
-from ..report.text import format_count, format_percent, format_ranks
+from ..report.text import format_count, format_percent, format_ranks, format_steps
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import lower_half_deviation, median_change_deviation, required_deviations
 from ..statistics.phases import Phase, find_phases
@@ -204,8 +204,8 @@ def _common_candidate(
         threshold=phase.threshold,
         evidence=(
             f"{len(links)} of {format_count(len(is_slower), 'link')} take"
-            f" {format_percent(phase.excess_ratio)} longer for the same transfers in steps {first}"
-            f" to {last} than in other steps"
+            f" {format_percent(phase.excess_ratio)} longer for the same transfers in"
+            f" {format_steps((first, last))} than in other steps"
         ),
     )
 
@@ -225,8 +225,8 @@ def _many_candidate(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate
         threshold=float(np.median([each.phase.threshold for each in slow])),
         evidence=(
             f"{len(links)} of {format_count(len(profile.transfers.links), 'link')} take"
-            f" {format_percent(excess)} longer than alike ones in steps {first} to {last}; they"
-            " share no rank, host or switch"
+            f" {format_percent(excess)} longer than alike ones in"
+            f" {format_steps((first, last))}; they share no rank, host or switch"
         ),
     )
 

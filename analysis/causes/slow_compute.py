@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..report.text import format_count
+from ..report.text import format_count, format_steps
 from ..statistics.peers import Basis
 from ..statistics.phases import find_recurring_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -234,8 +234,10 @@ def _rank_evidence(slow: SlowRanks) -> str:
         Basis.EARLIER: "in its own earlier steps",
         Basis.NOTHING: "",
     }[slow.basis]
-    steps = f"steps {slow.steps[0]} to {slow.steps[1]}"
+    steps = format_steps(slow.steps)
     when = f"in {steps} ({format_count(slow.num_steps, 'step')} traced)"
+    if slow.num_steps == 1:
+        when = f"in {steps}"
     if slow.shown_steps is not None:
         when = f"in {len(slow.shown_steps)} of the {slow.num_steps} {steps}"
     return (

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize
-from ..report.text import format_duration, format_percent
+from ..report.text import format_duration, format_percent, format_steps
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
@@ -428,7 +428,7 @@ def culprit_candidate(
             f"transfers over {culprit.location}{_on_hosts(culprit, hosts)} take"
             f" {format_duration(worst.transfer_ns)} against {format_duration(worst.expected_ns)}"
             f" {culprit.baseline} (+{format_percent(excess)}{_rates(profile, worst)}),"
-            f" counted from when all members have entered, in steps {first} to {last};"
+            f" counted from when all members have entered, in {format_steps((first, last))};"
             " both ends compute as usual"
         ),
     )

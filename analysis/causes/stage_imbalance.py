@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import row_medians
-from ..report.text import format_duration, format_percent
+from ..report.text import format_duration, format_percent, format_steps
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import required_deviations, robust_deviation, step_deviation
 from ..statistics.peers import Basis
@@ -291,6 +291,6 @@ def stage_candidate(
         threshold=slow.threshold,
         evidence=(
             f"{subject}: {slow.compute_text} {against} ({slow.excess_text}; waiting not counted),"
-            f" in steps {slow.steps[0]} to {slow.steps[1]}"
+            f" in {format_steps(slow.steps)}"
         ),
     )

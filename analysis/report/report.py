@@ -176,16 +176,25 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStepExcess:
-    """Excess of each rank in each step, for a heat-map."""
+    """Excess of each rank, or of each link, in each step, for a heat-map."""
 
     ranks: tuple[int, ...]
-    """Rows."""
+    """Rows; numbers of the rows if these are links."""
 
     steps: tuple[int, ...]
     """Columns."""
 
     excess_ns: NDArray[np.float64]
-    """Shape (ranks, steps): compute time above that of the step's median rank; NaN if unknown."""
+    """Shape (ranks, steps): time above the baseline; NaN if unknown."""
+
+    quantity: str = "compute time"
+    """What takes the time."""
+
+    baseline: str = "the step's median rank"
+    """What it is compared with."""
+
+    links: tuple[tuple[int, ...], ...] = ()
+    """Members of the link of each row; empty if each row is a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,12 +286,17 @@ class RunReport:
     mfu: Mfu | None
     quality: Quality
     excess: RankStepExcess
+    """Compute time of each rank in each step."""
+
     paced: bool
     mfu_shape: MfuShape | None = None
     """None if the MFU is unknown, or known of too few steps."""
 
     planned_steps: tuple[int, ...] = ()
     """Steps with a planned pause of all ranks: a save, an evaluation. They are slow on purpose."""
+
+    evidence: RankStepExcess | None = None
+    """What the top finding is seen in; None: in ``excess``, or the finding is not about time."""
 
     missing_mfu: str = ""
     """Why ``mfu`` is None, if it is, and what makes it known."""

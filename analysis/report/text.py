@@ -8,6 +8,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_duration   45.3 s; 137 ms; 62.0 us      (from ns)
     format_seconds    the same, from seconds
     format_bytes      4.00 MiB
+    format_rate       37.3 GB/s
     format_ranks      ranks 0 to 7, 9 and 12,279 more      (in a sentence)
     format_steps      step 3; steps 3 to 9                 (in a sentence)
     format_ranges     0-7, 9      (in a table)
@@ -40,6 +41,7 @@ MIN_RANGE = 3
 
 _TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 _ROUNDS_UP = 0.9995
 """Share of a unit from which three digits round up to the whole unit."""
 
@@ -81,6 +83,16 @@ def format_bytes(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{_three_digits(num_bytes / size)} {unit}"
     return f"{num_bytes} B"
+
+
+def format_rate(bytes_per_s: float | None) -> str:
+    """Return a bandwidth in decimal units, as networks have, with three digits: "37.3 GB/s"."""
+    if bytes_per_s is None:
+        return UNKNOWN
+    for unit, size in _RATE_UNITS:
+        if bytes_per_s >= _ROUNDS_UP * size:
+            return f"{_three_digits(bytes_per_s / size)} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

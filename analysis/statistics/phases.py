@@ -275,13 +275,27 @@ def _highest_of_others(
     if not number.any():
         number = np.arange(len(excess))
     peak = np.full(int(number.max()) + 1, -np.inf)
-    np.maximum.at(peak, number, np.nanmax(excess, axis=1))
+    np.maximum.at(
+        peak, number, np.nanmax(np.where(_are_slow_together(excess), -np.inf, excess), axis=1)
+    )
     highest = np.sort(peak)[::-1]
     allowed = min(int(THRESHOLDS.max_faulty_share * len(peak)), len(peak) - 1)
     others: NDArray[np.float64] = np.where(
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
     return others[number]
+
+
+def _are_slow_together(excess: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return where several rows are slow in the same step, shape as ``excess``.
+
+    The ranks of a host, or the links of a switch, share a fault: they are slow at the same moment,
+    and each would pass for the noise of the others. Noise of independent rows has no such moments.
+    """
+    together = np.zeros(excess.shape, np.bool_)
+    for step in np.flatnonzero(~np.isnan(excess).any(axis=0)).tolist():
+        together[:, step] = ~are_usual(excess[:, step], num_samples=excess.size)
+    return together
 
 
 def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

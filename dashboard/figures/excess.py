@@ -1,4 +1,4 @@
-"""Heat-map of excess: each rank's compute time above the median rank's, step by step."""
+"""Heat-map of excess: time of each rank or link above its baseline, step by step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ _MIN_SCALE_RATIO = 0.05
 _PIXELS_PER_ROW = 30
 _MIN_HEIGHT = 220
 _MAX_HEIGHT = 560
+_PAIR = 2
+_MAX_MEMBERS = 4
+"""Members of a group that its label names."""
+
 _MAX_SPACED = 48
 """Rows and columns up to which cells have a gap between them."""
 
@@ -45,14 +49,46 @@ class ExcessBlocks:
     """Shape (rank blocks, step blocks): the largest excess of the block; NaN if unknown."""
 
 
+def shown_excess(report: RunReport) -> RankStepExcess:
+    """Return the excess in which the top finding is seen: by default that of compute."""
+    return report.excess if report.evidence is None else report.evidence
+
+
+def excess_title(excess: RankStepExcess) -> str:
+    """Return what a heat-map shows, as its title."""
+    return f"Excess of {excess.quantity} by {'link' if excess.links else 'rank'} and step"
+
+
+def row_labels(excess: RankStepExcess, blocks: ExcessBlocks) -> list[str]:
+    """Return the label of each row, from the top: ranks, or the members of a link."""
+    if not excess.links:
+        return [format_range(block) for block in blocks.rank_blocks]
+    return [link_label(members) for members in excess.links]
+
+
+def ranks_of_row(excess: RankStepExcess, label: str) -> tuple[int, ...]:
+    """Return the ranks of the row with this label; nothing if there is none."""
+    blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    labels = row_labels(excess, blocks)
+    if label not in labels:
+        return ()
+    row = labels.index(label)
+    if excess.links:
+        return tuple(sorted(set(excess.links[row])))
+    first, last = blocks.rank_blocks[row]
+    return tuple(rank for rank in excess.ranks if first <= rank <= last)
+
+
 def excess_figure(report: RunReport) -> go.Figure:
-    """Draw excess compute time in ms or s: x step, y rank, neutral at 0.
+    """Draw the excess of `shown_excess` in ms or s: x step, y rank or link, neutral at 0.
 
     Above `MAX_ROWS` ranks or `MAX_COLUMNS` steps, neighbours share a cell, which shows the largest
     excess; the labels are then ranges. The colour scale ends at the 99th percentile of the values,
     but not below 5 % of the mean step time, so that noise stays pale.
     """
-    blocks = join_neighbours(report.excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    excess = shown_excess(report)
+    blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
+    row_word = "link" if excess.links else "rank"
     step_s = report.step_time_s.actual or 0.0
     limit_ns = max(_MIN_SCALE_RATIO * step_s * NS_PER_S, _high(blocks.excess_ns))
     unit, unit_ns = axis_unit(limit_ns)
@@ -61,7 +97,7 @@ def excess_figure(report: RunReport) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             x=[format_range(block) for block in blocks.step_blocks],
-            y=[format_range(block) for block in blocks.rank_blocks],
+            y=row_labels(excess, blocks),
             z=(blocks.excess_ns / unit_ns).astype(np.float32),
             colorscale=DIVERGING,
             zmin=-limit_ns / unit_ns,
@@ -70,9 +106,8 @@ def excess_figure(report: RunReport) -> go.Figure:
             ygap=gap,
             hoverongaps=False,
             hovertemplate=(
-                "rank %{y}, step %{x}<br>%{z:+,.2f} "
-                + unit
-                + " compared with the step's median rank<extra></extra>"
+                f"{row_word} %{{y}}, step %{{x}}<br>{excess.quantity}: %{{z:+,.2f}} {unit}"
+                f" compared with {excess.baseline}<extra></extra>"
             ),
             colorbar={"title": {"text": f"excess ({unit})", "side": "right"}, "thickness": 10},
         )
@@ -82,7 +117,7 @@ def excess_figure(report: RunReport) -> go.Figure:
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
     figure.update_xaxes(type="category", title_text="step", showgrid=False, nticks=16)
     figure.update_yaxes(
-        type="category", title_text="rank", showgrid=False, autorange="reversed", nticks=24
+        type="category", title_text=row_word, showgrid=False, autorange="reversed", nticks=24
     )
     return figure
 
@@ -114,6 +149,15 @@ def join_neighbours(excess: RankStepExcess, *, max_rows: int, max_columns: int) 
     if largest.size:
         largest = np.fmax.reduceat(np.fmax.reduceat(largest, rows, axis=0), columns, axis=1)
     return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=largest)
+
+
+def link_label(members: tuple[int, ...]) -> str:
+    """Return the members of a link as a label: "3 → 7", "0, 2, 4", "0, 2 … 30 (16)"."""
+    if len(members) == _PAIR:
+        return f"{members[0]} → {members[1]}"
+    if len(members) <= _MAX_MEMBERS:
+        return ", ".join(map(str, members))
+    return f"{members[0]}, {members[1]} … {members[-1]} ({len(members)})"
 
 
 def _split(

@@ -1,4 +1,4 @@
-"""Heat-map of slowdown by worker, over the parallel layout."""
+"""Slowdown by worker over the parallel layout; of a slow link, the transfers of the slowest."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import plotly.graph_objects as go
 
 from rankscope.analysis.report.text import format_slowdown
 
-from ..theme import DIVERGING, apply_style
+from ..theme import DIVERGING, SLOW, apply_style, axis_unit
+from .excess import link_label
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.report import RankStepExcess, RunReport
 
 _MIN_SPREAD = 0.1
+_MAX_BARS = 12
+"""Links that are drawn: a slow one is far above the rest."""
+
 _MAX_LABELLED = 64
 """Cells, and columns below, up to which each shows its number."""
 
@@ -26,22 +30,30 @@ _MAX_LABELLED_COLUMNS = 12
 def worker_figure(report: RunReport) -> go.Figure:
     """Draw slowdown by worker: x DP position, y pipeline stage, neutral at 1.
 
+    It is the replay with the recorded times of that worker alone. The shortcut that the paper draws
+    shows a whole row or column for one slow worker, so it is in the hover text only.
+
+    A slow link would show as slow workers at both its ends: if the top finding is one, the
+    transfers of the slowest links are drawn instead.
+
     If the layout is unknown, each rank is a worker, in one row. A cell without a value is unknown.
     The scale spans at least +-0.1, so that noise stays pale.
 
     Source:
         arXiv 2505.05713, the worker heat-map.
     """
-    workers = report.slowdown_by_worker
+    if report.evidence is not None and report.evidence.links:
+        return _link_figure(report.run, report.evidence)
+    workers = report.exact_slowdown_by_worker
     dps = sorted({dp for dp, _ in workers})
     stages = sorted({stage for _, stage in workers})
     slowdown = np.full((len(stages), len(dps)), np.nan)
-    exact = np.full((len(stages), len(dps)), np.nan)
+    shortcut = np.full((len(stages), len(dps)), np.nan)
     for (dp, stage), value in workers.items():
         cell = stages.index(stage), dps.index(dp)
         slowdown[cell] = np.nan if value is None else value
-        other = report.exact_slowdown_by_worker.get((dp, stage))
-        exact[cell] = np.nan if other is None else other
+        other = report.slowdown_by_worker.get((dp, stage))
+        shortcut[cell] = np.nan if other is None else other
     spread = max(_MIN_SPREAD, _spread(slowdown))
     column, hover = "DP position", "DP %{x}, stage %{y}"
     if not report.has_layout:
@@ -52,7 +64,7 @@ def worker_figure(report: RunReport) -> go.Figure:
             x=[f"{dp}" for dp in dps],
             y=[f"{stage}" for stage in stages],
             z=slowdown,
-            customdata=_texts(exact),
+            customdata=_texts(shortcut),
             colorscale=DIVERGING,
             zmin=1 - spread,
             zmax=1 + spread,
@@ -60,8 +72,8 @@ def worker_figure(report: RunReport) -> go.Figure:
             ygap=2 if is_labelled else 0,
             hoverongaps=False,
             hovertemplate=(
-                f"{hover}<br>slowdown %{{z:.3f}}x"
-                "<br>if only this worker were slow: %{customdata}<extra></extra>"
+                f"{hover}<br>slowdown %{{z:.3f}}x if only this worker were slow"
+                "<br>smaller one of its DP position and stage: %{customdata}<extra></extra>"
             ),
             colorbar={"title": {"text": "slowdown", "side": "right"}, "thickness": 10},
         )
@@ -78,6 +90,36 @@ def worker_figure(report: RunReport) -> go.Figure:
         showgrid=False,
         autorange="reversed",
     )
+    return figure
+
+
+def worker_title(report: RunReport) -> tuple[str, str]:
+    """Return what `worker_figure` shows: its title, and a sentence about it."""
+    if report.evidence is not None and report.evidence.links:
+        return "Slowest links", "Mean time of a step in a link's transfers, above alike links."
+    return "Slowdown by worker", "If only that worker were slow. A red row: a slow stage."
+
+
+def _link_figure(run: str, evidence: RankStepExcess) -> go.Figure:
+    """Draw the mean excess of the slowest links as bars, the slowest on top."""
+    known = np.isfinite(evidence.excess_ns)
+    sums = np.where(known, evidence.excess_ns, 0.0).sum(axis=1)
+    mean_ns = (sums / np.maximum(known.sum(axis=1), 1))[:_MAX_BARS]
+    unit, unit_ns = axis_unit(float(np.abs(mean_ns).max(initial=0.0)))
+    labels = [link_label(members) for members in evidence.links[:_MAX_BARS]]
+    figure = go.Figure(
+        go.Bar(
+            x=mean_ns / unit_ns,
+            y=labels,
+            orientation="h",
+            marker={"color": SLOW},
+            hovertemplate=f"%{{y}}<br>%{{x:+,.2f}} {unit} a step above alike links<extra></extra>",
+        )
+    )
+    apply_style(figure, height=340, zoom_key=f"workers {run}")
+    figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
+    figure.update_xaxes(title_text=f"transfer above alike links ({unit} a step)")
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
 
 

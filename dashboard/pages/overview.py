@@ -16,9 +16,15 @@ from rankscope.analysis.trace.errors import UnknownRunError
 
 from ..address import MAX_DIGITS, OVERVIEW, TIMELINE, View, write_address
 from ..callback_checks import Post, Ticks, takes
-from ..figures.excess import excess_figure, excess_note
+from ..figures.excess import (
+    excess_figure,
+    excess_note,
+    excess_title,
+    ranks_of_row,
+    shown_excess,
+)
 from ..figures.step_time import kind_times_figure, marked_steps_figure, step_time_figure
-from ..figures.workers import worker_figure
+from ..figures.workers import worker_figure, worker_title
 from ..theme import blank_figure
 from .components import (
     FALLBACK_TIMER,
@@ -94,12 +100,13 @@ class LivePost(Post):
 
 
 class Cell(Post, extra="ignore"):
-    """A cell of the excess figure; its x is one step, or the first and last of several."""
+    """A cell of the excess figure: x is one step, or the first and last of several, y its row."""
 
     x: (
         Annotated[str, Field(pattern=f"^[0-9]{{1,{MAX_DIGITS}}}(-[0-9]+)?$")]
         | Annotated[int, Field(ge=0, lt=10**MAX_DIGITS)]
     )
+    y: Annotated[str, Field(max_length=100)] | Annotated[int, Field(ge=0, lt=10**MAX_DIGITS)]
 
 
 class Click(Post, extra="ignore"):
@@ -130,7 +137,10 @@ class _Content:
     steps: go.Figure = field(default_factory=go.Figure)
     steps_note: str = ""
     workers: go.Figure = field(default_factory=go.Figure)
+    workers_title: tuple[str, str] = ("Slowdown by worker", "")
     excess: go.Figure = field(default_factory=go.Figure)
+    excess_title: str = "Excess by rank and step"
+    excess_about: str = ""
     excess_note: str = ""
     starved: list[Component] = field(default_factory=list)
     findings: list[Component] = field(default_factory=list)
@@ -149,8 +159,11 @@ class _Content:
             self.steps,
             self.steps_note,
             self.workers,
+            *self.workers_title,
             self.excess,
             graph_style(self.excess),
+            self.excess_title,
+            self.excess_about,
             self.excess_note,
             self.starved,
             self.findings,
@@ -169,8 +182,12 @@ _OUTPUTS = (
     Output("overview-steps-fresh", "data"),
     Output("overview-steps-note", "children"),
     Output("overview-workers-fresh", "data"),
+    Output("overview-workers-title", "children"),
+    Output("overview-workers-about", "children"),
     Output("overview-excess-fresh", "data"),
     Output("overview-excess", "style"),
+    Output("overview-excess-title", "children"),
+    Output("overview-excess-about", "children"),
     Output("overview-excess-note", "children"),
     Output("overview-starved", "children"),
     Output("overview-findings", "children"),
@@ -264,8 +281,13 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     def open_step(post: ClickPost) -> str:
         if post.click is None or post.click.points is None:
             raise PreventUpdate
-        step = int(str(post.click.points[0].x).partition("-")[0])
-        view = View(page=TIMELINE, run=post.shown.run, step=step)
+        cell = post.click.points[0]
+        found = provider.report(post.shown.run) if post.shown.run else None
+        ranks: tuple[int, ...] = ()
+        if isinstance(found, RunReport):
+            ranks = ranks_of_row(shown_excess(found), str(cell.y))
+        step = int(str(cell.x).partition("-")[0])
+        view = View(page=TIMELINE, run=post.shown.run, step=step, ranks=ranks)
         return write_address(view, base_path=base_path)
 
 
@@ -334,6 +356,7 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         return _without_report(report)
     num_spans = next((run.num_spans for run in runs if run.run_id == run_id), None)
     silence = _silence(provider, run_id)
+    excess = shown_excess(report)
     return _Content(
         run=run_id,
         revision=revision,
@@ -350,8 +373,12 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         steps=step_time_figure(report),
         steps_note="" if report.mfu else f"MFU n/a: {escape_sentence(report.missing_mfu)}.",
         workers=worker_figure(report),
+        workers_title=worker_title(report),
         excess=excess_figure(report),
-        excess_note=excess_note(report.excess),
+        excess_title=excess_title(excess),
+        excess_about=f"Time above {excess.baseline}, without waiting. Blank: unknown."
+        " Click a cell to open its step with its ranks marked.",
+        excess_note=excess_note(excess),
         starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
         quality=quality_list(report, base_path=base_path),
@@ -398,15 +425,14 @@ def _report(content: _Content, times: MeanKindTimes | None) -> list[Component]:
                 _figure_card(
                     "overview-workers",
                     content.workers,
-                    title="Slowdown by worker",
-                    about="One red cell: a slow worker. A red row: a slow stage.",
+                    title=content.workers_title[0],
+                    about=content.workers_title[1],
                 ),
                 _figure_card(
                     "overview-excess",
                     content.excess,
-                    title="Excess compute time by rank and step",
-                    about="Compute time above the step's median rank, without waiting."
-                    " Blank: unknown. Click a cell to open its step.",
+                    title=content.excess_title,
+                    about=content.excess_about,
                     note=content.excess_note,
                 ),
                 card(
@@ -436,8 +462,8 @@ def _figure_card(
     part: str, figure: go.Figure, *, title: str, about: str, note: str = ""
 ) -> Component:
     return card(
-        html.H2(title),
-        html.P(about, className="about"),
+        html.H2(title, id=f"{part}-title"),
+        html.P(about, id=f"{part}-about", className="about"),
         graph(part, figure),
         html.P(note, id=f"{part}-note", className="note"),
         label=title,

@@ -164,7 +164,7 @@ def _step_bar(report: RunReport, base_path: str) -> Component:
             [
                 html.Span(className=f"part-key {style}", **decorative()),
                 html.B(format_seconds(seconds)),
-                *link_ranks(f" {name}", report.run, base_path),
+                html.Span(link_ranks(f" {name}", report.run, base_path)),
             ],
             className="part-term",
         )

@@ -13,7 +13,9 @@ Op = tuple[int, int, int, int]
 """(rank, start, end, group)."""
 
 
-def model_of(ops: list[Op], edges: list[tuple[int, int]]) -> ReplayModel:
+def model_of(
+    ops: list[Op], edges: list[tuple[int, int]], *, ideal_ns: list[int] | None = None
+) -> ReplayModel:
     rank, start, end, group = np.array(ops, dtype=np.int64).T
     table = np.array(edges, dtype=np.int64).reshape(-1, 2)
     zero = np.zeros(len(ops))
@@ -33,7 +35,7 @@ def model_of(ops: list[Op], edges: list[tuple[int, int]]) -> ReplayModel:
     )
     return ReplayModel(
         operations=operations,
-        ideal_ns=zero,
+        ideal_ns=zero if ideal_ns is None else np.array(ideal_ns, dtype=np.float64),
         ideal_gap_ns=zero,
         kind=zero.astype(np.int16),
         kinds=("forward",),
@@ -86,6 +88,31 @@ def test_a_rank_that_only_passes_a_delay_on_is_not_charged_with_it() -> None:
 
 def test_a_rank_waits_on_the_one_that_computes_meanwhile() -> None:
     assert pairs(CHAIN, waits((1, 3, 10, 100))) == {(1, 2): 90}
+
+
+def test_a_wait_is_followed_to_a_cause_before_its_begin() -> None:
+    # Rank 2 takes 400 us where 100 are ideal, rank 1 as long as ever after it. Rank 0 has work of
+    # its own until rank 1 is half done, then waits 300 us; 250 us less and it would wait 50.
+    us = 1_000
+    ops = [
+        (2, 0, 400 * us, NO_GROUP),
+        (2, 400 * us, 410 * us, 7),
+        (1, 100 * us, 410 * us, 7),
+        (1, 410 * us, 1_000 * us, NO_GROUP),
+        (0, 0, 700 * us, NO_GROUP),
+        (0, 700 * us, 1_010 * us, 8),
+        (1, 1_000 * us, 1_010 * us, 8),
+    ]
+    ideal_us = [150, 10, 10, 590, 700, 10, 10]
+    model = model_of(
+        ops, [(0, 1), (1, 3), (2, 3), (4, 5), (3, 6)], ideal_ns=[us * one for one in ideal_us]
+    )
+    waited = np.array([0, 0, 300, 0, 0, 300, 0]) * us
+    model.operations.duration_ns[:] -= waited
+
+    found = pairs(model, waits((0, 5, 700 * us, 1_000 * us)))
+
+    assert found == {(0, 2): 250 * us, (0, 1): 50 * us}
 
 
 def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -> None:

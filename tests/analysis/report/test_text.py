@@ -10,6 +10,7 @@ from rankscope.analysis.report.text import (
     format_range,
     format_ranges,
     format_ranks,
+    format_rate,
     format_seconds,
     format_slowdown,
     format_steps,
@@ -67,6 +68,17 @@ def test_seconds_a_slowdown_and_sizes_have_their_units() -> None:
     assert format_slowdown(1.3841) == "1.38x"
     assert format_bytes(4 << 20) == "4.00 MiB"
     assert format_bytes(12) == "12 B"
+
+
+def test_bandwidths_are_in_decimal_units() -> None:
+    rates = (37.34e9, 999.9e6, 27.5e3, 12.0, None)
+    assert [format_rate(rate) for rate in rates] == [
+        "37.3 GB/s",
+        "1.00 GB/s",
+        "27.5 kB/s",
+        "12 B/s",
+        "n/a",
+    ]
 
 
 def test_unknown_is_not_a_number() -> None:

@@ -101,6 +101,18 @@ def test_two_rows_that_both_reach_the_same_height_once_are_noise() -> None:
     assert find_phases(excess) == ()
 
 
+@pytest.mark.parametrize("num_slow", [2, 7])
+def test_rows_that_are_slow_in_the_same_step_are_no_noise_to_each_other(num_slow: int) -> None:
+    excess = np.random.default_rng(5).normal(0.0, 0.01, (16, 10))
+    excess[:num_slow, 4] += 0.12
+
+    phases = find_phases(excess)
+
+    assert [(each.row, each.first, each.last) for each in phases] == [
+        (row, 4, 4) for row in range(num_slow)
+    ]
+
+
 def test_recurring_slow_steps_are_one_phase_from_the_first_to_the_last() -> None:
     # GIVEN 30 %, 20 % and 40 % in every seventh step, and 4 % in one within the noise
     excess = np.zeros((6, 20))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankscope.analysis.report.report import RankStepExcess
 from rankscope.dashboard.figures.workers import worker_figure
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report, traces
@@ -13,8 +14,14 @@ from tests.support.dashboard.builders import report, traces
 def test_columns_are_dp_positions_and_rows_are_stages() -> None:
     made = replace(
         report(),
-        slowdown_by_worker={(0, 0): 1.0, (1, 0): 1.5, (2, 0): 1.1, (0, 1): 1.0, (2, 1): None},
-        exact_slowdown_by_worker={(1, 0): 1.25},
+        exact_slowdown_by_worker={
+            (0, 0): 1.0,
+            (1, 0): 1.5,
+            (2, 0): 1.1,
+            (0, 1): 1.0,
+            (2, 1): None,
+        },
+        slowdown_by_worker={(1, 0): 1.25},
     )
 
     cells = traces(worker_figure(made))[0]
@@ -28,13 +35,29 @@ def test_columns_are_dp_positions_and_rows_are_stages() -> None:
 
 
 def test_the_scale_is_neutral_at_one_and_wide_enough_for_noise() -> None:
-    noisy = replace(report(), slowdown_by_worker={(0, 0): 1.01, (1, 0): 0.99})
-    slow = replace(report(), slowdown_by_worker={(0, 0): 1.4, (1, 0): 1.0})
+    noisy = replace(report(), exact_slowdown_by_worker={(0, 0): 1.01, (1, 0): 0.99})
+    slow = replace(report(), exact_slowdown_by_worker={(0, 0): 1.4, (1, 0): 1.0})
 
     pale, strong = traces(worker_figure(noisy))[0], traces(worker_figure(slow))[0]
 
     assert (pale.zmin, pale.zmax) == pytest.approx((0.9, 1.1))
     assert (strong.zmin, strong.zmax) == pytest.approx((0.6, 1.4))
+
+
+def test_of_a_slow_link_the_transfers_are_drawn_and_no_worker() -> None:
+    evidence = RankStepExcess(
+        quantity="transfers",
+        baseline="alike links",
+        ranks=(0, 1),
+        links=((3, 7), tuple(range(0, 32, 2))),
+        steps=(4, 5),
+        excess_ns=np.array([[20e6, float("nan")], [1e6, 3e6]]),
+    )
+
+    (bars,) = traces(worker_figure(replace(report(), evidence=evidence)))
+
+    assert list(bars.y) == ["3 → 7", "0, 2 … 30 (16)"]
+    assert list(bars.x) == [20.0, 2.0]
 
 
 def test_many_workers_are_not_labelled() -> None:
@@ -55,7 +78,7 @@ def test_each_rank_of_an_unknown_layout_is_a_column() -> None:
         report(),
         layout=Layout(),
         world_size=4,
-        slowdown_by_worker={(dp, 0): 1.0 for dp in range(4)},
+        exact_slowdown_by_worker={(dp, 0): 1.0 for dp in range(4)},
     )
 
     figure = worker_figure(made)

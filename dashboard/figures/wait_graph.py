@@ -1,0 +1,172 @@
+"""Graph of who waits for whom, in layers from the culprit outward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+
+from rankscope.analysis.report.text import format_count, format_percent, format_ranges
+
+from ..theme import IDEAL, SLOW, apply_style, rgba
+
+if TYPE_CHECKING:
+    from rankscope.analysis.breakdown.wait_graph import WaitEdge, WaitGraph, WaitNode
+
+MAX_LABELLED = 40
+"""Edges up to which each shows its share of a step."""
+
+MAX_NAMED_RANGES = 2
+
+_PIXELS_PER_NODE = 40
+_PIXELS_PER_SMALL_NODE = 14
+_MANY_NODES = 24
+"""Nodes of a layer from which they are small."""
+
+_MIN_HEIGHT = 260
+_WIDTHS = ((0.2, 5.0), (0.1, 3.5), (0.05, 2.5), (0.0, 1.2))
+"""Width of an edge in pixels, from a share of the step on."""
+
+
+def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
+    """Draw each node at its distance from the culprit, and an arrow to each that waits for it."""
+    places, largest = _places(graph)
+    figure = go.Figure()
+    for at_least, width in _WIDTHS:
+        upper = min((low for low, _ in _WIDTHS if low > at_least), default=float("inf"))
+        edges = [edge for edge in graph.edges if at_least <= edge.ratio < upper]
+        if edges:
+            figure.add_trace(_arrows(edges, places, width))
+    if len(graph.edges) <= MAX_LABELLED:
+        figure.add_trace(_edge_labels(graph, places))
+    figure.add_trace(_nodes(graph, places, is_small=largest > _MANY_NODES))
+    pixels = _PIXELS_PER_SMALL_NODE if largest > _MANY_NODES else _PIXELS_PER_NODE
+    height = max(_MIN_HEIGHT, pixels * largest + 90)
+    apply_style(figure, height=height, zoom_key=f"graph {run} {graph.nodes[0].ranks}")
+    figure.update_layout(showlegend=False, margin={"l": 16, "r": 16, "t": 30, "b": 16})
+    last = max(node.distance for node in graph.nodes)
+    figure.update_xaxes(
+        side="top",
+        tickvals=list(range(last + 1)),
+        ticktext=["culprit", *("waits for it", "waits for those")[:last], *[""] * (last - 2)],
+        range=[-0.3, last + 0.5],
+        showgrid=False,
+        ticks="",
+        linecolor="rgba(0,0,0,0)",
+    )
+    figure.update_yaxes(visible=False, range=[largest - 0.3, -0.7])
+    return figure
+
+
+def node_name(node: WaitNode) -> str:
+    """Return "rank 5", or "16 ranks of stage 2"."""
+    if len(node.ranks) == 1:
+        return f"rank {node.ranks[0]}"
+    return f"{format_count(len(node.ranks), 'rank')} of stage {node.stage}"
+
+
+def _places(graph: WaitGraph) -> tuple[list[tuple[float, float]], int]:
+    """Return (x, y) of each node, and the size of the largest layer.
+
+    Nodes of a layer are ordered by the mean place of what they wait for, so that few edges cross.
+    """
+    layers: dict[int, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        layers.setdefault(node.distance, []).append(number)
+    largest = max(map(len, layers.values()))
+    waits_on: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        waits_on.setdefault(edge.node, []).append(edge.on_node)
+    y: dict[int, float] = {}
+    for distance in sorted(layers):
+        layer = layers[distance]
+
+        def key(number: int) -> tuple[float, int, int]:
+            near = [y[one] for one in waits_on.get(number, ()) if one in y]
+            node = graph.nodes[number]
+            return (sum(near) / len(near) if near else 0.0, node.stage, node.ranks[0])
+
+        space = largest / len(layer)
+        for place, number in enumerate(sorted(layer, key=key)):
+            y[number] = (place + 0.5) * space - 0.5
+    return [(float(node.distance), y[number]) for number, node in enumerate(graph.nodes)], largest
+
+
+def _arrows(edges: list[WaitEdge], places: list[tuple[float, float]], width: float) -> go.Scatter:
+    """Return a trace of arrows that end shortly before their nodes."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for edge in edges:
+        (begin_x, begin_y), (end_x, end_y) = places[edge.on_node], places[edge.node]
+        share = 1 - 0.06 / (end_x - begin_x)
+        x += [begin_x, begin_x + share * (end_x - begin_x), None]
+        y += [begin_y, begin_y + share * (end_y - begin_y), None]
+    return go.Scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        line={"width": width, "color": rgba(IDEAL, 0.55)},
+        marker={
+            "symbol": "arrow",
+            "angleref": "previous",
+            "size": [0, 6 + 1.5 * width, 0] * len(edges),
+            "color": IDEAL,
+            "opacity": 1,
+        },
+        hoverinfo="skip",
+    )
+
+
+def _edge_labels(graph: WaitGraph, places: list[tuple[float, float]]) -> go.Scatter:
+    middle = [
+        tuple((2 * a + b) / 3 for a, b in zip(places[edge.node], places[edge.on_node], strict=True))
+        for edge in graph.edges
+    ]
+    return go.Scatter(
+        x=[x for x, _ in middle],
+        y=[y for _, y in middle],
+        mode="text",
+        text=[format_percent(edge.ratio) for edge in graph.edges],
+        textposition="top center",
+        textfont={"size": 11},
+        hoverinfo="skip",
+    )
+
+
+def _nodes(graph: WaitGraph, places: list[tuple[float, float]], *, is_small: bool) -> go.Scatter:
+    waits: dict[int, list[str]] = {}
+    for edge in graph.edges:
+        other = node_name(graph.nodes[edge.on_node])
+        waits.setdefault(edge.node, []).append(f"{format_percent(edge.ratio)} for {other}")
+    hover = [
+        "<br>".join(
+            [
+                f"<b>{node_name(node)}</b>",
+                f"ranks {format_ranges(node.ranks, max_ranges=6)}, stage {node.stage}",
+                *("waits " + text + " of a step" for text in waits.get(number, ())[:6]),
+            ]
+        )
+        for number, node in enumerate(graph.nodes)
+    ]
+    return go.Scatter(
+        x=[x for x, _ in places],
+        y=[y for _, y in places],
+        mode="markers+text",
+        text=[node_name(node) for node in graph.nodes],
+        textposition="bottom center" if not is_small else "middle right",
+        textfont={"size": 10 if is_small else 12},
+        customdata=[node.ranks[0] for node in graph.nodes],
+        marker={
+            "size": [_size(node, is_small=is_small) for node in graph.nodes],
+            "color": [SLOW if node.distance == 0 else IDEAL for node in graph.nodes],
+            "opacity": 1,
+        },
+        hovertext=hover,
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _size(node: WaitNode, *, is_small: bool) -> int:
+    if is_small:
+        return 8
+    return 14 if len(node.ranks) == 1 else 20

@@ -1,0 +1,267 @@
+"""The page of a run's links: their transfers against those of alike ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+
+from rankscope.analysis.report.network import LinkGroup
+from rankscope.analysis.report.text import (
+    EMPTY,
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_range,
+    format_rate,
+)
+
+from ..address import LINKS, TIMELINE, View, write_address
+from ..figures.link_matrix import link_matrix_figure
+from ..text import escape
+from .components import card, graph, rank_link, rank_links, table
+from .placeholders import no_data
+from .report_page import page_head, report_page
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.report.network import LinkMatrix, LinkSummary, LinkTotal, LinkTransfers
+    from rankscope.analysis.report.report import Bandwidth, RunReport
+
+    from ..provider import ReportProvider
+
+ALL = "all"
+MAX_ROWS = 40
+"""Rows of a table before the reader asks for all."""
+
+MAX_NAMED_RANGES = 3
+
+_WORDS = {LinkGroup.HOST: "host", LinkGroup.SWITCH: "switch"}
+
+
+def show_links(
+    _provider: ReportProvider, report: RunReport, view: View, *, base_path: str
+) -> list[Component]:
+    """Return the links of a run, the slow ones first."""
+    links = report.links
+    if links is None:
+        return [
+            no_data(
+                f"run {escape(report.run)!r} has no transfer that could be measured",
+                "One rank communicates with no other. Else check that the tracer captures"
+                " communication: the overview lists what is missing.",
+            )
+        ]
+    parts = [page_head("Links", about=_sentence(links)), _totals_by_kind(links)]
+    if links.matrix is not None:
+        parts.append(_matrix(report, links.matrix))
+    parts.append(_slowest(report, links, view, base_path))
+    for group in _WORDS:
+        totals = [one for one in links.totals if one.group is group]
+        if len(totals) > 1:
+            parts.append(_totals_by_place(group, totals))
+    if report.bandwidth:
+        parts.append(_bandwidths(report.bandwidth))
+    return parts
+
+
+PAGE = report_page(LINKS, "Links", show_links)
+
+
+def _sentence(links: LinkSummary) -> str:
+    total = format_count(links.num_links, "link")
+    if not links.num_slow:
+        return f"None of {total} is significantly slower than alike ones."
+    verb = "is" if links.num_slow == 1 else "are"
+    return (
+        f"{links.num_slow:,} of {total} {verb} significantly slower than alike ones, or than in"
+        " their own other steps."
+    )
+
+
+def _totals_by_kind(links: LinkSummary) -> Component:
+    totals = [one for one in links.totals if one.group is LinkGroup.KIND]
+    return card(
+        html.H2("By kind"),
+        html.P(
+            "A link is a pair of ranks, or a group whose members communicate. Bandwidth: bytes of"
+            " the operation over its transfer time, without waiting.",
+            className="about",
+        ),
+        _totals_table("links by kind", "kind", totals),
+    )
+
+
+def _totals_by_place(group: LinkGroup, totals: list[LinkTotal]) -> Component:
+    word = _WORDS[group]
+    more = ""
+    if len(totals) > MAX_ROWS:
+        more = f" The {MAX_ROWS} slowest of {len(totals):,}."
+    return card(
+        html.H2(f"By {word}"),
+        html.P(
+            f"Links with a member on the {word}. A slow one slows all of its links.{more}",
+            className="about",
+        ),
+        _totals_table(f"links by {word}", word, totals[:MAX_ROWS]),
+    )
+
+
+def _totals_table(label: str, first: str, totals: list[LinkTotal]) -> Component:
+    head = dict.fromkeys((first, "links", "slow", "transfers", "bandwidth", "excess"), "number")
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(escape(one.name)),
+                dmc.TableTd(f"{one.num_links:,}", className="number"),
+                dmc.TableTd(_slow(one.num_slow), className="number"),
+                dmc.TableTd(f"{one.num_transfers:,}", className="number"),
+                dmc.TableTd(format_rate(one.bytes_per_s), className="number"),
+                dmc.TableTd(format_percent(one.excess_ratio, digits=1), className="number"),
+            ]
+        )
+        for one in totals
+    ]
+    return table(label, head | {first: ""}, rows, class_name="plain-rows")
+
+
+def _slow(num: int) -> Component | str:
+    return html.Span(f"{num:,}", className="cause") if num else "0"
+
+
+def _matrix(report: RunReport, matrix: LinkMatrix) -> Component:
+    what = "host" if matrix.of_hosts else "rank"
+    note = ""
+    if matrix.num_left_out:
+        shown = format_count(len(matrix.ends), what)
+        note = f"The {shown} with the slowest pairs; {matrix.num_left_out:,} more are left out."
+    return card(
+        html.H2(f"Pairs by {what}"),
+        html.P(
+            "Transfer time above that of alike pairs. A red row: a slow sender. A red column: a"
+            " slow receiver. Blank: no transfer.",
+            className="about",
+        ),
+        graph("links-matrix", link_matrix_figure(matrix, run=report.run)),
+        html.P(note, className="note"),
+    )
+
+
+def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) -> Component:
+    shown = links.links if view.show == ALL else links.links[:MAX_ROWS]
+    head = {
+        "link": "",
+        "kind": "",
+        "hosts": "",
+        "transfers": "number",
+        "mean transfer": "number",
+        "alike": "number",
+        "excess": "number",
+        "bandwidth": "number",
+        "lost per step": "number",
+        "slow in steps": "number",
+    }
+    rows = [_link_row(report, one, base_path) for one in shown]
+    more: list[Component] = []
+    if len(shown) < len(links.links):
+        href = write_address(replace(view, show=ALL), base_path=base_path)
+        more.append(dcc.Link(f"Show {len(links.links):,} of {links.num_links:,}", href=href))
+    elif len(shown) < links.num_links:
+        text = f"The {len(shown):,} slowest of {links.num_links:,} links."
+        more.append(html.P(text, className="quiet"))
+    return card(
+        html.H2("Slowest links"),
+        html.P(
+            "Mean of all analysed steps; significantly slow links first. Alike: links of equal"
+            " kind, size and number of members; of links that became slow together, their own"
+            " other steps.",
+            className="about",
+        ),
+        table("slowest links", head, rows, class_name="plain-rows"),
+        *more,
+    )
+
+
+def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Component:
+    members: list[Component | str]
+    if one.is_pair:
+        source, target = (rank_link(report.run, rank, base_path) for rank in one.members)
+        members = [source, " → ", target]
+    else:
+        count = f"{format_count(one.num_members, 'rank')}: "
+        listed = rank_links(report.run, one.members, base_path, max_ranges=MAX_NAMED_RANGES)
+        hidden = one.num_members - len(one.members)
+        members = [count, *listed, f" and {hidden:,} beyond" if hidden else ""]
+    hosts = ", ".join(escape(host) for host in one.hosts[:2]) or UNKNOWN
+    if len(one.hosts) > 2:  # noqa: PLR2004  # as above
+        hosts += f" and {len(one.hosts) - 2} more"
+    steps: Component | str = EMPTY
+    if one.slow_steps is not None:
+        last = View(
+            page=TIMELINE,
+            run=report.run,
+            epoch=report.epochs[-1],
+            step=one.slow_steps[1],
+            ranks=one.members,
+        )
+        href = write_address(last, base_path=base_path)
+        steps = dcc.Link(format_range(one.slow_steps), href=href, title="Show the last of them")
+    excess = format_percent(one.excess_ratio, digits=1)
+    row: Component = dmc.TableTr(
+        [
+            dmc.TableTd(html.Span(members, className="unbroken")),
+            dmc.TableTd(one.kind, className="unbroken"),
+            dmc.TableTd(hosts, className="unbroken"),
+            dmc.TableTd(f"{one.num_transfers:,}", className="number"),
+            dmc.TableTd(format_duration(one.transfer_ns), className="number"),
+            dmc.TableTd(format_duration(one.expected_ns), className="number"),
+            dmc.TableTd(
+                html.Span(excess, className="cause") if one.slow_steps else excess,
+                className="number",
+            ),
+            dmc.TableTd(_rates(one), className="number"),
+            dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
+            dmc.TableTd(steps, className="number"),
+        ]
+    )
+    return row
+
+
+def _rates(one: LinkTransfers) -> str:
+    if one.bytes_per_s is None:
+        return UNKNOWN
+    return f"{format_rate(one.bytes_per_s)} of {format_rate(one.expected_bytes_per_s)}"
+
+
+def _bandwidths(bandwidths: tuple[Bandwidth, ...]) -> Component:
+    head = {"kind": "", "operation": "", "members": "number", "hosts": "", "size": "number"}
+    head |= dict.fromkeys(("transfers", "median", "bandwidth", "bus bandwidth"), "number")
+    across = {None: UNKNOWN, True: "several", False: "one"}
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(one.kind),
+                dmc.TableTd(escape(one.name)),
+                dmc.TableTd(f"{one.num_members:,}", className="number"),
+                dmc.TableTd(across[one.across_hosts]),
+                dmc.TableTd(format_bytes(one.num_bytes), className="number"),
+                dmc.TableTd(f"{one.num_instances:,}", className="number"),
+                dmc.TableTd(format_duration(one.transfer_ns), className="number"),
+                dmc.TableTd(format_rate(one.algorithm_bytes_per_s), className="number"),
+                dmc.TableTd(format_rate(one.bus_bytes_per_s), className="number"),
+            ]
+        )
+        for one in bandwidths
+    ]
+    return card(
+        html.H2("By operation and size"),
+        html.P(
+            "Bus bandwidth: what each member's link carries, as in nccl-tests.", className="about"
+        ),
+        table("bandwidth by operation and size", head, rows, class_name="plain-rows"),
+    )

@@ -1,0 +1,185 @@
+"""The page of who waits for whom: a graph from the culprit outward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import Dash, Input, Output, State, html
+from dash.exceptions import PreventUpdate
+from pydantic import Field
+
+from rankscope.analysis.breakdown.wait_graph import MAX_NODES, follow_waits
+from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.text import format_count, format_percent, format_ranges
+
+from ..address import GRAPH, MAX_DIGITS, RANK, View, write_address
+from ..callback_checks import Post, takes
+from ..figures.wait_graph import wait_graph_figure
+from .components import card, graph, rank_links, table
+from .placeholders import no_data
+from .report_page import Shown, choices, page_head, report_page
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.breakdown.wait_graph import WaitGraph, WaitNode
+    from rankscope.analysis.report.report import RunReport
+
+    from ..provider import ReportProvider
+
+BY_RANK, BY_GROUP = "ranks", "groups"
+MAX_SINGLE = 32
+"""Ranks that are nodes of their own unless the reader asks for more."""
+
+MAX_CULPRITS = 8
+MAX_ROWS = 40
+
+
+class Node(Post, extra="ignore"):
+    """A clicked node; arrows and labels have no rank."""
+
+    customdata: Annotated[int, Field(ge=0, lt=10**MAX_DIGITS)] | None = None
+
+
+class Click(Post, extra="ignore"):
+    """A click on the figure."""
+
+    points: Annotated[list[Node], Field(min_length=1)] | None = None
+
+
+class ClickPost(Post):
+    """The values that `open_rank` takes."""
+
+    click: Click | None
+    shown: Shown | None
+
+
+def show_graph(
+    _provider: ReportProvider, report: RunReport, view: View, *, base_path: str
+) -> list[Component]:
+    """Return the graph around the culprits of the view, else those of the top finding."""
+    view = replace(view, ranks=tuple(rank for rank in view.ranks if rank in report.coords))
+    culprits = view.ranks or _culprits(report)
+    if report.direct_waits is None or not culprits:
+        reason = (
+            "no step could be replayed"
+            if report.direct_waits is None
+            else "no rank waits for another"
+        )
+        return [no_data(reason, _REPLAYED)]
+    max_nodes = MAX_NODES if view.show == BY_RANK else MAX_SINGLE
+    max_nodes = len(culprits) if view.show == BY_GROUP else max_nodes
+    found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
+    named = f"rank{'s' if len(culprits) > 1 else ''} {format_ranges(culprits, max_ranges=3)}"
+    head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
+    if not found.edges:
+        text = f"No rank waits for {named} for 1 % of a step or more."
+        return [head, card(html.P(text), class_name="calm-card")]
+    num_waiting = found.num_ranks - len(culprits)
+    return [
+        head,
+        card(
+            html.H2(f"{format_count(num_waiting, 'rank')} wait for {named}, directly or not"),
+            html.P(
+                "An arrow leads from a rank to one that waits for it, with the share of a step,"
+                " beyond the bubble of the pipeline. Waits below 1 % of a step are left out. Click"
+                " a rank to open it.",
+                className="about",
+            ),
+            graph("graph-figure", wait_graph_figure(found, run=report.run)),
+        ),
+        _edges(report, found, base_path),
+    ]
+
+
+def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("graph-figure", "clickData"),
+        State("graph-shown", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(ClickPost)
+    def open_rank(post: ClickPost) -> str:
+        rank = post.click.points[0].customdata if post.click and post.click.points else None
+        if rank is None or post.shown is None:
+            raise PreventUpdate
+        return write_address(
+            View(page=RANK, run=post.shown.run, ranks=(rank,)), base_path=base_path
+        )
+
+
+PAGE = report_page(GRAPH, "Graph", show_graph, register=_register)
+
+_REPLAYED = "The overview says why, under the quality of the data."
+
+
+def _culprits(report: RunReport) -> tuple[int, ...]:
+    """Return the ranks of the top finding, else the rank that others wait on most."""
+    known = [rank for rank in report.top_finding.ranks if rank in report.coords]
+    if known and report.top_finding.severity is not Severity.NONE:
+        return tuple(known[:MAX_CULPRITS])
+    waited = () if report.waterfall is None else report.waterfall.waiting_on
+    return tuple(one.rank for one in waited[:1])
+
+
+def _controls(report: RunReport, view: View, found: WaitGraph, base_path: str) -> list[Component]:
+    """Return links to the graphs of other findings, and to ranks or groups as nodes."""
+    plain = View(page=GRAPH, run=report.run)
+    shown = replace(plain, ranks=view.ranks)
+    options = {
+        (): (_named(report.top_finding.cause, _culprits(report)), plain),
+        **{
+            each.ranks: (_named(each.cause, each.ranks), replace(plain, ranks=each.ranks))
+            for each in report.findings
+            if 0 < len(each.ranks) <= MAX_CULPRITS and each.ranks != _culprits(report)
+        },
+    }
+    if view.ranks and view.ranks not in options:
+        options[view.ranks] = (_named("", view.ranks), shown)
+    parts = []
+    if len(options) > 1:
+        parts.append(choices("from", options.values(), view=shown, base_path=base_path))
+    if len(found.nodes) > 1:
+        kinds = [
+            ("ranks", replace(shown, show=BY_RANK)),
+            ("groups", replace(shown, show=BY_GROUP)),
+        ]
+        by_rank = len(found.nodes) == found.num_ranks
+        now = replace(shown, show=BY_RANK if by_rank else BY_GROUP)
+        parts.append(choices("nodes", kinds, view=now, base_path=base_path))
+    return parts
+
+
+def _named(cause: str, ranks: tuple[int, ...]) -> str:
+    return f"{cause} {format_ranges(ranks, max_ranges=2)}".strip()
+
+
+def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
+    longest = sorted(found.edges, key=lambda edge: -edge.ratio)[:MAX_ROWS]
+
+    def names(node: WaitNode) -> list[Component | str]:
+        listed = rank_links(report.run, node.ranks, base_path, max_ranges=3)
+        return [*listed, f" (stage {node.stage})"]
+
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(names(found.nodes[edge.node])),
+                dmc.TableTd(names(found.nodes[edge.on_node])),
+                dmc.TableTd(format_percent(edge.ratio, digits=1), className="number"),
+            ]
+        )
+        for edge in longest
+    ]
+    head = {"rank": "", "waits for": "", "share of a step": "number"}
+    few = (
+        f" The longest {MAX_ROWS} of {len(found.edges):,}." if len(rows) < len(found.edges) else ""
+    )
+    return card(
+        html.H2("Waits"),
+        html.P(f"Mean of the ranks that wait.{few}", className="about"),
+        table("waits", head, rows, class_name="plain-rows"),
+    )

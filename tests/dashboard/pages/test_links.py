@@ -1,0 +1,80 @@
+"""The page of a run's links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankscope.analysis.report.network import LinkSummary, LinkTransfers
+from rankscope.dashboard.address import LINKS, View
+from rankscope.dashboard.figures.link_matrix import link_matrix_figure
+from rankscope.dashboard.pages.links import ALL, MAX_ROWS, show_links
+from tests.support.dashboard.analysed import analysed_report
+from tests.support.dashboard.builders import FakeProvider, traces
+from tests.support.dashboard.page_text import words
+
+MS = 1e6
+
+
+def slow_pair(number: int) -> LinkTransfers:
+    return LinkTransfers(
+        members=(number, number + 1),
+        num_members=2,
+        kind="pp-send",
+        is_pair=True,
+        hosts=("<b>a</b>", "b"),
+        num_transfers=40,
+        transfer_ns=4 * MS,
+        expected_ns=1 * MS,
+        bytes_per_s=8e9,
+        lost_ns_per_step=12 * MS,
+        slow_steps=(2, 7),
+    )
+
+
+def text_of(links: LinkSummary | None, *, show: str | None = None) -> str:
+    report = replace(analysed_report(), links=links)
+    view = View(page=LINKS, run="tiny", show=show)
+    return words(show_links(FakeProvider(), report, view, base_path="/"))
+
+
+def many(num: int) -> LinkSummary:
+    links = analysed_report().links
+    assert links is not None
+    slow = tuple(slow_pair(number) for number in range(num))
+    return replace(links, num_links=num + 33, num_slow=num, links=slow)
+
+
+def test_a_slow_link_shows_its_bandwidth_against_alike_ones() -> None:
+    text = text_of(many(1))
+
+    assert "1 of 34 links is significantly slower than alike ones" in text
+    assert "4.00 ms | 1.00 ms | 300.0 % | 8.00 GB/s of 32.0 GB/s | 12.0 ms | 2-7" in text
+    assert "<b>a</b>, b" in text  # as text: Dash escapes it
+
+
+def test_the_table_shows_the_slowest_until_all_are_asked_for() -> None:
+    few, whole = text_of(many(68)), text_of(many(68), show=ALL)
+
+    assert "68 of 101 links are" in few
+    assert few.count("8.00 GB/s of") == MAX_ROWS
+    assert "Show 68 of 101" in few
+    assert whole.count("8.00 GB/s of") == 68
+
+
+def test_a_run_without_transfers_says_so() -> None:
+    assert "no transfer that could be measured" in text_of(None)
+
+
+def test_the_matrix_is_blank_without_a_transfer() -> None:
+    links = analysed_report().links
+    assert links is not None
+    assert links.matrix is not None
+
+    figure = link_matrix_figure(links.matrix, run="tiny")
+
+    (heat,) = traces(figure)
+    ends = links.matrix.ends
+    assert heat.y == ends
+    row, column = ends.index("0"), ends.index("4")  # from stage 0 to stage 1
+    assert "B/s" in heat.customdata[row][column]
+    assert heat.customdata[row][row] == ""

@@ -1,0 +1,68 @@
+"""The page of who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.breakdown.wait_graph import follow_waits
+from rankscope.dashboard.address import GRAPH, View
+from rankscope.dashboard.app import create_app
+from rankscope.dashboard.figures.wait_graph import wait_graph_figure
+from rankscope.dashboard.pages.wait_graph import BY_GROUP, show_graph
+from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
+from tests.support.dashboard.builders import FakeProvider, traces
+from tests.support.dashboard.page_text import words
+from tests.support.dashboard.posts import UPDATE_PATH, page_post
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.report import RunReport
+
+
+def text_of(report: RunReport, *, show: str | None = None, ranks: tuple[int, ...] = ()) -> str:
+    view = View(page=GRAPH, run="tiny", show=show, ranks=ranks)
+    return words(show_graph(FakeProvider(), report, view, base_path="/"))
+
+
+def test_the_graph_begins_at_the_culprit_of_the_verdict() -> None:
+    report = analysed_report()
+
+    assert report.top_finding.ranks == (SLOW_RANK,)
+    assert "7 ranks wait for rank 5, directly or not" in text_of(report)
+    assert "groups" in text_of(report, show=BY_GROUP)
+    # AND the address may name another rank, of which there may be none
+    assert "No rank waits for rank 2 for 1 %" in text_of(report, ranks=(2,))
+    assert text_of(report, ranks=(99,)) == text_of(report)
+
+
+def test_a_run_that_was_not_replayed_has_no_graph() -> None:
+    assert "no step could be replayed" in text_of(replace(analysed_report(), direct_waits=None))
+
+
+def test_each_waiting_rank_has_an_arrow_and_says_for_whom() -> None:
+    report = analysed_report()
+    assert report.direct_waits is not None
+    graph = follow_waits(report.direct_waits, (SLOW_RANK,), report.coords, max_nodes=8)
+
+    *arrows, _labels, nodes = traces(wait_graph_figure(graph, run="tiny"))
+
+    num_arrows = sum(one.x.count(None) for one in arrows)
+    assert num_arrows == len(graph.edges) >= 7
+    assert nodes.customdata[0] == SLOW_RANK
+    assert nodes.x[0] == 0
+    hover = dict(zip(nodes.customdata, nodes.hovertext, strict=True))
+    assert "for rank 5 of a step" in hover[4]
+
+
+def test_a_click_opens_the_rank() -> None:
+    provider = FakeProvider(reports={"tiny": analysed_report()})
+    client = create_app(provider).server.test_client()
+    shown = {"run": "tiny", "search": None, "revision": 0}
+
+    values = {
+        "graph-figure.clickData": {"points": [{"customdata": 4}]},
+        "graph-shown.data": shown,
+    }
+    answer = client.post(UPDATE_PATH, json=page_post(client, values))
+
+    assert answer.get_json()["response"]["url"]["href"] == "/rank?run=tiny&rank=4"
