@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.alert_list import AlertList
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.progress import (
         AnalysisFailed,
@@ -88,6 +89,18 @@ class ReportProvider(Protocol):
 
     def silence(self, run_id: str) -> StepSilence | None:
         """Return since when a running job has ended no step; None if it goes on, or has ended."""
+        ...
+
+    def alerts(self) -> AlertList:
+        """Return the alerts of all runs, the newest first, and the silences in force."""
+        ...
+
+    def acknowledge_alert(self, name: str) -> str:
+        """Note that a person takes care of an alert; return what was done, or why not."""
+        ...
+
+    def silence_alert(self, name: str, *, for_s: float) -> str:
+        """Silence an alert's run and cause for a time; return what was done, or why not."""
         ...
 
     def revision(self, run_id: str) -> int:

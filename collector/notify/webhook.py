@@ -201,6 +201,9 @@ def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         "severity": document["severity"],
     }
     annotations = {"summary": document["text"]}
+    annotations |= {key: document[key] for key in ("cost", "action") if document.get(key)}
+    if document.get("hosts"):
+        annotations["hosts"] = ", ".join(document["hosts"])
     if finding:
         labels["cause"] = finding["cause"]
         annotations |= {

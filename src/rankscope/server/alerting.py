@@ -144,6 +144,10 @@ class Alerting:
         """All silences, also those that are over."""
         return self._silences
 
+    def now_ns(self) -> int:
+        """Return the time of the alerts' clock, Unix ns."""
+        return self._unix_ns()
+
     def refresh(self) -> None:
         """Read alerts and silences from the store."""
         alerts, silences = read_alerts(self._store), read_silences(self._store)

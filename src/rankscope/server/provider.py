@@ -13,6 +13,7 @@ from rankscope.analysis.drawing.raster import redraw_viewport
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
 from rankscope.analysis.drawing.timeline import read_timeline, records_groups
+from rankscope.analysis.report.alert_list import AlertList
 from rankscope.analysis.report.liveness import (
     MAX_SHOWN,
     RECENT_NS,
@@ -44,8 +45,10 @@ from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
 from ..sources.store_source import to_event
+from .alert_changes import AlertChange
 from .background_jobs import BackgroundJobs
 from .finding_tracker import to_tracked
+from .page_alerts import change, list_alerts, silence_like
 from .pictures import LargeSteps, read_part, read_picture
 from .reports import find_run
 
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
 
+    from .alerting import Alerting
     from .reports import Reports
 
 MAX_TIMELINES = 8
@@ -99,6 +103,7 @@ class StoreProvider:
 
     Args:
         store: The store with the pictures of closed steps. None: all steps are drawn from spans.
+        alerting: Alerts. None: there are none.
         timeout_s: Time that a page waits for a background job.
     """
 
@@ -108,6 +113,7 @@ class StoreProvider:
         reports: Reports,
         *,
         store: Store | None = None,
+        alerting: Alerting | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
@@ -117,6 +123,7 @@ class StoreProvider:
         self._large_steps = None if store is None else LargeSteps(store, source, self._large_jobs)
         self._steps: dict[str, MarkedSteps] = {}
         self._store = store
+        self._alerting = alerting
         self._source = source
         self._reports = reports
         self._lock = threading.Lock()
@@ -414,6 +421,18 @@ class StoreProvider:
             step_time_ns=round(report.step_time_s.actual * NS_PER_S),
             now_ns=time.time_ns(),
         )
+
+    def alerts(self) -> AlertList:
+        """Return the alerts of all runs, the newest first, and the silences in force."""
+        return AlertList() if self._alerting is None else list_alerts(self._alerting)
+
+    def acknowledge_alert(self, name: str) -> str:
+        """Note that a person takes care of an alert; return what was done, or why not."""
+        return change(self._alerting, AlertChange(what="acknowledge", name=name, by="the page"))
+
+    def silence_alert(self, name: str, *, for_s: float) -> str:
+        """Silence an alert's run and cause for a time; return what was done, or why not."""
+        return silence_like(self._alerting, name, for_s=for_s)
 
     def revision(self, run_id: str) -> int:
         """Return a number that changes whenever the run has a new diagnosis."""

@@ -265,7 +265,11 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         )
         app = open_application(
             access,
-            None if before is None else StoreProvider(source, reports, store=store),
+            None
+            if before is None
+            else StoreProvider(
+                source, reports, store=store, alerting=None if watch is None else watch.alerting
+            ),
             checks,
             routers=[
                 *open_routers(store, deletions, ingest, stack),

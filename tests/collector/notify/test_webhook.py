@@ -340,6 +340,14 @@ def test_an_active_alert_ends_some_minutes_after_it_was_sent() -> None:
     assert alert["annotations"] == {"summary": "MFU of job-7 fell by 20 %", "steps": "10-12"}
 
 
+def test_an_alert_says_where_what_it_costs_and_what_to_do() -> None:
+    more = {"hosts": ["a", "b"], "cost": "1.20 s per step (20 %)", "action": "reboot"}
+
+    (alert,) = alertmanager_alerts({**DOCUMENT, **more})
+
+    assert alert["annotations"].items() >= {**more, "hosts": "a, b"}.items()
+
+
 def test_neighbouring_ranks_are_written_as_a_range() -> None:
     finding = {**DOCUMENT["finding"], "ranks": [1, *range(6_144, 8_192)]}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
+from rankscope.analysis.report.alert_list import AlertList
 from rankscope.analysis.report.progress import MeanKindTimes
 from rankscope.analysis.report.report import (
     Finding,
@@ -93,6 +94,7 @@ class FakeProvider:
     live: RankLiveness | None = None
     silent: StepSilence | None = None
     times: MeanKindTimes | None = None
+    alert_list: AlertList = field(default_factory=AlertList)
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
 
@@ -132,6 +134,15 @@ class FakeProvider:
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         return self.live
+
+    def alerts(self) -> AlertList:
+        return self.alert_list
+
+    def acknowledge_alert(self, name: str) -> str:
+        return f"acknowledged {name}"
+
+    def silence_alert(self, name: str, *, for_s: float) -> str:
+        return f"silenced {name} for {for_s:.0f} s"
 
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)

@@ -1,0 +1,356 @@
+"""The alerts page: open, acknowledged, silenced and resolved alerts, and what is silenced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
+
+from rankscope.analysis.report.alert_list import AlertState
+from rankscope.analysis.report.text import EMPTY, format_count, format_range, format_ranges
+
+from ..address import ALERTS, TIMELINE, View, write_address
+from ..callback_checks import Post, Ticks, takes
+from ..text import escape
+from .components import (
+    FALLBACK_TIMER,
+    LIVE_MS,
+    announced,
+    card,
+    labelled,
+    next_tick,
+    poll_timer,
+    table,
+)
+from .shell import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.report.alert_list import AlertList, ShownAlert, ShownSilence
+
+    from ..provider import ReportProvider
+
+Filter = Literal["active", "open", "acknowledged", "silenced", "resolved", "all"]
+FILTERS: tuple[Filter, ...] = ("active", "open", "acknowledged", "silenced", "resolved", "all")
+"""What is listed: "active" is all but the resolved ones."""
+
+DURATIONS = {"1": "1 hour", "8": "8 hours", "24": "1 day", "168": "1 week"}
+"""Lengths of a silence by hours."""
+
+MAX_RANGES = 4
+"""Ranges of ranks that a row names before it counts the rest."""
+
+BADGE_WIDTH = 82
+"""Pixels that the longest severity needs."""
+
+ALERT_WIDTH = 240
+"""Pixels that the text of an alert has at least: on a phone the table scrolls."""
+
+COLORS = {"critical": "red", "warning": "orange"}
+
+
+class RefreshPost(Post):
+    """The values that `refresh` takes."""
+
+    num_ticks: Ticks
+    fallback_ticks: Ticks
+    shown: Filter
+    run: str | None
+    acknowledged: str | None
+    silenced: str | None
+
+
+class AcknowledgePost(Post):
+    """The values that `acknowledge` takes."""
+
+    num_clicks: int | None
+    name: str | None
+
+
+class SilencePost(Post):
+    """The values that `silence` takes."""
+
+    num_clicks: int | None
+    name: str | None
+    hours: Literal["1", "8", "24", "168"]
+
+
+def alerts_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+    """Return the page of a view; a run in the address is the filter's."""
+    found = provider.alerts()
+    return html.Div(
+        [
+            poll_timer("alerts-timer", interval_ms=LIVE_MS),
+            card(
+                html.H2("Alerts"),
+                html.Div(
+                    [
+                        dmc.SegmentedControl(
+                            id="alerts-filter",
+                            data=[{"value": each, "label": each} for each in FILTERS],
+                            value="active",
+                            size="sm",
+                            **labelled("state of the alerts"),
+                        ),
+                        dmc.Select(
+                            id="alerts-run",
+                            data=_run_choices(found, view.run),
+                            value=view.run or "",
+                            size="sm",
+                            searchable=True,
+                            allowDeselect=False,
+                            **labelled("run of the alerts"),
+                        ),
+                    ],
+                    className="controls",
+                ),
+                html.Div(
+                    _table(found, "active", view.run, base_path), id="alerts-table", **announced()
+                ),
+            ),
+            html.Div(_changes(found), id="alerts-changes"),
+            html.Div(_silences(found.silences), id="alerts-silences"),
+        ],
+        className="stack",
+    )
+
+
+def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Refresh the table; silence and acknowledge."""
+
+    @app.callback(
+        Output("alerts-table", "children"),
+        Output("alerts-silences", "children"),
+        Output("alerts-choice", "data"),
+        Output("alerts-timer", "max_intervals"),
+        Input("alerts-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
+        Input("alerts-filter", "value"),
+        Input("alerts-run", "value"),
+        Input("alerts-acknowledged", "children"),
+        Input("alerts-silenced", "children"),
+        prevent_initial_call=True,
+    )
+    @takes(RefreshPost)
+    def refresh(post: RefreshPost) -> tuple[Any, ...]:
+        found = provider.alerts()
+        return (
+            _table(found, post.shown, post.run or None, base_path),
+            _silences(found.silences),
+            _choices(found),
+            next_tick(post.num_ticks),
+        )
+
+    @app.callback(
+        Output("alerts-acknowledged", "children"),
+        Input("alerts-acknowledge", "n_clicks"),
+        State("alerts-choice", "value"),
+        prevent_initial_call=True,
+    )
+    @takes(AcknowledgePost)
+    def acknowledge(post: AcknowledgePost) -> str:
+        if not post.num_clicks or post.name is None:
+            raise PreventUpdate
+        return escape(provider.acknowledge_alert(post.name))
+
+    @app.callback(
+        Output("alerts-silenced", "children"),
+        Input("alerts-silence", "n_clicks"),
+        State("alerts-choice", "value"),
+        State("alerts-duration", "value"),
+        prevent_initial_call=True,
+    )
+    @takes(SilencePost)
+    def silence(post: SilencePost) -> str:
+        if not post.num_clicks or post.name is None:
+            raise PreventUpdate
+        return escape(provider.silence_alert(post.name, for_s=3600.0 * int(post.hours)))
+
+
+PAGE = Page(name=ALERTS, title="Alerts", build=alerts_page, register=register)
+
+
+def _run_choices(found: AlertList, run: str | None) -> list[dict[str, str]]:
+    names = {alert.run for alert in found.alerts if alert.run} | ({run} if run else set())
+    listed = [{"value": name, "label": escape(name)} for name in sorted(names)]
+    return [{"value": "", "label": "all runs"}, *listed]
+
+
+def _is_shown(alert: ShownAlert, shown: Filter, run: str | None) -> bool:
+    if run is not None and alert.run != run:
+        return False
+    if shown == "active":
+        return alert.state is not AlertState.RESOLVED
+    return shown in ("all", alert.state.value)
+
+
+def _table(found: AlertList, shown: Filter, run: str | None, base_path: str) -> list[Component]:
+    alerts = [alert for alert in found.alerts if _is_shown(alert, shown, run)]
+    counts = Counter(alert.state for alert in found.alerts if run in (None, alert.run))
+    facts = ", ".join(f"{counts[state]:,} {state}" for state in AlertState)
+    if found.num_left_out:
+        facts += f"; {found.num_left_out:,} older ones are not listed"
+    parts: list[Component] = [html.P(facts, className="about")]
+    if not alerts:
+        about = (
+            "active alert" if shown == "active" else "alert" if shown == "all" else f"{shown} alert"
+        )
+        return [*parts, html.P(f"No {about}.", className="quiet")]
+    head = {
+        "severity": "",
+        "alert": "",
+        "ranks": "",
+        "hosts": "",
+        "steps": "number",
+        "state": "",
+        "fired (UTC)": "",
+    }
+    return [
+        *parts,
+        table("alerts", head, [_row(alert, base_path) for alert in alerts], class_name="alerts"),
+    ]
+
+
+def _row(alert: ShownAlert, base_path: str) -> Component:
+    state = alert.state.value
+    if alert.state is AlertState.ACKNOWLEDGED and alert.acknowledged_by:
+        state += f" by {alert.acknowledged_by}"
+    if alert.resolved:
+        state += f" {alert.resolved}"
+    # A long text is cut, so each clause is a line of its own.
+    about = [html.Div(escape(clause)) for clause in alert.text.split("; ")]
+    notes = [
+        f"costs {alert.cost}" if alert.cost else "",
+        f"do: {alert.action}" if alert.action else "",
+    ]
+    if alert.delivery == "undelivered":
+        notes.append("a receiver did not get it")
+    about += [html.Div(escape(note), className="about") for note in notes if note]
+    return dmc.TableTr(
+        [
+            dmc.TableTd(
+                dmc.Badge(
+                    alert.severity,
+                    color=COLORS.get(alert.severity, "gray"),
+                    variant="light",
+                    miw=BADGE_WIDTH,
+                )
+            ),
+            dmc.TableTd(about, miw=ALERT_WIDTH),
+            dmc.TableTd(
+                format_ranges(alert.ranks, max_ranges=MAX_RANGES) if alert.ranks else EMPTY
+            ),
+            dmc.TableTd(escape(_hosts(alert.hosts))),
+            dmc.TableTd(_link(alert, base_path), className="number"),
+            dmc.TableTd(escape(state)),
+            dmc.TableTd(alert.fired),
+        ]
+    )
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    if not hosts:
+        return EMPTY
+    more = f" and {len(hosts) - MAX_RANGES:,} more" if len(hosts) > MAX_RANGES else ""
+    return ", ".join(hosts[:MAX_RANGES]) + more
+
+
+def _link(alert: ShownAlert, base_path: str) -> Component:
+    """Return the link to the view that shows an alert: its first step, with its ranks marked."""
+    if not alert.run:
+        return html.Span(EMPTY)
+    view = View(run=alert.run)
+    text = "run"
+    if alert.steps is not None:
+        view = View(page=TIMELINE, run=alert.run, step=alert.steps[0], ranks=alert.ranks)
+        text = format_range(alert.steps)
+    return dcc.Link(text, href=write_address(view, base_path=base_path))
+
+
+def _choices(found: AlertList) -> list[dict[str, str]]:
+    active = [alert for alert in found.alerts if alert.state is not AlertState.RESOLVED]
+    return [{"value": alert.name, "label": escape(_label(alert))} for alert in active]
+
+
+def _label(alert: ShownAlert) -> str:
+    ranks = f" on {format_ranges(alert.ranks, max_ranges=MAX_RANGES)}" if alert.ranks else ""
+    return f"{alert.run or 'server'}: {alert.cause or alert.rule}{ranks} ({alert.name})"
+
+
+def _changes(found: AlertList) -> Component:
+    """Return the form that silences and acknowledges; for a reader, the reason why not."""
+    outcome = [
+        html.Div(id="alerts-acknowledged", className="about", **announced()),
+        html.Div(id="alerts-silenced", className="about", **announced()),
+    ]
+    choice = dmc.Select(
+        id="alerts-choice",
+        data=_choices(found),
+        placeholder="an alert",
+        searchable=True,
+        size="sm",
+        **labelled("alert to change"),
+    )
+    if not found.may_change:
+        text = "To silence or acknowledge, open the URL that `rankscope serve` printed."
+        hidden = html.Div([choice, *outcome], style={"display": "none"})
+        return html.Div([html.P(text, className="quiet"), hidden])
+    return card(
+        html.H2("Take care of an alert"),
+        html.P(
+            "Acknowledge: it is not sent again, only its end is. Silence: nothing about its run and"
+            " cause is sent for a time.",
+            className="about",
+        ),
+        html.Div(
+            [
+                choice,
+                dmc.Button("Acknowledge", id="alerts-acknowledge", size="sm", variant="light"),
+                dmc.Select(
+                    id="alerts-duration",
+                    data=[{"value": hours, "label": text} for hours, text in DURATIONS.items()],
+                    value="1",
+                    size="sm",
+                    w=110,
+                    allowDeselect=False,
+                    **labelled("length of the silence"),
+                ),
+                dmc.Button("Silence", id="alerts-silence", size="sm", variant="light"),
+            ],
+            className="controls",
+        ),
+        *outcome,
+    )
+
+
+def _silences(silences: Sequence[ShownSilence]) -> list[Component]:
+    if not silences:
+        return []
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(html.Code(each.name)),
+                dmc.TableTd(escape(each.covers)),
+                dmc.TableTd(each.until),
+                dmc.TableTd(escape(each.by or EMPTY)),
+                dmc.TableTd(escape(each.reason or EMPTY)),
+            ]
+        )
+        for each in silences
+    ]
+    head = dict.fromkeys(("name", "alerts of", "until (UTC)", "by", "reason"), "")
+    return [
+        card(
+            html.H2(format_count(len(silences), "silence")),
+            html.P(
+                [html.Code("rankscope alerts silence --end NAME"), " ends one."], className="about"
+            ),
+            table("silences", head, rows),
+        )
+    ]

@@ -1,0 +1,110 @@
+"""Data of the alerts page, and its changes: silence and acknowledge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
+from rankscope.collector.http.gate import GRANT_KEY
+from rankscope.collector.http.tokens import Role
+
+from ..errors import BadInputError
+from ..terminal.lines import format_time
+from .alert_changes import AlertChange, apply_change
+
+if TYPE_CHECKING:
+    from rankscope.collector.read.alerts import Silence, StoredAlert
+
+    from .alerting import Alerting
+
+MAX_ALERTS = 500
+"""Alerts that a page lists, the newest."""
+
+NOT_ALLOWED = "this session may only read: open the URL that `rankscope serve` printed"
+
+
+def list_alerts(alerting: Alerting) -> AlertList:
+    """Return alerts and silences, as the page shows them."""
+    alerts = alerting.alerts
+    now_ns = alerting.now_ns()
+    return AlertList(
+        alerts=tuple(_shown(alerting, alert) for alert in alerts[:MAX_ALERTS]),
+        num_left_out=max(len(alerts) - MAX_ALERTS, 0),
+        silences=tuple(_silence(each) for each in alerting.silences if each.until_ns > now_ns),
+        may_change=may_change(),
+    )
+
+
+def change(alerting: Alerting | None, request: AlertChange) -> str:
+    """Apply a change that a page asks for, and return what was done or why not, in one line."""
+    if alerting is None or not may_change():
+        return NOT_ALLOWED
+    try:
+        return apply_change(alerting, request)
+    except BadInputError as error:
+        return str(error)
+
+
+def silence_like(alerting: Alerting | None, name: str, *, for_s: float) -> str:
+    """Silence the run and the cause of an alert, and return what was done or why not."""
+    known = {} if alerting is None else {each.name: each for each in alerting.alerts}
+    if name not in known:
+        return f"no alert {name!r}"
+    run_id, cause = known[name].group
+    about = AlertChange(what="silence", run_id=run_id, rule=cause, for_s=for_s, by="the page")
+    return change(alerting, about)
+
+
+def may_change() -> bool:
+    """Return whether the session of the current request may change alerts.
+
+    Sessions that were opened with the server's own token may, and tokens of role ``admin``.
+    """
+    from flask import has_request_context, request
+
+    if not has_request_context():
+        return False
+    grant = request.environ.get("asgi.scope", {}).get(GRANT_KEY)
+    return grant is not None and bool(grant.allows(Role.ADMIN)) and not grant.run_prefix
+
+
+def _shown(alerting: Alerting, alert: StoredAlert) -> ShownAlert:
+    document = alert.post or {}
+    return ShownAlert(
+        name=alert.name,
+        run=alert.run_id,
+        rule=alert.rule,
+        cause=alert.cause,
+        severity=alert.severity,
+        state=_state(alerting, alert),
+        steps=alert.steps,
+        ranks=alert.ranks,
+        hosts=alert.hosts,
+        text=alert.text,
+        cost=str(document.get("cost", "")),
+        action=str(document.get("action", "")),
+        fired=format_time(alert.at_ns),
+        resolved="" if alert.resolved_ns is None else format_time(alert.resolved_ns),
+        acknowledged_by=alert.acknowledged_by,
+        delivery=str(alert.delivery),
+    )
+
+
+def _state(alerting: Alerting, alert: StoredAlert) -> AlertState:
+    if alert.resolved_ns is not None:
+        return AlertState.RESOLVED
+    if alerting.is_silenced(alert):
+        return AlertState.SILENCED
+    return AlertState.OPEN if alert.acknowledged_ns is None else AlertState.ACKNOWLEDGED
+
+
+def _silence(silence: Silence) -> ShownSilence:
+    parts = (("run", silence.run_id), ("rule", silence.rule), ("rank", silence.rank))
+    covers = ", ".join(f"{key} {value}" for key, value in parts if value is not None)
+    return ShownSilence(
+        name=silence.name,
+        covers=covers or "everything",
+        until=format_time(silence.until_ns),
+        by=silence.by,
+        reason=silence.reason,
+    )

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
+from rankscope.dashboard.address import View
+from rankscope.dashboard.app import create_app
+from rankscope.dashboard.pages.alerts import alerts_page
+from tests.support.dashboard.builders import FakeProvider
+from tests.support.dashboard.page_text import words
+from tests.support.dashboard.posts import page_post, post
+
+OPEN = ShownAlert(
+    name="1a2b3c4d",
+    run="job",
+    rule="finding",
+    cause="slow-compute",
+    severity="critical",
+    state=AlertState.OPEN,
+    steps=(3, 9),
+    ranks=(4, 5, 6),
+    hosts=("host-a",),
+    text="job: slow-compute: rank 5 takes 1.5 x <b>",
+    cost="1.20 s per step (20 %)",
+    action="docs/findings.md#slow-compute",
+    fired="2026-11-23 22:00:00",
+    resolved="",
+    acknowledged_by="",
+    delivery="undelivered",
+)
+OVER = replace(OPEN, name="5e6f7a8b", state=AlertState.RESOLVED, text="job: over", run="other")
+SILENCE = ShownSilence(name="99aa", covers="run job", until="2026-11-24", by="me", reason="known")
+LIST = AlertList(alerts=(OPEN, OVER), silences=(SILENCE,), may_change=True)
+
+
+def page(found: AlertList) -> str:
+    return words(alerts_page(FakeProvider(alert_list=found), View(page="alerts"), base_path="/"))
+
+
+def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_them() -> None:
+    shown = page(LIST)
+
+    assert "job: slow-compute: rank 5 takes 1.5 x" in shown
+    assert "costs 1.20 s per step (20 %)" in shown
+    assert "do: docs/findings.md#slow-compute" in shown
+    assert "a receiver did not get it" in shown
+    assert "1 open, 0 acknowledged, 0 silenced, 1 resolved" in shown
+    assert "job: over" not in shown
+    assert "run job" in shown
+    built = str(alerts_page(FakeProvider(alert_list=LIST), View(page="alerts"), base_path="/"))
+    assert "/timeline?run=job&step=3&rank=4-6" in built
+
+
+def test_without_alerts_the_page_says_so() -> None:
+    assert "No active alert." in page(AlertList())
+
+
+def test_who_may_only_read_gets_no_buttons() -> None:
+    assert "Acknowledge" in page(LIST)
+    assert "Acknowledge" not in page(replace(LIST, may_change=False))
+
+
+def test_the_filter_and_the_changes_are_answered() -> None:
+    client = create_app(FakeProvider(alert_list=LIST)).server.test_client()
+    refresh = {
+        "alerts-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 1,
+        "alerts-filter.value": "resolved",
+        "alerts-run.value": "",
+        "alerts-acknowledged.children": None,
+        "alerts-silenced.children": None,
+    }
+    silence = {"alerts-silence.n_clicks": 1, "alerts-choice.value": "1a2b3c4d"}
+
+    assert post(client, page_post(client, refresh)) == 200
+    assert post(client, page_post(client, {**refresh, "alerts-filter.value": "x"})) == 400
+    acknowledge = {"alerts-acknowledge.n_clicks": 1, "alerts-choice.value": "1a2b3c4d"}
+    assert post(client, page_post(client, acknowledge)) == 200
+    for hours, status in (("8", 200), ("9999", 400)):
+        values = {**silence, "alerts-duration.value": hours}
+        assert post(client, page_post(client, values)) == status
