@@ -232,7 +232,7 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
     if alert.delivery == "undelivered":
         notes.append("a receiver did not get it")
     about += [html.Div(escape(note), className="about") for note in notes if note]
-    return dmc.TableTr(
+    row: Component = dmc.TableTr(
         [
             dmc.TableTd(
                 dmc.Badge(
@@ -252,6 +252,7 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
             dmc.TableTd(alert.fired),
         ]
     )
+    return row
 
 
 def _hosts(hosts: Sequence[str]) -> str:

@@ -118,7 +118,7 @@ def test_the_index_of_decisions_lists_each_of_them_in_order() -> None:
     assert re.findall(r"^\| \[\d+\]\((.*?)\)", index, re.MULTILINE) == pages
 
 
-COMMAND = re.compile(r"\brankscope (?P<name>token [a-z]+|[a-z]+)\b(?P<rest>[^\n#]*)")
+COMMAND = re.compile(r"\brankscope (?P<name>(?:token|alerts) [a-z]+|[a-z]+)\b(?P<rest>[^\n#]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
@@ -127,9 +127,10 @@ def known_flags() -> dict[str, set[str]]:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     subcommands = dict(group.commands)
-    token = subcommands.pop("token")
-    assert isinstance(token, TyperGroup)
-    subcommands |= {f"token {name}": command for name, command in token.commands.items()}
+    for group_name in ("token", "alerts"):
+        inner = subcommands[group_name]
+        assert isinstance(inner, TyperGroup)
+        subcommands |= {f"{group_name} {name}": each for name, each in inner.commands.items()}
     return {
         name: {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
         for name, command in subcommands.items()
