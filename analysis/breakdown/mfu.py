@@ -85,7 +85,7 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
             f" {install}"
         )
     unknown = [
-        rank for epoch in run.epochs for rank in epoch.ranks if _rank_peak(rank) in {None, 0.0}
+        rank for epoch in run.epochs for rank in epoch.ranks if rank_peak(rank) in {None, 0.0}
     ]
     if unknown:
         device = unknown[0].device_name or "a device without a name"
@@ -148,7 +148,7 @@ def _job_peak(run: RunInfo, epoch: EpochInfo) -> float | None:
 
     Ranks that were not traced have the peak of the traced ones, if these all have the same.
     """
-    peaks = [_rank_peak(rank) for rank in epoch.ranks]
+    peaks = [rank_peak(rank) for rank in epoch.ranks]
     known = [peak for peak in peaks if peak is not None and peak > 0]
     if not peaks or len(known) < len(peaks):
         return None
@@ -157,7 +157,8 @@ def _job_peak(run: RunInfo, epoch: EpochInfo) -> float | None:
     return known[0] * run.world_size if len(set(known)) == 1 else None
 
 
-def _rank_peak(rank: RankInfo) -> float | None:
+def rank_peak(rank: RankInfo) -> float | None:
+    """Return the peak of a rank's device in FLOP/s, declared or known; None if it is unknown."""
     if rank.peak_flops_per_s is not None:
         return rank.peak_flops_per_s
     return peak_flops_per_s(rank.device_name, rank.dtype)
@@ -170,7 +171,7 @@ def _convention(run: RunInfo, epoch: EpochInfo) -> str:
 
 
 def _peak_source(run: RunInfo, rank: RankInfo) -> str:
-    peak = _rank_peak(rank)
+    peak = rank_peak(rank)
     rate = "unknown" if peak is None else f"{peak / TERA:.4g} TFLOP/s per rank"
     if rank.peak_flops_per_s is None:
         return f"{rate}, dense {rank.dtype.removeprefix('torch.')} of {rank.device_name}"

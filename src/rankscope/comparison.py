@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from rankscope.analysis.report.text import format_count, format_slowdown
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
 
-from .sources.result_tables import findings_table
+from .sources.result_tables import findings_table, show_tables, table_html
 from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Comparison:
             tables.append(found.add_column(0, "of", names))
         return pa.concat_tables(tables)
 
+    def _repr_html_(self) -> str:
+        """Return the difference in one sentence, the changed settings and the numbers."""
+        tables = [table_html(one) for one in (self.settings, self.numbers()) if one.num_rows]
+        return f"<p><b>{escape(repr(self)[1:-1])}</b></p>{''.join(tables)}"
+
     def __repr__(self) -> str:
         times = [report.step_time_s.actual for report in (self.first, self.second)]
         ratio = times[1] / times[0] if times[0] and times[1] is not None else None
@@ -85,7 +91,7 @@ def compare(
 
     Example:
         >>> rankscope.compare("monday", "tuesday").numbers().to_pandas()
-        >>> rankscope.compare("a", "a", first_steps=(5, 99), second_steps=(100, 199)).findings()
+        >>> rankscope.compare("tuesday", "tuesday", first_steps=(0, 5), second_steps=(6, 12))
 
     Args:
         first: Run to compare with.
@@ -98,6 +104,7 @@ def compare(
         UnknownRunError: The store holds no run of one of these names.
         StoreError: The store could not be opened.
     """
+    show_tables()
     with open_for_reading(store or default_store_url()) as opened:
         source = StoreSource(opened)
         reports = []

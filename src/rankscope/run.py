@@ -1,8 +1,8 @@
 """Stored runs in notebooks and scripts: `open_run`, `runs` and the results of a run.
 
 What has rows is an Arrow table: ``.to_pandas()`` makes a data frame of it, and
-``polars.from_arrow`` one of polars. Times whose name ends in ``_ns`` are in ns; moments among them
-(``start_ns``, ``at_ns``) are Unix time.
+``polars.from_arrow`` one of polars. In a notebook the first rows of a table are shown. Times whose
+name ends in ``_ns`` are in ns; moments among them (``start_ns``, ``at_ns``) are Unix time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from rankscope.collector.store.location import default_store_url
 from .sources.result_tables import (
     findings_table,
     kind_times_table,
+    rank_steps_table,
     ranks_table,
     runs_table,
+    show_tables,
     step_times_table,
     waits_table,
     waterfall_table,
@@ -57,6 +59,9 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
 
     If a `rankscope serve` holds the store, the run is read through that server.
 
+    Example:
+        >>> run = rankscope.open_run("tuesday")
+
     Args:
         run_id: Name of the run, as `rankscope runs` lists it.
         store: URL of the store. None: ``RANKSCOPE_STORE``, or else the store in the data folder.
@@ -65,6 +70,7 @@ def open_run(run_id: str, *, store: str | None = None) -> Run:
         UnknownRunError: The store holds no run of this name.
         StoreError: The store could not be opened.
     """
+    show_tables()
     opened = open_for_reading(store or default_store_url())
     try:
         info = StoreSource(opened).run_info(run_id)
@@ -86,6 +92,7 @@ def runs(*, store: str | None = None) -> pa.Table:
     Raises:
         StoreError: The store could not be opened.
     """
+    show_tables()
     with open_for_reading(store or default_store_url()) as opened:
         return runs_table(StoreSource(opened).runs())
 
@@ -149,13 +156,17 @@ class Run:
         """Return one row per step of the job: actual and ideal seconds, S, MFU, tokens, loss.
 
         Example:
-            >>> run.steps().to_pandas().plot(x="step", y="actual_s")
+            >>> run.steps().to_pandas().nlargest(3, "actual_s")
         """
         return step_times_table(self.report, self._source.steps(self.info.run_id))
 
     def rank_steps(self) -> pa.Table:
-        """Return one row per (epoch, step, rank), as each rank reported it."""
-        return read_steps(self._store, self.info.run_id)
+        """Return one row per (epoch, step, rank), as each rank reported it.
+
+        Example:
+            >>> run.rank_steps().to_pandas().groupby("rank")["duration_ns"].mean()
+        """
+        return rank_steps_table(read_steps(self._store, self.info.run_id))
 
     def ranks(self) -> pa.Table:
         """Return one row per traced rank: position, host, device, state and slowdown (S).
@@ -203,6 +214,9 @@ class Run:
     def timeline(self, step: int, *, epoch: int | None = None) -> StepTimeline:
         """Return one step, each span with its wait and transfer.
 
+        Example:
+            >>> run.timeline(12).wait_ns.max()
+
         Args:
             step: Number of the step.
             epoch: Epoch of the step. None: the last one.
@@ -237,25 +251,40 @@ class Run:
         return waterfall_table(build_waterfall(self.info, self.reading, spans, steps))
 
     def figure_steps(self) -> go.Figure:
-        """Draw step time and MFU by step, as the overview does."""
+        """Draw step time and MFU by step, as the overview does.
+
+        Example:
+            >>> run.figure_steps()
+        """
         from rankscope.dashboard.figures.step_time import step_time_figure
 
         return step_time_figure(self.report)
 
     def figure_excess(self) -> go.Figure:
-        """Draw the excess compute of each rank in each step, as the overview does."""
+        """Draw the excess compute of each rank in each step, as the overview does.
+
+        Example:
+            >>> run.figure_excess()
+        """
         from rankscope.dashboard.figures.excess import excess_figure
 
         return excess_figure(self.report)
 
     def figure_workers(self) -> go.Figure:
-        """Draw the slowdown of each worker over the parallel layout, as the overview does."""
+        """Draw the slowdown of each worker over the parallel layout, as the overview does.
+
+        Example:
+            >>> run.figure_workers()
+        """
         from rankscope.dashboard.figures.workers import worker_figure
 
         return worker_figure(self.report)
 
     def figure_timeline(self, step: int, *, epoch: int | None = None) -> go.Figure:
         """Draw every span of a step, in rows by rank; for some hundred ranks, or fewer.
+
+        Example:
+            >>> run.figure_timeline(12)
 
         Raises:
             EmptyRunError: The step holds no spans.
@@ -268,6 +297,9 @@ class Run:
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that determines when a step ends.
 
+        Example:
+            >>> run.critical_path(12).rank
+
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
@@ -278,6 +310,9 @@ class Run:
     def slack(self, step: int) -> Slack:
         """Return how much later each operation could end without delaying the end of the step.
 
+        Example:
+            >>> run.slack(12).slack_ns.max()
+
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
@@ -287,6 +322,9 @@ class Run:
 
     def ideal_timeline(self, step: int) -> IdealTimeline:
         """Return the operations of a step, as recorded and as they would be without any slowness.
+
+        Example:
+            >>> run.ideal_timeline(12).ideal_ns / run.ideal_timeline(12).actual_ns
 
         Raises:
             EmptyRunError: The step takes no part in the replay.
@@ -354,6 +392,9 @@ class Run:
         """Return the dependency graph of some steps.
 
         See `analysis.replay.networkx_graph.dependency_graph`.
+
+        Example:
+            >>> run.graph(12, ranks=[2]).number_of_edges()
 
         Args:
             step: Number of the step, or several numbers.

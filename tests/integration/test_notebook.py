@@ -9,6 +9,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from rankscope.commands.notebooks import copy_notebooks
+from rankscope.errors import BadInputError
 from tests.support.paths import ROOT
 from tests.support.traces import TRACES, needs_traces
 
@@ -52,18 +54,36 @@ def test_it_finds_the_slow_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     text = run_notebook("find_the_slow_rank", tmp_path, monkeypatch)
 
-    assert "117,216 spans of 16 traced ranks, 44 steps" in text
     assert "slowdown S = 1.973" in text
     assert "dp 0, stage 0: that is rank 0" in text
     assert "rank 0 computes 2." in text
+    assert "fixing rank 0 saves 100%" in text
     assert "M_W = 1.002" in text
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # The event loop of jupyter.
-def test_the_first_look_needs_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = run_notebook("first_look", tmp_path, monkeypatch)
+SAID = {
+    "first_look": ("slow-compute: rank ", "of the lost time comes back", "a step takes 1."),
+    "what_if": ("fixing rank 5 saves 2", "rank 1 0%, together 10"),
+    "mfu": ("if every rank ran like the median", "a rank reaches "),
+    "compare_two_runs": ("tuesday against monday: a step takes 1.", "tuesday against tuesday: "),
+}
 
-    assert "slow-compute: rank " in text
-    assert "of the lost time comes back" in text
-    assert "first-look against before: a step takes 1." in text
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # The event loop of jupyter.
+def test_a_notebook_over_simulated_runs_needs_no_download(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = run_notebook(name, tmp_path, monkeypatch)
+
+    assert [part for part in SAID[name] if part not in text] == []
+
+
+def test_the_notebooks_are_copied_and_none_is_replaced(tmp_path: Path) -> None:
+    copies = copy_notebooks(tmp_path / "new")
+
+    assert [path.stem for path in copies] == sorted([*SAID, "find_the_slow_rank"])
+    assert copies[0].read_bytes() == (FOLDER / copies[0].name).read_bytes()
+    with pytest.raises(BadInputError, match="exists and is not replaced: give another folder"):
+        copy_notebooks(tmp_path / "new")

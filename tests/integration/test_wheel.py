@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiproc]
 
 BUILD_TIMEOUT_S = 280
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
-FOLDERS = ("analysis", "collector", "dashboard", "tracer", "trainer")
+FOLDERS = ("analysis", "collector", "dashboard", "notebooks", "tracer", "trainer")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
 """Build products of the checkout, which must not get into the wheel."""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import rankscope
@@ -11,6 +12,7 @@ from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.run import Run, open_run
+from rankscope.sources.result_tables import table_html
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -215,6 +217,19 @@ def test_a_cell_of_a_notebook_shows_the_verdict_and_escapes_names(run: Run) -> N
 
     assert run.report.findings[0].cause in html
     assert "<script" not in html
+
+
+def test_tables_and_comparisons_are_shown_as_escaped_html(stored: str) -> None:
+    html = table_html(pa.table({"<b>": ["<script>", None], "value": [1 / 3, 2.0]}))
+
+    assert html == (
+        "<table><tr><th>&lt;b&gt;</th><th>value</th></tr>"
+        "<tr><td>&lt;script&gt;</td><td>0.3333</td></tr><tr><td></td><td>2</td></tr></table>"
+        "<p>2 rows, 2 columns</p>"
+    )
+    assert (
+        "ahead against r: a step takes 0.56x" in compare("r", "ahead", store=stored)._repr_html_()
+    )
 
 
 def test_figures_are_those_of_the_pages(run: Run) -> None:

@@ -13,6 +13,7 @@ from .demo import demo
 from .doctor import doctor
 from .export import export
 from .import_trace import import_
+from .notebooks import notebooks
 from .runs import findings, runs
 from .serve import serve
 from .simulate import simulate
@@ -56,6 +57,7 @@ app.command()(findings)
 app.command()(serve)
 app.command()(agent)
 app.command()(demo)
+app.command()(notebooks)
 app.command()(doctor)
 app.add_typer(alerts)
 app.add_typer(token)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
+from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from rankscope.analysis.breakdown.mfu import rank_peak
 from rankscope.analysis.breakdown.waterfall import PARTS
+from rankscope.analysis.report.text import format_count
+from rankscope.collector.arrow_columns import numbers, optional_numbers, to_numpy
 from rankscope.tracer.span import KINDS
 
 if TYPE_CHECKING:
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, StepTable
 
+SHOWN_ROWS = 20
+"""Rows of a table in a cell of a notebook; more would hide the next cell."""
+
 _FINDINGS: dict[str, pa.DataType] = {
     "cause": pa.string(),
     "severity": pa.string(),
@@ -31,6 +39,7 @@ _FINDINGS: dict[str, pa.DataType] = {
     "last_step": pa.int32(),
     "slowdown": pa.float64(),
     "recoverable_ratio": pa.float64(),
+    "saved_s": pa.float64(),
     "confidence": pa.float64(),
     "evidence": pa.string(),
 }
@@ -114,8 +123,17 @@ def _sum_tokens(places: NDArray[np.int64], steps: StepTable, own: slice) -> int 
     return int(most.sum())
 
 
+def rank_steps_table(steps: pa.Table) -> pa.Table:
+    """Return the steps of each rank with their duration; an unknown loss is null."""
+    loss = to_numpy(steps["loss"])
+    place = steps.column_names.index("loss")
+    duration_ns = to_numpy(steps["end_ns"]) - to_numpy(steps["start_ns"])
+    known = steps.set_column(place, "loss", optional_numbers(loss, ~np.isnan(loss)))
+    return known.append_column("duration_ns", numbers(duration_ns))
+
+
 def ranks_table(info: RunInfo, slowdown: dict[int, float | None]) -> pa.Table:
-    """Return one row per traced rank: place, host, device, state and slowdown (S)."""
+    """Return one row per traced rank: place, host, device and its peak, state, slowdown (S)."""
     return pa.Table.from_pylist(
         [
             {
@@ -124,6 +142,7 @@ def ranks_table(info: RunInfo, slowdown: dict[int, float | None]) -> pa.Table:
                 "host": found.host,
                 "local_rank": found.local_rank,
                 "device_name": found.device_name,
+                "peak_flops_per_s": rank_peak(found),
                 "exit_state": found.exit_state,
                 "slowdown": slowdown.get(rank),
             }
@@ -174,3 +193,35 @@ def runs_table(runs: Iterable[RunSummary]) -> pa.Table:
     columns["started"] = started.cast(pa.timestamp("ns", tz="UTC"))
     columns["layout"] = [json.dumps(run.layout.to_dict()) for run in found]
     return pa.table(columns)
+
+
+def show_tables() -> None:
+    """Make a notebook show Arrow tables as tables, unless it has a form for them already.
+
+    Without one, it shows the schema and the columns, each as a list.
+    """
+    interactive = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
+    if shell is None:
+        return
+    forms = shell.display_formatter.formatters["text/html"]
+    if pa.Table not in forms:
+        forms.for_type(pa.Table, table_html)
+
+
+def table_html(table: pa.Table) -> str:
+    """Return the first rows of a table as HTML, all texts escaped."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.column_names)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(_cell(value))}</td>' for value in row.values())}</tr>"
+        for row in table.slice(0, SHOWN_ROWS).to_pylist()
+    )
+    size = f"{format_count(table.num_rows, 'row')}, {format_count(table.num_columns, 'column')}"
+    return f"<table><tr>{head}</tr>{rows}</table><p>{size}</p>"
+
+
+def _cell(value: object) -> str:
+    """Return a value as text: four digits of a fraction, nothing for an unknown one."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Notebooks over stored runs; `rankscope notebooks DIR` copies them."""

@@ -1,0 +1,43 @@
+"""`rankscope notebooks`: copies of the notebooks that come with the package."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import BadInputError
+
+SUFFIX = ".ipynb"
+
+
+def notebooks(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder for the copies. It is created if missing.")
+    ],
+) -> None:
+    """Copy the notebooks into a folder, to open them in Jupyter."""
+    for path in copy_notebooks(folder):
+        typer.echo(path)
+
+
+def copy_notebooks(folder: Path) -> list[Path]:
+    """Copy each notebook and return the copies, by name.
+
+    Args:
+        folder: Where to; created if it is missing.
+
+    Raises:
+        BadInputError: A file of that name exists.
+        OSError: The folder cannot be written.
+    """
+    found = resources.files("rankscope.notebooks").iterdir()
+    sources = {entry.name: entry for entry in found if entry.name.endswith(SUFFIX)}
+    copies = [folder / name for name in sorted(sources)]
+    existing = [path for path in copies if path.exists()]
+    if existing:
+        raise BadInputError(f"{existing[0]} exists and is not replaced: give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in copies:
+        path.write_bytes(sources[path.name].read_bytes())
+    return copies
