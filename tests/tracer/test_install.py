@@ -8,6 +8,7 @@ import pytest
 
 from rankscope import tracer
 from rankscope.tracer.topology import Coords, Layout
+from tests.support.paths import ROOT
 from tests.support.tracer.reading import only_folder, read_spans
 from tests.support.tracer.recording import run_script
 
@@ -89,6 +90,28 @@ def test_a_folder_that_cannot_be_written_leaves_the_job_untraced(
     said = capsys.readouterr().err
     assert said.startswith("rankscope: not tracing this process: ")
     assert said.count("\n") == 1
+
+
+def test_the_sample_of_the_documents_declares_layout_and_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "11")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("RANKSCOPE_RUN", "declared")
+    text = (ROOT / "docs" / "tracer.md").read_text(encoding="utf-8")
+    sample = text.split("\n## Declare the layout\n")[1].split("```python\n")[1].split("```")[0]
+    assert "/dev/shm/spool" in sample
+
+    exec(sample.replace("/dev/shm/spool", str(tmp_path)), {})
+    tracer.shutdown()
+
+    manifest = json.loads((only_folder(tmp_path) / "manifest.json").read_text())
+    assert {name: manifest["layout"][name] for name in ("pp", "dp", "tp")} == {
+        "pp": 2,
+        "dp": 4,
+        "tp": 2,
+    }
+    assert manifest["coords"] == {"dp": 1, "tp": 1, "pp": 1, "cp": 0, "ep": 0}
 
 
 def test_the_manifest_contains_what_the_job_declared(
