@@ -89,9 +89,10 @@ def find_recurrence(
     """Compare a finding with those of the same cause in other epochs and runs.
 
     It follows the *host* if the same host was named at a position that is now on another host. It
-    follows the *position* if the same (dp, pp, tp) of an equal layout was named on another host. In
-    both cases the other host must not be named now. If nothing moved, or if both were seen, host
-    and position cannot be distinguished.
+    follows the *position* if the same (dp, pp, tp) was named on another host. In both cases the
+    other host must not be named now. If nothing moved, or if both were seen, host and position
+    cannot be distinguished. Findings of unequal layouts are not compared: their positions have
+    other work, so neither a host nor a position is the same.
 
     Args:
         now: The finding.
@@ -109,6 +110,7 @@ def find_recurrence(
     named = hosts.union(*(_hosts(one) for one in others if _cause(one) == _cause(now)))
     past = [one for one in history if _cause(one) == _cause(now) and _is_local(one)]
     past = [one for one in past if one.incarnation != now.incarnation and one.num_hosts > 1]
+    past = [one for one in past if one.sizes == now.sizes]
     known = [one for one in past if hosts & _hosts(one)]
     host_now = {each.position: each.host for each in placements()} if known else {}
     moved = {one: _moved_hosts(now, one, host_now, named) for one in known}
@@ -155,17 +157,12 @@ def _moved_hosts(
         each.host
         for each in then.placements
         if each.host in both
-        and (
-            then.sizes != now.sizes
-            or host_now.get(each.position, each.host) not in {each.host, *named}
-        )
+        and host_now.get(each.position, each.host) not in {each.host, *named}
     }
 
 
 def _same_positions(now: PlacedFinding, then: PlacedFinding, named: Set[str]) -> set[Position]:
     """Return the positions named both times whose earlier host is not named now."""
-    if now.sizes != then.sizes:
-        return set()
     before = {each.position: each.host for each in then.placements if each.host}
     return {
         each.position
@@ -178,13 +175,11 @@ def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) 
     hosts = set[str]().union(*moved.values())
     here = next(each for each in now.placements if each.host in hosts)
     before = [each for one in moved for each in one.placements if each.host == here.host]
-    other = [each for each in before if each.position != here.position]
-    where = "in another layout"
-    if other:
-        where = (
-            f"at another position: {_format_position(other[0])} then, {_format_position(here)} now"
-        )
-    return f"host {_format_names(sorted(hosts))} was also named in {_format_runs(moved)}, {where}"
+    there = next(each for each in before if each.position != here.position)
+    return (
+        f"host {_format_names(sorted(hosts))} was also named in {_format_runs(moved)}, at another"
+        f" position: {_format_position(there)} then, {_format_position(here)} now"
+    )
 
 
 def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Position]]) -> str:
