@@ -52,6 +52,7 @@ class WhatIf:
 
     m_w: float | None
     m_s: float | None
+    """None if all operations are of one stage."""
 
     def slowdown(self, with_part_ns: NDArray[np.float64]) -> float | None:
         """Return S over all steps, given the step times with a part put back."""
@@ -313,5 +314,7 @@ def _add_m_w_and_m_s(
         m_w=share_of_excess(recorded, float(replayer.made_ideal(is_worst[worker]).mean()), ideal)
         if workers
         else None,
-        m_s=share_of_excess(recorded, float(without_last_stage_ns.mean()), ideal),
+        m_s=None
+        if len(result.by_stage_ns) == 1  # one stage has no share: it is the run
+        else share_of_excess(recorded, float(without_last_stage_ns.mean()), ideal),
     )

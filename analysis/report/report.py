@@ -335,7 +335,8 @@ class RunReport:
     """Share of the lost time that is recovered if the worst 3 % of workers were ideal."""
 
     m_s: float | None = None
-    """Share of the lost time that is recovered if the last pipeline stage were ideal."""
+    """Share of the lost time that is recovered if the last pipeline stage were ideal; None without
+    a pipeline."""
 
     starved: tuple[Starved, ...] = ()
     waterfall: WaterfallSummary | None = None

@@ -248,6 +248,13 @@ def test_the_order_of_rows_changes_nothing() -> None:
     assert to_document(report) == to_document(analyze_run(source, "tiny"))
 
 
+def test_a_run_of_one_stage_has_no_share_of_its_last_stage() -> None:
+    report = analyze_run(job({2: 1.5}, layout=Layout(dp=4)), "tiny")
+
+    assert report.m_w == pytest.approx(1.0, abs=0.1)
+    assert report.m_s is None
+
+
 def test_the_document_has_the_keys_that_checks_rely_on() -> None:
     document = to_document(analyze_run(job({5: 1.8}), "tiny"))
 

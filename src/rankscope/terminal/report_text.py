@@ -211,9 +211,14 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
             "host delays": f"{format_slowdown(report.launch_slowdown)}; replay error"
             f" {_format_percent(report.replay_error_ratio)}",
             "recoverable": ""
-            if report.m_w is None and report.m_s is None
+            if report.m_w is None
             else f"{_format_percent(report.m_w)} of the lost time by fixing the worst 3 % of the"
-            f" workers (M_W), {_format_percent(report.m_s)} by fixing the last stage (M_S)",
+            " workers (M_W)"
+            + (
+                f", {_format_percent(report.m_s)} by fixing the last stage (M_S)"
+                if report.m_s is not None
+                else ""
+            ),
             "worst worker": _format_culprits(report),
         }
     lines = []

@@ -263,7 +263,7 @@ class Oracle:
             shortcut={w: time / _mean(ideal) for w, time in shortcut.items()},
             worst=set(worst),
             m_w=without(lambda op: worker_of(op) in worst),
-            m_s=without(lambda op: op["stage"] == self.pp - 1),
+            m_s=without(lambda op: op["stage"] == self.pp - 1) if self.pp > 1 else None,
         )
 
 
