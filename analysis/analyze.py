@@ -210,7 +210,12 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         mfu=mfu,
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(
-            run, record.spans, record.steps, reading, has_worker_slowdown=bool(result.by_dp_ns)
+            run,
+            record.spans,
+            record.steps,
+            reading,
+            samples=record.context.samples,
+            has_worker_slowdown=bool(result.by_dp_ns),
         ),
         excess=_excess(None if case is None else case.profile),
         paced=run.paced,

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .replay.model import Reading
+    from .replay.model import Reading, Transfers
+    from .trace.context import SampleTable
     from .trace.tables import RunInfo, SpanTable, StepTable
 
 OVERLAP_SLACK_NS = 20_000
 """Overlap that the clocks of device and host explain. Source: as
 `analysis.readers.tracer.matched_waits.QUEUE_SLACK_NS`."""
+
+ADAPTER_SPEED = "nic-speed-bytes-per-s"
+"""Name of the samples of a network adapter's speed; see docs/samples.md."""
 
 MAX_RANGES = 5
 """Ranges of left-out steps that a warning lists before it counts the rest."""
@@ -40,6 +44,7 @@ def assess_quality(
     steps: StepTable,
     reading: Reading | None,
     *,
+    samples: SampleTable | None = None,
     has_worker_slowdown: bool = True,
 ) -> Quality:
     """Return the limits of a run's trace, with a warning for each.
@@ -49,6 +54,7 @@ def assess_quality(
         spans: Its spans.
         steps: Its step rows.
         reading: Its operations; None if there are no spans.
+        samples: Readings of its hosts; None if there are none.
         has_worker_slowdown: Whether the slowdown by dp position and worker was computed.
     """
     warnings = [*run.warnings, *(() if reading is None else reading.warnings)]
@@ -59,6 +65,8 @@ def assess_quality(
         )
     if reading is not None and reading.left_out:
         warnings.append(left_out_sentence(reading.left_out))
+    if reading is not None:
+        warnings += _lone_group_warnings(run, reading.transfers, samples)
     if run.source_format == "rankscope":
         warnings += [*_missing_rank_warnings(run), *misreading_warnings(spans)]
     account = run.account
@@ -73,6 +81,51 @@ def assess_quality(
         coverage_ratio=None if reading is None else _coverage(run, steps, reading),
         warnings=tuple(warnings),
     )
+
+
+def _lone_group_warnings(
+    run: RunInfo, transfers: Transfers, samples: SampleTable | None
+) -> list[str]:
+    """Return a warning if no link between hosts has an alike one to be compared with."""
+    hosts = {rank: info.host for rank, info in run.ranks.items()}
+    is_between = np.array(
+        [len({hosts.get(rank, "") for rank in link.members}) > 1 for link in transfers.links],
+        dtype=np.bool_,
+    )
+    rows = np.flatnonzero(is_between[transfers.link]) if len(is_between) else np.zeros(0, np.int64)
+    pairs = np.unique((transfers.alike[rows], transfers.link[rows]), axis=1)
+    if not len(rows) or np.bincount(pairs[0]).max() > 1:
+        return []
+    num = format_count(len(sorted_unique(pairs[1])), "link")
+    text = (
+        f"insufficient evidence about links: {num} between hosts, without an alike one, compared"
+        " with its own other steps only. Whether it is slow from the first step on is unknown:"
+        " compare with an earlier run on the same hosts"
+    )
+    speeds = _adapter_speeds(samples, set(hosts.values()))
+    least, most = min(speeds.values(), default=0.0), max(speeds.values(), default=0.0)
+    if least < most:
+        slow = sorted(host for host, speed in speeds.items() if speed == least)
+        text += (
+            f". The network adapter of {slow[0]}"
+            f"{f' and {len(slow) - 1:,} more' if len(slow) > 1 else ''} runs at"
+            f" {least / 1e9:.3g} GB/s, others at up to {most / 1e9:.3g} GB/s"
+        )
+    return [text]
+
+
+def _adapter_speeds(samples: SampleTable | None, hosts: set[str]) -> dict[str, float]:
+    """Return the speed of each host's fastest network adapter, bytes/s; only of hosts with one."""
+    found: dict[str, float] = {}
+    for code, name in enumerate(() if samples is None else samples.names):
+        if samples is not None and name.startswith(ADAPTER_SPEED):
+            rows = samples.name == code
+            for host, speed in zip(
+                samples.host[rows].tolist(), samples.value[rows].tolist(), strict=True
+            ):
+                if samples.hosts[host] in hosts:
+                    found[samples.hosts[host]] = max(found.get(samples.hosts[host], 0.0), speed)
+    return found
 
 
 def _missing_rank_warnings(run: RunInfo) -> list[str]:

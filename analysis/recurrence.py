@@ -156,8 +156,7 @@ def _moved_hosts(
     return {
         each.host
         for each in then.placements
-        if each.host in both
-        and host_now.get(each.position, each.host) not in {each.host, *named}
+        if each.host in both and host_now.get(each.position, each.host) not in {each.host, *named}
     }
 
 

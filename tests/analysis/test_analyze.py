@@ -11,6 +11,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.report.document import to_document
+from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.verdict import verdict_sentence
@@ -19,11 +20,13 @@ from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, Source, gpt_cluster, source_of
 from tests.support.analysis.exit_builders import context_of, failed
+from tests.support.analysis.sample_builders import samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.context import SampleTable
 
 LAYOUT = Layout(pp=2, dp=2, tp=2)
 
@@ -253,6 +256,32 @@ def test_a_run_of_one_stage_has_no_share_of_its_last_stage() -> None:
 
     assert report.m_w == pytest.approx(1.0, abs=0.1)
     assert report.m_s is None
+
+
+def on_hosts(source: Source, ranks_per_host: int, readings: SampleTable) -> Source:
+    """Return a job on hosts a, b, ... of so many ranks."""
+    (epoch,) = source.info.epochs
+    ranks = tuple(replace(each, host="abcd"[each.rank // ranks_per_host]) for each in epoch.ranks)
+    info = replace(source.info, epochs=(replace(epoch, ranks=ranks),))
+    return replace(source, info=info, around=RunContext(samples=readings))
+
+
+def test_a_group_between_hosts_without_an_alike_one_is_named_as_not_compared() -> None:
+    adapters = samples(
+        "nic-speed-bytes-per-s:eth0", {("a", -1): [12.5e9, 12.5e9], ("b", -1): [1.25e9, 1.25e9]}
+    )
+
+    def warnings(layout: Layout, ranks_per_host: int) -> list[str]:
+        source = on_hosts(job({}, layout=layout), ranks_per_host, adapters)
+        found = analyze_run(source, "tiny").quality.warnings
+        return [each for each in found if "about links" in each]
+
+    (warning,) = warnings(Layout(dp=4), 2)
+
+    assert warning.startswith("insufficient evidence about links: ")
+    assert warning.endswith("adapter of b runs at 1.25 GB/s, others at up to 12.5 GB/s")
+    assert warnings(Layout(dp=4), 4) == []
+    assert warnings(Layout(dp=4, pp=2), 4) == []
 
 
 def test_the_document_has_the_keys_that_checks_rely_on() -> None:
