@@ -224,7 +224,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         ),
         links=None
         if case is None
-        else summarize_links(case.links, run.ranks, step_ns=float(np.median(reading.actual_ns))),
+        else summarize_links(case.links, run.ranks),
         waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
         direct_waits=sum_direct_waits(
             reading.model, waterfall, predecessors, total_ns=int(reading.actual_ns.sum())

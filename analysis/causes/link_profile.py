@@ -175,13 +175,8 @@ def _expected(
     return np.where(enough[:, None], medians, np.maximum(everywhere, slower_alike)), ~enough
 
 
-def find_slow_links(profile: LinkProfile, min_lost_ns: float) -> tuple[SlowLink, ...]:
-    """Find links that are significantly slower than alike ones.
-
-    Args:
-        profile: Transfers by link and step.
-        min_lost_ns: Time per step that a link must lose.
-    """
+def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
+    """Find links that are significantly slower than alike ones."""
     excess = profile.total_ns / profile.expected_ns - 1.0
     found = []
     links = profile.transfers.links
@@ -215,13 +210,6 @@ def find_slow_links(profile: LinkProfile, min_lost_ns: float) -> tuple[SlowLink,
         and (
             slow.phase.num_steps >= THRESHOLDS.min_sparse_steps
             or slow.phase.margin >= THRESHOLDS.peer_peak_factor
-        )
-        and _lost_ns(profile, slow)
-        >= min_lost_ns
-        * (
-            1
-            if slow.phase.num_steps >= THRESHOLDS.min_sparse_steps
-            else THRESHOLDS.short_phase_factor
         )
     )
 
@@ -258,12 +246,6 @@ def _num_instances(profile: LinkProfile, slow: SlowLink) -> float:
     if profile.has_few_alike[slow.link]:
         return float(num[slow.link].sum())
     return float(num[:, columns].sum() - num[slow.link, columns].sum())
-
-
-def _lost_ns(profile: LinkProfile, slow: SlowLink) -> float:
-    columns = slice(slow.phase.first, slow.phase.last + 1)
-    lost = profile.total_ns[slow.link, columns] - profile.expected_ns[slow.link, columns]
-    return float(np.nanmedian(lost))
 
 
 def baseline_of_risen_links(

@@ -55,7 +55,7 @@ class _Sums:
 
 
 def summarize_links(
-    profile: LinkProfile, ranks: Mapping[int, RankInfo], *, step_ns: float
+    profile: LinkProfile, ranks: Mapping[int, RankInfo]
 ) -> LinkSummary | None:
     """Return the transfers of a run by link; None if no transfer is known.
 
@@ -67,9 +67,8 @@ def summarize_links(
     Args:
         profile: Transfers by link and step, compared with alike ones.
         ranks: Location of each rank.
-        step_ns: Median time of a step.
     """
-    slow = find_slow_links(profile, THRESHOLDS.min_lost_ratio * step_ns)
+    slow = find_slow_links(profile)
     phases: dict[int, tuple[int, int]] = {}
     for each in sorted(slow, key=lambda one: one.phase.num_steps):
         first, last = profile.steps[[each.phase.first, each.phase.last]].tolist()

@@ -122,7 +122,7 @@ def find_slow_network(
     """
     slow = [
         each
-        for each in find_slow_links(profile, THRESHOLDS.min_lost_ratio * step_ns)
+        for each in find_slow_links(profile)
         if not is_explained_by_devices(
             profile, each, blamed, THRESHOLDS.min_unexplained_ratio * step_ns
         )

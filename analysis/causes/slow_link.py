@@ -220,7 +220,7 @@ def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float])
     if len(others) < THRESHOLDS.min_links:
         return None
     required = required_deviations(len(others)) * robust_deviation(others)
-    return worst if inside[worst] >= max(required, THRESHOLDS.min_pair_excess) else None
+    return worst if inside[worst] >= required else None
 
 
 def merge_by_location(

@@ -164,10 +164,6 @@ class Thresholds:
     """Steps that a slow phase needs if a link has fewer than `min_alike_transfers` instances in a
     step. Source: design.md section 5, 3 steps."""
 
-    short_phase_factor: int = 10
-    """Factor of the time that a phase of fewer than `min_sparse_steps` steps must lose. Source:
-    choice."""
-
     together_share: float = 0.8
     """Share of the links between two stages that must become slow, and fast again, in the same
     step. Source: choice."""
@@ -180,16 +176,8 @@ class Thresholds:
     """Slow links of a rank that this needs: a pair that is slow both ways has two. Source:
     formula."""
 
-    min_pair_excess: float = 0.03
-    """Excess of a member's pairs that singles it out of a slow group. It is too small for a finding
-    of its own, but the group is slow in any case. Source: choice."""
-
     min_factor_ratio: float = 0.8
     """Ratio of two slowdown factors from which they count as equal. Source: choice."""
-
-    min_lost_ratio: float = 0.0001
-    """Share of a step that a slow link must lose: less is within the error of the clocks. Source:
-    choice."""
 
     min_unexplained_ratio: float = 0.01
     """Share of a step that a link must lose beyond what a slow device at its end explains. A device

@@ -23,9 +23,7 @@ NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)
 def slow_phases(ms: Sequence[float]) -> list[tuple[int, int]]:
     """Return the slow phases of a single group with these transfer times and 1 % of noise."""
     noisy = [value * (1 + NOISE[step % 5] / 10) for step, value in enumerate(ms)]
-    return [
-        (each.phase.first, each.phase.last) for each in find_slow_links(profile({ALL: noisy}), 0.0)
-    ]
+    return [(each.phase.first, each.phase.last) for each in find_slow_links(profile({ALL: noisy}))]
 
 
 def test_a_single_group_that_became_slow_is_compared_with_its_own_faster_steps() -> None:
@@ -53,7 +51,7 @@ def test_a_group_slow_from_the_first_step_on_is_compared_with_the_only_alike_one
     ms = [10.0 * (1 + each / 10) for each in NOISE * 2]
     groups = {group(0, 2, 4, 6): ms, group(1, 3, 5, 7): [factor * each for each in ms]}
 
-    found = find_slow_links(profile(groups), 0.0)
+    found = find_slow_links(profile(groups))
 
     assert [(each.link, each.phase.num_steps) for each in found] == [(1, 10)] * num_slow
 
@@ -63,7 +61,7 @@ def test_a_single_group_whose_steps_vary_much_is_not_slow() -> None:
     # 1/5)) = 2.6, while 7.7 is required for 8 degrees of freedom and 10 steps that may begin it
     varying = {ALL: [8.5, 11.5, 10.2, 8.3, 11.5, 11.0, 14.5, 12.5, 10.8, 14.2]}
 
-    assert find_slow_links(profile(varying), 0.0) == ()
+    assert find_slow_links(profile(varying)) == ()
 
 
 NUM_STEPS = 10
@@ -104,7 +102,7 @@ def slow_links(found: LinkProfile) -> set[tuple[tuple[int, ...], int, int]]:
     """Return (members, first step, last step) of each slow link."""
     return {
         (found.transfers.links[each.link].members, each.phase.first, each.phase.last)
-        for each in find_slow_links(found, 0.0)
+        for each in find_slow_links(found)
     }
 
 
@@ -122,7 +120,7 @@ def test_all_links_between_two_stages_that_became_slow_together_are_found(
 
     assert slow_links(found) == between(1, 2, first, last)
     # AND each takes 15 ms against 10 ms
-    for each in find_slow_links(found, 0.0):
+    for each in find_slow_links(found):
         assert each.phase.excess_ratio == pytest.approx(0.5, abs=0.03)
         assert each.expected_ns == pytest.approx(10e6, rel=0.02)
     slow = [set(link.members) <= set(range(4, 12)) for link in found.transfers.links]

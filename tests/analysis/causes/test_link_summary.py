@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.network import LinkSummary
 
 NUM_STEPS = 10
-STEP_NS = 1_000.0 * MS
 
 
 def summary(ms_of: Mapping[Link, Sequence[float]], *, ranks_per_host: int) -> LinkSummary:
@@ -36,7 +35,7 @@ def summary(ms_of: Mapping[Link, Sequence[float]], *, ranks_per_host: int) -> Li
         )
         for rank in ranks
     }
-    found = summarize_links(profile(ms_of), infos, step_ns=STEP_NS)
+    found = summarize_links(profile(ms_of), infos)
     assert found is not None
     return found
 
