@@ -186,17 +186,24 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
 
 def _merge(found: Sequence[Candidate], place: str) -> Candidate:
     worst = max(found, key=lambda each: each.excess_ratio)
-    ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
+    whole = join_candidates(found, worst)
+    return replace(
+        whole,
+        excess_ratio=float(np.median([each.excess_ratio for each in found])),
+        evidence=f"{format_ranks(whole.ranks)}, {place}; the worst: {worst.evidence}",
+    )
+
+
+def join_candidates(found: Sequence[Candidate], worst: Candidate) -> Candidate:
+    """Return one of several candidates of a cause, with the ranks, steps and parts of all."""
     part, fixed_ns = merge_parts(found)
     return replace(
         worst,
-        ranks=ranks,
+        ranks=tuple(sorted({rank for each in found for rank in each.ranks})),
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
         shown_steps=_shown_by_any(found),
         part=part,
         fixed_ns=fixed_ns,
-        excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"{format_ranks(ranks)}, {place}; the worst: {worst.evidence}",
     )
 
 

@@ -13,7 +13,7 @@ from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
-from .candidate import Candidate, explained_gaps, merge_parts
+from .candidate import Candidate, explained_gaps, join_candidates, merge_parts
 from .common_pause import pause_candidate
 from .detector import Cause
 from .host_gaps import (
@@ -166,21 +166,10 @@ def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     if len(several) <= 1:
         return tuple(found)
     worst = max(several, key=lambda each: each.excess_ratio)
-    part, fixed_ns = merge_parts(several)
-    ranks = tuple(sorted(rank for each in several for rank in each.ranks))
-    whole = Candidate(
-        cause=worst.cause,
-        ranks=ranks,
-        steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
-        part=part,
-        excess_ratio=worst.excess_ratio,
-        threshold=worst.threshold,
-        evidence=f"{format_ranks(ranks)} wait for input together; the worst: {worst.evidence}",
-        on_host=True,
-        fixed_ns=fixed_ns,
-        is_everywhere=True,
-    )
-    return (whole, *alone)
+    whole = join_candidates(several, worst)
+    together = f"{format_ranks(whole.ranks)} wait for input together"
+    evidence = f"{together}; the worst: {worst.evidence}"
+    return (replace(whole, evidence=evidence, is_everywhere=True), *alone)
 
 
 def _first_gaps_of_late_hosts(gaps: HostGaps, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, 
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
-from .candidate import Candidate, explained_gaps, merge_parts, named_ranks
+from .candidate import Candidate, explained_gaps, join_candidates, named_ranks
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -331,13 +331,5 @@ def _merge_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     if len(several) <= 1:
         return tuple(found)
     clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
-    part, fixed_ns = merge_parts(several)
-    whole = replace(
-        clearest,
-        ranks=tuple(sorted(rank for each in several for rank in each.ranks)),
-        steps=(min(each.steps[0] for each in several), max(each.steps[1] for each in several)),
-        part=part,
-        fixed_ns=fixed_ns,
-        evidence=f"{clearest.evidence}; {format_count(len(several) - 1, 'more group')} alike",
-    )
-    return (whole, *alone)
+    evidence = f"{clearest.evidence}; {format_count(len(several) - 1, 'more group')} alike"
+    return (replace(join_candidates(several, clearest), evidence=evidence), *alone)
