@@ -222,9 +222,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         bandwidth=measure_bandwidths(
             reading.transfers, {rank: info.host for rank, info in run.ranks.items()}
         ),
-        links=None
-        if case is None
-        else summarize_links(case.links, run.ranks),
+        links=None if case is None else summarize_links(case.links, run.ranks),
         waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
         direct_waits=sum_direct_waits(
             reading.model, waterfall, predecessors, total_ns=int(reading.actual_ns.sum())

@@ -12,7 +12,6 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..arrays.group_stats import row_medians
 from ..report.network import LinkGroup, LinkMatrix, LinkSummary, LinkTotal, LinkTransfers
-from ..statistics.thresholds import THRESHOLDS
 from .link_profile import find_slow_links
 from .network_degradation import find_common_slowness
 
@@ -54,9 +53,7 @@ class _Sums:
     is_slow: NDArray[np.bool_]
 
 
-def summarize_links(
-    profile: LinkProfile, ranks: Mapping[int, RankInfo]
-) -> LinkSummary | None:
+def summarize_links(profile: LinkProfile, ranks: Mapping[int, RankInfo]) -> LinkSummary | None:
     """Return the transfers of a run by link; None if no transfer is known.
 
     A link is slow if `find_slow_links` finds it among alike ones. Links that became slow together
