@@ -105,7 +105,7 @@ def find_compute_candidates(
         for stage in find_stages_turned_slow(profile)
         if in_slow_stage.isdisjoint(stage.ranks)
         and {rank for each in single if _is_in_stage(each, stage) for rank in each.ranks}
-        < set(stage.ranks)
+        <= set(stage.ranks)
     ]
     slow = [
         each

@@ -35,7 +35,9 @@ def robust_deviation(values: NDArray[np.float64]) -> float:
     return DEVIATION_PER_MAD * float(np.median(np.abs(known - np.median(known))))
 
 
-def are_usual(levels: NDArray[np.float64], *, num_samples: int) -> NDArray[np.bool_]:
+def are_usual(
+    levels: NDArray[np.float64], *, num_samples: int, may_be_half: bool = False
+) -> NDArray[np.bool_]:
     """Return which rows are not slow together with others. At most one slow row is called usual.
 
     A fault only adds time, so slow rows are at the top, and just under half of the rows may be
@@ -48,6 +50,7 @@ def are_usual(levels: NDArray[np.float64], *, num_samples: int) -> NDArray[np.bo
     Args:
         levels: Shape (rows,), no NaN.
         num_samples: Samples that are tested.
+        may_be_half: Whether half of the rows may be slow, and not only fewer.
 
     Returns:
         Shape (rows,). All rows, if fewer than `MIN_ROWS_OF_KIND` would be left.
@@ -55,7 +58,8 @@ def are_usual(levels: NDArray[np.float64], *, num_samples: int) -> NDArray[np.bo
     num = len(levels)
     order = np.argsort(levels, kind="stable")
     ascending = levels[order]
-    below = np.arange(max(num // 2 + 1, MIN_ROWS_OF_KIND), num - 1)
+    fewest = (num + 1) // 2 if may_be_half else num // 2 + 1
+    below = np.arange(max(fewest, MIN_ROWS_OF_KIND), num - 1)
     total, squares = np.cumsum(ascending)[below - 1], np.cumsum(ascending**2)[below - 1]
     variance = np.maximum(squares - total**2 / below, 0.0) / (below - 1)
     noise = required_deviations(num_samples) * np.sqrt(variance)
@@ -65,6 +69,30 @@ def are_usual(levels: NDArray[np.float64], *, num_samples: int) -> NDArray[np.bo
     if len(significant):
         usual[order[significant[0] :]] = False
     return usual
+
+
+def find_slow_together(excess: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return where several rows are slow in the same step, shape as ``excess``.
+
+    The ranks of a host, or the links of a switch, share a fault: they are slow at the same moment,
+    and each would pass for the noise of the others. Noise of independent rows has no such moments.
+    Half of the rows are slow only if other steps show that both halves do equal work.
+
+    Args:
+        excess: Shape (rows, steps); steps with unknown values are ignored.
+    """
+    known = np.flatnonzero(~np.isnan(excess).any(axis=0)).tolist()
+
+    def slow_rows(*, may_be_half: bool) -> NDArray[np.bool_]:
+        together = np.zeros(excess.shape, np.bool_)
+        for step in known:
+            usual = are_usual(excess[:, step], num_samples=excess.size, may_be_half=may_be_half)
+            together[:, step] = ~usual
+        return together
+
+    found = slow_rows(may_be_half=True)
+    num_equal = len(known) - int(found.any(axis=0).sum())
+    return found if num_equal >= THRESHOLDS.min_baseline_steps else slow_rows(may_be_half=False)
 
 
 def step_deviation(values: NDArray[np.float64]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import find_positions
-from .noise import are_usual
+from .noise import are_usual, find_slow_together
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -157,14 +157,19 @@ def _median_of_usual_peers(total: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the median of each row's peers, without those that are slow together.
 
     Slow ranks below half of a stage do not hide themselves in the median, but they shift it to the
-    upper end of the healthy ranks, by as much as these differ.
+    upper end of the healthy ranks, by as much as these differ. Half of a stage shifts it to the
+    slow ones.
     """
     expected = median_of_peers(total)
-    level = row_medians(total / expected - 1.0)
-    usual = are_usual(level, num_samples=total.size)
+    usual = are_usual(row_medians(total / expected - 1.0), num_samples=total.size)
     if not usual.all():
         expected[usual] = median_of_peers(total[usual])
         expected[~usual] = row_medians(total[usual].T)
+    slow = find_slow_together(total / expected - 1.0)
+    for step in np.flatnonzero(slow.any(axis=0)).tolist():
+        others = total[~slow[:, step], step]
+        expected[~slow[:, step], step] = median_of_peers(others[:, None])[:, 0]
+        expected[slow[:, step], step] = np.median(others)
     return expected
 
 

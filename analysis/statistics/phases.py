@@ -16,6 +16,7 @@ from ..arrays.group_stats import row_medians
 from .noise import (
     DEVIATION_PER_MAD,
     are_usual,
+    find_slow_together,
     required_deviations,
     robust_deviation,
     step_deviation,
@@ -79,6 +80,9 @@ class _Search:
     deviation: float
     deviations: float
     """Deviations that are significant in a matrix of this size."""
+
+    slow_together: NDArray[np.bool_]
+    """Shape (rows, steps)."""
 
     def phase(self, row: int, first: int, last: int, *, excess: float, threshold: float) -> Phase:
         return Phase(
@@ -155,8 +159,10 @@ def _search(
 ) -> tuple[tuple[Phase, ...], tuple[Phase, ...]]:
     """Return the lasting phases, and the short ones of all other rows."""
     known = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    slow_together = np.zeros(excess.shape, np.bool_)
+    slow_together[known] = find_slow_together(excess[known])
     if deviation is None:
-        deviation = step_deviation(excess[known])
+        deviation = step_deviation(np.where(slow_together, np.nan, excess)[known])
     if np.isnan(deviation):
         return (), ()
     num_rows = len(excess)
@@ -166,6 +172,7 @@ def _search(
         partners=np.arange(num_rows) if partners is None else partners,
         deviation=deviation,
         deviations=required_deviations(excess[known].size),
+        slow_together=slow_together,
     )
     lasting = _lasting_phases(search, known, may_vary=may_vary)
     others = np.array([row for row in known.tolist() if row not in lasting], dtype=np.int64)
@@ -196,7 +203,7 @@ def _lasting_phases(
     """Return, by row, the lasting phase with the largest margin."""
     excess, few = search.excess[rows], search.has_few_peers[rows]
     between_rows = search.deviations * _deviation_of_others(row_medians(excess), excess.size)
-    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(excess, search.partners[rows])
+    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(search, rows)
     best: dict[int, Phase] = {}
     for level in PHASE_LEVELS:
         first, last = max_subarrays(excess - level / 2)
@@ -245,7 +252,7 @@ def _short_phases(search: _Search, rows: NDArray[np.int64]) -> tuple[Phase, ...]
         return ()
     excess = search.excess[rows]
     peak = np.nanmax(excess, axis=1)
-    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(excess, search.partners[rows])
+    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(search, rows)
     least = max(THRESHOLDS.min_excess_ratio, search.deviations * search.deviation)
     thresholds = np.maximum(least, peer_peak)
     found = []
@@ -259,43 +266,31 @@ def _short_phases(search: _Search, rows: NDArray[np.int64]) -> tuple[Phase, ...]
     return tuple(found)
 
 
-def _highest_of_others(
-    excess: NDArray[np.float64], partners: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _highest_of_others(search: _Search, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the highest excess of the other rows in any step, except a few that may be at fault.
 
+    Rows of equal `partners` are no others of each other, unless all rows are partners. Steps in
+    which rows are slow together do not count.
+
     Args:
-        excess: Shape (rows, steps).
-        partners: Shape (rows,): rows of equal number are no others of each other, unless all rows
-            are partners.
+        search: The matrix.
+        rows: Shape (rows,): the rows to compare.
     """
+    excess, partners = search.excess[rows], search.partners[rows]
     if not len(excess):
         return np.zeros(0)
     _, number = np.unique(partners, return_inverse=True)
     if not number.any():
         number = np.arange(len(excess))
     peak = np.full(int(number.max()) + 1, -np.inf)
-    np.maximum.at(
-        peak, number, np.nanmax(np.where(_are_slow_together(excess), -np.inf, excess), axis=1)
-    )
+    alone = np.where(search.slow_together[rows], -np.inf, excess)
+    np.maximum.at(peak, number, np.nanmax(alone, axis=1))
     highest = np.sort(peak)[::-1]
     allowed = min(int(THRESHOLDS.max_faulty_share * len(peak)), len(peak) - 1)
     others: NDArray[np.float64] = np.where(
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
     return others[number]
-
-
-def _are_slow_together(excess: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return where several rows are slow in the same step, shape as ``excess``.
-
-    The ranks of a host, or the links of a switch, share a fault: they are slow at the same moment,
-    and each would pass for the noise of the others. Noise of independent rows has no such moments.
-    """
-    together = np.zeros(excess.shape, np.bool_)
-    for step in np.flatnonzero(~np.isnan(excess).any(axis=0)).tolist():
-        together[:, step] = ~are_usual(excess[:, step], num_samples=excess.size)
-    return together
 
 
 def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -65,6 +65,27 @@ def test_slow_ranks_do_not_shift_the_baseline_of_their_stage() -> None:
     assert found.expected_ns[:5, 0].tolist() == [1000.0, 1005.0, 995.0, 1005.0, 995.0]
 
 
+@pytest.mark.parametrize(("slow_steps", "expected"), [((2, 3), 0.15), ((0, 1, 2, 3), None)])
+def test_half_of_a_stage_is_slow_if_other_steps_show_equal_work(
+    slow_steps: tuple[int, ...], expected: float | None
+) -> None:
+    # GIVEN eight ranks on two hosts, the second of which is 15 % slower in some steps
+    levels = [1000.0, 995.0, 1005.0, 1002.0] * 2
+    times = {
+        rank: [level * (1.15 if rank > 3 and step in slow_steps else 1.0) for step in range(4)]
+        for rank, level in enumerate(levels)
+    }
+
+    found = profile(times, stage_of=dict.fromkeys(times, 0)).excess_ratio
+
+    # THEN in these steps the first host is the baseline, and if there are no others, the median
+    if expected is not None:
+        assert found[:4].max() < 0.01
+        assert found[4:, 2] == pytest.approx(expected, abs=0.01)
+    else:
+        assert found[:4].min() < -0.1
+
+
 def test_a_single_peer_counts_if_other_stages_agree_with_it() -> None:
     times = {0: [10.0], 1: [18.0], 2: [10.0], 3: [10.0]}
 

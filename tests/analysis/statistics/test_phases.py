@@ -101,7 +101,7 @@ def test_two_rows_that_both_reach_the_same_height_once_are_noise() -> None:
     assert find_phases(excess) == ()
 
 
-@pytest.mark.parametrize("num_slow", [2, 7])
+@pytest.mark.parametrize("num_slow", [2, 7, 8])
 def test_rows_that_are_slow_in_the_same_step_are_no_noise_to_each_other(num_slow: int) -> None:
     excess = np.random.default_rng(5).normal(0.0, 0.01, (16, 10))
     excess[:num_slow, 4] += 0.12
