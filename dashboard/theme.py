@@ -125,14 +125,14 @@ def axis_unit(longest_ns: float) -> tuple[str, int]:
     return ("s", NS_PER_S) if longest_ns >= _MIN_S * NS_PER_S else ("ms", NS_PER_MS)
 
 
-def graph_config(*, wheel_zooms: bool) -> dict[str, Any]:
+def graph_config(*, selects: bool) -> dict[str, Any]:
     """Return plotly's settings; none of them contacts another host."""
     return {
         "displaylogo": False,
         "showSendToCloud": False,
         "plotlyServerURL": "",
         "responsive": True,
-        "scrollZoom": wheel_zooms,
-        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+        "scrollZoom": False,  # the assets zoom, with Ctrl: without it the page scrolls
+        "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", *([] if selects else ["select2d"])],
         "toImageButtonOptions": {"format": "png", "filename": "rankscope", "scale": 2},
     }

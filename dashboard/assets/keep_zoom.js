@@ -20,6 +20,16 @@ window.dash_clientside.rankscope = {
     return { ...fresh, layout };
   },
 
+  // A cell of a picture has one shade: twice the number of its kind, more if it is mostly full.
+  describeCell(hover) {
+    const point = hover && hover.points && hover.points[0];
+    const kinds = point && point.data && point.data.meta;
+    if (!kinds || !(point.z > 0)) return "";
+    const shade = point.z - 1;
+    const share = shade % 2 ? "at least half" : "less than half";
+    return `${point.y}, ${point.x.toFixed(3)} ms: ${kinds[shade >> 1]}, ${share} of the pixel`;
+  },
+
   // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
   // address is replaced first, so that Dash's Location finds it as it should be and pushes nothing.
   replaceAddress(search) {

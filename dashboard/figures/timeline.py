@@ -13,7 +13,7 @@ from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
 
 from ..text import escape_for_plotly
-from ..theme import INK, KIND_COLORS, apply_style, rgba
+from ..theme import INK, KIND_COLORS, SLOW, apply_style, rgba
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +44,9 @@ NOT_LOADED = "rgba(134,142,150,0.25)"
 _MIN_HEIGHT = 260
 _MAX_HEIGHT = 860
 _PIXELS_PER_RANK = 62
+_LEAST_PER_RANK = 22
+"""Readable height of a row with two lanes: the page scrolls rather than makes rows thinner."""
+
 _NESTED_SHRINK = 0.62
 _MAX_NESTING = 3
 _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
@@ -74,6 +77,7 @@ def timeline_figure(
     texts = hover_texts(timeline)
     wait_ns = find_waits(timeline)
     height = min(max(_PIXELS_PER_RANK * len(rows.ranks) + 110, _MIN_HEIGHT), _MAX_HEIGHT)
+    height = max(height, _LEAST_PER_RANK * len(rows.ranks) + 110)
     lane = float(np.median(rows.height)) * (height - 88) / max(len(rows.ranks), 1)
     waiting = _hatched if lane >= _MIN_HATCHED else _pale
     figure = go.Figure()
@@ -93,6 +97,7 @@ def timeline_figure(
                 hoverinfo="skip",
             )
         )
+    figure.add_trace(_arrows())
     _style(figure, timeline, rows, height, marked)
     if viewport is not None:
         figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
@@ -103,6 +108,19 @@ def timeline_figure(
             shapes = not_loaded(loaded_ms, _length_ms(timeline), num_lines=len(rows.ranks))
             figure.update_layout(shapes=[*figure.layout.shapes, *shapes])
     return figure
+
+
+def _arrows() -> go.Scatter:
+    """Return the trace, the last one, in which the page draws arrows of a selected span."""
+    return go.Scatter(
+        x=[],
+        y=[],
+        mode="lines+markers",
+        line={"color": SLOW, "width": 2},
+        marker={"symbol": "arrow", "size": 11, "angleref": "previous", "color": SLOW},
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
 class _Waits(NamedTuple):
@@ -341,6 +359,7 @@ def _bars(
         "y": rows.center[own],
         "width": rows.height[own] * shrink,
         "legendgroup": kind.value,
+        "customdata": own.tolist(),  # rows of the spans: Dash posts them from plain lists only
         "hovertemplate": "%{hovertext}<extra></extra>",
     }
 
@@ -377,6 +396,7 @@ def _style(
     apply_style(figure, height=height, zoom_key=zoom_key)
     figure.update_xaxes(
         title_text="time since the step's first span (ms)",
+        side="top",  # rows may reach below the screen
         tickformat=",",
         range=[0, _length_ms(timeline)],
         showspikes=True,
@@ -404,7 +424,8 @@ def _style(
         bargap=0,
         hovermode="closest",
         dragmode="pan",
-        margin={"l": left, "r": 16, "t": 40, "b": 48},
+        margin={"l": left, "r": 16, "t": 96, "b": 12},
+        legend={"y": 1 + 50 / max(height - 108, 1)},
         shapes=[
             *group_lines((at - 0.5 for at, _ in groups if at > 0), line),
             *dimmed(blocks, marked),

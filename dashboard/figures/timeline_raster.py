@@ -78,6 +78,7 @@ def raster_figure(
         "zmax": 2 * len(KINDS) + 0.5,
         "colorscale": _colorscale(),
         "showscale": False,
+        "meta": [kind.value for kind in KINDS],  # by number, for what is under the pointer
         "hovertemplate": "%{y}<br>%{x:,.3f} ms<extra></extra>",
     }
     return {

@@ -148,11 +148,11 @@ def link_ranks(
     return [part for part in [*parts, text[done:]] if part != ""]
 
 
-def graph(part: str, figure: Figure, *, wheel_zooms: bool = False) -> Component:
+def graph(part: str, figure: Figure, *, selects: bool = False) -> Component:
     """Return a figure with the id ``part``."""
     # Reserves the height while plotly loads, so that nothing below moves.
     reserved = {"minHeight": height} if (height := graph_style(figure).get("height")) else {}
-    config: Any = graph_config(wheel_zooms=wheel_zooms)
+    config: Any = graph_config(selects=selects)
     return html.Div(
         [
             dcc.Store(id=f"{part}-fresh"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -10,7 +11,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html,
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.drawing.raster import MAX_BARS, Viewport, draw_picture
-from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
+from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess, row_order
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
@@ -42,7 +43,9 @@ from .shell import Page
 from .timeline_controls import (
     WHOLE,
     Relayout,
+    Revisions,
     Scale,
+    Shown,
     StepChoices,
     bars_scale,
     choices_from_marks,
@@ -51,6 +54,7 @@ from .timeline_controls import (
     read_zoom,
     timeline_controls,
 )
+from .timeline_selection import register_selection, selection_controls
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -61,32 +65,11 @@ if TYPE_CHECKING:
 
     from ..provider import ReportProvider
     from .components import Figure
+    from .timeline_selection import ShownSpans
 
 
 MAX_SLOWEST = 128
 """Ranks of a large step that are read when the slowest ones are on top."""
-
-
-class Revisions(Post):
-    """Revisions of what the page shows."""
-
-    run: int
-    picture: int
-    """It follows the run's by some seconds: late spans show when the picture is drawn anew."""
-
-
-class Shown(Post):
-    """The shown state, which the page keeps in the browser."""
-
-    run: str | None
-    epoch: int | None
-    step: int | None
-    revisions: Revisions | None
-    scale: Scale | None
-    """None: there is no figure."""
-
-    num_views: int
-    """How often the address has changed what is shown: within one view, the zoom is kept."""
 
 
 class RefreshPost(Post):
@@ -195,11 +178,14 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
             ],
             className="timeline-head",
         ),
+        selection_controls(),
         card(
             html.P(note, id="timeline-note", className="note"),
-            graph("timeline-graph", figure, wheel_zooms=True),
+            html.P("", id="timeline-hover", className="about hover-line"),
+            graph("timeline-graph", figure, selects=True),
             html.P(
-                "Scroll to zoom, drag to pan, double-click for the whole step."
+                "Ctrl and the wheel zoom, drag to pan, double-click for the whole step; click a"
+                " span for what it waited for, or select a box to measure and compare it."
                 " Hatched or pale: waiting for the last member. Solid: transfer or work.",
                 className="about",
             ),
@@ -220,6 +206,13 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     """Follow the address, refresh the step while its run trains, and follow step and zoom."""
     register_graph(app, "timeline-graph")
+    register_selection(app, partial(_shown_spans, provider), base_path=base_path)
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "describeCell"),
+        Output("timeline-hover", "children"),
+        Input("timeline-graph", "hoverData"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
         *_OUTPUTS,
@@ -465,6 +458,37 @@ def _show_spans(
             first_row=None if part is None or viewport is None else viewport.first_row,
         ),
     )
+
+
+def _shown_spans(provider: ReportProvider, search: str | None, shown: Shown) -> ShownSpans | None:
+    """Return the spans that the page shows as bars; None if it shows none."""
+    if shown.run is None or shown.step is None or shown.scale is None:
+        return None
+    run_id, epoch, step = shown.run, shown.epoch or 0, shown.step
+    view = replace(read_address(TIMELINE, search or ""), run=run_id, epoch=epoch, step=step)
+    found = provider.report(run_id)
+    ranking: tuple[int, ...] = ()
+    if isinstance(found, RunReport):
+        ranking = rank_by_excess(shown_excess(found), step)
+    picture = provider.picture(
+        run_id, epoch=epoch, step=step, order=view.order, viewport=view.viewport
+    )
+    if picture is None:
+        timeline = provider.timeline(run_id, epoch=epoch, step=step)
+    elif view.order is RowOrder.EXCESS:
+        timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
+    else:
+        timeline = _viewport_spans(provider, picture)
+        return None if timeline is None else (view, timeline, picture.ranks)
+    if timeline is None:
+        return None
+    timeline = replace(timeline, ranking=ranking)
+    if len(timeline.spans) <= MAX_BARS:
+        return view, timeline, row_order(timeline, view.order)
+    picture = draw_picture(timeline, view.order, view.viewport)
+    part = cut_timeline(timeline, picture)
+    is_shown = picture.viewport is not None and 0 < len(part.spans) <= MAX_BARS
+    return (view, part, picture.ranks) if is_shown else None
 
 
 def _show_picture(

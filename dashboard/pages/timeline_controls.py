@@ -71,6 +71,28 @@ class Scale(Post):
     """Whether the figure has all spans of the step, so that a zoom needs no others."""
 
 
+class Revisions(Post):
+    """Revisions of what the page shows."""
+
+    run: int
+    picture: int
+    """It follows the run's by some seconds: late spans show when the picture is drawn anew."""
+
+
+class Shown(Post):
+    """The shown state, which the page keeps in the browser."""
+
+    run: str | None
+    epoch: int | None
+    step: int | None
+    revisions: Revisions | None
+    scale: Scale | None
+    """None: there is no figure."""
+
+    num_views: int
+    """How often the address has changed what is shown: within one view, the zoom is kept."""
+
+
 class Relayout(Post, extra="ignore"):
     """A change of a figure's axes, as plotly reports it: ends of ranges, or a reset."""
 

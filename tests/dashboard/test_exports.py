@@ -73,7 +73,7 @@ def test_no_module_of_the_dashboard_names_an_export() -> None:
 
 
 def test_a_figure_is_exported_as_an_image_only() -> None:
-    config = graph_config(wheel_zooms=False)
+    config = graph_config(selects=False)
 
     assert config["toImageButtonOptions"]["format"] == "png"
     assert not {"sendData", "editable", "edits"} & {name for name, on in config.items() if on}

@@ -1,0 +1,261 @@
+"""A selected span, with what it waited for and delayed; the spans of a box against the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankscope.tracer.span import KIND_CODES, KINDS, NONE, NS_PER_S, SpanKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .timeline import StepTimeline
+
+MAX_ARROWS = 32
+"""Ranks that a delay is drawn to: more arrows hide the spans, and the table has them all."""
+
+MIN_SHARE_DIFFERENCE = 0.05
+"""Difference of two shares below which a property does not count."""
+
+_WAIT = KIND_CODES[SpanKind.WAIT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """Begin of one member of a communication."""
+
+    rank: int
+    after_ns: int
+    """Since the first member began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """A delay that one rank passed on to another. Times are from the step's begin."""
+
+    from_rank: int
+    from_ns: int
+    to_rank: int
+    to_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanFacts:
+    """A span of a timeline, and its relations to other ranks; None is unknown or meaningless."""
+
+    rank: int
+    kind: str
+    name: str
+    """Text from outside."""
+
+    begin_ns: int
+    """From the step's begin."""
+
+    duration_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
+    num_bytes: int | None
+    bytes_per_s: float | None
+    """Payload over transfer."""
+
+    microbatch: int | None
+    waited_for: int | None
+    """The rank that arrived last, if this one waited for it."""
+
+    before: str | None
+    """What the rank that arrived last did before: kind of its last span that was none of
+    communication."""
+
+    before_ns: int | None
+    """Duration of that span."""
+
+    delayed: tuple[int, ...]
+    """Ranks that waited for this one, ascending."""
+
+    members: tuple[Arrival, ...]
+    """Members of its communication that are loaded, the first to arrive first."""
+
+    arrows: tuple[Arrow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Property:
+    """A property that spans of a box have more often than the rest."""
+
+    name: str
+    value: str
+    """Text from outside if the property is a name or a host."""
+
+    inside_ratio: float
+    """Share of the box' time in spans with it."""
+
+    outside_ratio: float
+    """Share of all other time."""
+
+
+def describe_span(timeline: StepTimeline, row: int) -> SpanFacts:
+    """Return the facts of a span, and what it waited for and delayed.
+
+    A communication waited for the member that arrived last, and delayed the others if it was that
+    member. Other spans delay those whom the next communication of their rank delays.
+
+    Args:
+        timeline: The step, or some of its spans: ranks that are not loaded are not found.
+        row: Row of the span.
+    """
+    spans = timeline.spans
+    begin_ns = timeline.begin_ns
+    rank = int(spans.rank[row])
+    source = row if timeline.communication[row] else _next_communication(timeline, row)
+    members = _members(timeline, source)
+    last = int(timeline.last_rank[row])
+    wait_ns = int(timeline.wait_ns[row]) if timeline.wait_ns[row] >= 0 else None
+    transfer_ns = None if wait_ns is None else int(timeline.transfer_ns[row])
+    num_bytes = int(spans.num_bytes[row]) if spans.num_bytes[row] != NONE else None
+    waited_for = last if wait_ns and last not in (NONE, rank) else None
+    delayed: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+    if source is not None and int(timeline.last_rank[source]) == rank:
+        delayed = members[(spans.rank[members] != rank) & (timeline.wait_ns[members] > 0)]
+    culprit = (
+        members[spans.rank[members] == waited_for][:1].tolist() if waited_for is not None else []
+    )
+    before = _before(timeline, culprit[0]) if culprit else None
+    arrows = []
+    if waited_for is not None and wait_ns is not None:
+        at_ns = int(spans.start_ns[row]) - begin_ns + wait_ns
+        arrows.append(Arrow(from_rank=waited_for, from_ns=at_ns, to_rank=rank, to_ns=at_ns))
+    if source is not None:
+        from_ns = int(spans.start_ns[source]) - begin_ns
+        arrows += [
+            Arrow(from_rank=rank, from_ns=from_ns, to_rank=other, to_ns=from_ns)
+            for other in spans.rank[delayed][:MAX_ARROWS].tolist()
+        ]
+    first_ns = int(spans.start_ns[members].min()) if len(members) else 0
+    return SpanFacts(
+        rank=rank,
+        kind=KINDS[int(spans.kind[row])].value,
+        name=spans.names[int(spans.name[row])],
+        begin_ns=int(spans.start_ns[row]) - begin_ns,
+        duration_ns=int(spans.duration_ns[row]),
+        wait_ns=wait_ns,
+        transfer_ns=transfer_ns,
+        num_bytes=num_bytes,
+        bytes_per_s=num_bytes / transfer_ns * NS_PER_S if num_bytes and transfer_ns else None,
+        microbatch=int(spans.microbatch[row]) if spans.microbatch[row] != NONE else None,
+        waited_for=waited_for,
+        before=None if before is None else KINDS[int(spans.kind[before])].value,
+        before_ns=None if before is None else int(spans.duration_ns[before]),
+        delayed=tuple(sorted(spans.rank[delayed].tolist())),
+        members=tuple(
+            Arrival(rank=int(spans.rank[one]), after_ns=int(spans.start_ns[one]) - first_ns)
+            for one in (members if timeline.communication[row] else [])
+        ),
+        arrows=tuple(arrows),
+    )
+
+
+def compare_box(timeline: StepTimeline, inside: NDArray[np.bool_]) -> tuple[Property, ...]:
+    """Return what spans of a box have in common against the rest, the largest difference first.
+
+    Compared are the shares of time, so that many short spans do not outweigh a long one.
+
+    Args:
+        timeline: The loaded spans.
+        inside: Shape (spans,): those of the box.
+    """
+    spans = timeline.spans
+    weight = spans.duration_ns.astype(np.float64)
+    totals = weight[inside].sum(), weight[~inside].sum()
+    if not totals[0] or not totals[1]:
+        return ()
+    waiting = np.where(timeline.wait_ns * 2 > spans.duration_ns, 1, 0)
+    hosts = sorted(set(timeline.hosts.values()))
+    host_code = {rank: hosts.index(host) for rank, host in timeline.hosts.items()}
+    ranks = spans.rank.tolist()
+    columns: dict[str, tuple[NDArray[Any], list[str]]] = {
+        "kind": (spans.kind, [kind.value for kind in KINDS]),
+        "name": (spans.name, list(spans.names)),
+        "rank": (spans.rank, [str(rank) for rank in range(int(spans.rank.max(initial=0)) + 1)]),
+        "micro-batch": (spans.microbatch, []),
+        "mostly waiting": (waiting, ["no", "yes"]),
+        "host": (np.array([host_code.get(rank, NONE) for rank in ranks], np.int64), hosts),
+    }
+    for axis in ("pp", "dp", "tp", "cp", "ep"):
+        places = {rank: getattr(at, axis) for rank, at in timeline.coords.items()}
+        codes = np.array([places.get(rank, NONE) for rank in ranks], np.int64)
+        columns[axis.upper()] = codes, []
+    found = []
+    for name, (codes, texts) in columns.items():
+        values, index = np.unique(np.asarray(codes, np.int64), return_inverse=True)
+        shares = [
+            np.bincount(index[own], weights=weight[own], minlength=len(values)) / total
+            for own, total in zip((inside, ~inside), totals, strict=True)
+        ]
+        for code, share, other in zip(values.tolist(), *(s.tolist() for s in shares), strict=True):
+            if code != NONE and share - other >= MIN_SHARE_DIFFERENCE:
+                value = texts[code] if texts else str(code)
+                found.append(
+                    Property(name=name, value=value, inside_ratio=share, outside_ratio=other)
+                )
+    return tuple(sorted(found, key=lambda one: one.outside_ratio - one.inside_ratio))
+
+
+def _members(timeline: StepTimeline, row: int | None) -> NDArray[np.intp]:
+    """Return the rows of the members of a row's communication, the first to arrive first."""
+    spans = timeline.spans
+    if row is None:
+        return np.zeros(0, dtype=np.intp)
+    own = timeline.wait_ns >= 0
+    for column in (spans.group_id, spans.seq, spans.src_rank, spans.dst_rank):
+        own &= column == column[row]
+    if spans.seq[row] == NONE:  # inferred from the times, without a number
+        own = np.arange(len(spans)) == row
+    rows = np.flatnonzero(own)
+    return rows[np.argsort(spans.start_ns[rows], kind="stable")]
+
+
+def _next_communication(timeline: StepTimeline, row: int) -> int | None:
+    """Return the first communication of the span's rank that begins after the span's end."""
+    spans = timeline.spans
+    end_ns = spans.start_ns[row] + spans.duration_ns[row]
+    own = (spans.rank == spans.rank[row]) & (timeline.wait_ns >= 0) & (spans.start_ns >= end_ns)
+    rows = np.flatnonzero(own)
+    return int(rows[np.argmin(spans.start_ns[rows])]) if len(rows) else None
+
+
+def _before(timeline: StepTimeline, row: int) -> int | None:
+    """Return the span of the rank that ended last before a row began, communication left out."""
+    spans = timeline.spans
+    end_ns = spans.start_ns + spans.duration_ns
+    own = (spans.rank == spans.rank[row]) & ~timeline.communication & (spans.kind != _WAIT)
+    rows = np.flatnonzero(own & (end_ns <= spans.start_ns[row]))
+    return int(rows[np.argmax(end_ns[rows])]) if len(rows) else None
+
+
+def find_spans(timeline: StepTimeline, text: str, *, most: int) -> tuple[NDArray[np.intp], int]:
+    """Return spans that match a text, the longest first, and how many there are.
+
+    A number is a rank; other texts are part of a kind, a name or a host.
+
+    Args:
+        timeline: The loaded spans.
+        text: What to look for; case does not matter.
+        most: Spans to return.
+    """
+    spans = timeline.spans
+    wanted = text.strip().lower()
+    number = wanted.removeprefix("rank").strip()
+    if number.isascii() and number.isdigit():
+        matches = spans.rank.astype(str) == number.lstrip("0").zfill(1)
+    else:
+        kinds = [code for code, kind in enumerate(KINDS) if wanted in kind.value]
+        names = [code for code, name in enumerate(spans.names) if wanted in name.lower()]
+        ranks = [rank for rank, host in timeline.hosts.items() if wanted in host.lower()]
+        matches = np.isin(spans.kind, kinds) | np.isin(spans.name, names)
+        matches |= np.isin(spans.rank, ranks)
+    rows = np.flatnonzero(matches)
+    longest = rows[np.argsort(-spans.duration_ns[rows], kind="stable")]
+    return longest[:most], len(rows)

@@ -1,0 +1,316 @@
+"""Selection on the timeline: facts of a span, a measured box, and spans that match a text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+import numpy as np
+from dash import Dash, Input, Output, Patch, State, ctx, dcc, html
+from dash.exceptions import PreventUpdate
+from pydantic import Field
+
+from rankscope.analysis.drawing.raster import Viewport
+from rankscope.analysis.drawing.selection import compare_box, describe_span, find_spans
+from rankscope.analysis.report.text import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_ranks,
+)
+from rankscope.tracer.span import KINDS, NS_PER_MS
+
+from ..address import write_address
+from ..callback_checks import AxisPlace, Post, takes
+from ..text import escape
+from .components import announced, card, link_ranks, rank_link, table
+from .timeline_controls import Shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.drawing.selection import Property, SpanFacts
+    from rankscope.analysis.drawing.timeline import StepTimeline
+
+    from ..address import View
+
+    ShownSpans = tuple[View, StepTimeline, tuple[int, ...]]
+    """A view, the spans that it shows as bars, and their ranks from the top."""
+
+MAX_TEXT = 100
+"""Characters of a search."""
+
+_ROWS_AROUND = 8
+"""Ranks above and below a found span that its link shows."""
+
+_MAX_ROWS = 16
+"""Rows of a table beside the figure."""
+
+KEYS = (
+    ("Ctrl + wheel, W, S", "zoom time"),
+    ("Ctrl + Shift + wheel", "zoom ranks"),
+    ("wheel", "scroll the page"),
+    ("A, D, ←, →", "pan"),
+    ("F", "zoom to the selected span or box"),
+    ("0, double-click", "whole step"),
+    ("/", "search"),
+    ("?", "this list"),
+)
+
+
+class Bar(Post, extra="ignore"):
+    """A clicked bar; ``customdata`` is the row of its span. Other points have none."""
+
+    customdata: int | None = None
+
+
+class Click(Post, extra="ignore"):
+    """A click on the figure."""
+
+    points: tuple[Bar, ...] | list[Bar] = ()
+
+
+class Range(Post, extra="ignore"):
+    """A box on the figure: ends on both axes."""
+
+    x: list[AxisPlace] = Field(min_length=2, max_length=2)
+    y: list[AxisPlace] = Field(min_length=2, max_length=2)
+
+
+class Box(Post, extra="ignore"):
+    """A selection on the figure; without a range if it was cleared."""
+
+    range: Range | None = None
+
+
+class SelectPost(Post):
+    """The values that `select` takes."""
+
+    click: Click | None
+    box: Box | None
+    text: str | None = Field(max_length=MAX_TEXT)
+    search: str | None
+    shown: Shown
+
+
+def selection_controls() -> Component:
+    """Return the search, the list of keys, and the place of what is selected."""
+    keys = [html.Div([html.Kbd(key), html.Span(does)]) for key, does in KEYS]
+    return html.Div(
+        [
+            html.Div(
+                [
+                    dcc.Input(
+                        id="timeline-search",
+                        type="search",
+                        debounce=True,
+                        placeholder="rank, host, kind or name",
+                        maxLength=MAX_TEXT,
+                    ),
+                    html.Details(
+                        [html.Summary("keys"), html.Div(keys, className="keys")],
+                        id="timeline-keys",
+                    ),
+                ],
+                className="selection-controls",
+            ),
+            html.Div(id="timeline-selection", **announced()),
+        ]
+    )
+
+
+def register_selection(
+    app: Dash, shown_spans: Callable[[str | None, Shown], ShownSpans | None], *, base_path: str
+) -> None:
+    """Show what is clicked, boxed or searched.
+
+    Args:
+        app: The application.
+        shown_spans: Returns the spans of a query and of the page's state; None: it shows no bars.
+        base_path: Path of the application.
+    """
+
+    @app.callback(
+        Output("timeline-selection", "children"),
+        Output("timeline-graph", "figure", allow_duplicate=True),
+        Input("timeline-graph", "clickData"),
+        Input("timeline-graph", "selectedData"),
+        Input("timeline-search", "value"),
+        State("url", "search"),
+        State("timeline-shown", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(SelectPost)
+    def select(post: SelectPost) -> tuple[Any, Any]:
+        found = shown_spans(post.search, post.shown)
+        arrows = Patch()
+        if found is None:
+            about = "Zoom in until single spans show: then they can be selected and searched."
+            return [card(html.P(about, className="quiet"))], arrows
+        view, timeline, ranks = found
+        source = ctx.triggered[0]["prop_id"] if ctx.triggered else ""
+        if source.endswith("clickData"):
+            points = (post.click or Click()).points
+            rows = [one.customdata for one in points if one.customdata is not None]
+            row = rows[0] if rows else -1
+            if not 0 <= row < len(timeline.spans):
+                raise PreventUpdate
+            facts = describe_span(timeline, row)
+            place = {rank: number for number, rank in enumerate(ranks)}
+            lines = [one for one in facts.arrows if one.from_rank in place and one.to_rank in place]
+            arrows["data"][-1]["x"] = [
+                at for one in lines for at in (one.from_ns / NS_PER_MS, one.to_ns / NS_PER_MS, None)
+            ]
+            arrows["data"][-1]["y"] = [
+                at for one in lines for at in (place[one.from_rank], place[one.to_rank], None)
+            ]
+            return [_span_card(view, facts, base_path)], arrows
+        if source.endswith("selectedData"):
+            box = None if post.box is None else post.box.range
+            if box is None:
+                raise PreventUpdate
+            return [_box_card(timeline, ranks, box)], arrows
+        if not post.text:
+            return [], arrows
+        return [_found_card(view, timeline, ranks, post.text, base_path)], arrows
+
+
+def _span_card(view: View, facts: SpanFacts, base_path: str) -> Component:
+    rows: list[tuple[str, Component | str]] = [
+        ("rank", rank_link(view.run, facts.rank, base_path)),
+        ("begin", f"{facts.begin_ns / NS_PER_MS:,.3f} ms"),
+        ("duration", format_duration(facts.duration_ns)),
+    ]
+    if facts.microbatch is not None:
+        rows.append(("micro-batch", str(facts.microbatch)))
+    if facts.wait_ns is not None:
+        rows += [
+            ("wait", format_duration(facts.wait_ns)),
+            ("transfer", format_duration(facts.transfer_ns)),
+        ]
+    if facts.num_bytes is not None:
+        rows.append(("payload", format_bytes(facts.num_bytes)))
+    if facts.bytes_per_s is not None:
+        rows.append(("payload rate", f"{facts.bytes_per_s / 1e9:,.2f} GB/s"))
+    sentences = []
+    if facts.waited_for is not None:
+        did = ""
+        if facts.before is not None:
+            did = f", which did {facts.before} for {format_duration(facts.before_ns)} before"
+        sentences.append(f"It waited for rank {facts.waited_for}{did}.")
+    if facts.delayed:
+        sentences.append(
+            f"{format_ranks(facts.delayed).capitalize()} waited for rank {facts.rank}."
+        )
+    parts: list[Component] = [
+        html.H2(f"{facts.kind} · {escape(facts.name)}"),
+        html.Dl(
+            [html.Div([html.Dt(word), html.Dd(value)]) for word, value in rows], className="pairs"
+        ),
+        *(html.P(link_ranks(text, view.run, base_path)) for text in sentences),
+    ]
+    if facts.members:
+        late = facts.members[::-1][:_MAX_ROWS]
+        cells = [
+            dmc.TableTr(
+                [
+                    dmc.TableTd(rank_link(view.run, one.rank, base_path), className="number"),
+                    dmc.TableTd(f"+ {format_duration(one.after_ns)}", className="number"),
+                ]
+            )
+            for one in late
+        ]
+        head = {"member": "number", "arrived after the first": "number"}
+        parts.append(table("members by arrival, the last first", head, cells))
+        if len(facts.members) > len(late):
+            more = f"The {len(late)} last of {format_count(len(facts.members), 'member')}."
+            parts.append(html.P(more, className="quiet"))
+    return _panel(parts, facts.begin_ns, facts.begin_ns + facts.duration_ns)
+
+
+def _found_card(
+    view: View, timeline: StepTimeline, ranks: tuple[int, ...], text: str, base_path: str
+) -> Component:
+    rows, num_found = find_spans(timeline, text, most=_MAX_ROWS)
+    spans = timeline.spans
+    place = {rank: number for number, rank in enumerate(ranks)}
+    cells = []
+    for row in rows.tolist():
+        rank, begin_ns = int(spans.rank[row]), int(spans.start_ns[row]) - timeline.begin_ns
+        duration_ns = int(spans.duration_ns[row])
+        first = 0 if view.viewport is None else view.viewport.first_row
+        around = Viewport(
+            begin_ns=max(begin_ns - duration_ns, 0),
+            end_ns=begin_ns + 2 * duration_ns + 1,
+            first_row=max(first + place.get(rank, 0) - _ROWS_AROUND, 0),
+            end_row=first + place.get(rank, 0) + _ROWS_AROUND + 1,
+        )
+        href = write_address(replace(view, viewport=around, ranks=(rank,)), base_path=base_path)
+        name = spans.names[int(spans.name[row])]
+        cells.append(
+            dmc.TableTr(
+                [
+                    dmc.TableTd(dcc.Link(escape(name), href=href)),
+                    dmc.TableTd(KINDS[int(spans.kind[row])].value),
+                    dmc.TableTd(rank_link(view.run, rank, base_path), className="number"),
+                    dmc.TableTd(f"{begin_ns / NS_PER_MS:,.3f} ms", className="number"),
+                    dmc.TableTd(format_duration(duration_ns), className="number"),
+                ]
+            )
+        )
+    head = {"span": "", "kind": "", "rank": "number", "begin": "number", "duration": "number"}
+    title = f"{format_count(num_found, 'span')} match “{escape(text)}”"
+    about = f"The {len(rows)} longest." if num_found > len(rows) else ""
+    found = table("spans that match", head, cells)
+    return _foldable([html.H2(title), html.P(about, className="about"), found])
+
+
+def _box_card(timeline: StepTimeline, ranks: tuple[int, ...], box: Range) -> Component:
+    begin_ns, end_ns = (round(at * NS_PER_MS) for at in sorted(box.x))
+    top, bottom = sorted(box.y)
+    inside_ranks = [rank for row, rank in enumerate(ranks) if top - 0.5 <= row <= bottom + 0.5]
+    spans = timeline.spans
+    start_ns = spans.start_ns - timeline.begin_ns
+    inside = (start_ns < end_ns) & (start_ns + spans.duration_ns > begin_ns)
+    inside &= np.isin(spans.rank, inside_ranks)
+    num = int(np.count_nonzero(inside))
+    head = f"{format_duration(end_ns - begin_ns)} between the two ends"
+    about = f"{format_count(num, 'span')} of {format_count(len(inside_ranks), 'rank')}."
+    found = compare_box(timeline, inside)
+    parts: list[Component] = [html.H2(head), html.P(about, className="about")]
+    if found:
+        columns = {"in common": "", "": "", "here": "number", "elsewhere": "number"}
+        rows = map(_property_row, found[:_MAX_ROWS])
+        parts.append(table("what the box has more of than the rest", columns, rows))
+    else:
+        parts.append(html.P("These spans are like the rest.", className="quiet"))
+    return _panel(parts, begin_ns, end_ns)
+
+
+def _property_row(one: Property) -> Component:
+    row: Component = dmc.TableTr(
+        [
+            dmc.TableTd(one.name),
+            dmc.TableTd(escape(one.value)),
+            dmc.TableTd(format_percent(one.inside_ratio), className="number"),
+            dmc.TableTd(format_percent(one.outside_ratio), className="number"),
+        ]
+    )
+    return row
+
+
+def _foldable(parts: list[Component]) -> Component:
+    """Return a card over the figure that folds to its title, the first part."""
+    title, *rest = parts
+    return card(html.Details([html.Summary(title), *rest], open=True))
+
+
+def _panel(parts: list[Component], begin_ns: int, end_ns: int) -> Component:
+    """Return a card that the key F zooms to."""
+    # The assets read the ends of what is selected from here.
+    ends: Any = {"data-begin-ms": begin_ns / NS_PER_MS, "data-end-ms": end_ns / NS_PER_MS}
+    return html.Div(_foldable(parts), **ends)

@@ -1,0 +1,62 @@
+"""A selected span and its relations; a box of spans against the rest; spans that match a text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankscope.analysis.drawing.selection import Arrow, compare_box, describe_span, find_spans
+from rankscope.analysis.drawing.timeline import read_timeline
+from rankscope.tracer.span import KINDS
+from tests.support.dashboard.training_builder import training_provider
+
+STEP = read_timeline(training_provider(), "demo-42", epoch=0, step=3)
+
+
+def rows_of(kind: str, rank: int) -> list[int]:
+    spans = STEP.spans
+    kinds = np.array([one.value for one in KINDS])[spans.kind]
+    return np.flatnonzero((kinds == kind) & (spans.rank == rank)).tolist()
+
+
+def test_a_communication_names_whom_it_waited_for_and_the_last_member_whom_it_delayed() -> None:
+    waits = [row for row in rows_of("dp-comm", 7) if STEP.wait_ns[row] > 0]
+    row = max(waits, key=lambda one: int(STEP.wait_ns[one]))
+
+    waiting = describe_span(STEP, row)
+
+    last = int(STEP.last_rank[row])
+    assert waiting.waited_for == last
+    at_ns = waiting.begin_ns + int(STEP.wait_ns[row])
+    assert waiting.arrows == (Arrow(from_rank=last, from_ns=at_ns, to_rank=7, to_ns=at_ns),)
+    assert waiting.members[-1].rank == last
+    assert waiting.before in {"forward", "backward"}
+    (culprit,) = [
+        one
+        for one in rows_of("dp-comm", last)
+        if STEP.spans.seq[one] == STEP.spans.seq[row]
+        and STEP.spans.group_id[one] == STEP.spans.group_id[row]
+    ]
+    assert 7 in describe_span(STEP, culprit).delayed
+
+
+def test_a_box_says_what_its_spans_share_and_the_rest_does_not() -> None:
+    of_rank = STEP.spans.rank == 5
+
+    found = compare_box(STEP, of_rank)
+
+    assert (found[0].name, found[0].value) == ("rank", "5")
+    assert (found[0].inside_ratio, found[0].outside_ratio) == (1.0, 0.0)
+    assert compare_box(STEP, np.zeros(len(STEP.spans), np.bool_)) == ()
+
+
+def test_a_text_finds_spans_of_a_rank_a_kind_or_a_name() -> None:
+    by_rank, num_of_rank = find_spans(STEP, "Rank 5", most=3)
+    by_kind, num_of_kind = find_spans(STEP, "BACK", most=1000)
+
+    assert set(STEP.spans.rank[by_rank].tolist()) == {5}
+    assert len(by_rank) == 3 < num_of_rank
+    assert {KINDS[code].value for code in STEP.spans.kind[by_kind].tolist()} == {"backward"}
+    assert num_of_kind == len(by_kind)
+    durations = STEP.spans.duration_ns[by_kind].tolist()
+    assert durations == sorted(durations, reverse=True)
+    assert find_spans(STEP, "no such thing", most=3)[1] == 0
