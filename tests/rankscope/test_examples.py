@@ -63,7 +63,7 @@ def test_the_example_of_a_docstring_runs(documented: Any, names: dict[str, Any])
 
 def questions() -> dict[str, str]:
     text = PAGE.read_text(encoding="utf-8").split("\n## Questions\n")[1].split("\n## ")[0]
-    return dict(re.findall(r"^([A-Z].*\?)\n\n```python\n(.*)\n```", text, re.MULTILINE))
+    return dict(re.findall(r"^([A-Z].*\?)\n\n```python\n([^`]*)\n```", text, re.MULTILINE))
 
 
 def test_each_question_of_the_page_is_one_line(names: dict[str, Any]) -> None:
@@ -71,8 +71,8 @@ def test_each_question_of_the_page_is_one_line(names: dict[str, Any]) -> None:
     exec("from rankscope import Part, compare, open_run, runs", known)
     answers = {}
     for question, line in questions().items():
-        *before, last = line.split("; ")
-        exec("; ".join(before), known)
+        *before, last = line.splitlines()
+        exec("\n".join(before), known)
         answers[question] = eval(last, known)
 
     assert len(answers) == 12
