@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
@@ -81,6 +82,10 @@ class ReportProvider(Protocol):
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the time by step and kind, which needs no analysis; None if no step is closed."""
+        ...
+
+    def history(self, run_id: str) -> RunHistory | None:
+        """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
         ...
 
     def liveness(self, run_id: str) -> RankLiveness | None:

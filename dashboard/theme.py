@@ -44,6 +44,22 @@ KIND_COLORS: dict[SpanKind, str] = {
 """The colour of each kind on every page. Hue and lightness differ, so that readers without red or
 green cones distinguish any two (a test measures it); each contrasts with white and near-black."""
 
+PART_COLORS: dict[str, str] = {
+    "useful_compute": "#70a2d6",
+    "slow_compute": "#d9480f",
+    "exposed_transfer": "#e2b800",
+    "waiting": "#abb6c7",
+    "bubble_warm_up": "#8a97ff",
+    "bubble_steady": "#5b60d7",
+    "bubble_cool_down": "#3d3fa3",
+    "input": "#63a753",
+    "host_gap": "#42485e",
+    "gc": "#a5414a",
+    "checkpoint": "#6e3995",
+    "unknown": "#888983",
+}
+"""The colour of each part of a waterfall: that of its kind of span, if it has one."""
+
 DIVERGING: list[tuple[float, str]] = [
     (0.0, "rgba(28,126,214,1)"),
     (0.25, "rgba(66,146,218,0.75)"),

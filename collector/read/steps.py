@@ -22,6 +22,16 @@ LIMIT {most:UInt32}
 """
 
 
+SELECT_STEP_MARKS = """
+SELECT epoch, step, min(start_ns) AS begin_ns, max(end_ns) AS end_ns,
+    avgOrNullIf(loss, isFinite(loss)) AS loss
+FROM steps
+WHERE run_id = {run_id:String} AND step >= 0
+GROUP BY epoch, step
+ORDER BY epoch DESC, step DESC
+LIMIT {most:UInt32}
+"""
+
 SELECT_STEPS = """
 SELECT
     epoch, step, rank, start_ns, end_ns, num_tokens, ifNull(loss, nan) AS loss, peak_memory_bytes,
@@ -64,6 +74,14 @@ def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
         most: Number of steps.
     """
     return store.rows(SELECT_STEP_TIMES, {"run_id": run_id, "most": most})[::-1]
+
+
+def read_step_marks(store: Store, run_id: str, *, most: int) -> list[Row]:
+    """Return begin, end and mean loss over all ranks of the newest steps, newest first.
+
+    ``loss`` is null if no rank reported one.
+    """
+    return store.rows(SELECT_STEP_MARKS, {"run_id": run_id, "most": most})
 
 
 def read_steps(

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.drawing.raster import redraw_viewport
 from rankscope.analysis.drawing.rows import RowOrder
@@ -39,7 +40,7 @@ from rankscope.collector.read.pictures import StepId, read_kept_picture
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
-from rankscope.collector.read.steps import read_step_bounds, read_step_times
+from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_step_times
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
@@ -55,6 +56,7 @@ from .reports import find_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding, RunReport
@@ -384,6 +386,13 @@ class StoreProvider:
             while len(self._kind_times) > MAX_KIND_TIMES:
                 self._kind_times.popitem(last=False)
         return found
+
+    def history(self, run_id: str) -> RunHistory | None:
+        """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
+        if self._store is None:
+            return None
+        rows = read_step_marks(self._store, run_id, most=MAX_STEPS)
+        return summarize_history(StepMark(**row) for row in rows)
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         """Return the liveness of a live run's ranks; None if it has no heartbeats."""

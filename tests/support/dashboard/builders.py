@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from numpy.typing import NDArray
 
+    from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
@@ -95,6 +96,7 @@ class FakeProvider:
     silent: StepSilence | None = None
     times: MeanKindTimes | None = None
     alert_list: AlertList = field(default_factory=AlertList)
+    past: RunHistory | None = None
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
 
@@ -131,6 +133,9 @@ class FakeProvider:
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         return self.times
+
+    def history(self, run_id: str) -> RunHistory | None:
+        return self.past
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         return self.live

@@ -1,0 +1,166 @@
+"""Waterfalls side by side, and the curve of MFU and loss over steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from rankscope.analysis.breakdown.waterfall import PARTS, Part
+from rankscope.analysis.breakdown.waterfall_views import WaterfallBy
+from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.text import format_range
+from rankscope.tracer.span import NS_PER_S
+
+from ..text import escape_for_plotly
+from ..theme import IDEAL, MFU, PART_COLORS, SLOW, apply_style, axis_unit, rgba
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.waterfall_views import WaterfallRows
+    from rankscope.analysis.report.report import RunReport
+
+PART_WORDS: dict[Part, str] = {
+    Part.USEFUL_COMPUTE: "useful compute",
+    Part.SLOW_COMPUTE: "slow compute",
+    Part.EXPOSED_TRANSFER: "exposed transfer",
+    Part.WAITING: "waiting for a rank",
+    Part.BUBBLE_WARM_UP: "bubble, warm-up",
+    Part.BUBBLE_STEADY: "bubble, steady",
+    Part.BUBBLE_COOL_DOWN: "bubble, cool-down",
+    Part.INPUT: "input",
+    Part.HOST_GAP: "host gap",
+    Part.GC: "garbage collection",
+    Part.CHECKPOINT: "checkpoint",
+    Part.UNKNOWN: "unknown",
+}
+"""Parts of a step in plain words."""
+
+_HEIGHT = 360
+_CURVE_HEIGHT = 300
+_LOSS_HEIGHT = 170
+_MAX_MARKED = 150
+"""Steps up to which each has a point."""
+
+
+def waterfall_figure(rows: WaterfallRows, *, run: str) -> go.Figure:
+    """Draw a stacked bar for each step, position or rank, in seconds or ms of a mean step."""
+    unit, unit_ns = axis_unit(float(rows.seconds.sum(axis=1).max(initial=0.0)) * NS_PER_S)
+    names = [str(number) for number in rows.numbers]
+    word = "stage" if rows.by is WaterfallBy.STAGE else rows.by.value
+    figure = go.Figure()
+    for column, part in enumerate(PARTS):
+        seconds = rows.seconds[:, column]
+        if not seconds.any():
+            continue
+        figure.add_trace(
+            go.Bar(
+                name=PART_WORDS[part],
+                x=names,
+                y=(seconds * NS_PER_S / unit_ns).tolist(),
+                marker={"color": PART_COLORS[part.value], "line": {"width": 0}},
+                hovertemplate=(
+                    f"{word} %{{x}}: {PART_WORDS[part]} %{{y:.3~g}} {unit}<extra></extra>"
+                ),
+            )
+        )
+    apply_style(figure, height=_HEIGHT, zoom_key=f"waterfall {run} {rows.by}")
+    figure.update_layout(barmode="stack", bargap=0.15, margin={"l": 62, "r": 16, "t": 8, "b": 44})
+    figure.update_layout(legend={"y": -0.2, "yanchor": "top", "traceorder": "normal"})
+    figure.update_xaxes(type="category", title_text=word, showgrid=False, nticks=24)
+    figure.update_yaxes(title_text=f"time of a step ({unit})")
+    return figure
+
+
+def mfu_figure(report: RunReport, history: RunHistory | None) -> go.Figure:
+    """Draw MFU in percent and, if it is known, loss over steps, with all that happened marked.
+
+    Shaded: steps of findings that matter. Triangles below: checkpoints, evaluations and other
+    common pauses. Dotted: restarts.
+    """
+    loss = {} if history is None else history.loss_by_step
+    by_step = {} if report.mfu is None else report.mfu.by_step
+    rows = [name for name, held in (("MFU (%)", by_step), ("loss", loss)) if held]
+    heights = [_CURVE_HEIGHT if name == "MFU (%)" else _LOSS_HEIGHT for name in rows]
+    figure = make_subplots(
+        rows=max(len(rows), 1), cols=1, shared_xaxes=True, vertical_spacing=0.05,
+        row_heights=[height / sum(heights) for height in heights] or None,
+    )  # fmt: skip
+    apply_style(figure, height=sum(heights) + 40, zoom_key=f"mfu {report.run}")
+    for row, name in enumerate(rows, start=1):
+        is_mfu = name == "MFU (%)"
+        values = {step: 100 * value for step, value in by_step.items()} if is_mfu else dict(loss)
+        steps, unit = sorted(values), "% MFU" if is_mfu else "loss"
+        figure.add_trace(
+            go.Scatter(
+                name=name,
+                x=steps,
+                y=[values[step] for step in steps],
+                mode="lines+markers" if len(steps) <= _MAX_MARKED else "lines",
+                line={"color": MFU if is_mfu else IDEAL, "width": 2},
+                marker={"size": 4},
+                showlegend=False,
+                hovertemplate=f"step %{{x}}: %{{y:.3~f}} {unit}<extra></extra>",
+            ),
+            row=row, col=1,
+        )  # fmt: skip
+        figure.update_yaxes(title_text=name, row=row, col=1, gridcolor=rgba(IDEAL, 0.22))
+        if is_mfu:
+            figure.update_yaxes(rangemode="tozero", row=row, col=1)
+    if rows:
+        _mark_findings(figure, report)
+        _mark_pauses(figure, report)
+        _mark_restarts(figure, () if report.mfu is None else report.mfu.restart_steps)
+    figure.update_layout(margin={"l": 62, "r": 16, "t": 30, "b": 44}, hovermode="closest")
+    figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False)
+    figure.update_xaxes(title_text="step", row=max(len(rows), 1), col=1)
+    return figure
+
+
+def _mark_findings(figure: go.Figure, report: RunReport) -> None:
+    shown: set[tuple[int, int]] = set()
+    for finding in report.findings:
+        if finding.steps is None or finding.severity in (Severity.NONE, Severity.MINOR):
+            continue
+        first, last = finding.steps
+        text = "" if finding.steps in shown else escape_for_plotly(finding.cause)
+        shown.add(finding.steps)
+        figure.add_vrect(
+            x0=first - 0.5, x1=last + 0.5, fillcolor=rgba(SLOW, 0.08), line_width=0, row=1, col=1,
+            annotation_text=text, annotation_position="top left",
+            annotation_font_size=11,
+        )  # fmt: skip
+
+
+def _mark_pauses(figure: go.Figure, report: RunReport) -> None:
+    for name, color in (
+        ("checkpoint", PART_COLORS["checkpoint"]),
+        ("evaluation", PART_COLORS["input"]),
+        ("pause", PART_COLORS["waiting"]),
+        ("late input", SLOW),
+    ):
+        pauses = [pause for pause in report.common_pauses if pause.name == name]
+        if pauses:
+            figure.add_trace(
+                go.Scatter(
+                    name=name,
+                    x=[pause.step for pause in pauses],
+                    y=[0] * len(pauses),
+                    mode="markers",
+                    marker={"symbol": "triangle-up", "size": 11, "color": color},
+                    customdata=[pause.seconds for pause in pauses],
+                    hovertemplate=f"{name} in step %{{x}}: %{{customdata:.3~g}} s<extra></extra>",
+                ),
+                row=1, col=1,
+            )  # fmt: skip
+
+
+def _mark_restarts(figure: go.Figure, steps: Sequence[int]) -> None:
+    for step in steps:
+        figure.add_vline(
+            x=step - 0.5, line_dash="dot", line_color=IDEAL, row="all", col=1,
+            annotation_text=f"restart {format_range((step, step))}", annotation_font_size=11,
+        )  # fmt: skip

@@ -1,0 +1,220 @@
+"""The page of a run's MFU: its curve, and where the time of a step goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import html
+
+from rankscope.analysis.breakdown.waterfall import Part
+from rankscope.analysis.breakdown.waterfall_views import (
+    PartShare,
+    WaterfallBy,
+    list_rows,
+    split_step,
+)
+from rankscope.analysis.report.text import (
+    UNKNOWN,
+    format_count,
+    format_percent,
+    format_range,
+    format_seconds,
+)
+
+from ..address import MFU, View
+from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
+from ..text import escape
+from ..theme import PART_COLORS
+from .components import card, decorative, graph, table
+from .overview_cards import escape_sentence
+from .report_page import choices, page_head, report_page
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.waterfall_views import WaterfallRows
+    from rankscope.analysis.report.report import PipelineBubble, RunReport
+
+    from ..provider import ReportProvider
+
+MAX_EPOCHS = 40
+
+_MEANING: dict[Part, str] = {
+    Part.USEFUL_COMPUTE: "compute up to its ideal",
+    Part.SLOW_COMPUTE: "compute above its ideal",
+    Part.EXPOSED_TRANSFER: "communication that no compute hides, without waiting",
+    Part.WAITING: "for a later rank, beyond the schedule",
+    Part.BUBBLE_WARM_UP: "schedule of the pipeline, before the first backward",
+    Part.BUBBLE_STEADY: "schedule of the pipeline, between",
+    Part.BUBBLE_COOL_DOWN: "schedule of the pipeline, after the last forward",
+    Part.INPUT: "host time before the first compute, and data loading",
+    Part.HOST_GAP: "other host time in which the device has no work",
+    Part.GC: "Python's garbage collection",
+    Part.CHECKPOINT: "saving the model",
+    Part.UNKNOWN: "no record explains it",
+}
+
+_WORDS = {WaterfallBy.STEP: "step", WaterfallBy.STAGE: "stage", WaterfallBy.RANK: "rank"}
+
+
+def show_mfu(
+    provider: ReportProvider, report: RunReport, view: View, *, base_path: str
+) -> list[Component]:
+    """Return the curve, the waterfall of the run, and waterfalls side by side."""
+    history = provider.history(report.run)
+    parts = [page_head("MFU", about=_sentence(report)), _curve(report, history)]
+    shares = split_step(report)
+    if not shares:
+        reason = "No step could be replayed, so the parts of a step are unknown."
+        return [*parts, card(html.H2("Where a step goes"), html.P(reason, className="quiet"))]
+    parts.append(_shares(report, shares))
+    parts += _side_by_side(report, view, base_path)
+    if history is not None:
+        parts.append(_history(history))
+    return parts
+
+
+PAGE = report_page(MFU, "MFU", show_mfu)
+
+
+def _sentence(report: RunReport) -> str:
+    if report.mfu is None:
+        return f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
+    shape = "" if report.mfu_shape is None else f" It {report.mfu_shape.text}."
+    causes = "" if report.mfu_shape is None else report.mfu_shape.causes
+    typical = f" Typical causes: {causes}." if causes else ""
+    mean = format_percent(report.mfu.mean, digits=1)
+    steps = format_count(len(report.mfu.by_step), "step")
+    return f"{mean} mean of {steps}: {escape_sentence(report.mfu.convention)}.{shape}{typical}"
+
+
+def _curve(report: RunReport, history: RunHistory | None) -> Component:
+    has_loss = history is not None and bool(history.loss_by_step)
+    if report.mfu is None and not has_loss:
+        text = "MFU and loss of this run are unknown: tracer.step takes tokens and loss."
+        return card(html.H2("Over steps"), html.P(text, className="quiet"))
+    missing = "" if has_loss else "Loss n/a: no rank passed one to tracer.step."
+    return card(
+        html.H2("Over steps"),
+        html.P(
+            "Shaded: steps of findings. Triangles: checkpoints, evaluations and other pauses of"
+            f" all ranks. Dotted: restarts. {missing}",
+            className="about",
+        ),
+        graph("mfu-curve", mfu_figure(report, history)),
+    )
+
+
+def _shares(report: RunReport, shares: tuple[PartShare, ...]) -> Component:
+    largest = max(one.ratio for one in shares)
+    rows = [_share_row(one, largest) for one in shares if one.ratio > 0]
+    head = {"part": "", "": "", "time": "number", "share": "number", "MFU points": "number"}
+    about = (
+        "Mean step of the mean rank; the parts sum to the step. MFU points of useful compute: what"
+        " the run has. Of any other part: what it would add if the devices computed instead."
+    )
+    return card(
+        html.H2("Where a step goes"),
+        html.P(about, className="about"),
+        table("parts of a step", head | {"meaning": ""}, rows, class_name="plain-rows shares"),
+        *_bubble(report.waterfall.bubble if report.waterfall else None),
+    )
+
+
+def _share_row(one: PartShare, largest: float) -> Component:
+    fill = {"width": f"{100 * one.ratio / largest:.1f}%", "background": PART_COLORS[one.part.value]}
+    points = UNKNOWN if one.mfu_ratio is None else f"{100 * one.mfu_ratio:.1f}"
+    row: Component = dmc.TableTr(
+        [
+            dmc.TableTd(PART_WORDS[one.part], className="unbroken"),
+            dmc.TableTd(
+                html.Span(html.Span(className="bar-fill", style=fill), className="bar-track"),
+                className="share-bar",
+                **decorative(),
+            ),
+            dmc.TableTd(format_seconds(one.seconds), className="number"),
+            dmc.TableTd(format_percent(one.ratio, digits=1), className="number"),
+            dmc.TableTd(points, className="number"),
+            dmc.TableTd(_MEANING[one.part], className="quiet"),
+        ]
+    )
+    return row
+
+
+def _bubble(bubble: PipelineBubble | None) -> list[Component]:
+    if bubble is None:
+        return []
+    formula = (
+        f"Bubble of the pipeline: {format_percent(bubble.measured_ratio, digits=1)} of useful"
+        f" compute as measured, {format_percent(bubble.formula_ratio, digits=1)} by its formula"
+        f" (p - 1) / (v m) with p = {bubble.num_stages} stages, v = {bubble.num_chunks} model"
+        f" chunks a stage and m = {bubble.num_microbatches} micro-batches."
+    )
+    return [html.P(formula, className="bubble-line")]
+
+
+def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Component]:
+    sides = {by: list_rows(report, by) for by in WaterfallBy}
+    known = {by: rows for by, rows in sides.items() if rows is not None}
+    if not known:
+        return []
+    chosen = next((by for by in known if by.value == view.show), next(iter(known)))
+    plain = replace(view, show=None)
+    options = [
+        (_WORDS.get(by, f"{by.value.upper()} position"), replace(plain, show=by.value))
+        for by in known
+    ]
+    rows = known[chosen]
+    return [
+        card(
+            html.Div(
+                [
+                    html.H2("Side by side"),
+                    choices(
+                        "by",
+                        options,
+                        view=replace(plain, show=chosen.value),
+                        base_path=base_path,
+                    ),
+                ],
+                className="card-head",
+            ),
+            graph("mfu-waterfall", waterfall_figure(rows, run=report.run)),
+            html.P(_left_out(rows), className="note"),
+        )
+    ]
+
+
+def _left_out(rows: WaterfallRows) -> str:
+    if not rows.num_left_out:
+        return ""
+    which = "earlier steps" if rows.by is WaterfallBy.STEP else "with more useful compute"
+    return f"{rows.num_left_out:,} more are left out: {which}."
+
+
+def _history(history: RunHistory) -> Component:
+    head = {"epoch": "number", "steps": "number", "repeated later": "number", "time": "number"}
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(str(one.epoch), className="number"),
+                dmc.TableTd(format_range(one.steps), className="number"),
+                dmc.TableTd(f"{one.num_repeated:,}", className="number"),
+                dmc.TableTd(format_seconds(one.seconds), className="number"),
+            ]
+        )
+        for one in history.epochs[-MAX_EPOCHS:]
+    ]
+    goodput = format_percent(history.goodput_ratio, digits=1)
+    return card(
+        html.H2(f"Goodput {escape(goodput)}"),
+        html.P(
+            "Time in steps that no later epoch repeats, over all time from the first step to the"
+            " last. Restarts, repeated steps and time between steps are lost.",
+            className="about",
+        ),
+        table("epochs", head, rows, class_name="plain-rows"),
+    )

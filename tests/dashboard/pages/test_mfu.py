@@ -1,0 +1,88 @@
+"""The page of a run's MFU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
+from rankscope.analysis.breakdown.waterfall import PARTS
+from rankscope.analysis.breakdown.waterfall_views import WaterfallBy, list_rows
+from rankscope.analysis.report.network import CommonPause
+from rankscope.analysis.report.report import Mfu, PipelineBubble, RunReport
+from rankscope.dashboard.address import MFU, View
+from rankscope.dashboard.figures.waterfall import mfu_figure, waterfall_figure
+from rankscope.dashboard.pages.mfu import show_mfu
+from rankscope.dashboard.theme import PART_COLORS
+from tests.support.dashboard.analysed import analysed_report
+from tests.support.dashboard.builders import FakeProvider, report, traces
+from tests.support.dashboard.page_text import words
+
+KNOWN = Mfu(
+    convention="6 N per token",
+    mean=0.3,
+    by_step=dict.fromkeys(range(8), 0.3),
+    restart_steps=(4,),
+)
+PAST = summarize_history(
+    [
+        StepMark(epoch=0, step=step, begin_ns=10 * step, end_ns=10 * step + 8, loss=2.5)
+        for step in range(8)
+    ]
+)
+
+
+def text_of(made: RunReport, *, show: str | None = None) -> str:
+    view = View(page=MFU, run=made.run, show=show)
+    return words(show_mfu(FakeProvider(past=PAST), made, view, base_path="/"))
+
+
+def test_the_page_shows_parts_in_time_and_points_and_the_bubble_beside_its_formula() -> None:
+    made = replace(analysed_report(), mfu=KNOWN)
+    assert made.waterfall is not None
+    bubble = PipelineBubble(
+        num_stages=2, num_chunks=1, num_microbatches=4, formula_ratio=0.25, measured_ratio=0.3
+    )
+    made = replace(made, waterfall=replace(made.waterfall, bubble=bubble))
+
+    text = text_of(made)
+
+    assert "30.0 % mean of 8 steps: 6 N per token" in text
+    assert "30.0 % of useful compute as measured, 25.0 % by its formula" in text
+    assert "by | step | stage | DP position | TP position | rank" in text
+    assert "Goodput 100.0 %" not in text  # 2 of 10 ns are between the steps
+    assert "Goodput 82.1 %" in text
+
+
+def test_an_unknown_mfu_and_an_unknown_waterfall_are_named() -> None:
+    made = report(mfu=False)
+
+    text = text_of(made)
+
+    assert "MFU n/a: peak of A100 at bfloat16 unknown" in text
+    assert "No step could be replayed" in text
+
+
+def test_the_curve_marks_pauses_and_restarts() -> None:
+    pauses = (CommonPause(step=3, name="checkpoint", seconds=1.5),)
+    made = replace(analysed_report(), mfu=KNOWN, common_pauses=pauses)
+
+    figure = mfu_figure(made, PAST)
+
+    assert [(one.name, one.x) for one in traces(figure)] == [
+        ("MFU (%)", tuple(range(8))),
+        ("loss", tuple(range(8))),
+        ("checkpoint", (3,)),
+    ]
+    texts = [one.text for one in figure.layout.annotations]
+    assert "restart 4" in texts
+    assert made.top_finding.cause in texts
+
+
+def test_the_stacked_parts_are_those_that_take_time() -> None:
+    rows = list_rows(analysed_report(), WaterfallBy.RANK)
+    assert rows is not None
+
+    bars = traces(waterfall_figure(rows, run="tiny"))
+
+    assert set(PART_COLORS) == {part.value for part in PARTS}
+    assert len(bars) == int((rows.seconds.sum(axis=0) > 0).sum())
