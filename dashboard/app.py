@@ -11,7 +11,7 @@ from dash.exceptions import DependencyException
 from flask import request
 
 from .callback_checks import PagePath, Post, guard, takes
-from .pages import alerts, links, mfu, overview, shell, timeline, wait_graph
+from .pages import alerts, links, mfu, overview, rank, shell, timeline, wait_graph
 from .pages.placeholders import unknown_page
 
 if TYPE_CHECKING:
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     from .provider import ReportProvider
 
-PAGES = (overview.PAGE, timeline.PAGE, mfu.PAGE, links.PAGE, wait_graph.PAGE, alerts.PAGE)
+PAGES = (
+    overview.PAGE,
+    timeline.PAGE,
+    rank.PAGE,
+    mfu.PAGE,
+    links.PAGE,
+    wait_graph.PAGE,
+    alerts.PAGE,
+)
 """The pages, in the order of the menu."""
 
 GZIP_MIN_BYTES = 32_768

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         AnalysisInProgress,
         MeanKindTimes,
     )
+    from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
 
@@ -86,6 +87,19 @@ class ReportProvider(Protocol):
 
     def history(self, run_id: str) -> RunHistory | None:
         """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
+        ...
+
+    def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
+        """Return what is stored of a rank; None if it is unknown."""
+        ...
+
+    def rank_values(
+        self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None
+    ) -> RankValues | None:
+        """Return a quantity of all ranks, mean of some steps; None if there is none.
+
+        ``steps`` are the first and the last; None: the newest ones.
+        """
         ...
 
     def liveness(self, run_id: str) -> RankLiveness | None:

@@ -51,6 +51,7 @@ from .background_jobs import BackgroundJobs
 from .finding_tracker import to_tracked
 from .page_alerts import change, list_alerts, silence_like
 from .pictures import LargeSteps, read_part, read_picture
+from .rank_view import read_quantity, read_rank_details
 from .reports import find_run
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.identity import Row
@@ -393,6 +395,20 @@ class StoreProvider:
             return None
         rows = read_step_marks(self._store, run_id, most=MAX_STEPS)
         return summarize_history(StepMark(**row) for row in rows)
+
+    def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
+        """Return what is stored of a rank; None if it is unknown."""
+        if self._store is None:
+            return None
+        return read_rank_details(self._store, report.run, rank, report.coords)
+
+    def rank_values(
+        self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None
+    ) -> RankValues | None:
+        """Return a quantity of all ranks, mean of closed steps; None if there is none."""
+        if self._store is None:
+            return None
+        return read_quantity(self._store, report, quantity=quantity, steps=steps)
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         """Return the liveness of a live run's ranks; None if it has no heartbeats."""

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         AnalysisFailed,
         AnalysisInProgress,
     )
+    from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
@@ -97,6 +98,8 @@ class FakeProvider:
     times: MeanKindTimes | None = None
     alert_list: AlertList = field(default_factory=AlertList)
     past: RunHistory | None = None
+    details: dict[int, RankDetails] = field(default_factory=dict)
+    values: dict[RankQuantity, RankValues] = field(default_factory=dict)
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
 
@@ -136,6 +139,14 @@ class FakeProvider:
 
     def history(self, run_id: str) -> RunHistory | None:
         return self.past
+
+    def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
+        return self.details.get(rank)
+
+    def rank_values(
+        self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None
+    ) -> RankValues | None:
+        return self.values.get(quantity)
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         return self.live

@@ -1,0 +1,109 @@
+"""Ranks in boxes of their hosts, and hosts in rows of their switches, as cells of a picture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.tracer.span import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from ..report.rank_details import RankValues
+
+RANKS_PER_LINE = 8
+"""Cells of one line of a box: the devices of most hosts."""
+
+WIDE = 3.0
+"""Width of a picture over its height, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBox:
+    """Place of a host: its upper left cell."""
+
+    host: str
+    switch: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBoxes:
+    """Cells of all ranks; between boxes there are empty ones."""
+
+    seconds: NDArray[np.float64]
+    """Shape (lines, columns); NaN without a rank."""
+
+    rank: NDArray[np.int64]
+    """Shape (lines, columns); `NONE` without a rank."""
+
+    boxes: tuple[HostBox, ...]
+    """The slowest first."""
+
+
+def arrange_hosts(values: RankValues) -> HostBoxes:
+    """Arrange ranks by host and switch, those with the largest value of a rank first.
+
+    A switch begins a new row of boxes if there are several. Ranks of an unknown host share one
+    box.
+
+    Source:
+        arXiv 2402.15627, figure 7: ranks by machine, so that slow machines show.
+    """
+    ranks_of: dict[tuple[str, str], list[int]] = {}
+    for one in sorted(values.seconds):
+        host, switch = values.hosts.get(one, ("", ""))
+        ranks_of.setdefault((switch, host), []).append(one)
+    worst = {key: max(values.seconds[one] for one in mine) for key, mine in ranks_of.items()}
+    of_switch: dict[str, list[tuple[str, str]]] = {}
+    for key in sorted(worst, key=lambda key: (-worst[key], key)):
+        of_switch.setdefault(key[0], []).append(key)
+    size = max(map(len, ranks_of.values()))
+    width = min(size, RANKS_PER_LINE)
+    height = -(-size // width)
+    per_row = _boxes_per_row(len(ranks_of), max(map(len, of_switch.values())), width, height)
+    boxes, line = [], 0
+    for switch, keys in of_switch.items():
+        for place, (_, host) in enumerate(keys):
+            row, column = divmod(place, per_row)
+            boxes.append(
+                HostBox(
+                    host=host,
+                    switch=switch,
+                    line=line + row * (height + 1),
+                    column=column * (width + 1),
+                )
+            )
+        line += -(-len(keys) // per_row) * (height + 1)
+    shape = (line - 1, per_row * (width + 1) - 1)
+    seconds, rank = np.full(shape, np.nan), np.full(shape, NONE, dtype=np.int64)
+    for box in boxes:
+        _fill(box, ranks_of[box.switch, box.host], width, values.seconds, seconds, rank)
+    return HostBoxes(seconds=seconds, rank=rank, boxes=tuple(boxes))
+
+
+def _boxes_per_row(num_boxes: int, largest_switch: int, width: int, height: int) -> int:
+    """Return how many boxes are side by side: the picture is not wider than `WIDE`."""
+    most = math.ceil(math.sqrt(WIDE * num_boxes * (height + 1) / (width + 1)))
+    return max(1, min(most, largest_switch))
+
+
+def _fill(
+    box: HostBox,
+    ranks: list[int],
+    width: int,
+    value: Mapping[int, float],
+    seconds: NDArray[np.float64],
+    rank: NDArray[np.int64],
+) -> None:
+    for place, number in enumerate(ranks):
+        down, right = divmod(place, width)
+        seconds[box.line + down, box.column + right] = value[number]
+        rank[box.line + down, box.column + right] = number

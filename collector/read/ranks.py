@@ -1,0 +1,215 @@
+"""Stored rows of one rank, and one quantity of all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.tracer.span import COMM_KINDS, SpanFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..identity import Row
+    from ..store.store import Store
+
+_COMM = ", ".join(f"'{kind}'" for kind in sorted(COMM_KINDS))
+_UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
+
+SELECT_RANK = """
+SELECT epoch, host, local_rank, switch, rack, rail, device_name, exit_state
+FROM ranks FINAL WHERE run_id = {run_id:String} AND rank = {rank:Int32}
+ORDER BY epoch DESC, started_ns DESC, process DESC LIMIT 1
+"""
+
+SELECT_HEARTBEAT = """
+SELECT state, step, at_ns FROM heartbeats WHERE run_id = {run_id:String} AND rank = {rank:Int32}
+ORDER BY at_ns DESC LIMIT 1
+"""
+
+SELECT_KINDS = f"""
+SELECT step, kind,
+    maxIf(if(kind IN ({_COMM}), exposed_ns, busy_ns), rank = {{rank:Int32}}) AS own_ns,
+    countIf(rank = {{rank:Int32}}) AS num_own,
+    quantileExactIf(0.5)(if(kind IN ({_COMM}), exposed_ns, busy_ns), rank != {{rank:Int32}})
+        AS peers_ns,
+    countIf(rank != {{rank:Int32}}) AS num_peers
+FROM rollups FINAL
+WHERE run_id = {{run_id:String}} AND epoch = {{epoch:Int32}}
+    AND step >= {{first:Int32}} AND step <= {{last:Int32}} AND rank IN {{ranks:Array(Int32)}}
+GROUP BY step, kind ORDER BY kind, step
+"""  # noqa: S608  # constants
+
+SELECT_BOUNDS = """
+SELECT step, begin_ns, end_ns FROM closed_steps FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step >= 0
+ORDER BY step DESC LIMIT {most:UInt32}
+"""
+
+SELECT_SAMPLES = """
+SELECT name, device, intDiv(at_ns - {first_ns:Int64}, {width_ns:Int64}) AS bucket,
+    avg(value) AS mean, max(value) AS highest, max(at_ns) AS last_ns
+FROM samples FINAL
+WHERE run_id IN ({run_id:String}, '') AND host = {host:String}
+    AND device IN (-1, {device:Int32}) AND at_ns >= {first_ns:Int64} AND at_ns <= {last_ns:Int64}
+GROUP BY name, device, bucket ORDER BY name, device, bucket
+"""
+
+SELECT_EVENTS = """
+SELECT at_ns, kind, text, substring(data, 1, {most_bytes:UInt32}) AS data FROM events FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND rank = {rank:Int32}
+ORDER BY at_ns DESC, line DESC LIMIT {most:UInt32}
+"""
+
+SELECT_UNFINISHED = f"""
+SELECT name, kind, step, start_ns, group_id FROM spans
+WHERE run_id = {{run_id:String}} AND epoch = {{epoch:Int32}} AND rank = {{rank:Int32}}
+    AND step >= {{first:Int32}} AND bitAnd(flags, {_UNFINISHED}) != 0
+ORDER BY start_ns DESC LIMIT {{most:UInt32}}
+"""  # noqa: S608  # constants
+
+SELECT_GROUPS = """
+SELECT group_id, name, kind, arraySlice(members, 1, {most:UInt32}) AS members,
+    length(groups.members) AS num_members
+FROM groups FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND has(groups.members, {rank:Int32})
+ORDER BY num_members, kind, name
+"""
+
+SELECT_HOST_FINDINGS = """
+SELECT run_id, cause, ranks, first_step, last_step, analysed_ns
+FROM findings FINAL INNER JOIN (
+    SELECT run_id, epoch, groupUniqArray(rank) AS mine FROM ranks FINAL
+    WHERE host = {host:String} GROUP BY run_id, epoch
+) AS placed USING (run_id, epoch)
+WHERE length(ranks) <= {most_ranks:UInt32} AND hasAny(ranks, mine)
+ORDER BY analysed_ns DESC, position LIMIT {most:UInt32}
+"""
+
+SELECT_VALUES = """
+SELECT rank, sum(multiIf({column:String} = 'wait', wait_ns, {column:String} = 'exposed', exposed_ns,
+    busy_ns)) AS total_ns
+FROM rollups FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND kind IN {kinds:Array(String)}
+    AND step >= {first:Int32} AND step <= {last:Int32}
+GROUP BY rank ORDER BY rank
+"""
+
+SELECT_HOSTS = """
+SELECT rank, argMax(host, (started_ns, process)) AS host,
+    argMax(switch, (started_ns, process)) AS switch
+FROM ranks FINAL WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} GROUP BY rank
+"""
+
+
+def read_rank(store: Store, run_id: str, rank: int) -> Row | None:
+    """Return epoch, place and state of a rank's newest process; None if it is unknown."""
+    rows = store.rows(SELECT_RANK, {"run_id": run_id, "rank": rank})
+    return rows[0] if rows else None
+
+
+def read_heartbeat(store: Store, run_id: str, rank: int) -> Row | None:
+    """Return state, step and time of a rank's last heartbeat; None if there is none."""
+    rows = store.rows(SELECT_HEARTBEAT, {"run_id": run_id, "rank": rank})
+    return rows[0] if rows else None
+
+
+def read_closed_bounds(store: Store, run_id: str, epoch: int, *, most: int) -> list[Row]:
+    """Return step, begin and end of an epoch's newest closed steps, by step."""
+    return store.rows(SELECT_BOUNDS, {"run_id": run_id, "epoch": epoch, "most": most})[::-1]
+
+
+def read_rank_kinds(
+    store: Store,
+    run_id: str,
+    rank: int,
+    *,
+    epoch: int,
+    steps: tuple[int, int],
+    peers: Sequence[int],
+) -> list[Row]:
+    """Return the time of a rank and the median of its peers, by kind and step.
+
+    Of communication, the time that no compute hides.
+    """
+    bound = {"run_id": run_id, "rank": rank, "epoch": epoch, "ranks": [rank, *peers]}
+    return store.rows(SELECT_KINDS, bound | {"first": steps[0], "last": steps[1]})
+
+
+def read_rank_samples(
+    store: Store, run_id: str, *, host: str, device: int, span_ns: tuple[int, int], buckets: int
+) -> list[Row]:
+    """Return readings of a host and of one of its devices, joined in equal stretches of time.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        host: The host.
+        device: Local rank of the device.
+        span_ns: First and last Unix time.
+        buckets: Number of stretches.
+
+    Returns:
+        Rows of ``name, device, bucket, mean, highest, last_ns``.
+    """
+    first_ns, last_ns = span_ns
+    width_ns = max(1, -(-(last_ns - first_ns + 1) // buckets))
+    bound = {"run_id": run_id, "host": host, "device": device}
+    times = {"first_ns": first_ns, "last_ns": last_ns, "width_ns": width_ns}
+    return store.rows(SELECT_SAMPLES, bound | times)
+
+
+def read_rank_events(
+    store: Store, run_id: str, rank: int, *, epoch: int, most: int, most_bytes: int
+) -> list[Row]:
+    """Return a rank's newest events, the newest first, with the beginning of their data."""
+    bound = {"run_id": run_id, "rank": rank, "epoch": epoch}
+    return store.rows(SELECT_EVENTS, bound | {"most": most, "most_bytes": most_bytes})
+
+
+def read_unfinished(
+    store: Store, run_id: str, rank: int, *, epoch: int, first: int, most: int
+) -> list[Row]:
+    """Return a rank's spans that had not ended, from a step on, the newest first."""
+    bound = {"run_id": run_id, "rank": rank, "epoch": epoch, "first": first, "most": most}
+    return store.rows(SELECT_UNFINISHED, bound)
+
+
+def read_rank_groups(store: Store, run_id: str, rank: int, *, epoch: int, most: int) -> list[Row]:
+    """Return the groups of a rank, the smallest first, with their first ``most`` members."""
+    bound = {"run_id": run_id, "rank": rank, "epoch": epoch, "most": most}
+    return store.rows(SELECT_GROUPS, bound)
+
+
+def read_host_findings(store: Store, host: str, *, most: int, most_ranks: int) -> list[Row]:
+    """Return the newest findings of all runs that name a rank on a host."""
+    return store.rows(SELECT_HOST_FINDINGS, {"host": host, "most": most, "most_ranks": most_ranks})
+
+
+def read_rank_values(
+    store: Store,
+    run_id: str,
+    *,
+    epoch: int,
+    kinds: Sequence[str],
+    column: str,
+    steps: tuple[int, int],
+) -> dict[int, int]:
+    """Return the sum of one column of the rollups by rank.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        epoch: The epoch.
+        kinds: Kinds of spans that count.
+        column: "wait", "exposed" or "busy".
+        steps: First and last step.
+    """
+    bound = {"run_id": run_id, "epoch": epoch, "kinds": list(kinds), "column": column}
+    rows = store.rows(SELECT_VALUES, bound | {"first": steps[0], "last": steps[1]})
+    return {row["rank"]: row["total_ns"] for row in rows}
+
+
+def read_hosts(store: Store, run_id: str, epoch: int) -> dict[int, tuple[str, str]]:
+    """Return host and switch of each rank of an epoch."""
+    rows = store.rows(SELECT_HOSTS, {"run_id": run_id, "epoch": epoch})
+    return {row["rank"]: (row["host"], row["switch"]) for row in rows}

@@ -1,0 +1,521 @@
+"""The page of one rank, and without a rank the heat map of all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
+from pydantic import Field
+
+from rankscope.analysis.drawing.host_boxes import arrange_hosts
+from rankscope.analysis.report.rank_details import RankQuantity
+from rankscope.analysis.report.text import (
+    EMPTY,
+    UNKNOWN,
+    format_count,
+    format_percent,
+    format_range,
+    format_seconds,
+)
+from rankscope.tracer.span import NS_PER_S
+
+from ..address import GRAPH, MAX_DIGITS, RANK, TIMELINE, View, write_address
+from ..callback_checks import Post, takes
+from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
+from ..text import escape
+from .components import card, graph, link_ranks, rank_link, rank_links, table
+from .overview_cards import escape_sentence, format_age
+from .placeholders import no_data
+from .report_page import Shown, choices, page_head, report_page
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.report.rank_details import RankDetails, RankEvent, RankValues
+    from rankscope.analysis.report.report import RunReport
+
+    from ..provider import ReportProvider
+
+MAX_LISTED = 8
+MAX_CAUSES = 4
+MAX_SLOWEST = 20
+MAX_LINES = 400
+"""Lines of an event's stacks."""
+
+AXES = {
+    "tp": "tensor parallel: shares each layer",
+    "pp": "pipeline: activations forward, gradients back",
+    "dp": "data parallel: reduces gradients",
+    "cp": "context parallel: shares each sequence",
+    "ep": "expert parallel: exchanges tokens",
+}
+QUANTITIES = {
+    RankQuantity.COMPUTE: "compute above the median rank",
+    RankQuantity.WAIT: "waiting in communication",
+    RankQuantity.EXPOSED: "exposed communication",
+    RankQuantity.HOST: "data, gc and checkpoints",
+}
+
+
+class Cell(Post, extra="ignore"):
+    """A clicked cell; -1 is none."""
+
+    customdata: Annotated[int, Field(ge=-1, lt=10**MAX_DIGITS)] | None = None
+
+
+class Click(Post, extra="ignore"):
+    """A click on a figure of ranks."""
+
+    points: Annotated[list[Cell], Field(min_length=1)] | None = None
+
+
+class ClickPost(Post):
+    """The values that `open_rank` takes."""
+
+    click: Click | None
+    shown: Shown | None
+
+
+class NumberPost(Post):
+    """The values that `choose` takes."""
+
+    rank: Annotated[str, Field(max_length=MAX_DIGITS)]
+    shown: Shown | None
+
+
+class Drawn(Post):
+    """The quantity and the steps of the heat map."""
+
+    quantity: str
+    steps: str
+
+
+class StepsPost(Post):
+    """The values that `choose_steps` takes."""
+
+    steps: Annotated[str, Field(max_length=2 * MAX_DIGITS + 1)]
+    drawn: Drawn
+    shown: Shown | None
+
+
+def show_rank(
+    provider: ReportProvider, report: RunReport, view: View, *, base_path: str
+) -> list[Component]:
+    """Return the page of the view's first rank, or the heat map of all ranks."""
+    if not view.ranks:
+        return _show_all(provider, report, view, base_path)
+    rank = view.ranks[0]
+    details = provider.rank_details(report, rank)
+    if details is None or rank not in report.coords:
+        return [
+            no_data(
+                f"rank {rank} of run {escape(report.run)!r} is not known",
+                f"The run has {format_count(report.world_size, 'rank')}, numbered from 0. Nothing"
+                " was received of a rank that was not traced.",
+            )
+        ]
+    return [
+        _head(report, details, base_path),
+        _facts(details),
+        *_now(details),
+        html.Div(
+            [_place(report, details, base_path), _waits(report, rank, base_path)], className="grid"
+        ),
+        _over_steps(report, details),
+        _findings(report, rank, base_path),
+        _events(details),
+        _host(details, base_path),
+    ]
+
+
+def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+    for part in ("rank-place", "rank-heat"):
+
+        @app.callback(
+            Output("url", "href", allow_duplicate=True),
+            Input(part, "clickData"),
+            State("rank-shown", "data"),
+            prevent_initial_call=True,
+        )
+        @takes(ClickPost)
+        def open_rank(post: ClickPost) -> str:
+            clicked = post.click.points[0].customdata if post.click and post.click.points else None
+            if clicked is None or clicked < 0 or post.shown is None:
+                raise PreventUpdate
+            view = View(page=RANK, run=post.shown.run, ranks=(clicked,))
+            return write_address(view, base_path=base_path)
+
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("rank-number", "value"),
+        State("rank-shown", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(NumberPost)
+    def choose(post: NumberPost) -> str:
+        text = post.rank.strip()
+        if not (text.isascii() and text.isdigit()) or post.shown is None:
+            raise PreventUpdate
+        view = View(page=RANK, run=post.shown.run, ranks=(int(text),))
+        return write_address(view, base_path=base_path)
+
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("rank-steps", "value"),
+        State("rank-drawn", "data"),
+        State("rank-shown", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(StepsPost)
+    def choose_steps(post: StepsPost) -> str:
+        begin, to, end = (part.strip() for part in post.steps.partition("-"))
+        numbers = [
+            text for text in (begin, end if to else begin) if text.isascii() and text.isdigit()
+        ]
+        is_same = post.steps == post.drawn.steps  # the input has just been drawn
+        if post.shown is None or is_same or len(numbers) < 2:  # noqa: PLR2004  # first and last
+            raise PreventUpdate
+        first, last = sorted(map(int, numbers))
+        view = View(page=RANK, run=post.shown.run, steps=(first, last), show=post.drawn.quantity)
+        return write_address(view, base_path=base_path)
+
+
+PAGE = report_page(RANK, "Rank", show_rank, is_live=True, register=_register)
+
+
+def _number_input(report: RunReport) -> Component:
+    found: Component = dmc.TextInput(
+        id="rank-number",
+        value="",
+        placeholder=f"rank, 0 to {report.world_size - 1}",
+        debounce=True,
+        w=150,
+        size="sm",
+        **{"aria-label": "rank"},
+    )
+    return found
+
+
+def _show_all(
+    provider: ReportProvider, report: RunReport, view: View, base_path: str
+) -> list[Component]:
+    """Return the heat map of a quantity of all ranks, and the ranks with most of it."""
+    shown = view.show if view.show in set(RankQuantity) else RankQuantity.COMPUTE.value
+    quantity = RankQuantity(shown)
+    values = provider.rank_values(report, quantity, steps=view.steps)
+    plain = replace(view, show=quantity.value)
+    options = [(words, replace(view, show=each.value)) for each, words in QUANTITIES.items()]
+    steps = "" if values is None else format_range(values.steps)
+    chooser: Component = dmc.TextInput(
+        id="rank-steps",
+        value=steps,
+        placeholder="steps, such as 3-7",
+        debounce=True,
+        w=120,
+        size="sm",
+        **{"aria-label": "steps"},
+    )
+    head = page_head(
+        "Ranks",
+        html.Div([html.Span("steps", className="quiet"), chooser], className="chooser"),
+        html.Div(
+            [html.Span("open", className="quiet"), _number_input(report)], className="chooser"
+        ),
+    )
+    drawn = Drawn(quantity=quantity.value, steps=steps)
+    parts = [head, dcc.Store(id="rank-drawn", data=drawn.model_dump())]
+    if values is None or not values.seconds:
+        reason = (
+            "No closed step is in this range yet. A step is closed a few seconds after its end."
+        )
+        return [*parts, card(html.H2("Heat map"), html.P(reason, className="quiet"))]
+    return [
+        *parts,
+        card(
+            html.Div(
+                [
+                    html.H2("Heat map"),
+                    choices("of", options, view=plain, base_path=base_path),
+                ],
+                className="card-head",
+            ),
+            html.P(
+                f"{QUANTITIES[quantity].capitalize()}, mean of {_steps_words(values)}. A cell is a"
+                " rank, a box a host; slow hosts, and switches with them, come first. Click a rank"
+                " to open it.",
+                className="about",
+            ),
+            graph("rank-heat", heat_map_figure(arrange_hosts(values), values, run=report.run)),
+        ),
+        _most(report, values, base_path),
+    ]
+
+
+def _steps_words(values: RankValues) -> str:
+    first, last = values.steps
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
+    ordered = sorted(values.seconds, key=lambda rank: (-values.seconds[rank], rank))
+    rows = []
+    for rank in ordered[:MAX_SLOWEST]:
+        host, switch = values.hosts.get(rank, ("", ""))
+        cells = [
+            dmc.TableTd(rank_link(report.run, rank, base_path), className="number"),
+            dmc.TableTd(escape(host) or UNKNOWN),
+            dmc.TableTd(escape(switch) or UNKNOWN),
+            dmc.TableTd(format_seconds(values.seconds[rank]), className="number"),
+        ]
+        rows.append(dmc.TableTr(cells))
+    head = {"rank": "number", "host": "", "switch": "", "a step": "number"}
+    return card(
+        html.H2("Most of it"),
+        table("ranks with most of it", head, rows, class_name="plain-rows"),
+    )
+
+
+def _head(report: RunReport, details: RankDetails, base_path: str) -> Component:
+    rank, last = details.rank, report.world_size - 1
+    everyone = write_address(View(page=RANK, run=report.run), base_path=base_path)
+    steps = [
+        dcc.Link(
+            arrow,
+            href=write_address(
+                View(page=RANK, run=report.run, ranks=(other,)), base_path=base_path
+            ),
+            className="arrow",
+            title=f"Show rank {other}",
+        )
+        for other, arrow in ((rank - 1, "←"), (rank + 1, "→"))
+        if 0 <= other <= last
+    ]
+    timeline = View(page=TIMELINE, run=report.run, ranks=(rank,))
+    waits = View(page=GRAPH, run=report.run, ranks=(rank,))
+    return page_head(
+        f"Rank {rank}",
+        dcc.Link("all ranks", href=everyone),
+        dcc.Link("timeline", href=write_address(timeline, base_path=base_path)),
+        dcc.Link("who waits for it", href=write_address(waits, base_path=base_path)),
+        html.Div([*steps, _number_input(report)], className="stepper"),
+    )
+
+
+def _facts(details: RankDetails) -> Component:
+    beat = UNKNOWN
+    if details.heartbeat is not None:
+        state, step, age_ns = details.heartbeat
+        at = "" if step < 0 else f", step {step:,}"
+        beat = f"{escape(state)}{at}, {format_age(age_ns)} ago"
+    facts = {
+        "host": details.host,
+        "local rank": "" if details.local_rank < 0 else str(details.local_rank),
+        "device": details.device_name,
+        "switch": details.switch,
+        "rack": details.rack,
+        "rail": details.rail,
+        "process": details.exit_state,
+    }
+    pairs = [
+        html.Div([html.Dt(word), html.Dd(escape(value) or UNKNOWN)])
+        for word, value in facts.items()
+    ]
+    pairs.append(html.Div([html.Dt("last heartbeat"), html.Dd(beat)]))
+    return card(html.Dl(pairs, className="pairs"))
+
+
+def _now(details: RankDetails) -> list[Component]:
+    """Return in what the rank is blocked, or was when it was last seen."""
+    if not details.open_operations:
+        return []
+    lines = [
+        html.Li(
+            f"{escape(one.name)} ({escape(one.kind)}) in step {one.step:,}"
+            + (f", group {escape(one.group)}" if one.group else "")
+            + f", begun {_time(one.start_ns)}"
+        )
+        for one in details.open_operations
+    ]
+    return [
+        card(
+            html.H2("Not ended when it was last seen"),
+            html.Ul(lines, className="notices"),
+            class_name="liveness",
+        )
+    ]
+
+
+def _time(at_ns: int) -> str:
+    return f"{datetime.fromtimestamp(at_ns / NS_PER_S, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _place(report: RunReport, details: RankDetails, base_path: str) -> Component:
+    at, sizes = report.coords[details.rank].to_dict(), report.layout.to_dict()
+    words = " · ".join(
+        f"{axis.upper()} {at[axis]} of {sizes[axis]}" for axis in AXES if sizes[axis] > 1
+    )
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(escape(group.name) or UNKNOWN),
+                dmc.TableTd(escape(group.kind)),
+                dmc.TableTd(f"{group.num_members:,}", className="number"),
+                dmc.TableTd(rank_links(report.run, group.members, base_path, max_ranges=4)),
+            ]
+        )
+        for group in details.groups
+    ]
+    head = {"group": "", "kind": "", "ranks": "number", "members": ""}
+    return card(
+        html.H2("Its place"),
+        html.P(
+            f"{words or 'No parallel axis is known.'} Red: this rank. Its row: its data-parallel"
+            " peers. Its column: its pipeline; activations go down, gradients up.",
+            className="about",
+        ),
+        graph("rank-place", place_figure(report, details.rank)),
+        *([table("its groups", head, rows, class_name="plain-rows")] if rows else []),
+    )
+
+
+def _waits(report: RunReport, rank: int, base_path: str) -> Component:
+    own = next((one for one in report.starved if one.rank == rank), None)
+    waiting = sorted(
+        (
+            (on.ratio, one.rank)
+            for one in report.starved
+            for on in one.waits_on
+            if on.rank == rank and one.rank != rank
+        ),
+        reverse=True,
+    )
+    mine: Component = html.P("It waits less than 1 % of a step.", className="quiet")
+    if own is not None:
+        mine = html.Div(
+            [
+                html.P(f"It waits {format_percent(own.wait_ratio)} of a step, because of:"),
+                *(
+                    _wait_row(report, on.rank, on.ratio, base_path)
+                    for on in own.waits_on[:MAX_CAUSES]
+                ),
+            ]
+        )
+    others: list[Component] = [html.P("No rank waits because of it.", className="quiet")]
+    if waiting:
+        others = [
+            html.P(f"{format_count(len(waiting), 'rank')} wait because of it, the longest:"),
+            *(_wait_row(report, one, ratio, base_path) for ratio, one in waiting[:MAX_LISTED]),
+        ]
+    return card(
+        html.H2("Waiting"),
+        html.P("Shares of a step, followed to the root.", className="about"),
+        mine,
+        html.Div(others),
+    )
+
+
+def _wait_row(report: RunReport, rank: int, ratio: float, base_path: str) -> Component:
+    width = f"{100 * min(ratio, 1.0):.1f}%"
+    return html.Div(
+        [
+            html.Span(["rank ", rank_link(report.run, rank, base_path)], className="starved-rank"),
+            html.Span(
+                html.Span(className="bar-fill", style={"width": width}), className="bar-track"
+            ),
+            html.Span(format_percent(ratio), className="starved-ratio"),
+        ],
+        className="starved",
+    )
+
+
+def _over_steps(report: RunReport, details: RankDetails) -> Component:
+    if not details.kinds and not details.samples:
+        text = "No closed step is stored yet, and no sample of its host."
+        return card(html.H2("Over steps"), html.P(text, className="quiet"))
+    peers = format_count(details.num_peers, "rank")
+    missing = "" if details.samples else " No samples of its host and device are stored."
+    parts = [graph("rank-steps-figure", rank_over_steps_figure(report, details))]
+    if details.processes:
+        busiest = ", ".join(f"{escape(name)} {cpus:.2f}" for name, cpus in details.processes)
+        parts.append(html.P(f"Busiest processes of the host, mean CPUs: {busiest}."))
+    return card(
+        html.H2("Over steps"),
+        html.P(
+            f"Solid: this rank. Dotted: the median of {peers} of its stage. Forward and backward"
+            " include the communication and waiting inside them, compute above the median rank does"
+            " not. Of communication, the time that no compute hides. Below: samples, on the same"
+            f" axis.{missing}",
+            className="about",
+        ),
+        *parts,
+    )
+
+
+def _findings(report: RunReport, rank: int, base_path: str) -> Component:
+    mine = [one for one in report.findings if rank in one.ranks]
+    lines = [
+        html.Li(
+            [
+                html.Span(one.cause, className="cause"),
+                f" in steps {format_range(one.steps)}: ",
+                *link_ranks(escape_sentence(one.evidence), report.run, base_path),
+            ]
+        )
+        for one in mine
+    ]
+    body = html.Ul(lines, className="notices") if lines else html.P("None.", className="quiet")
+    return card(html.H2("Findings that name it"), body)
+
+
+def _events(details: RankDetails) -> Component:
+    rows = [_event(one) for one in details.events]
+    body = rows or [html.P("No exit, profile or stacks are stored.", className="quiet")]
+    return card(html.H2("Events"), *body)
+
+
+def _event(event: RankEvent) -> Component:
+    words = f"{_time(event.at_ns)} · {escape(event.kind)} · {escape(event.text)}"
+    if not event.detail:
+        return html.P(words, className="event")
+    lines = "\n".join(
+        escape_sentence(line) if len(line.split()) else "" for line in _indented(event)
+    )
+    return html.Details([html.Summary(words), html.Pre(lines, className="command")])
+
+
+def _indented(event: RankEvent) -> list[str]:
+    return event.detail.splitlines()[:400]
+
+
+def _host(details: RankDetails, base_path: str) -> Component:
+    title = f"History of host {escape(details.host) or UNKNOWN}"
+    if not details.host_findings:
+        text = "No stored finding of any run names a rank on it."
+        return card(html.H2(title), html.P(text, className="quiet"))
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(_time(one.opened_ns)),
+                dmc.TableTd(
+                    dcc.Link(
+                        escape(one.run_id),
+                        href=write_address(View(run=one.run_id), base_path=base_path),
+                    )
+                ),
+                dmc.TableTd(html.Span(escape(one.cause), className="cause")),
+                dmc.TableTd(rank_links(one.run_id, one.ranks, base_path, max_ranges=4)),
+                dmc.TableTd(format_range(one.steps) if one.steps else EMPTY, className="number"),
+            ]
+        )
+        for one in details.host_findings
+    ]
+    head = {"found": "", "run": "", "cause": "", "ranks": "", "steps": "number"}
+    return card(
+        html.H2(title),
+        html.P("Findings of all runs that name a rank on it, the newest first.", className="about"),
+        table("findings of its host", head, rows, class_name="plain-rows"),
+    )

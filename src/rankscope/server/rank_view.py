@@ -1,0 +1,341 @@
+"""Details of one rank, and a quantity of all ranks, from the rows of a store."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankscope.analysis.report.rank_details import (
+    HostFinding,
+    KindSeries,
+    OpenOperation,
+    RankDetails,
+    RankEvent,
+    RankGroup,
+    RankQuantity,
+    RankValues,
+    SampleSeries,
+)
+from rankscope.collector.read.findings import MAX_FINDING_RANKS
+from rankscope.collector.read.ranks import (
+    read_closed_bounds,
+    read_heartbeat,
+    read_host_findings,
+    read_hosts,
+    read_rank,
+    read_rank_events,
+    read_rank_groups,
+    read_rank_kinds,
+    read_rank_samples,
+    read_rank_values,
+    read_unfinished,
+)
+from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.collector.identity import Row
+    from rankscope.collector.store.store import Store
+    from rankscope.tracer.topology import Coords
+
+MAX_STEPS = 200
+"""Steps of a rank's figures: each has several pixels."""
+
+MAX_PEERS = 256
+"""Ranks of the same stage whose median is read: that of more differs little."""
+
+MAX_BUCKETS = 300
+"""Points of one sampled quantity."""
+
+MAX_EVENTS = 30
+MAX_EVENT_BYTES = 20_000
+"""Of the data of one event: a traceback, or the stacks of many threads."""
+
+MAX_OPEN, OPEN_STEPS = 20, 8
+MAX_MEMBERS = 64
+MAX_FINDINGS = 30
+MAX_PROCESSES = 8
+
+DEFAULT_STEPS = 20
+"""Newest steps of a quantity if the page names none."""
+
+COUNTERS = (
+    *("-packets", "-errors", "-events", "-frames", "-ticks", "-sent-bytes", "-received-bytes"),
+    *("disk-read-bytes", "disk-written-bytes", "swap-in-bytes", "swap-out-bytes"),
+)
+"""Ends of the names of counters in docs/samples.md."""
+
+PROCESS = "process-cpu-cores"
+
+QUANTITIES: dict[RankQuantity, tuple[str, tuple[SpanKind, ...]]] = {
+    RankQuantity.WAIT: ("wait", tuple(sorted(COMM_KINDS))),
+    RankQuantity.EXPOSED: ("exposed", tuple(sorted(COMM_KINDS))),
+    RankQuantity.HOST: ("busy", (SpanKind.DATA, SpanKind.GC, SpanKind.CHECKPOINT)),
+}
+"""Column of the rollups and kinds of spans of each quantity."""
+
+
+def read_rank_details(
+    store: Store, run_id: str, rank: int, coords: Mapping[int, Coords]
+) -> RankDetails | None:
+    """Return what is stored of a rank in its newest epoch; None if it is unknown.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        rank: The rank.
+        coords: Positions of the ranks.
+    """
+    place = read_rank(store, run_id, rank)
+    if place is None:
+        return None
+    epoch, host = place["epoch"], place["host"]
+    bounds = read_closed_bounds(store, run_id, epoch, most=MAX_STEPS)
+    peers = _peers(rank, coords)
+    groups = read_rank_groups(store, run_id, rank, epoch=epoch, most=MAX_MEMBERS)
+    names = {row["group_id"]: row["name"] for row in groups}
+    events = read_rank_events(
+        store, run_id, rank, epoch=epoch, most=MAX_EVENTS, most_bytes=MAX_EVENT_BYTES
+    )
+    last = bounds[-1]["step"] if bounds else 0
+    unfinished = read_unfinished(
+        store, run_id, rank, epoch=epoch, first=max(0, last - OPEN_STEPS), most=MAX_OPEN
+    )
+    beat = read_heartbeat(store, run_id, rank)
+    samples = _read_samples(store, run_id, place, bounds) if bounds and host else []
+    return RankDetails(
+        rank=rank,
+        **{name: place[name] for name in place if name != "epoch"},
+        heartbeat=None
+        if beat is None
+        else (beat["state"], beat["step"], time.time_ns() - beat["at_ns"]),
+        steps=tuple(row["step"] for row in bounds),
+        num_peers=len(peers),
+        kinds=_kinds(store, run_id, rank, epoch, bounds, peers) if bounds else (),
+        samples=_series(samples, bounds),
+        processes=_processes(samples),
+        events=tuple(map(_event, events)),
+        open_operations=tuple(
+            OpenOperation(
+                name=row["name"],
+                kind=row["kind"],
+                step=row["step"],
+                start_ns=row["start_ns"],
+                group=names.get(row["group_id"], ""),
+            )
+            for row in unfinished
+        ),
+        groups=tuple(
+            RankGroup(
+                name=row["name"],
+                kind=row["kind"],
+                members=tuple(row["members"]),
+                num_members=row["num_members"],
+            )
+            for row in groups
+        ),
+        host_findings=_host_findings(store, host),
+    )
+
+
+def read_quantity(
+    store: Store, report: RunReport, *, quantity: RankQuantity, steps: tuple[int, int] | None
+) -> RankValues | None:
+    """Return a quantity of all ranks, mean of the steps in a range; None without any.
+
+    Forward and backward of the rollups include what a rank waits inside them, so compute is that of
+    the diagnosis, of the analysed steps. The others are of closed steps.
+
+    Args:
+        store: The store.
+        report: The diagnosis of the run.
+        quantity: The quantity.
+        steps: First and last step; None: the newest `DEFAULT_STEPS`.
+    """
+    run_id, epoch = report.run, report.epochs[-1]
+    hosts = read_hosts(store, run_id, epoch)
+    if quantity is RankQuantity.COMPUTE:
+        return _compute(report, steps, hosts)
+    bounds = read_closed_bounds(store, run_id, epoch, most=1_000_000 if steps else DEFAULT_STEPS)
+    numbers = [row["step"] for row in bounds]
+    if steps is not None:
+        numbers = [step for step in numbers if steps[0] <= step <= steps[1]]
+    if not numbers:
+        return None
+    column, kinds = QUANTITIES[quantity]
+    span = numbers[0], numbers[-1]
+    sums = read_rank_values(store, run_id, epoch=epoch, kinds=kinds, column=column, steps=span)
+    return RankValues(
+        quantity=quantity,
+        steps=span,
+        seconds={rank: total / len(numbers) / NS_PER_S for rank, total in sums.items()},
+        hosts=hosts,
+    )
+
+
+def _compute(
+    report: RunReport, steps: tuple[int, int] | None, hosts: Mapping[int, tuple[str, str]]
+) -> RankValues | None:
+    excess = report.excess
+    shown = [
+        column
+        for column, step in enumerate(excess.steps)
+        if steps is None or steps[0] <= step <= steps[1]
+    ]
+    shown = shown if steps is not None else shown[-DEFAULT_STEPS:]
+    if not shown:
+        return None
+    chosen = excess.excess_ns[:, shown]
+    known = ~np.isnan(chosen)
+    sums, num = np.where(known, chosen, 0.0).sum(axis=1), known.sum(axis=1)
+    mean_s = dict(zip(excess.ranks, (sums / np.maximum(num, 1) / NS_PER_S).tolist(), strict=True))
+    return RankValues(
+        quantity=RankQuantity.COMPUTE,
+        steps=(excess.steps[shown[0]], excess.steps[shown[-1]]),
+        seconds={
+            rank: mean_s[rank] for rank, n in zip(excess.ranks, num.tolist(), strict=True) if n
+        },
+        hosts=hosts,
+    )
+
+
+def _peers(rank: int, coords: Mapping[int, Coords]) -> list[int]:
+    """Return ranks of the same pipeline stage, evenly chosen if they are many."""
+    if rank not in coords:
+        return []
+    alike = [one for one in sorted(coords) if coords[one].pp == coords[rank].pp and one != rank]
+    return alike[:: -(-len(alike) // MAX_PEERS) or 1]
+
+
+def _kinds(
+    store: Store, run_id: str, rank: int, epoch: int, bounds: Sequence[Row], peers: list[int]
+) -> tuple[KindSeries, ...]:
+    span = bounds[0]["step"], bounds[-1]["step"]
+    rows = read_rank_kinds(store, run_id, rank, epoch=epoch, steps=span, peers=peers)
+    place = {row["step"]: column for column, row in enumerate(bounds)}
+    found = []
+    for kind, mine in groupby(rows, key=lambda row: row["kind"]):
+        own, others = (np.full(len(bounds), np.nan) for _ in range(2))
+        for row in mine:
+            if row["num_own"]:
+                own[place[row["step"]]] = row["own_ns"] / NS_PER_S
+            if row["num_peers"]:
+                others[place[row["step"]]] = row["peers_ns"] / NS_PER_S
+        found.append(KindSeries(kind=SpanKind(kind), own_s=own, peers_s=others))
+    return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
+
+
+def _read_samples(store: Store, run_id: str, place: Row, bounds: Sequence[Row]) -> list[Row]:
+    return read_rank_samples(
+        store,
+        run_id,
+        host=place["host"],
+        device=place["local_rank"],
+        span_ns=(bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
+        buckets=MAX_BUCKETS,
+    )
+
+
+def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, ...]:
+    found = []
+    for (name, device), group in groupby(rows, key=lambda row: (row["name"], row["device"])):
+        if name.startswith(PROCESS):
+            continue
+        mine = list(group)
+        at_ns = np.array([row["last_ns"] for row in mine], dtype=np.int64)
+        is_rate = _is_counter(name)
+        if is_rate:
+            value = _growth(np.array([row["highest"] for row in mine], dtype=np.float64), at_ns)
+            at_ns = at_ns[1:]
+        else:
+            value = np.array([row["mean"] for row in mine])
+        if len(value):
+            found.append(
+                SampleSeries(
+                    name=name,
+                    is_rate=is_rate,
+                    is_device=device >= 0,
+                    at_step=_place_on_steps(at_ns, bounds),
+                    value=value,
+                )
+            )
+    return tuple(found)
+
+
+def _is_counter(name: str) -> bool:
+    quantity = name.partition(":")[0]
+    return quantity.endswith(COUNTERS)
+
+
+def _growth(value: NDArray[np.float64], at_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the growth of a counter per second; NaN where it fell."""
+    change = np.diff(value)
+    change[change < 0] = np.nan
+    rate: NDArray[np.float64] = change / (np.maximum(np.diff(at_ns), 1) / NS_PER_S)
+    return rate
+
+
+def _place_on_steps(at_ns: NDArray[np.int64], bounds: Sequence[Row]) -> NDArray[np.float64]:
+    """Return times as places on the axis of steps; a step begins at its number."""
+    step = np.array([row["step"] for row in bounds] + [bounds[-1]["step"] + 1], dtype=np.float64)
+    begin = np.array([row["begin_ns"] for row in bounds] + [bounds[-1]["end_ns"]], dtype=np.int64)
+    origin = begin[0]
+    place: NDArray[np.float64] = np.interp(
+        (at_ns - origin).astype(np.float64), (begin - origin).astype(np.float64), step
+    )
+    return place
+
+
+def _processes(rows: Sequence[Row]) -> tuple[tuple[str, float], ...]:
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        quantity, _, command = row["name"].partition(":")
+        if quantity == PROCESS and command:
+            sums.setdefault(command, []).append(row["mean"])
+    mean = {command: sum(values) / len(values) for command, values in sums.items()}
+    busiest = sorted(mean, key=lambda command: -mean[command])[:MAX_PROCESSES]
+    return tuple((command, mean[command]) for command in busiest)
+
+
+def _event(row: Row) -> RankEvent:
+    return RankEvent(
+        at_ns=row["at_ns"], kind=row["kind"], text=row["text"], detail=_detail(row["data"])
+    )
+
+
+def _detail(data: str) -> str:
+    """Return an event's traceback, else its data over several lines; "" if there is none."""
+    try:
+        held: Any = json.loads(data or "{}")
+    except ValueError:  # longer than MAX_EVENT_BYTES
+        return data
+    exception = held.get("exception") if isinstance(held, dict) else None
+    if isinstance(exception, dict) and exception.get("traceback"):
+        return str(exception["traceback"])
+    return json.dumps(held, indent=1, ensure_ascii=False) if held else ""
+
+
+def _host_findings(store: Store, host: str) -> tuple[HostFinding, ...]:
+    if not host:
+        return ()
+    rows = read_host_findings(store, host, most=MAX_FINDINGS, most_ranks=MAX_FINDING_RANKS)
+    return tuple(
+        HostFinding(
+            run_id=row["run_id"],
+            cause=row["cause"],
+            ranks=tuple(row["ranks"]),
+            steps=None
+            if row["first_step"] is None or row["last_step"] is None
+            else (row["first_step"], row["last_step"]),
+            opened_ns=row["analysed_ns"],
+        )
+        for row in rows
+    )

@@ -1,0 +1,172 @@
+"""The page of one rank, and the heat map of all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.report.rank_details import (
+    HostFinding,
+    KindSeries,
+    OpenOperation,
+    RankDetails,
+    RankEvent,
+    RankGroup,
+    RankQuantity,
+    RankValues,
+    SampleSeries,
+)
+from rankscope.dashboard.address import RANK, View
+from rankscope.dashboard.app import create_app
+from rankscope.dashboard.figures.rank import place_figure, rank_over_steps_figure
+from rankscope.dashboard.pages.rank import show_rank
+from rankscope.tracer.span import SpanKind
+from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
+from tests.support.dashboard.builders import FakeProvider, traces
+from tests.support.dashboard.page_text import words
+from tests.support.dashboard.posts import UPDATE_PATH, page_post
+
+NAME = "<img src=x>"
+
+DETAILS = RankDetails(
+    rank=SLOW_RANK,
+    host=NAME,
+    local_rank=1,
+    switch="leaf0",
+    rack="",
+    rail="",
+    device_name="H100",
+    exit_state="failed",
+    heartbeat=("training", 7, 3_000_000_000),
+    steps=(6, 7),
+    num_peers=3,
+    kinds=(
+        KindSeries(
+            kind=SpanKind.FORWARD,
+            own_s=np.array([0.018, np.nan]),
+            peers_s=np.array([0.01, 0.01]),
+        ),
+    ),
+    samples=(
+        SampleSeries(
+            name="gpu-clock-hz",
+            is_rate=False,
+            is_device=True,
+            at_step=np.array([6.5, 7.5]),
+            value=np.array([1.7e9, 1.3e9]),
+        ),
+        SampleSeries(
+            name="rdma-ecn-marked-packets",
+            is_rate=True,
+            is_device=False,
+            at_step=np.array([7.5]),
+            value=np.array([0.0]),
+        ),
+    ),
+    processes=(("dcgm", 3.25),),
+    events=(RankEvent(at_ns=0, kind="exit", text="ValueError: x", detail="Traceback\n  line 1"),),
+    open_operations=(
+        OpenOperation(name="all_reduce", kind="dp-comm", step=7, start_ns=0, group="dp-0"),
+    ),
+    groups=(RankGroup(name="tp-1", kind="tp-comm", members=(4, 5), num_members=2),),
+    host_findings=(
+        HostFinding(run_id="old", cause="gc-pause", ranks=(3,), steps=(1, 2), opened_ns=0),
+    ),
+)
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    values = RankValues(
+        quantity=RankQuantity.WAIT,
+        steps=(2, 7),
+        seconds={rank: 0.1 * rank for rank in range(8)},
+        hosts=dict.fromkeys(range(8), (NAME, "")),
+    )
+    return FakeProvider(
+        reports={"tiny": analysed_report()},
+        details={SLOW_RANK: DETAILS},
+        values={RankQuantity.WAIT: values},
+    )
+
+
+def text_of(provider: FakeProvider, **parts: object) -> str:
+    view = View(page=RANK, run="tiny", **parts)  # type: ignore[arg-type]
+    return words(show_rank(provider, analysed_report(), view, base_path="/"))
+
+
+def test_the_page_shows_place_waits_events_and_the_history_of_the_host(
+    provider: FakeProvider,
+) -> None:
+    text = text_of(provider, ranks=(SLOW_RANK,))
+
+    assert "TP 1 of 2 · PP 1 of 2 · DP 0 of 2" in text
+    assert "7 ranks wait because of it" in text
+    assert "training, step 7, 3 s ago" in text
+    assert "all_reduce (dp-comm) in step 7, group dp-0" in text
+    assert "exit · ValueError: x" in text
+    assert "Traceback" in text
+    assert "dcgm 3.25" in text
+    assert "slow-compute" in text
+    assert "old | gc-pause | 3 | 1-2" in text
+    assert f"History of host {NAME}" in text  # as text: Dash escapes it
+
+
+def test_an_unknown_rank_says_so(provider: FakeProvider) -> None:
+    assert "rank 99 of run 'tiny' is not known" in text_of(provider, ranks=(99,))
+
+
+def test_without_a_rank_the_page_shows_a_quantity_of_all(provider: FakeProvider) -> None:
+    text = text_of(provider, show="wait")
+    assert "Waiting in communication, mean of steps 2 to 7" in text
+    assert text.index("| 7 |") < text.index("| 6 |")
+    # AND says so if there is none yet
+    assert "No closed step is in this range" in text_of(provider)
+
+
+def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() -> None:
+    excess, peers, own, clock = traces(rank_over_steps_figure(analysed_report(), DETAILS))
+
+    assert excess.customdata == tuple(range(8))
+    assert (own.x, own.y[0]) == ((6.5, 7.5), 18.0)
+    assert peers.y == (10.0, 10.0)
+    assert (clock.x, clock.y) == ((6.5, 7.5), (1.7, 1.3))
+
+
+def test_the_grid_lights_the_rank_and_its_peers() -> None:
+    (cells,) = traces(place_figure(analysed_report(), SLOW_RANK))
+
+    # rows: stages, columns: DP positions, of TP position 1
+    assert cells.customdata.tolist() == [[1, 3], [5, 7]]
+    assert cells.z.tolist() == [[2.0, 0.0], [3.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "href"),
+    [
+        ({"rank-heat.clickData": {"points": [{"customdata": 3}]}}, "/rank?run=tiny&rank=3"),
+        ({"rank-number.value": " 6 "}, "/rank?run=tiny&rank=6"),
+        (
+            {"rank-steps.value": "3-5", "rank-drawn.data": {"quantity": "wait", "steps": "0-7"}},
+            "/rank?run=tiny&steps=3-5&show=wait",
+        ),
+        ({"rank-heat.clickData": {"points": [{"customdata": -1}]}}, None),
+        ({"rank-number.value": "x"}, None),
+        (
+            {"rank-steps.value": "0-7", "rank-drawn.data": {"quantity": "wait", "steps": "0-7"}},
+            None,
+        ),
+    ],
+)
+def test_clicks_and_inputs_open_a_view(
+    provider: FakeProvider, values: dict[str, object], href: str | None
+) -> None:
+    client = create_app(provider).server.test_client()
+    shown = {"run": "tiny", "search": None, "revision": 0}
+
+    body = page_post(client, values | {"rank-shown.data": shown})
+    answer = client.post(UPDATE_PATH, json=body)
+
+    found = answer.get_json()["response"]["url"]["href"] if answer.status_code == 200 else None
+    assert found == href
+    assert answer.status_code in (200, 204)

@@ -1,0 +1,95 @@
+"""Rows of one rank, and values of all ranks, read from a store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.rank_details import RankQuantity
+from rankscope.collector.read.samples import sample_rows, write_samples
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.span import SpanKind
+from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
+from tests.support.rankscope.rollup_runs import (
+    describe,
+    new_number,
+    put,
+    span_rows,
+    untimed_rollups,
+)
+
+if TYPE_CHECKING:
+    from rankscope.collector.store.store import Store
+
+
+def test_a_rank_of_a_store_has_times_samples_and_events(store: Store) -> None:
+    run_id = f"rank-{new_number()}"
+    describe(store, run_id)
+    place = {"run_id": run_id, "host": f"host-of-{run_id}", "local_rank": 1}
+    store.insert_rows("ranks", [place | {"rank": rank, "process": f"{rank}"} for rank in (0, 1)])
+    put(store, run_id, span_rows(run_id))  # rank 0 computes 40 ms, rank 1 70 ms, 1 ms more a step
+    untimed_rollups(store).turn()
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store)
+    report = replace(analyze_run(source, run_id), run=run_id)
+    bounds = store.rows(
+        "SELECT begin_ns, end_ns FROM closed_steps FINAL WHERE run_id = {run_id:String}"
+        " AND step = 1",
+        {"run_id": run_id},
+    )[0]
+    write_samples(
+        store,
+        sample_rows(
+            run_id,
+            host=[f"host-of-{run_id}"] * 2,
+            device=np.ones(2, np.int32),
+            at_ns=np.array([bounds["begin_ns"], (bounds["begin_ns"] + bounds["end_ns"]) // 2]),
+            name=["gpu-clock-hz"] * 2,
+            value=np.array([1.7e9, 1.3e9]),
+        ),
+    )
+    exception = {"traceback": "Traceback\n  line"}
+    event = {"epoch": 0, "rank": 1, "at_ns": 5, "kind": "exit", "text": "KeyError"}
+    event |= {"run_id": run_id, "process": "p", "line": 1}
+    store.insert_rows("events", [event | {"data": json.dumps({"exception": exception})}])
+
+    found = provider.rank_details(report, 1)
+
+    assert found is not None
+    assert found.steps == (0, 1, 2)
+    forward = next(one for one in found.kinds if one.kind is SpanKind.FORWARD)
+    assert forward.own_s == pytest.approx([0.07, 0.071, 0.072])
+    assert forward.peers_s == pytest.approx([0.04, 0.041, 0.042])
+    assert [(one.kind, one.detail) for one in found.events] == [("exit", "Traceback\n  line")]
+    assert provider.rank_details(report, 99) is None
+    (clock,) = found.samples
+    assert clock.at_step[0] == pytest.approx(1.0)
+    assert 1.0 < clock.at_step[1] < 2.0
+
+    wait = provider.rank_values(report, RankQuantity.WAIT, steps=(1, 2))
+    assert wait is not None
+    assert wait.steps == (1, 2)
+    # rank 0 waits the 30 ms by which rank 1 is later
+    assert wait.seconds == pytest.approx({0: 0.03, 1: 0.0})
+    assert provider.rank_values(report, RankQuantity.WAIT, steps=(50, 60)) is None
+
+
+def test_compute_of_all_ranks_is_that_of_the_diagnosis(store: Store) -> None:
+    # Forward spans of its TP partner are as long, because they include what it waits.
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store)
+
+    found = provider.rank_values(analysed_report(), RankQuantity.COMPUTE, steps=(2, 90))
+
+    assert found is not None
+    assert found.steps == (2, 7)
+    longest, second = sorted(found.seconds, key=lambda rank: -found.seconds[rank])[:2]
+    assert longest == SLOW_RANK
+    assert found.seconds[longest] > 10 * abs(found.seconds[second])
