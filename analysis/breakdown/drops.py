@@ -27,6 +27,10 @@ within the same noise."""
 MAX_MARGIN_RATIO = 0.5
 """Largest such margin, as a share of the depth."""
 
+MEDIAN_VARIANCE = 1.57
+"""Variance of a median over that of a mean of as many normal values: pi / 2. A short baseline is
+uncertain itself. Source: formula."""
+
 ROBUST = 1.4826
 """Factor from the median absolute deviation to the standard deviation of normal noise."""
 
@@ -83,6 +87,7 @@ class _Level:
     deviation: float
     """Robust deviation of its steps."""
 
+    num_steps: int
     rule: DropRule
 
     @property
@@ -99,9 +104,11 @@ class _Level:
         if len(low) < self.rule.num_steps:
             return False
         root = sqrt(len(low))
+        # Of the difference between the mean of the low steps and the median of the baseline.
+        error = self.deviation * sqrt(1 / len(low) + MEDIAN_VARIANCE / self.num_steps)
         below = self.usual - fmean(value for _, value in low)
         depth = self.usual * self.rule.depth_ratio - self._margin / root
-        return below >= max(depth * (1 - 1e-12), MIN_DEVIATIONS * self.deviation / root)
+        return below >= max(depth * (1 - 1e-12), MIN_DEVIATIONS * error)
 
 
 def find_drops(
@@ -170,7 +177,7 @@ def _level(baseline: list[float], rule: DropRule) -> _Level | None:
     newest = baseline[-BASELINE_STEPS:]
     usual = median(newest)
     deviation = ROBUST * median(abs(value - usual) for value in newest)
-    return _Level(usual=usual, deviation=deviation, rule=rule)
+    return _Level(usual=usual, deviation=deviation, num_steps=len(newest), rule=rule)
 
 
 def _drop(low: list[tuple[int, float]], usual: float, *, is_over: bool) -> Drop:
