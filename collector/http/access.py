@@ -15,7 +15,7 @@ from .requests import cookie_in
 from .tokens import FULL_GRANT, HOLDER_FORM, Grant, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from .token_file import TokenFile
 
@@ -148,10 +148,16 @@ class TrustedProxy:
 
     addresses: frozenset[str]
 
-    def grant(self, headers: Mapping[str, str], address: str) -> Grant | None:
-        """Return the grant of a request of a signed-in user, who may read; None for any other."""
-        user = headers.get(self.header, "")
-        if address not in self.addresses or not HOLDER_FORM.fullmatch(user):
+    def grant(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Grant | None:
+        """Return the grant of a request of a signed-in user, who may read; None for any other.
+
+        A header that is there twice names no user: one of them may be the browser's.
+        """
+        users = [value for name, value in headers if name.decode("latin-1").lower() == self.header]
+        if address not in self.addresses or len(users) != 1:
+            return None
+        user = users[0].decode("latin-1")
+        if not HOLDER_FORM.fullmatch(user):
             return None
         return Grant(role=Role.READ, run_prefix="", token_id="proxy", holder=user)  # noqa: S106
 

@@ -206,7 +206,7 @@ class AccessGate:
         if grant is None:
             grant = self._access.session_grant(self._access.session_in(headers))
             if grant is None and self._access.proxy is not None:
-                grant = self._access.proxy.grant(headers, _address(scope))
+                grant = self._access.proxy.grant(scope["headers"], _address(scope))
             credential = Credential.NONE if grant is None else Credential.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant

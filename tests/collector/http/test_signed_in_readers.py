@@ -83,3 +83,12 @@ def test_only_the_proxys_own_address_names_a_user_who_may_read(
     refused = client.request("DELETE", DELETE, headers={**headers, **OURS}).status_code
     assert refused == (403 if status == 200 else 401)
     assert Client(without, peer=address).get("/", headers=headers).status_code == 401
+
+
+def test_a_user_named_twice_is_not_signed_in() -> None:
+    proxy = TrustedProxy(header="x-forwarded-user", addresses=frozenset({"10.0.0.7"}))
+    server = create_server(Access(port=8050, proxy=proxy), pages=pages, not_ready=lambda: None)
+
+    headers = [("X-Forwarded-User", "ann"), ("x-forwarded-user", "eve")]
+
+    assert Client(server, peer="10.0.0.7").get("/", headers=headers).status_code == 401
