@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from .breakdown.starved import Predecessors
     from .breakdown.waterfall import Waterfall
     from .replay.model import Reading
     from .replay.what_if import WhatIf
-    from .report.report import Finding
+    from .report.report import Finding, Starved
     from .statistics.peers import ComputeProfile
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
@@ -158,20 +159,15 @@ def _read_replayable(record: Record) -> tuple[Reading, Replayer | None]:
 def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) -> RunReport:
     """Replay the run, compare its ranks, diagnose it, and report."""
     run = record.run
-    # numpy releases the interpreter lock in long operations, so both threads progress.
-    with ThreadPoolExecutor(1) as executor:
+    # numpy releases the interpreter lock in long operations, so all threads progress.
+    with ThreadPoolExecutor(2) as executor:
         recorded = executor.submit(_recorded_times, record, reading, replayer)
+        waited = executor.submit(_find_waiting, run, reading)
         result = what_if(replayer)
         case = _build_case(record, reading, replayer, result)
         findings = combine_findings(_diagnose(run, case), findings_of_record(record))
-        predecessors = find_predecessors(reading.model)
-        starved = find_starved_ranks(
-            reading.model,
-            reading.waits,
-            dict.fromkeys(run.ranks, int(reading.actual_ns.sum())),
-            predecessors=predecessors,
-        )
         full_ns, waterfall = recorded.result()
+        predecessors, starved = waited.result()
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
@@ -233,6 +229,15 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
     )
     top = grade_findings(report).top_finding
     return replace(report, evidence=tabulate_evidence(top, case, waterfall))
+
+
+def _find_waiting(run: RunInfo, reading: Reading) -> tuple[Predecessors, tuple[Starved, ...]]:
+    """Return what each operation followed, and the ranks that wait."""
+    predecessors = find_predecessors(reading.model)
+    total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
+    return predecessors, find_starved_ranks(
+        reading.model, reading.waits, total_ns, predecessors=predecessors
+    )
 
 
 def _recorded_times(

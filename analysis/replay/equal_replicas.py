@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP
-from ..arrays.sorting import argsort_rows
+from ..arrays.sorting import stable_argsort
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,7 +81,8 @@ def _find_leads(
     members = np.flatnonzero(group != NO_GROUP)
     if not len(members):
         return lead, beyond
-    ordered = members[argsort_rows(group[members], subgraph[members], local[members])]
+    # Rows are sorted by (step, replica), so those of a group are by subgraph, then by `local`.
+    ordered = members[stable_argsort(group[members])]
     group, subgraph = group[ordered], subgraph[ordered]
     new_group = np.diff(group, prepend=NO_GROUP) != 0
     begins = np.flatnonzero(new_group | (np.diff(subgraph, prepend=-1) != 0))
@@ -104,7 +105,7 @@ def _find_uneven_groups(
     rows = np.flatnonzero(beyond)
     if not len(rows):
         return operations.step[:0]
-    rows = rows[argsort_rows(operations.group[rows], subgraph[rows])]
+    rows = rows[stable_argsort(operations.group[rows])]
     group = operations.group[rows]
     starts = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
     lowest = np.minimum.reduceat(lead[rows], starts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -263,10 +264,14 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
     replicas = np.flatnonzero(np.bincount(operations.replica))
     number = np.cumsum(np.bincount(operations.replica) > 0, dtype=np.int32) - np.int32(1)
     replica = number[operations.replica]
-    graph = sort_graph(len(operations), operations.src, operations.dst, operations.group)
-    has_equal_replicas = np.zeros(len(operations.steps), dtype=np.bool_)
-    if compare_replicas and len(replicas) > 1:
-        has_equal_replicas = find_steps_of_equal_replicas(operations, replica, len(replicas))
+    with ThreadPoolExecutor(1) as pool:
+        sorting = pool.submit(
+            sort_graph, len(operations), operations.src, operations.dst, operations.group
+        )
+        has_equal_replicas = np.zeros(len(operations.steps), dtype=np.bool_)
+        if compare_replicas and len(replicas) > 1:
+            has_equal_replicas = find_steps_of_equal_replicas(operations, replica, len(replicas))
+        graph = sorting.result()
     num_by_step = np.bincount(operations.step, minlength=len(operations.steps))
     return Program(
         operations=operations,
