@@ -159,8 +159,8 @@ def _read_replayable(record: Record) -> tuple[Reading, Replayer | None]:
 def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) -> RunReport:
     """Replay the run, compare its ranks, diagnose it, and report."""
     run = record.run
-    # numpy releases the interpreter lock in long operations, so all threads progress.
-    with ThreadPoolExecutor(2) as executor:
+    # numpy releases the interpreter lock in long operations, so both threads progress.
+    with ThreadPoolExecutor(1) as executor:
         recorded = executor.submit(_recorded_times, record, reading, replayer)
         waited = executor.submit(_find_waiting, run, reading)
         result = what_if(replayer)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .operations import Operations
 
 
+SLICE_ROWS = 1 << 16
+"""Rows that are hashed at once: their temporary columns stay in a processor's cache."""
+
+
 def find_steps_of_equal_replicas(
     operations: Operations, replica: NDArray[np.int32], num_replicas: int
 ) -> NDArray[np.bool_]:
@@ -31,28 +35,44 @@ def find_steps_of_equal_replicas(
     Returns:
         Shape (steps,).
     """
-    subgraph = operations.step.astype(np.int64) * num_replicas + replica
+    subgraph = operations.step * np.int32(num_replicas) + replica
     num_each = np.bincount(subgraph, minlength=len(operations.steps) * num_replicas)
     by_step = num_each.reshape(-1, num_replicas)
     equal: NDArray[np.bool_] = (by_step == by_step[:, :1]).all(axis=1)
     if not equal.any():
         return equal
     # Rows are sorted by (step, replica).
-    first = np.cumsum(num_each) - num_each
-    local = np.arange(len(operations)) - first[subgraph]
+    first = (np.cumsum(num_each) - num_each).astype(np.int32)
+    local = np.arange(len(operations), dtype=np.int32) - first[subgraph]
     lead, beyond = _find_leads(operations.group, subgraph, local)
     structure = np.zeros(len(num_each), dtype=np.uint64)
-    per_node = _hash_rows(local, operations.label, lead, beyond, operations.closes_step)
-    per_edge = _hash_rows(local[operations.src], local[operations.dst])
-    with np.errstate(over="ignore"):
-        np.add.at(structure, subgraph, per_node)
-        np.add.at(structure, subgraph[operations.dst], per_edge)
+    columns = (local, operations.label, lead, beyond, operations.closes_step)
+    for rows in _slices(len(operations)):
+        _add_hashes(structure, subgraph[rows], *(column[rows] for column in columns))
+    crosses = np.zeros(len(operations.steps), dtype=np.bool_)
+    for edges in _slices(len(operations.src)):
+        src, dst = operations.src[edges], operations.dst[edges]
+        _add_hashes(structure, subgraph[dst], local[src], local[dst])
+        crosses[operations.step[dst[subgraph[src] != subgraph[dst]]]] = True
     structures = structure.reshape(-1, num_replicas)
     equal &= (structures == structures[:, :1]).all(axis=1)
-    crossing = subgraph[operations.src] != subgraph[operations.dst]
-    equal[operations.step[operations.dst[crossing]]] = False
+    equal &= ~crosses
     equal[_find_uneven_groups(operations, subgraph, num_replicas, lead, beyond)] = False
     return equal
+
+
+def _slices(num: int) -> list[slice]:
+    return [slice(first, first + SLICE_ROWS) for first in range(0, num, SLICE_ROWS)]
+
+
+def _add_hashes(
+    sums: NDArray[np.uint64],
+    key: NDArray[np.int32],
+    *columns: NDArray[np.integer[Any]] | NDArray[np.bool_],
+) -> None:
+    """Add the hash of each row to the sum of its key."""
+    with np.errstate(over="ignore"):
+        np.add.at(sums, key, _hash_rows(*columns))
 
 
 def _hash_rows(*columns: NDArray[np.integer[Any]] | NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -68,15 +88,15 @@ def _hash_rows(*columns: NDArray[np.integer[Any]] | NDArray[np.bool_]) -> NDArra
 
 
 def _find_leads(
-    group: NDArray[np.integer[Any]], subgraph: NDArray[np.int64], local: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    group: NDArray[np.integer[Any]], subgraph: NDArray[np.int32], local: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Find the first member of each operation's group.
 
     Returns:
         Shape (ops,) each: the lowest ``local`` of the operation's group in its own subgraph, -1
         without a group; whether the group has members in other subgraphs.
     """
-    lead = np.full(len(group), -1, dtype=np.int64)
+    lead = np.full(len(group), -1, dtype=np.int32)
     beyond = np.zeros(len(group), dtype=np.bool_)
     members = np.flatnonzero(group != NO_GROUP)
     if not len(members):
@@ -96,9 +116,9 @@ def _find_leads(
 
 def _find_uneven_groups(
     operations: Operations,
-    subgraph: NDArray[np.int64],
+    subgraph: NDArray[np.int32],
     num_replicas: int,
-    lead: NDArray[np.int64],
+    lead: NDArray[np.int32],
     beyond: NDArray[np.bool_],
 ) -> NDArray[np.int32]:
     """Return steps with a group that spans replicas, but not the same operation of them all."""

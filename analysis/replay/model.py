@@ -299,7 +299,7 @@ class StepBlock:
     rows: slice
     """Its operations."""
 
-    wait_rows: NDArray[np.int64]
+    wait_rows: NDArray[np.int64] | slice
     """Its waits, ascending."""
 
 
@@ -330,18 +330,13 @@ def split_by_time(
         earliest = earliest if begin_ns is None else np.minimum(earliest, begin_ns)
         latest = latest if end_ns is None else np.maximum(latest, end_ns)
         starts = _step_borders(first_row, earliest, latest)
-    block_by_step = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    block_of_wait = block_by_step[operations.step[waits.operation]]
-    by_block = stable_argsort(block_of_wait)
-    wait_at = np.searchsorted(block_of_wait[by_block], np.arange(len(starts)))
-    block_of_edge = block_by_step[operations.step[operations.dst]]
-    edge_order = stable_argsort(block_of_edge)
-    edge_at = np.searchsorted(block_of_edge[edge_order], np.arange(len(starts)))
-    del block_of_edge, block_of_wait
+    num_blocks = len(starts) - 1
+    block_by_step = np.repeat(np.arange(num_blocks, dtype=np.int32), np.diff(starts))
+    waits_of = _rows_by_block(block_by_step[operations.step[waits.operation]], num_blocks)
+    edges_of = _rows_by_block(block_by_step[operations.step[operations.dst]], num_blocks)
     for block, (first, end) in enumerate(pairwise(starts)):
         rows = slice(int(first_row[first]), int(first_row[end]))
-        edges = edge_order[edge_at[block] : edge_at[block + 1]]
-        mine = by_block[wait_at[block] : wait_at[block + 1]]
+        edges, mine = edges_of[block], waits_of[block]
         own = {
             name: getattr(operations, name)[rows]
             for name in ("replica", "label", "group", "duration_ns", "gap_ns", "start_ns",
@@ -373,6 +368,16 @@ def split_by_time(
             rows=rows,
             wait_rows=mine,
         )
+
+
+def _rows_by_block(
+    block: NDArray[np.int32], num: int
+) -> list[NDArray[np.int64]] | list[slice]:
+    """Return the rows of each block, ascending: a slice if all rows are in order of their block."""
+    if not (block[1:] < block[:-1]).any():
+        return [slice(*ends) for ends in pairwise(np.searchsorted(block, np.arange(num + 1)))]
+    by_block = stable_argsort(block)
+    return np.split(by_block, np.searchsorted(block[by_block], np.arange(1, num)))
 
 
 def _step_borders(
