@@ -6,6 +6,7 @@ import base64
 import json
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ RECORDS: dict[str, type[Any]] = {
 """All that a report is made of, by name. Nothing else can be read."""
 
 DTYPES = ("int64", "float64")
+PLAIN = frozenset({bool, float, int, str, type(None)})
 
 
 def write_report(report: RunReport) -> str:
@@ -52,11 +54,13 @@ def read_report(text: str) -> RunReport:
 
 def _encode(value: Any) -> Any:  # noqa: ANN401  # any part of a report
     """Return JSON types; what JSON lacks is a list of its type's name and its contents."""
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, StrEnum):
         return [type(value).__name__, value.value]
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):
         return ["tuple", *map(_encode, value)]
@@ -64,9 +68,14 @@ def _encode(value: Any) -> Any:  # noqa: ANN401  # any part of a report
         data = base64.b64encode(np.ascontiguousarray(value).data).decode()
         return ["array", value.dtype.name, list(value.shape), data]
     if is_dataclass(value):
-        names = [each.name for each in fields(value)]
-        return [type(value).__name__, {name: _encode(getattr(value, name)) for name in names}]
+        held = {name: _encode(getattr(value, name)) for name in _field_names(type(value))}
+        return [type(value).__name__, held]
     return ["dict", *([_encode(key), _encode(each)] for key, each in value.items())]
+
+
+@cache
+def _field_names(record: type[Any]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(record))
 
 
 def _decode(value: Any) -> Any:  # noqa: ANN401  # as above
