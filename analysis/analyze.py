@@ -42,7 +42,7 @@ from .report.text import format_count, format_percent
 from .statistics.peers import compare_with_peers
 from .trace.account import INVALID
 from .trace.errors import CycleError, EmptyRunError
-from .trace.rows import select_rows
+from .trace.rows import make_span_table, select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,7 +104,21 @@ def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int |
     reading, replayer = _read_replayable(record)
     if replayer is None:
         return _report_without_replay(record, findings_of_record(record), reading)
+    if run.source_format == "bytedance":
+        record = replace(record, spans=_times_only(record.spans))
     return _report_with_replay(replace(record, reading=reading), reading, replayer)
+
+
+def _times_only(spans: SpanTable) -> SpanTable:
+    """Return spans with only the columns that a ByteDance run still needs once it has been read.
+
+    Its operations hold the rest: 0.2 GB of 7.5 million spans.
+    """
+    none = np.broadcast_to(np.int32(0), len(spans))
+    return make_span_table(
+        step=spans.step, start_ns=spans.start_ns, duration_ns=spans.duration_ns, names=spans.names,
+        tracks=spans.tracks, epoch=none, rank=none, name=none, track=none, kind=none.astype(np.int8)
+    )  # fmt: skip
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:

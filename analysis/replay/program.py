@@ -332,6 +332,6 @@ def try_to_sort(
         first=np.zeros(num_rows + 1, dtype=np.int32),
         pred=np.zeros(len(src), dtype=np.int32),
     )
-    edges = src.astype(np.int32), dst.astype(np.int32)
+    edges = src.astype(np.int32, copy=False), dst.astype(np.int32, copy=False)
     num_sorted = loop.sort(graph, num_groups, *edges, code)
     return graph, num_sorted

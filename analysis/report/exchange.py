@@ -67,7 +67,7 @@ def _encode(value: Any) -> Any:  # noqa: ANN401  # any part of a report
     if isinstance(value, np.ndarray):
         data = base64.b64encode(np.ascontiguousarray(value).data).decode()
         return ["array", value.dtype.name, list(value.shape), data]
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         held = {name: _encode(getattr(value, name)) for name in _field_names(type(value))}
         return [type(value).__name__, held]
     return ["dict", *([_encode(key), _encode(each)] for key, each in value.items())]
