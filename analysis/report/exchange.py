@@ -54,14 +54,12 @@ def read_report(text: str) -> RunReport:
 
 def _encode(value: Any) -> Any:  # noqa: ANN401  # any part of a report
     """Return JSON types; what JSON lacks is a list of its type's name and its contents."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if type(value) in PLAIN:
         return value
     if isinstance(value, StrEnum):
         return [type(value).__name__, value.value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool | int | float | str):
-        return value
     if isinstance(value, tuple):
         return ["tuple", *map(_encode, value)]
     if isinstance(value, np.ndarray):
