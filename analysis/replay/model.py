@@ -370,9 +370,7 @@ def split_by_time(
         )
 
 
-def _rows_by_block(
-    block: NDArray[np.int32], num: int
-) -> list[NDArray[np.int64]] | list[slice]:
+def _rows_by_block(block: NDArray[np.int32], num: int) -> list[NDArray[np.int64]] | list[slice]:
     """Return the rows of each block, ascending: a slice if all rows are in order of their block."""
     if not (block[1:] < block[:-1]).any():
         return [slice(*ends) for ends in pairwise(np.searchsorted(block, np.arange(num + 1)))]
