@@ -13,13 +13,28 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 SELECT_STEP_TIMES = """
-SELECT epoch, step, min(start_ns) AS first_ns, max(end_ns) AS last_ns, uniq(rank) AS num_ranks
-FROM steps
-WHERE run_id = {run_id:String}
-GROUP BY epoch, step
-ORDER BY epoch DESC, step DESC
-LIMIT {most:UInt32}
+SELECT
+    epoch, step, num_ranks, end_ns AS last_ns,
+    if(step = before + 1 AND end_ns > before_ns, greatest(begin_ns, before_ns), begin_ns)
+        AS first_ns
+FROM (
+    SELECT *,
+        lagInFrame(step, 1, step) OVER by_step AS before,
+        lagInFrame(end_ns, 1, begin_ns) OVER by_step AS before_ns
+    FROM (
+        SELECT
+            epoch, step, min(start_ns) AS begin_ns, max(end_ns) AS end_ns, uniq(rank) AS num_ranks
+        FROM steps
+        WHERE run_id = {run_id:String}
+        GROUP BY epoch, step
+        ORDER BY epoch DESC, step DESC
+        LIMIT {most:UInt32}
+    )
+    WINDOW by_step AS (PARTITION BY epoch ORDER BY step)
+)
+ORDER BY epoch, step
 """
+"""As `analysis.readers.tracer.device_steps.measure_steps`, of the hosts' times."""
 
 
 SELECT_STEP_MARKS = """
@@ -68,12 +83,15 @@ MAX_STEP = (1 << 31) - 1
 def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
     """Return begin and end over all ranks of the newest steps, by (epoch, step).
 
+    A step that follows another one begins at its end at the earliest: what two steps share is time
+    of the earlier one, as in the report.
+
     Args:
         store: The store. Duplicate rows do not change the result.
         run_id: The run.
         most: Number of steps.
     """
-    return store.rows(SELECT_STEP_TIMES, {"run_id": run_id, "most": most})[::-1]
+    return store.rows(SELECT_STEP_TIMES, {"run_id": run_id, "most": most})
 
 
 def read_step_marks(store: Store, run_id: str, *, most: int) -> list[Row]:
