@@ -76,7 +76,7 @@ def show_graph(
     head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
     if not found.edges:
         text = f"No rank waits for {named} for 1 % of a step or more."
-        return [head, card(html.P(text), class_name="calm-card")]
+        return [head, card(html.P(text))]
     num_waiting = found.num_ranks - len(culprits)
     return [
         head,
