@@ -23,7 +23,8 @@ window.dash_clientside.rankscope = {
   // A cell of a picture has one shade: twice the number of its kind, more if it is mostly full.
   describeCell(hover) {
     const point = hover && hover.points && hover.points[0];
-    const kinds = point && point.data && point.data.meta;
+    const gd = document.querySelector("#timeline-graph .js-plotly-plot");
+    const kinds = point && gd && gd.data[point.curveNumber] && gd.data[point.curveNumber].meta;
     if (!kinds || !(point.z > 0)) return "";
     const shade = point.z - 1;
     const share = shade % 2 ? "at least half" : "less than half";

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from .timeline_selection import ShownSpans
 
 
-MAX_SLOWEST = 128
+MAX_SLOWEST = 64
 """Ranks of a large step that are read when the slowest ones are on top."""
 
 
