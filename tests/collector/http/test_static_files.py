@@ -67,8 +67,10 @@ def test_a_file_is_requested_once_and_answered_unchanged(files: Files) -> None:
         assert dict(answer.headers) == {
             "content-type": "text/css",
             "etag": ETAG.decode(),
-            "cache-control": "no-cache",
-            "content-length": "200000",
+            "cache-control": "public, max-age=31536000, immutable",
+            "content-encoding": "gzip",
+            "vary": "Accept-Encoding",
+            "content-length": "229",
         }
 
 
@@ -149,3 +151,28 @@ def test_slow_readers_of_static_files_do_not_block_the_pages() -> None:
                 b"authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
             )
             assert read_to_end(connection).endswith(b"a page\r\n0\r\n\r\n")
+
+
+def test_a_file_is_compressed_once_for_clients_that_accept_it(files: Files) -> None:
+    client = kept(files)
+
+    packed = client.get("/assets/large", headers={"accept-encoding": "gzip"})
+    plain = client.get("/assets/large", headers={"accept-encoding": "gzip;q=0"})
+    short = client.get("/assets/a", headers={"accept-encoding": "gzip"})
+
+    assert packed.content == plain.content == b"x" * 200_000
+    assert int(packed.headers["content-length"]) < 2_000
+    assert (packed.headers["content-encoding"], packed.headers["vary"]) == (
+        "gzip",
+        "Accept-Encoding",
+    )
+    assert "content-encoding" not in plain.headers
+    assert "content-encoding" not in short.headers
+    assert len(files.asked) == 2
+
+
+def test_a_file_whose_address_has_its_time_is_kept_by_the_browser(files: Files) -> None:
+    client = kept(files)
+
+    assert client.get("/assets/a?m=17").headers["cache-control"].endswith("immutable")
+    assert client.get("/assets/a").headers["cache-control"] == "no-cache"
