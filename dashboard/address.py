@@ -59,6 +59,9 @@ class View:
     steps: tuple[int, int] | None = None
     """First and last step of a range."""
 
+    with_steps: tuple[int, int] | None = None
+    """Likewise of the run to compare with."""
+
     show: str | None = None
     """What the page shows of several things, as one of its own words; None: its first choice."""
 
@@ -92,7 +95,8 @@ def read_address(path: str, query: str) -> View:
         step=_number(values.get("step")),
         ranks=read_ranks(values.get("rank", "")),
         with_run=values.get("with"),
-        steps=_read_steps(values.get("steps", "")),
+        steps=read_steps(values.get("steps", "")),
+        with_steps=read_steps(values.get("with-steps", "")),
         show=values.get("show"),
         order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
         viewport=_read_viewport(values),
@@ -109,7 +113,8 @@ def write_address(view: View, *, base_path: str) -> str:
         "step": view.step,
         "rank": format_ranks(view.ranks) or None,
         "with": view.with_run,
-        "steps": None if view.steps is None else "{}-{}".format(*view.steps),
+        "steps": _write_steps(view.steps),
+        "with-steps": _write_steps(view.with_steps),
         "show": view.show,
         "order": None if view.order is RowOrder.PP else view.order.value,
         **_write_viewport(view.viewport),
@@ -140,17 +145,21 @@ def format_ranks(ranks: Sequence[int]) -> str:
     return format_ranges(ranks).replace(" ", "") if ranks else ""
 
 
+def read_steps(text: str) -> tuple[int, int] | None:
+    """Return the first and last step of a text such as ``10-19`` or ``7``; None for any other."""
+    begin, to, end = text.strip().partition("-")
+    first, last = _number(begin), _number(end if to else begin)
+    return None if first is None or last is None or last < first else (first, last)
+
+
+def _write_steps(steps: tuple[int, int] | None) -> str | None:
+    return None if steps is None else f"{steps[0]}-{steps[1]}"
+
+
 def _number(text: str | None) -> int | None:
     if text is None or not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
         return None
     return int(text)
-
-
-def _read_steps(text: str) -> tuple[int, int] | None:
-    """Read ``first-last``, or one step."""
-    begin, to, end = text.partition("-")
-    first, last = _number(begin), _number(end if to else begin)
-    return None if first is None or last is None or first > last else (first, last)
 
 
 def _read_viewport(values: dict[str, str]) -> Viewport | None:

@@ -11,7 +11,21 @@ from dash.exceptions import DependencyException
 from flask import request
 
 from .callback_checks import PagePath, Post, guard, takes
-from .pages import alerts, links, mfu, overview, rank, shell, timeline, wait_graph
+from .exports import register_exports
+from .pages import (
+    alerts,
+    compare,
+    health,
+    links,
+    mfu,
+    overview,
+    rank,
+    runs,
+    shell,
+    start_up,
+    timeline,
+    wait_graph,
+)
 from .pages.placeholders import unknown_page
 
 if TYPE_CHECKING:
@@ -27,7 +41,11 @@ PAGES = (
     mfu.PAGE,
     links.PAGE,
     wait_graph.PAGE,
+    start_up.PAGE,
+    compare.PAGE,
+    runs.PAGE,
     alerts.PAGE,
+    health.PAGE,
 )
 """The pages, in the order of the menu."""
 
@@ -75,6 +93,7 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     app.server.register_error_handler(DependencyException, _missing_script)
     guard(app)
     compress_large(app.server)
+    register_exports(app.server, provider)
     app.layout = shell.shell()
     shell.register(app, provider, PAGES, base_path=base_path)
     for page in PAGES:

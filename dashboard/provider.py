@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.alert_list import AlertList
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
+    from rankscope.analysis.report.page_results import (
+        Health,
+        RunComparison,
+        RunLine,
+        RunStrip,
+        Startup,
+    )
     from rankscope.analysis.report.progress import (
         AnalysisFailed,
         AnalysisInProgress,
@@ -120,6 +127,41 @@ class ReportProvider(Protocol):
 
     def silence_alert(self, name: str, *, for_s: float) -> str:
         """Silence an alert's run and cause for a time; return what was done, or why not."""
+        ...
+
+    def run_lines(self) -> tuple[RunLine, ...]:
+        """Return every run with what stored results say of it, the newest first."""
+        ...
+
+    def strip(self, run_id: str) -> RunStrip | None:
+        """Return the state of a run in one line; None if there is no such run."""
+        ...
+
+    def comparison(
+        self,
+        first: str,
+        second: str,
+        *,
+        first_steps: tuple[int, int] | None = None,
+        second_steps: tuple[int, int] | None = None,
+    ) -> RunComparison | AnalysisFailed | None:
+        """Return two runs, or ranges of their steps, side by side; None while being made."""
+        ...
+
+    def startup(self, run_id: str) -> Startup | None:
+        """Return the start-up of a run's newest epoch; None if no span is outside the steps."""
+        ...
+
+    def step_trace(self, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]) -> str:
+        """Return the spans of a step, or of some of its ranks, as a file for Perfetto.
+
+        Raises:
+            EmptyRunError: There are no such spans, or too many.
+        """
+        ...
+
+    def health(self) -> Health | None:
+        """Return the state of the server; None if it is unknown."""
         ...
 
     def revision(self, run_id: str) -> int:

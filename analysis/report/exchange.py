@@ -7,6 +7,7 @@ import json
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,18 @@ RECORDS: dict[str, type[Any]] = {
     if isinstance(each, type) and (is_dataclass(each) or issubclass(each, StrEnum))
 }
 """All that a report is made of, by name. Nothing else can be read."""
+
+FORM = sha256(
+    repr(
+        [
+            (name, [(each.name, str(each.type)) for each in fields(one)])
+            for name, one in RECORDS.items()
+            if is_dataclass(one)
+        ]
+    ).encode()
+).hexdigest()[:12]
+"""A digest of the names and types of a report's fields: a stored report of another form may read
+with defaults in place of what it lacks."""
 
 DTYPES = ("int64", "float64")
 PLAIN = frozenset({bool, float, int, str, type(None)})

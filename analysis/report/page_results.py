@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..trace.tables import RunSummary
+    from .report import Finding, RunReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,12 @@ class RunStrip:
     """The state of a run in one line, below the header of each page."""
 
     state: str
+    cause: str
+    """Of the verdict; "" before the first report."""
+
+    ranks: tuple[int, ...]
+    """Ranks at fault."""
+
     last_step: int | None
     age_ns: int | None
     """Time since the end of the last step of a live run."""
@@ -58,6 +65,38 @@ class RunStrip:
     """Lost records; None before the first report."""
 
     clock_error_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedNumber:
+    """One quantity of two runs; None if unknown."""
+
+    name: str
+    first: float | None
+    second: float | None
+    ratio: float | None
+    """Second over first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """Two runs, or two ranges of steps, side by side."""
+
+    first: RunReport
+    second: RunReport
+    settings: tuple[tuple[str, str | None, str | None], ...]
+    """Settings of the manifests that differ: name, first, second; None: not set."""
+
+    numbers: tuple[ComparedNumber, ...]
+    parts_s: tuple[ComparedNumber, ...]
+    """Mean seconds of a step by part of the waterfall."""
+
+    appeared: tuple[Finding, ...]
+    """Findings of the second alone: no finding of the first has the cause on one of the ranks."""
+
+    disappeared: tuple[Finding, ...]
+    remained: tuple[Finding, ...]
+    """Findings of the second that the first has too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

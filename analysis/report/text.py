@@ -21,6 +21,7 @@ An unknown quantity is `UNKNOWN`, an empty list `EMPTY`. Nothing here escapes te
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..trace.account import RecordAccount
+
+FORMULA = "=+-@\t\r"
+"""A spreadsheet takes a cell that begins with one of these for a formula. Source: OWASP, CSV
+Injection."""
 
 UNKNOWN = "n/a"
 EMPTY = "-"
@@ -42,6 +47,7 @@ MIN_RANGE = 3
 _TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+_MINUTE_S, _HOUR_S = 60, 3600
 _ROUNDS_UP = 0.9995
 """Share of a unit from which three digits round up to the whole unit."""
 
@@ -70,6 +76,23 @@ def format_duration(duration_ns: float | None) -> str:
         if abs(duration_ns) >= _ROUNDS_UP * size:
             return f"{_three_digits(duration_ns / size)} {unit}"
     return f"{duration_ns:.0f} ns"
+
+
+def format_age(age_ns: int) -> str:
+    """Return an age in its two largest units: "59 s", "3 min 20 s", "25 h 1 min"."""
+    seconds = age_ns // NS_PER_S
+    if seconds < _MINUTE_S:
+        return f"{seconds} s"
+    if seconds < _HOUR_S:
+        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
+    return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+
+
+def format_time(at_ns: int | None) -> str:
+    """Return a Unix time in UTC to the second, or "n/a" if it is unknown."""
+    if at_ns is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(at_ns // NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -94,6 +94,10 @@ class Metrics:
         """Call ``reader`` too at each scrape."""
         self._readers.append(reader)
 
+    def readings(self) -> list[Reading]:
+        """Return what the readers return now."""
+        return [reading for reader in list(self._readers) for reading in reader()]
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -42,6 +42,15 @@ restarted server would otherwise stop a poll timer for good."""
 
 FALLBACK_TIMER = "fallback-timer"
 
+GRID_THEME = (
+    "themeQuartz.withParams({backgroundColor: 'var(--surface)', foregroundColor: 'var(--ink)',"
+    " headerBackgroundColor: 'var(--surface)', headerTextColor: 'var(--ink-soft)',"
+    " borderColor: 'var(--edge)', rowHoverColor: 'var(--ground)', accentColor: 'var(--accent)',"
+    " chromeBackgroundColor: 'var(--surface)', fontFamily: 'var(--font)', fontSize: 13,"
+    " headerFontSize: 12.5, wrapperBorder: false, browserColorScheme: 'inherit'})"
+)
+"""AG Grid's theme in the page's own colours, so that light and dark differ by style sheet alone."""
+
 
 def card(*children: object, class_name: str = "", label: str = "") -> Component:
     """Return a bordered part of a page.

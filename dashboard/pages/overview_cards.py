@@ -15,6 +15,7 @@ from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     MAX_NAMED,
     UNKNOWN,
+    format_age,
     format_count,
     format_duration,
     format_most_dropped,
@@ -53,7 +54,6 @@ _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
 _MAX_STARVED = 8
 _MAX_WAITS_ON = 2
 _MAX_WARNINGS = 12
-_MINUTE_S, _HOUR_S = 60, 3600
 
 KEY_FIGURES = ("step time", "MFU")
 
@@ -347,16 +347,6 @@ def _linked(report: RunReport, sentence: str, base_path: str) -> list[Component 
         for piece in link_ranks(escape_sentence(sentence), report.run, base_path, max_rank=max_rank)
         for part in (unbroken(piece) if isinstance(piece, str) else [piece])
     ]
-
-
-def format_age(age_ns: int) -> str:
-    """Return an age in its two largest units: "59 s", "3 min 20 s", "25 h 1 min"."""
-    seconds = age_ns // NS_PER_S
-    if seconds < _MINUTE_S:
-        return f"{seconds} s"
-    if seconds < _HOUR_S:
-        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
-    return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
 
 
 def _analysed(report: RunReport, num_spans: int | None) -> list[str]:

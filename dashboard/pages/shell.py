@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.report.text import format_count
+from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
 
-from ..address import OVERVIEW, View, read_address, write_address
+from ..address import ALERTS, COMPARE, HEALTH, OVERVIEW, RUNS, View, read_address, write_address
 from ..callback_checks import PagePath, Post, Ticks, takes
 from ..text import escape
 from .components import (
@@ -19,6 +20,7 @@ from .components import (
     LIVE_MS,
     QUIET_MS,
     RUNNING,
+    decorative,
     fallback_timer,
     labelled,
     next_tick,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
+    from rankscope.analysis.report.page_results import RunStrip
     from rankscope.analysis.trace.tables import RunSummary
 
     from ..provider import ReportProvider
@@ -65,19 +68,22 @@ class Page:
     register: Register
 
 
-class ShownRun(Post):
-    """A run in the chooser."""
-
-    run: str
-    state: str
-
-
 class Shown(Post):
     """The shown state, which the page keeps in the browser."""
 
     page: str
     run: str | None
-    runs: list[ShownRun]
+    runs: str
+    """A digest of the runs and their states."""
+
+
+class StripPost(Post):
+    """The values that `describe` takes."""
+
+    path: PagePath
+    search: str | None
+    num_ticks: Ticks
+    fallback_ticks: Ticks
 
 
 class FramePost(Post):
@@ -106,12 +112,14 @@ def shell() -> Component:
             poll_timer("frame-timer", interval_ms=LIVE_MS),
             fallback_timer(),
             dcc.Store(id="frame-shown"),
+            dcc.Store(id="frame-title"),
+            dcc.Store(id="frame-titled"),
             html.A("Skip to the page", href="#page", className="skip"),
             html.Header(
                 [
                     html.Div("rankscope", className="brand"),
                     html.Div(id="run-chooser", className="run-chooser"),
-                    html.Nav(id="menu", className="menu", **labelled("pages")),
+                    html.Div(id="strip", className="strip"),
                     html.Div(className="spring"),
                     dmc.ColorSchemeToggle(
                         id="theme-toggle",
@@ -121,6 +129,7 @@ def shell() -> Component:
                         size="lg",
                         **labelled("switch between light and dark"),
                     ),
+                    html.Nav(id="menu", className="menu", **labelled("pages")),
                 ],
                 className="header",
             ),
@@ -155,7 +164,7 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         shown = Shown(
             page=view.page,
             run=run_id,
-            runs=[ShownRun(run=run.run_id, state=run.state) for run in runs],
+            runs=_digest(runs),
         )
         if shown == post.shown:
             return *(no_update,) * 4, next_tick(post.num_ticks)
@@ -167,6 +176,34 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
             LIVE_MS if is_live else QUIET_MS,
             next_tick(post.num_ticks),
         )
+
+    titles = {page.name: page.title for page in pages}
+
+    @app.callback(
+        Output("strip", "children"),
+        Output("frame-title", "data"),
+        Input("url", "pathname"),
+        Input("url", "search"),
+        Input("frame-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
+    )
+    @takes(StripPost)
+    def describe(post: StripPost) -> tuple[Any, ...]:
+        view = read_view(app, post.path, post.search)
+        runs = provider.runs()
+        run_id = view.run or (runs[0].run_id if runs else None)
+        strip = None if run_id is None else provider.strip(run_id)
+        page = titles.get(view.page, "")
+        if view.page in PAGES_OF_ALL_RUNS or run_id is None:
+            return [], f"{page} - rankscope" if page else "rankscope"
+        return _strip(strip), _title(run_id, strip, "" if view.page == OVERVIEW else page)
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "setTitle"),
+        Output("frame-titled", "data"),
+        Input("frame-title", "data"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
         Output("url", "href"),
@@ -188,6 +225,48 @@ def read_view(app: Dash, path: str | None, search: str | None) -> View:
     """Return the view of the browser's address."""
     below_base = "" if path is None else app.strip_relative_path(path)
     return read_address(below_base or "", search or "")
+
+
+PAGES_OF_ALL_RUNS = frozenset({RUNS, ALERTS, HEALTH, COMPARE})
+"""Pages that are not about the chosen run."""
+
+
+def _digest(runs: Sequence[RunSummary]) -> str:
+    states = repr([(run.run_id, run.state) for run in runs])
+    return sha256(states.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _title(run_id: str, strip: RunStrip | None, page: str) -> str:
+    """Return the title of the browser's tab: the run, its verdict, the page."""
+    verdict = ""
+    if strip is not None and strip.cause:
+        ranks = format_ranges(strip.ranks, max_ranges=2) if strip.ranks else ""
+        verdict = f": {strip.cause} {ranks}".rstrip()
+    run = escape(run_id)
+    return " - ".join(part for part in (f"{run}{verdict}", page, "rankscope") if part)
+
+
+def _strip(strip: RunStrip | None) -> list[Component]:
+    """Return the state of the run in a few short parts."""
+    if strip is None:
+        return []
+    is_live = strip.state == RUNNING
+    parts: list[tuple[str, bool]] = [("live" if is_live else strip.state, False)]
+    if strip.last_step is not None:
+        age = "" if strip.age_ns is None else f", {format_age(strip.age_ns)} old"
+        parts.append((f"step {strip.last_step:,}{age}", False))
+    if strip.num_recent is not None:
+        some = strip.num_recent < strip.num_ranks
+        parts.append((f"{strip.num_recent:,} of {strip.num_ranks:,} ranks send heartbeats", some))
+    if strip.num_dropped is not None:
+        parts.append((f"{strip.num_dropped:,} records lost", strip.num_dropped > 0))
+    if strip.clock_error_ns is not None:
+        parts.append((f"clocks within {format_duration(strip.clock_error_ns)}", False))
+    mark = [html.Span(className="live-mark", **decorative())] if is_live else []
+    return [
+        *mark,
+        *(html.Span(text, className="attention" if bad else "") for text, bad in parts),
+    ]
 
 
 def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:

@@ -19,6 +19,7 @@ from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import SpanSource
 
 Steps = tuple[int, int]
 
@@ -111,17 +112,22 @@ def compare(
         for run, steps in ((first, first_steps), (second, second_steps)):
             begin, end = steps or (None, None)
             reports.append(analyze_run(source, run, first=begin, last=end))
-        settings = [_settings(source, run) for run in (first, second)]
+        return compare_reports(source, reports[0], reports[1])
+
+
+def compare_reports(source: SpanSource, first: RunReport, second: RunReport) -> Comparison:
+    """Compare two reports; the settings of their runs are read."""
+    settings = [_settings(source, one.run) for one in (first, second)]
     names = sorted(name for name in {*settings[0], *settings[1]} if _differ(settings, name))
     table = {
         "setting": pa.array(names, pa.string()),
         "first": pa.array([settings[0].get(name) for name in names], pa.string()),
         "second": pa.array([settings[1].get(name) for name in names], pa.string()),
     }
-    return Comparison(first=reports[0], second=reports[1], settings=pa.table(table))
+    return Comparison(first=first, second=second, settings=pa.table(table))
 
 
-def _settings(source: StoreSource, run: str) -> dict[str, str]:
+def _settings(source: SpanSource, run: str) -> dict[str, str]:
     """Return the settings of most ranks of the newest epoch."""
     manifests = source.context(run, first=0, last=0).manifests
     newest = max((one.epoch for one in manifests), default=0)

@@ -90,7 +90,7 @@ REVISIONS = {"run": 7, "picture": 1}
 STEP_SHOWN = {
     "run": "demo-42", "epoch": 0, "step": 3, "revisions": REVISIONS, "scale": SCALE, "num_views": 0,
 }  # fmt: skip
-FRAME_SHOWN = {"page": "timeline", "run": "other", "runs": [{"run": "other", "state": "running"}]}
+FRAME_SHOWN = {"page": "timeline", "run": "other", "runs": "0f"}
 
 CALLBACKS: dict[str, dict[str, Any]] = {
     "run-chooser.children": {
@@ -161,8 +161,8 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
         {**FRAME_SHOWN, "page": "\ud800"},
         {**FRAME_SHOWN, "run": {}},
         {**FRAME_SHOWN, "runs": 1},
-        {**FRAME_SHOWN, "runs": ["other"]},
-        {**FRAME_SHOWN, "runs": [{"run": "other"}]},
+        {**FRAME_SHOWN, "runs": ["0f"]},
+        {**FRAME_SHOWN, "runs": None},
         {**FRAME_SHOWN, "more": 1},
     ],
     "choose-run.value": [7, ["demo-42"], {}, "\ud800"],

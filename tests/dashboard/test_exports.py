@@ -1,75 +1,67 @@
-"""No page exports a table, in which a spreadsheet would run a cell as a formula.
-
-`rankscope export` does, and escapes: `tests/rankscope/commands/test_export.py`.
-"""
+"""Files that pages offer: no cell of a table runs as a formula, and a report needs no script."""
 
 from __future__ import annotations
 
-import ast
-import json
+import csv
+import io
+import re
+from dataclasses import replace
 
-import typer
-from plotly.utils import PlotlyJSONEncoder
+import pytest
 
-from rankscope.commands.app import app
-from rankscope.dashboard.address import TIMELINE, View
-from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.app import create_app
+from rankscope.dashboard.exports import report_page
 from rankscope.dashboard.theme import graph_config
-from tests.support.dashboard.training_builder import training_provider
-from tests.support.paths import ROOT
+from tests.support.dashboard.builders import FakeProvider, report
 
-EXPORTS = frozenset({"DataTable", "AgGrid", "Download", "DownloadData"})
-"""Components that export tables."""
-
-WORDS = ("export", "csv", "clipboard", "send_data_frame", "excel")
+FORMULAS = ('=HYPERLINK("http://evil")', "+1", "-2+3", "@SUM(A1)", "\tx")
 
 
-def test_no_page_has_a_component_or_property_that_exports_a_table() -> None:
-    provider = training_provider()
-    view = View(page=TIMELINE, run="demo-42", step=20)
-    pages = [
-        overview_page(provider, View(run="demo-42"), base_path="/"),
-        timeline_page(provider, view, base_path="/"),
-    ]
-    tree = json.loads(json.dumps(pages, cls=PlotlyJSONEncoder))
-    parts: set[str] = set()
-    properties: set[str] = set()
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_cell_of_a_table_begins_as_a_formula(text: str) -> None:
+    found = report(name=text)
+    provider = FakeProvider(reports={"demo-42": found}, sentence=text)
+    client = create_app(provider).server.test_client()
 
-    def walk(node: object) -> None:
-        if isinstance(node, list):
-            for child in node:
-                walk(child)
-        elif isinstance(node, dict):
-            if "props" in node:
-                parts.add(str(node["type"]))
-                properties.update(node["props"])
-            for child in node.values():
-                walk(child)
-
-    walk(tree)
-    assert {"Graph", "Div"} <= parts
-    assert not parts & EXPORTS
-    assert not [name for name in properties if any(word in name.lower() for word in WORDS)]
+    for path in ("/export/findings.csv?run=demo-42", "/export/runs.csv"):
+        answer = client.get(path)
+        (_, row, *_) = csv.reader(io.StringIO(answer.get_data(as_text=True), newline=""))
+        assert f"'{text}" in row
+        assert not [cell for cell in row if cell.startswith(("=", "+", "@", "\t", "-2"))]
+        assert answer.headers["Content-Disposition"].startswith("attachment; filename=")
 
 
-def test_no_module_of_the_dashboard_names_an_export() -> None:
-    sources = sorted((ROOT / "dashboard").rglob("*.py"))
-    names = {
-        name
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for name in (
-            getattr(node, "id", None),
-            getattr(node, "attr", None),
-            getattr(node, "arg", None),
-        )
-        if isinstance(name, str)
-    }
+def test_a_report_to_send_is_one_file_without_scripts_and_with_escaped_text() -> None:
+    found = report(name='<script>alert("x")</script> 5 % & more', warnings=("<img src=x>",))
+    client = create_app(FakeProvider(reports={"demo-42": found})).server.test_client()
 
-    assert len(sources) > 15
-    assert not names & EXPORTS
-    assert not [name for name in names if any(word in name.lower() for word in WORDS)]
+    text = client.get("/export/report.html?run=demo-42").get_data(as_text=True)
+
+    assert "&lt;script&gt;" in text
+    assert not re.search(r"<script|<img|src=[\"']|href=|https?://", text)
+    assert "default-src 'none'" in text
+    assert "Rank 5 computes 1.80x slower" in text
+    assert "<polyline" in text
+    assert "<polyline" not in report_page(replace(found, actual_s_by_step={3: 1.0}), "One step.")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/export/report.html?run=none", 404),
+        ("/export/findings.csv?run=empty", 409),
+        ("/export/step.json?run=empty", 400),
+        ("/export/step.json?run=none&epoch=0&step=1", 404),
+        ("/export/step.json?run=empty&epoch=0&step=1&rank=2-3", 200),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_with_a_reason(path: str, status: int) -> None:
+    client = create_app(FakeProvider(reports={"empty": None})).server.test_client()
+
+    answer = client.get(path)
+
+    assert answer.status_code == status
+    assert status == 200 or answer.get_data(as_text=True).startswith(f"{status}: ")
 
 
 def test_a_figure_is_exported_as_an_image_only() -> None:
@@ -77,13 +69,3 @@ def test_a_figure_is_exported_as_an_image_only() -> None:
 
     assert config["toImageButtonOptions"]["format"] == "png"
     assert not {"sendData", "editable", "edits"} & {name for name, on in config.items() if on}
-
-
-def test_only_the_command_export_writes_a_table() -> None:
-    group = typer.main.get_command(app)
-    commands = dict(getattr(group, "commands", {}))
-    del commands["export"]
-    flags = {flag for command in commands.values() for one in command.params for flag in one.opts}
-
-    assert {"--json", "--out"} <= flags
-    assert not [flag for flag in flags if any(word in flag for word in WORDS)]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.analysis.report.text import EMPTY, format_range
+from rankscope.analysis.report.text import EMPTY, format_range, format_time
 
 from ..errors import BadInputError, FailedError
-from ..terminal.lines import format_table, format_time, table_width
+from ..terminal.lines import format_table, table_width
 from .flags import AsJson, Store, check_exists, open_existing_store
 
 if TYPE_CHECKING:

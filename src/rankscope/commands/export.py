@@ -1,6 +1,5 @@
 """`rankscope export`: the spans of a stored run as a file for another program."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import StrEnum
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankscope.analysis.report.text import FORMULA
 from rankscope.tracer.span import NONE
 
 from ..errors import BadInputError
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 MAX_BLOCK_SPANS = 500_000
 """Spans that are held at once: some 100 MB."""
-
-FORMULA = "=+-@\t\r"
-"""A spreadsheet takes a cell that begins with one of these for a formula. Source: OWASP, CSV
-Injection."""
 
 
 class ExportFormat(StrEnum):
@@ -173,10 +169,12 @@ def _open_writer(
 def _open_parquet(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
     import pyarrow.parquet as pq
 
+    from ..sources.chrome_trace import plain_table
+
     writers: list[Any] = []
 
     def write(block: "pa.Table") -> None:
-        block = _plain(block)
+        block = plain_table(block)
         if not writers:
             writers.append(
                 stack.enter_context(pq.ParquetWriter(path, block.schema, compression="zstd"))
@@ -189,10 +187,12 @@ def _open_parquet(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
 def _open_csv(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
     from pyarrow import csv
 
+    from ..sources.chrome_trace import plain_table
+
     writers: list[Any] = []
 
     def write(block: "pa.Table") -> None:
-        block = _without_formulas(_plain(block))
+        block = _without_formulas(plain_table(block))
         if not writers:
             writers.append(stack.enter_context(csv.CSVWriter(path, block.schema)))
         writers[0].write_table(block)
@@ -201,66 +201,11 @@ def _open_csv(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
 
 
 def _open_chrome(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
-    """Open a file in the Trace Event Format: one process per rank, one thread per track.
+    from ..sources.chrome_trace import ChromeTrace
 
-    Source: "Trace Event Format" of the Chromium project; times in microseconds.
-    """
-    file = stack.enter_context(path.open("w", encoding="utf-8"))
-    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    stack.callback(lambda: file.write("\n]}\n"))
-    tracks: dict[int, dict[str, int]] = {}
-    origin_ns: list[int] = []
-    is_first = True
-
-    def put(event: dict[str, Any]) -> None:
-        nonlocal is_first
-        file.write(("" if is_first else ",\n") + json.dumps(event, separators=(",", ":")))
-        is_first = False
-
-    def write(block: "pa.Table") -> None:
-        for row in _plain(block).to_pylist():
-            rank, track = row["rank"], row["track"]
-            if rank not in tracks:
-                tracks[rank] = {}
-                put(_name_event("process_name", rank, 0, f"rank {rank}"))
-            known = tracks[rank]
-            if track not in known:
-                known[track] = len(known)
-                put(_name_event("thread_name", rank, known[track], track))
-            if not origin_ns:
-                origin_ns.append(row["start_ns"])
-            put(_span_event(row, tid=known[track], origin_ns=origin_ns[0]))
-
-    return write
-
-
-def _name_event(name: str, rank: int, tid: int, text: str) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": text}}
-
-
-def _span_event(row: dict[str, Any], *, tid: int, origin_ns: int) -> dict[str, Any]:
-    """Return a span as a complete event; unknown quantities are left out."""
-    args = {"step": row["step"], "epoch": row["epoch"]}
-    for name in ("microbatch", "chunk", "seq", "src_rank", "dst_rank", "num_bytes"):
-        if row[name] != NONE:
-            args[name] = row[name]
-    if row["group_id"]:
-        args["group"] = f"{row['group_id']:016x}"
-    return {
-        "ph": "X", "name": row["name"], "cat": row["kind"], "pid": row["rank"], "tid": tid,
-        "ts": (row["start_ns"] - origin_ns) / 1e3, "dur": row["duration_ns"] / 1e3, "args": args,
-    }  # fmt: skip
-
-
-def _plain(block: "pa.Table") -> "pa.Table":
-    """Return a table with its text columns as text, not as codes."""
-    import pyarrow as pa
-
-    schema = [
-        field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
-        for field in block.schema
-    ]
-    return block.cast(pa.schema(schema))
+    trace = ChromeTrace(stack.enter_context(path.open("w", encoding="utf-8")).write)
+    stack.callback(trace.end)
+    return trace.add
 
 
 def _without_formulas(block: "pa.Table") -> "pa.Table":

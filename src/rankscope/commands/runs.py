@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.analysis.report.text import EMPTY, MAX_NAMED, format_range, format_ranges
+from rankscope.analysis.report.text import (
+    EMPTY,
+    MAX_NAMED,
+    format_range,
+    format_ranges,
+    format_time,
+)
 
-from ..terminal.lines import format_table, format_time, table_width
+from ..terminal.lines import format_table, table_width
 from .flags import AsJson, Store, check_exists, open_existing_store
 
 if TYPE_CHECKING:

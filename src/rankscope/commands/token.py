@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankscope.analysis.report.text import format_time
+
 from ..errors import BadInputError
-from ..terminal.lines import format_table, format_time
+from ..terminal.lines import format_table
 from .flags import AsJson
 
 if TYPE_CHECKING:

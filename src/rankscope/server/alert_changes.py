@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rankscope.analysis.report.text import format_time
 from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 
 from ..errors import BadInputError, FailedError
-from ..terminal.lines import format_time
 from .alerting import Alerting
 
 if TYPE_CHECKING:

@@ -75,6 +75,11 @@ class BackgroundJobs:
             job = self._jobs.get(key)
         return 0 if job is None else self._monotonic_ns() - job.requested_ns
 
+    def num_unfinished(self) -> int:
+        """Return the number of jobs that wait or run."""
+        with self._lock:
+            return sum(not job.future.done() for job in self._jobs.values())
+
     def _future(self, key: Hashable, compute: Callable[[], Any]) -> Future[Any]:
         now_ns = self._monotonic_ns()
         with self._lock:

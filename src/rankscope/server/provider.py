@@ -24,6 +24,7 @@ from rankscope.analysis.report.liveness import (
     StepSilence,
     find_silence,
 )
+from rankscope.analysis.report.page_results import RunLine
 from rankscope.analysis.report.progress import (
     Activity,
     AnalysisFailed,
@@ -32,7 +33,7 @@ from rankscope.analysis.report.progress import (
     MeanKindTimes,
     Progress,
 )
-from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
@@ -46,9 +47,18 @@ from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
 from ..sources.store_source import to_event
+from ..sources.stored_reports import read_run_lines
 from .alert_changes import AlertChange
+from .around_runs import (
+    analyze_steps,
+    compare_finished,
+    read_startup,
+    read_strip,
+    write_step_trace,
+)
 from .background_jobs import BackgroundJobs
 from .finding_tracker import to_tracked
+from .health import HealthReader
 from .page_alerts import change, list_alerts, silence_like
 from .pictures import LargeSteps, read_part, read_picture
 from .rank_view import read_quantity, read_rank_details
@@ -60,14 +70,17 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
     from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
+    from rankscope.collector.http.metrics import Metrics
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
 
     from .alerting import Alerting
+    from .around_runs import Steps
     from .reports import Reports
 
 MAX_TIMELINES = 8
@@ -75,6 +88,9 @@ MAX_TIMELINES = 8
 
 MAX_KIND_TIMES = 8
 """Runs whose times by kind are kept in memory: each open page asks for them every few seconds."""
+
+MAX_COMPARISONS = 8
+"""Comparisons kept in memory: an open page asks for one again and again."""
 
 MAX_STEPS = 2_000
 """Steps whose times are read before the analysis is done, the newest."""
@@ -108,6 +124,7 @@ class StoreProvider:
     Args:
         store: The store with the pictures of closed steps. None: all steps are drawn from spans.
         alerting: Alerts. None: there are none.
+        metrics: Metrics of the server, for the page of its state. None: it is not shown.
         timeout_s: Time that a page waits for a background job.
     """
 
@@ -118,9 +135,22 @@ class StoreProvider:
         *,
         store: Store | None = None,
         alerting: Alerting | None = None,
+        metrics: Metrics | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
+        self._comparisons: OrderedDict[tuple[object, ...], RunComparison] = OrderedDict()
+        self._health = None
+        if store is not None and metrics is not None:
+            self._health = HealthReader(
+                store,
+                metrics,
+                read_account=reports.running_account,
+                read_queue=lambda: sum(
+                    jobs.num_unfinished()
+                    for jobs in (self._large_jobs, self._small_jobs, self._step_jobs)
+                ),
+            )
         # Separate queues: a small run never waits for large ones, nor the steps for an analysis.
         self._large_jobs, self._small_jobs = BackgroundJobs(), BackgroundJobs()
         self._step_jobs = BackgroundJobs()
@@ -458,6 +488,100 @@ class StoreProvider:
     def silence_alert(self, name: str, *, for_s: float) -> str:
         """Silence an alert's run and cause for a time; return what was done, or why not."""
         return silence_like(self._alerting, name, for_s=for_s)
+
+    def run_lines(self) -> tuple[RunLine, ...]:
+        """Return every run with what stored results say of it, the newest first."""
+        if self._store is None:
+            return tuple(RunLine(run=run) for run in self._source.runs())
+        return read_run_lines(self._store)
+
+    def strip(self, run_id: str) -> RunStrip | None:
+        """Return the state of a run in one line; None if there is no such run."""
+        run = next((run for run in self._source.runs() if run.run_id == run_id), None)
+        if run is None or self._store is None:
+            return None
+        report = self._reports.get(run_id) if self._reports.has_report(run_id) else None
+        liveness = self.liveness(run_id) if run.state == RUNNING else None
+        return read_strip(self._store, run, report, liveness)
+
+    def comparison(
+        self,
+        first: str,
+        second: str,
+        *,
+        first_steps: Steps | None = None,
+        second_steps: Steps | None = None,
+    ) -> RunComparison | AnalysisFailed | None:
+        """Return two runs, or ranges of their steps, side by side; None while being made.
+
+        Raises:
+            UnknownRunError: The store holds no run of one of these names.
+        """
+        runs = [find_run(self._source, run_id) for run_id in (first, second)]
+        asked = (first, second, first_steps, second_steps)
+
+        def compute() -> RunComparison:
+            reports = [
+                self._report_of(first, first_steps),
+                self._report_of(second, second_steps),
+            ]
+            found = compare_finished(self._source, reports[0], reports[1])
+            with self._lock:
+                self._comparisons[self._comparison_key(*asked)] = found
+                while len(self._comparisons) > MAX_COMPARISONS:
+                    self._comparisons.popitem(last=False)
+            return found
+
+        key = self._comparison_key(*asked)
+        with self._lock:
+            if key in self._comparisons:
+                return self._comparisons[key]
+        jobs = self._jobs_for(max(runs, key=lambda run: run.num_spans))
+        done = jobs.result(key, compute, timeout_s=self._timeout_s)
+        if done is None:
+            return None
+        error = done.exception()
+        if isinstance(error, Exception):
+            return AnalysisFailed(run=runs[0], reason=_format_failure(error), steps=None)
+        found: RunComparison = done.result()
+        return found
+
+    def _comparison_key(
+        self, first: str, second: str, first_steps: Steps | None, second_steps: Steps | None
+    ) -> tuple[object, ...]:
+        revisions = [self._reports.revision(run_id) for run_id in (first, second)]
+        return ("comparison", first, second, first_steps, second_steps, *revisions)
+
+    def _report_of(self, run_id: str, steps: Steps | None) -> RunReport:
+        """Return the report of a run, or of a range of its steps.
+
+        Raises:
+            EmptyRunError: It has no step to analyse.
+        """
+        found = analyze_steps(self._source, run_id, steps) if steps else self._reports.get(run_id)
+        if found is None:
+            raise EmptyRunError(f"run {run_id!r} has no step to analyse")
+        return found
+
+    def startup(self, run_id: str) -> Startup | None:
+        """Return the start-up of a run's newest epoch; None if no span is outside the steps."""
+        return None if self._store is None else read_startup(self._store, run_id)
+
+    def step_trace(self, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]) -> str:
+        """Return the spans of a step, or of some of its ranks, as a file for Perfetto.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+            EmptyRunError: There are no such spans, or too many.
+        """
+        find_run(self._source, run_id)
+        if self._store is None:
+            raise EmptyRunError("no spans are stored")
+        return write_step_trace(self._store, run_id, epoch=epoch, step=step, ranks=ranks)
+
+    def health(self) -> Health | None:
+        """Return the state of the server; None if it is unknown."""
+        return None if self._health is None else self._health.read()
 
     def revision(self, run_id: str) -> int:
         """Return a number that changes whenever the run has a new diagnosis."""

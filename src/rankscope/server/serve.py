@@ -268,7 +268,11 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
             None
             if before is None
             else StoreProvider(
-                source, reports, store=store, alerting=None if watch is None else watch.alerting
+                source,
+                reports,
+                store=store,
+                alerting=None if watch is None else watch.alerting,
+                metrics=monitoring.metrics,
             ),
             checks,
             routers=[

@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from datetime import UTC, datetime
 from textwrap import wrap
 from typing import TYPE_CHECKING, Self
-
-from rankscope.analysis.report.text import UNKNOWN
-from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,10 +196,3 @@ def _table_line(cells: Sequence[str], widths: Sequence[int], right: str) -> str:
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
     return GAP.join(padded).rstrip()
-
-
-def format_time(at_ns: int | None) -> str:
-    """Return a Unix time in UTC to the second, or "n/a" if it is unknown."""
-    if at_ns is None:
-        return UNKNOWN
-    return datetime.fromtimestamp(at_ns // NS_PER_S, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence, find_silence
+from rankscope.analysis.report.text import format_age
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.overview_cards import (
-    findings_table,
-    format_age,
-    liveness_card,
-)
+from rankscope.dashboard.pages.overview_cards import findings_table, liveness_card
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
 from rankscope.analysis.report.alert_list import AlertList
+from rankscope.analysis.report.page_results import RunLine
 from rankscope.analysis.report.progress import MeanKindTimes
 from rankscope.analysis.report.report import (
     Finding,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
+    from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
     from rankscope.analysis.report.progress import (
         AnalysisFailed,
         AnalysisInProgress,
@@ -103,6 +106,10 @@ class FakeProvider:
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
 
+    strips: dict[str, RunStrip] = field(default_factory=dict)
+    compared: RunComparison | AnalysisFailed | None = None
+    started: Startup | None = None
+    state_of_server: Health | None = None
     is_drawing: bool = False
     """Whether each step is still being read."""
 
@@ -163,6 +170,45 @@ class FakeProvider:
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)
         return self.silent
+
+    def run_lines(self) -> tuple[RunLine, ...]:
+        return tuple(
+            RunLine(
+                run=run,
+                cause=report.top_finding.cause if report else "",
+                severity="critical" if report else "",
+                ranks=report.top_finding.ranks if report else (),
+                verdict=self.sentence if report else "",
+                mfu=report.mfu.mean if report and report.mfu else None,
+            )
+            for run, report in zip(self.runs(), self.reports.values(), strict=True)
+        )
+
+    def strip(self, run_id: str) -> RunStrip | None:
+        return self.strips.get(run_id)
+
+    def comparison(
+        self,
+        first: str,
+        second: str,
+        *,
+        first_steps: tuple[int, int] | None = None,
+        second_steps: tuple[int, int] | None = None,
+    ) -> RunComparison | AnalysisFailed | None:
+        self._check(first)
+        self._check(second)
+        return self.compared
+
+    def startup(self, run_id: str) -> Startup | None:
+        self._check(run_id)
+        return self.started
+
+    def step_trace(self, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]) -> str:
+        self._check(run_id)
+        return json.dumps({"traceEvents": [epoch, step, *ranks]})
+
+    def health(self) -> Health | None:
+        return self.state_of_server
 
     def revision(self, run_id: str) -> int:
         self._check(run_id)

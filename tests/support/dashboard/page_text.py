@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from plotly.utils import PlotlyJSONEncoder
 
@@ -34,3 +35,20 @@ def _inline_text(node: object) -> str | None:
     if isinstance(node, dict) and node.get("props", {}).get("className") == "rank-link":
         return str(node["props"]["children"])
     return node if isinstance(node, str) else None
+
+
+def find_part(page: object, part: str) -> dict[str, Any]:
+    """Return the properties of the component with the id ``part``."""
+    found: list[dict[str, Any]] = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, list):
+            for child in node:
+                walk(child)
+        elif isinstance(node, dict) and "props" in node:
+            if node["props"].get("id") == part:
+                found.append(node["props"])
+            walk(node["props"].get("children"))
+
+    walk(json.loads(json.dumps(page, cls=PlotlyJSONEncoder)))
+    return found[0]

@@ -1,0 +1,78 @@
+"""Spans outside steps, before the first step of an epoch, by rank and name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..identity import Row
+    from ..store.store import Store
+
+STARTED = """
+WITH before AS (
+    SELECT rank, kind, name, sum(duration_ns) AS part_ns, min(start_ns) AS begin_ns,
+        max(start_ns + duration_ns) AS end_ns
+    FROM spans FINAL
+    WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step < 0 AND depth = 0
+        AND start_ns < {before_ns:Int64}
+    GROUP BY rank, kind, name
+)
+"""
+"""Operations of each rank that lie in no other one."""
+
+SELECT_EPOCH = """
+SELECT epoch, minIf(start_ns, step >= 0) AS first_ns, countIf(step >= 0) AS num_steps FROM steps
+WHERE run_id = {run_id:String} GROUP BY epoch ORDER BY epoch DESC LIMIT 1
+"""
+
+SELECT_PARTS = """
+SELECT name, any(kind) AS kind, count() AS num_ranks,
+    toInt64(quantileExact(0.5)(part_ns)) AS median_ns, max(part_ns) AS longest_ns,
+    argMax(rank, part_ns) AS slowest_rank
+FROM before GROUP BY name ORDER BY longest_ns DESC LIMIT {most:UInt32}
+"""
+
+SELECT_TOTALS = """
+SELECT rank, total_ns, count() OVER () AS num_ranks,
+    toInt64(quantileExact(0.5)(total_ns) OVER ()) AS median_ns
+FROM (SELECT rank, max(end_ns) - min(begin_ns) AS total_ns FROM before GROUP BY rank)
+ORDER BY total_ns DESC, rank LIMIT {most:UInt32}
+"""
+
+SELECT_PARTS_OF = """
+SELECT rank, name, part_ns FROM before WHERE rank IN {ranks:Array(Int32)}
+ORDER BY rank, part_ns DESC
+"""
+
+SELECT_HOSTS = """
+SELECT rank, any(host) AS host FROM ranks FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND rank IN {ranks:Array(Int32)}
+GROUP BY rank
+"""
+
+END_OF_TIME = (1 << 63) - 1
+
+
+def read_startup_rows(
+    store: Store, run_id: str, *, max_parts: int, max_ranks: int
+) -> tuple[int, list[Row], list[Row], dict[int, dict[str, int]], dict[int, str]] | None:
+    """Return the start-up of a run's newest epoch; None if there are no such spans.
+
+    Returns:
+        The epoch; the longest parts; the ranks whose start-up took longest; of these, the time by
+        part; and their hosts.
+    """
+    newest = store.rows(SELECT_EPOCH, {"run_id": run_id})
+    epoch = newest[0]["epoch"] if newest else 0
+    before_ns = newest[0]["first_ns"] if newest and newest[0]["num_steps"] else END_OF_TIME
+    bound = {"run_id": run_id, "epoch": epoch, "before_ns": before_ns}
+    parts = store.rows(STARTED + SELECT_PARTS, {**bound, "most": max_parts})
+    if not parts:
+        return None
+    totals = store.rows(STARTED + SELECT_TOTALS, {**bound, "most": max_ranks})
+    ranks = [row["rank"] for row in totals]
+    parts_of: dict[int, dict[str, int]] = {}
+    for row in store.rows(STARTED + SELECT_PARTS_OF, {**bound, "ranks": ranks}):
+        parts_of.setdefault(row["rank"], {})[row["name"]] = row["part_ns"]
+    hosts = store.rows(SELECT_HOSTS, {"run_id": run_id, "epoch": epoch, "ranks": ranks})
+    return epoch, parts, totals, parts_of, {row["rank"]: row["host"] for row in hosts}

@@ -1,0 +1,266 @@
+"""Files that a page offers to save: tables for a spreadsheet, one report to send, one step's trace.
+
+Each is an address of its own, so that it is read with the rights of the page.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from html import escape as escape_html
+from typing import TYPE_CHECKING
+
+from flask import Response, request
+
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.report.text import (
+    FORMULA,
+    UNKNOWN,
+    format_account,
+    format_count,
+    format_duration,
+    format_percent,
+    format_range,
+    format_ranges,
+    format_seconds,
+    format_slowdown,
+    format_time,
+)
+from rankscope.analysis.trace.errors import AnalysisError
+
+from .address import read_ranks
+from .text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from flask import Flask
+
+    from .provider import ReportProvider
+
+RUNS_PATH = "export/runs.csv"
+FINDINGS_PATH = "export/findings.csv"
+REPORT_PATH = "export/report.html"
+TRACE_PATH = "export/step.json"
+
+_MAX_ROWS = 20
+"""Waiting ranks in the report to send."""
+
+_HEAD = """<!doctype html>
+<html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem; line-height: 1.3; text-wrap: pretty }
+h2 { font-size: 1rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
+  border-bottom: 1px solid #8884 }
+.quiet { opacity: .7 } svg { width: 100%; height: 12rem } code { font-size: .9em }
+</style>
+"""
+
+
+def register_exports(server: Flask, provider: ReportProvider) -> None:
+    """Add the addresses of the files to the application."""
+
+    def runs() -> Response:
+        head = ("run", "state", "verdict", "severity", "ranks at fault", "sentence",
+                "started (UTC)", "ranks", "steps", "step time (s)", "MFU", "loss",
+                "lost records")  # fmt: skip
+        rows = [
+            (
+                line.run.run_id,
+                line.run.state,
+                line.cause,
+                line.severity,
+                format_ranges(line.ranks) if line.ranks else "",
+                line.verdict,
+                format_time(line.run.started_ns),
+                line.run.world_size,
+                line.run.num_steps,
+                line.step_s,
+                line.mfu,
+                line.loss,
+                line.num_dropped,
+            )
+            for line in provider.run_lines()
+        ]
+        return _csv("runs", head, rows)
+
+    def findings() -> Response:
+        run_id = request.args.get("run", "")
+        found = _finished(provider, run_id)
+        if not isinstance(found, RunReport):
+            return found
+        head = ("run", "cause", "severity", "ranks", "first step", "last step", "slowdown",
+                "recoverable", "confidence", "evidence")  # fmt: skip
+        rows = [
+            (
+                run_id,
+                each.cause,
+                each.severity,
+                format_ranges(each.ranks) if each.ranks else "",
+                *(each.steps or (None, None)),
+                each.slowdown,
+                each.recoverable_ratio,
+                each.confidence,
+                each.evidence,
+            )
+            for each in found.findings
+        ]
+        return _csv(f"{run_id}-findings", head, rows)
+
+    def report() -> Response:
+        run_id = request.args.get("run", "")
+        found = _finished(provider, run_id)
+        if not isinstance(found, RunReport):
+            return found
+        text = report_page(found, provider.verdict(found))
+        return _file(text, f"{run_id}.html", "text/html")
+
+    def step() -> Response:
+        run_id, step = request.args.get("run", ""), request.args.get("step", type=int)
+        epoch = request.args.get("epoch", type=int)
+        if step is None or epoch is None:
+            return _refusal("give run, epoch and step", 400)
+        ranks = read_ranks(request.args.get("rank", ""))
+        try:
+            text = provider.step_trace(run_id, epoch=epoch, step=step, ranks=ranks)
+        except AnalysisError as error:
+            return _refusal(str(error), 404)
+        return _file(text, f"{run_id}-step-{step}.json", "application/json")
+
+    for path, view in (
+        (RUNS_PATH, runs),
+        (FINDINGS_PATH, findings),
+        (REPORT_PATH, report),
+        (TRACE_PATH, step),
+    ):
+        server.add_url_rule(f"/{path}", endpoint=path, view_func=view, methods=["GET"])
+
+
+def _finished(provider: ReportProvider, run_id: str) -> RunReport | Response:
+    try:
+        found = provider.report(run_id)
+    except AnalysisError as error:
+        return _refusal(str(error), 404)
+    if isinstance(found, RunReport):
+        return found
+    return _refusal("this run has no report yet: open its overview, then try again", 409)
+
+
+def _refusal(text: str, status: int) -> Response:
+    return Response(f"{status}: {escape(text)}\n", status=status, mimetype="text/plain")
+
+
+def _csv(name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow(["" if cell is None else _cell(cell) for cell in row])
+    return _file(text.getvalue(), f"{name}.csv", "text/csv")
+
+
+def _cell(value: object) -> object:
+    """Return a cell that no spreadsheet runs as a formula; numbers stay numbers."""
+    if not isinstance(value, str):
+        return value
+    return f"'{value}" if value.startswith(tuple(FORMULA)) else value
+
+
+def _file(text: str, name: str, mimetype: str) -> Response:
+    answer = Response(text, mimetype=mimetype)
+    # Names of runs have none of the letters that a header would need quoted.
+    answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return answer
+
+
+def report_page(report: RunReport, verdict: str) -> str:
+    """Return a report as one HTML file without scripts, which needs no server to be read."""
+    top = report.top_finding
+    parts = " + ".join(f"{format_seconds(part.seconds)} {part.name}" for part in report.step_parts)
+    actual = format_seconds(report.step_time_s.actual)
+    mfu = UNKNOWN if report.mfu is None else format_percent(report.mfu.mean, digits=1)
+    clock = report.quality.clock_error_ns
+    facts = [
+        format_count(report.world_size, "rank"),
+        f"{format_count(len(report.steps), 'step')} analysed",
+        f"step time {actual}" + (f" = {parts}" if parts else ""),
+        f"MFU {mfu}",
+        f"confidence {top.confidence:.2f}",
+        format_account(report.quality.account),
+        f"clock error {UNKNOWN if clock is None else format_duration(clock)}",
+    ]
+    findings = [
+        (
+            each.cause,
+            each.severity or UNKNOWN,
+            format_ranges(each.ranks, max_ranges=8),
+            format_range(each.steps),
+            format_slowdown(each.slowdown),
+            format_percent(each.recoverable_ratio),
+            f"{each.confidence:.2f}",
+            each.evidence,
+        )
+        for each in report.findings
+    ]
+    starved = [
+        (
+            f"{one.rank}",
+            format_percent(one.wait_ratio),
+            ", ".join(f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:2]),
+        )
+        for one in sorted(report.starved, key=lambda one: -one.wait_ratio)[:_MAX_ROWS]
+    ]
+    return "".join(
+        [
+            _HEAD,
+            f"<title>{_text(report.run)}: {_text(top.cause)} - rankscope</title>\n",
+            f"<p class=quiet>rankscope, run <code>{_text(report.run)}</code></p>\n",
+            f"<h1>{_text(verdict)}</h1>\n",
+            "<ul>", *(f"<li>{_text(fact)}</li>" for fact in facts), "</ul>\n",
+            _steps_svg(report),
+            _table("Findings", ("cause", "severity", "ranks", "steps", "slowdown", "recoverable",
+                                "confidence", "evidence"), findings),
+            _table("Who waits for whom", ("rank", "waits", "for"), starved),
+            "<h2>Notices</h2>\n<ul>",
+            *(f"<li>{_text(warning)}</li>" for warning in report.quality.warnings),
+            "</ul>\n</html>\n",
+        ]
+    )  # fmt: skip
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    cells = "".join(f"<th>{_text(name)}</th>" for name in head)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<h2>{_text(title)}</h2>\n<table>\n<tr>{cells}</tr>\n{body}\n</table>\n"
+
+
+def _steps_svg(report: RunReport) -> str:
+    """Draw the step times as a line in their own units, which the picture stretches."""
+    seconds = report.actual_s_by_step
+    if len(seconds) <= 1:
+        return ""
+    steps, longest = sorted(seconds), max(seconds.values())
+    # An SVG's y axis points down.
+    points = " ".join(f"{place},{longest - seconds[step]}" for place, step in enumerate(steps))
+    return (
+        f"<h2>Step time of steps {steps[0]:,} to {steps[-1]:,}</h2>\n"
+        f'<svg viewBox="0 0 {len(steps) - 1} {longest}" preserveAspectRatio="none" role="img"'
+        f' aria-label="step time, at most {format_seconds(longest)}">'
+        f'<polyline points="{points}" fill="none" stroke="#1c7ed6" stroke-width="2"'
+        ' vector-effect="non-scaling-stroke"/></svg>\n'
+        f"<p class=quiet>From 0 to {format_seconds(longest)}.</p>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return escape_html(" ".join(escape(word) for word in text.split()))

@@ -1,0 +1,371 @@
+"""The compare page: two runs, or two ranges of steps of one, the settings first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.exceptions import PreventUpdate
+
+from rankscope.analysis.report.progress import AnalysisFailed
+from rankscope.analysis.report.text import (
+    EMPTY,
+    UNKNOWN,
+    format_count,
+    format_percent,
+    format_range,
+    format_seconds,
+    format_slowdown,
+)
+from rankscope.analysis.trace.errors import UnknownRunError
+
+from ..address import COMPARE, View, read_steps, write_address
+from ..callback_checks import Post, Ticks, takes
+from ..figures.comparison import steps_figure
+from ..text import escape
+from .components import (
+    SOON_MS,
+    announced,
+    card,
+    graph,
+    labelled,
+    next_tick,
+    poll_timer,
+    rank_links,
+    register_graph,
+    table,
+)
+from .overview_cards import escape_sentence
+from .placeholders import missing_run, no_runs
+from .shell import Page
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.report.page_results import ComparedNumber, RunComparison
+    from rankscope.analysis.report.report import Finding, RunReport
+
+    from ..provider import ReportProvider
+
+MIN_RATIO, MAX_RATIO = 0.98, 1.02
+"""Changes within 2 % are not coloured: a mean step time varies as much between equal runs."""
+
+_MAX_RANGES = 4
+
+
+class AskedPost(Post):
+    """The shown comparison, which the page keeps in the browser."""
+
+    run: str | None
+    with_run: str | None
+    steps: tuple[int, int] | list[int] | None
+    with_steps: tuple[int, int] | list[int] | None
+    is_done: bool
+
+
+class RefreshPost(Post):
+    """The values that `refresh` takes."""
+
+    num_ticks: Ticks
+    asked: AskedPost
+
+
+class ChoicePost(Post):
+    """The values that `choose` takes."""
+
+    num_clicks: int | None
+    with_run: str | None
+    with_steps: str | None
+    run: str | None
+    steps: str | None
+
+
+def compare_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+    """Return the page of two runs; by default, the newest run against the one before it."""
+    runs = provider.runs()
+    if not runs:
+        return no_runs()
+    run = view.run or runs[0].run_id
+    others = [one.run_id for one in runs if one.run_id != run]
+    with_run = view.with_run or (run if view.steps or not others else others[0])
+    shown = View(
+        page=COMPARE, run=run, with_run=with_run, steps=view.steps, with_steps=view.with_steps
+    )
+    content, is_done = _content(provider, shown, base_path)
+    names = [one.run_id for one in runs]
+    asked = AskedPost(
+        run=run,
+        with_run=with_run,
+        steps=view.steps,
+        with_steps=view.with_steps,
+        is_done=is_done,
+    )
+    return html.Div(
+        [
+            dcc.Store(id="compare-asked", data=asked.model_dump(mode="json")),
+            poll_timer("compare-timer", interval_ms=SOON_MS),
+            html.Div(
+                [
+                    html.H1("Compare"),
+                    *_chooser("compare-run", "this run", names, run, view.steps),
+                    html.Span("with", className="quiet"),
+                    *_chooser("compare-with", "the run before", names, with_run, view.with_steps),
+                    html.Button("Compare", id="compare-go", className="button"),
+                ],
+                className="page-head",
+            ),
+            html.Div(content, id="compare-content", **announced()),
+        ]
+    )
+
+
+def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Show the comparison when it is made, and open the chosen one."""
+    register_graph(app, "compare-steps")
+
+    @app.callback(
+        Output("compare-content", "children"),
+        Output("compare-asked", "data"),
+        Output("compare-timer", "max_intervals"),
+        Input("compare-timer", "n_intervals"),
+        State("compare-asked", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(RefreshPost)
+    def refresh(post: RefreshPost) -> tuple[Any, ...]:
+        asked = post.asked
+        if asked.is_done:
+            return no_update, no_update, 0
+        view = View(
+            page=COMPARE,
+            run=asked.run,
+            with_run=asked.with_run,
+            steps=_pair(asked.steps),
+            with_steps=_pair(asked.with_steps),
+        )
+        content, is_done = _content(provider, view, base_path)
+        kept = {**asked.model_dump(mode="json"), "is_done": is_done}
+        return content, kept, next_tick(post.num_ticks)
+
+    @app.callback(
+        Output("url", "href", allow_duplicate=True),
+        Input("compare-go", "n_clicks"),
+        State("compare-with", "value"),
+        State("compare-with-steps", "value"),
+        State("compare-run", "value"),
+        State("compare-run-steps", "value"),
+        prevent_initial_call=True,
+    )
+    @takes(ChoicePost)
+    def choose(post: ChoicePost) -> str:
+        if not post.num_clicks:
+            raise PreventUpdate
+        view = View(
+            page=COMPARE,
+            run=post.run,
+            with_run=post.with_run,
+            steps=read_steps(post.steps or ""),
+            with_steps=read_steps(post.with_steps or ""),
+        )
+        return write_address(view, base_path=base_path)
+
+
+PAGE = Page(name=COMPARE, title="Compare", build=compare_page, register=register)
+
+
+def _pair(steps: tuple[int, int] | list[int] | None) -> tuple[int, int] | None:
+    return None if steps is None else (steps[0], steps[1])
+
+
+def _chooser(
+    part: str, label: str, names: list[str], run: str, steps: tuple[int, int] | None
+) -> list[Component]:
+    return [
+        dmc.Select(
+            id=part,
+            data=[{"value": name, "label": escape(name)} for name in dict.fromkeys([*names, run])],
+            value=run,
+            searchable=True,
+            allowDeselect=False,
+            size="sm",
+            limit=200,
+            className="compare-run",
+            **labelled(label),
+        ),
+        dmc.TextInput(
+            id=f"{part}-steps",
+            value="" if steps is None else f"{steps[0]}-{steps[1]}",
+            placeholder="all steps, or 10-19",
+            size="sm",
+            className="compare-steps",
+            **labelled(f"steps of {label}"),
+        ),
+    ]
+
+
+def _content(provider: ReportProvider, view: View, base_path: str) -> tuple[list[Component], bool]:
+    """Return the content, and whether it is final."""
+    first, second = view.with_run or "", view.run or ""
+    try:
+        found = provider.comparison(
+            first, second, first_steps=view.with_steps, second_steps=view.steps
+        )
+    except UnknownRunError as error:
+        return [missing_run(error)], True
+    if found is None:
+        return [
+            card(
+                html.H2("Both runs are being analysed", className="empty-title"),
+                html.P("This page updates by itself."),
+                class_name="empty",
+            )
+        ], False
+    if isinstance(found, AnalysisFailed):
+        return [
+            card(
+                html.H2("These cannot be compared", className="empty-title"),
+                html.P(escape_sentence(found.reason)),
+                html.P("Choose other runs or steps."),
+                class_name="empty",
+            )
+        ], True
+    return _comparison(found, base_path), True
+
+
+def _comparison(found: RunComparison, base_path: str) -> list[Component]:
+    names = _names(found)
+    return [
+        _verdict(found, names),
+        html.Div(
+            [
+                _settings_card(found, names),
+                card(
+                    html.H2("Numbers"),
+                    _numbers("numbers", found.numbers, names),
+                ),
+                card(
+                    html.H2("Where the time of a step goes"),
+                    html.P("Mean of the ranks, by part of the waterfall.", className="about"),
+                    _numbers("parts of a step", found.parts_s, names, unit="s"),
+                ),
+                card(
+                    html.H2("Step time"),
+                    graph("compare-steps", steps_figure(found, names)),
+                    label="step time of both",
+                ),
+            ],
+            className="columns",
+        ),
+        card(
+            html.H2("Findings"),
+            *_findings("New", found.appeared, found.second, base_path),
+            *_findings("Gone", found.disappeared, found.first, base_path),
+            *_findings("In both", found.remained, found.second, base_path),
+        ),
+    ]
+
+
+def _names(found: RunComparison) -> tuple[str, str]:
+    """Return the names of both sides: the runs, or the steps of one run."""
+    if found.first.run == found.second.run:
+        return _steps_of(found.first), _steps_of(found.second)
+    return escape(found.first.run), escape(found.second.run)
+
+
+def _steps_of(report: RunReport) -> str:
+    return f"steps {format_range((report.steps[0], report.steps[-1]))}" if report.steps else EMPTY
+
+
+def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:
+    ratio = next((each.ratio for each in found.numbers if each.name.startswith("step time")), None)
+    style = "busy"
+    if ratio is not None and not MIN_RATIO <= ratio <= MAX_RATIO:
+        style = "" if ratio > MAX_RATIO else "calm"
+    changes = [
+        format_count(len(found.settings), "setting") + " differ",
+        format_count(len(found.appeared), "new finding"),
+        f"{len(found.disappeared)} gone",
+    ]
+    return html.Div(
+        [
+            html.P(f"{names[1]} against {names[0]}", className="verdict-cause"),
+            html.H1(
+                f"A step takes {format_slowdown(ratio)} the time." if ratio else "Step time n/a.",
+                className="verdict-sentence",
+            ),
+            html.P([html.Span(each) for each in changes], className="facts"),
+        ],
+        className=f"verdict {style}",
+    )
+
+
+def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(escape(name), className="mono"),
+                dmc.TableTd("not set" if first is None else escape(first)),
+                dmc.TableTd("not set" if second is None else escape(second)),
+            ]
+        )
+        for name, first, second in found.settings
+    ]
+    empty = html.P("No setting differs.", className="quiet")
+    return card(
+        html.H2("Settings that differ"),
+        html.P("From the manifests, as most ranks have them.", className="about"),
+        table("settings", {"setting": "", names[0]: "", names[1]: ""}, rows) if rows else empty,
+    )
+
+
+def _numbers(
+    label: str, numbers: tuple[ComparedNumber, ...], names: tuple[str, str], *, unit: str = ""
+) -> Component:
+    head = {"": "", names[0]: "number", names[1]: "number", "change": "number"}
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(each.name.partition(",")[0].replace("_", " ")),
+                dmc.TableTd(_value(each, each.first, unit), className="number"),
+                dmc.TableTd(_value(each, each.second, unit), className="number"),
+                dmc.TableTd(
+                    UNKNOWN if each.ratio is None else format_slowdown(each.ratio),
+                    className="number",
+                ),
+            ]
+        )
+        for each in numbers
+    ]
+    return table(label, head, rows)
+
+
+def _value(number: ComparedNumber, value: float | None, unit: str) -> str:
+    if value is None:
+        return UNKNOWN
+    if unit == "s" or number.name.endswith(", s"):
+        return format_seconds(value)
+    if number.name == "MFU":
+        return format_percent(value, digits=1)
+    return f"{value:,.0f}" if number.name == "ranks" else format_slowdown(value)
+
+
+def _findings(
+    title: str, findings: tuple[Finding, ...], report: RunReport, base_path: str
+) -> list[Component]:
+    if not findings:
+        return [html.P(f"{title}: none.", className="quiet")]
+    rows = [
+        dmc.TableTr(
+            [
+                dmc.TableTd(html.Span(each.cause, className="cause calm")),
+                dmc.TableTd(each.severity or UNKNOWN),
+                dmc.TableTd(rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES)),
+                dmc.TableTd(format_range(each.steps)),
+                dmc.TableTd(escape_sentence(each.evidence), className="evidence"),
+            ]
+        )
+        for each in findings
+    ]
+    head = {"cause": "", "severity": "", "ranks": "", "steps": "", "evidence": ""}
+    return [html.H3(title), table(title, head, rows)]

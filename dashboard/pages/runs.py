@@ -1,0 +1,317 @@
+"""The runs page: all runs of the store, with their verdicts."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import dash_ag_grid as dag  # type: ignore[import-untyped]
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+
+from rankscope.analysis.report.text import EMPTY, format_count, format_ranges, format_time
+from rankscope.tracer.span import NS_PER_S
+
+from ..address import COMPARE, RUNS, View, write_address
+from ..callback_checks import Post, Ticks, takes
+from ..exports import RUNS_PATH
+from ..text import escape
+from .components import (
+    FALLBACK_TIMER,
+    GRID_THEME,
+    LIVE_MS,
+    QUIET_MS,
+    RUNNING,
+    announced,
+    card,
+    next_tick,
+    poll_timer,
+)
+from .placeholders import no_runs
+from .shell import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.report.page_results import RunLine
+
+    from ..provider import ReportProvider
+
+MAX_RUNS = 5_000
+"""Runs in the table, the newest: 5,000 are 2 MB, compressed 150 kB."""
+
+MIN_PAIR = 2
+"""Runs to check for a comparison."""
+
+_STYLES = {"critical": "alarm", "warning": "alarm"}
+
+_NUMBER = {"type": "rightAligned", "filter": "agNumberColumnFilter"}
+
+
+def _format(expression: str) -> dict[str, str]:
+    return {"function": f"params.value == null ? 'n/a' : {expression}"}
+
+
+_SECONDS = "d3.format(',.3~r')(params.value) + ' s'"
+_COLUMNS: list[dict[str, Any]] = [
+    {
+        "field": "run",
+        "headerName": "run",
+        "cellRenderer": "RunLink",
+        "pinned": "left",
+        "minWidth": 150,
+        "flex": 2,
+    },
+    {
+        "field": "verdict",
+        "headerName": "verdict",
+        "cellRenderer": "Verdict",
+        "minWidth": 190,
+        "flex": 3,
+        "tooltipField": "sentence",
+    },
+    {"field": "severity", "headerName": "severity", "width": 110},
+    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 105},
+    {"field": "started", "headerName": "started (UTC)", "width": 180, "sort": "desc"},
+    {"field": "ranks", "headerName": "ranks", "width": 95, **_NUMBER,
+     "valueFormatter": _format("d3.format(',')(params.value)")},
+    {"field": "layout", "headerName": "layout", "width": 130},
+    {"field": "steps", "headerName": "steps", "width": 90, **_NUMBER,
+     "valueFormatter": _format("d3.format(',')(params.value)")},
+    {"field": "duration", "headerName": "duration", "width": 110, **_NUMBER,
+     "valueFormatter": _format("d3.format(',.0f')(params.value) + ' s'")},
+    {"field": "step_s", "headerName": "step time", "width": 110, **_NUMBER,
+     "valueFormatter": _format(_SECONDS)},
+    {"field": "mfu", "headerName": "MFU", "width": 90, **_NUMBER,
+     "valueFormatter": _format("d3.format('.1%')(params.value)")},
+    {"field": "loss", "headerName": "loss", "width": 90, **_NUMBER,
+     "valueFormatter": _format("d3.format('.4~r')(params.value)")},
+    {"field": "lost", "headerName": "lost records", "width": 120, **_NUMBER,
+     "valueFormatter": _format("d3.format(',')(params.value)")},
+]  # fmt: skip
+
+
+_NO_ACTIONS = "Check two runs to compare them."
+
+
+class RefreshPost(Post):
+    """The values that `refresh` takes."""
+
+    num_ticks: Ticks
+    fallback_ticks: Ticks
+    deleted: str | None
+    shown: str
+
+
+class Chosen(Post, extra="ignore"):
+    """A row whose box is checked."""
+
+    run: str
+
+
+class ChoicePost(Post):
+    """The values that `choose` takes."""
+
+    chosen: list[Chosen] | None
+
+
+class AskPost(Post):
+    """The values that `ask` takes."""
+
+    num_clicks: int | None
+    chosen: list[Chosen] | None
+
+
+def runs_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+    """Return the page; it is the same for every view."""
+    lines = provider.run_lines()
+    rows = _rows(lines, base_path)
+    grid = dag.AgGrid(
+        id="runs-grid",
+        rowData=rows,
+        columnDefs=_COLUMNS,
+        defaultColDef={"sortable": True, "filter": True, "resizable": True},
+        getRowId="params.data.run",
+        dashGridOptions={
+            "rowSelection": {"mode": "multiRow"},
+            "theme": {"function": GRID_THEME},
+            "tooltipShowDelay": 400,
+            "enableCellTextSelection": True,
+            "ensureDomOrder": True,
+            "selectionColumnDef": {"pinned": "left", "width": 44, "sortable": True},
+            "rowHeight": 38,
+            "suppressDragLeaveHidesColumns": True,
+        },
+        className="runs-grid",
+        style={"height": None, "width": "100%"},
+    )
+    return html.Div(
+        [
+            dcc.Store(id="runs-shown", data=_key(rows)),
+            dcc.Store(id="runs-url", data=f"{base_path}v1/runs"),
+            poll_timer("runs-timer", interval_ms=_interval_ms(lines)),
+            html.Div(
+                [
+                    html.H1("Runs"),
+                    html.P(_about(lines), id="runs-about", className="quiet"),
+                    html.Div(className="spring"),
+                    html.Div(_actions([], base_path), id="runs-actions", className="actions"),
+                    html.A(
+                        "CSV",
+                        href=f"{base_path}{RUNS_PATH}",
+                        download="runs.csv",
+                        className="button",
+                        title="All runs as a table for a spreadsheet",
+                    ),
+                ],
+                className="page-head",
+            ),
+            html.P("", id="runs-deleted", className="note", **announced()),
+            html.Div([] if lines else [no_runs()]),
+            card(grid, class_name="runs-card" if lines else "hidden", label="runs"),
+            dmc.Modal(
+                id="runs-confirm",
+                title="Delete for good?",
+                opened=False,
+                children=[
+                    html.P(id="runs-confirm-text"),
+                    html.P(
+                        "Spans, reports and findings of these runs are removed, and their names"
+                        " cannot be used again.",
+                        className="quiet",
+                    ),
+                    dmc.Button("Delete", id="runs-delete", color="red", variant="filled"),
+                ],
+            ),
+        ]
+    )
+
+
+def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Refresh the table, offer what can be done with the checked runs, and delete."""
+
+    @app.callback(
+        Output("runs-grid", "rowData"),
+        Output("runs-about", "children"),
+        Output("runs-shown", "data"),
+        Output("runs-timer", "interval"),
+        Output("runs-timer", "max_intervals"),
+        Input("runs-timer", "n_intervals"),
+        Input(FALLBACK_TIMER, "n_intervals"),
+        Input("runs-deleted", "children"),
+        State("runs-shown", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(RefreshPost)
+    def refresh(post: RefreshPost) -> tuple[Any, ...]:
+        lines = provider.run_lines()
+        rows = _rows(lines, base_path)
+        tick = next_tick(post.num_ticks)
+        if _key(rows) == post.shown:
+            return *(no_update,) * 3, _interval_ms(lines), tick
+        return rows, _about(lines), _key(rows), _interval_ms(lines), tick
+
+    @app.callback(
+        Output("runs-actions", "children"),
+        Input("runs-grid", "selectedRows"),
+        prevent_initial_call=True,
+    )
+    @takes(ChoicePost)
+    def choose(post: ChoicePost) -> list[Component]:
+        return _actions([one.run for one in post.chosen or ()], base_path)
+
+    @app.callback(
+        Output("runs-confirm", "opened"),
+        Output("runs-confirm-text", "children"),
+        Input("runs-ask", "n_clicks"),
+        State("runs-grid", "selectedRows"),
+        prevent_initial_call=True,
+    )
+    @takes(AskPost)
+    def ask(post: AskPost) -> tuple[Any, ...]:
+        names = [escape(one.run) for one in post.chosen or ()]
+        return bool(post.num_clicks and names), ", ".join(names)
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "deleteRuns"),
+        Output("runs-deleted", "children"),
+        Input("runs-delete", "n_clicks"),
+        State("runs-grid", "selectedRows"),
+        State("runs-url", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "closeDialog"),
+        Output("runs-confirm", "opened", allow_duplicate=True),
+        Input("runs-deleted", "children"),
+        prevent_initial_call=True,
+    )
+
+
+PAGE = Page(name=RUNS, title="Runs", build=runs_page, register=register)
+
+
+def _rows(lines: Sequence[RunLine], base_path: str) -> list[dict[str, Any]]:
+    return [_row(line, base_path) for line in lines[:MAX_RUNS]]
+
+
+def _row(line: RunLine, base_path: str) -> dict[str, Any]:
+    run = line.run
+    ranks = f" on {format_ranges(line.ranks, max_ranges=2)}" if line.ranks else ""
+    started = run.started_ns
+    return {
+        "run": run.run_id,
+        "href": write_address(View(run=run.run_id), base_path=base_path),
+        "verdict": f"{line.cause}{ranks}" if line.cause else EMPTY,
+        "sentence": escape(line.verdict) or "No report yet.",
+        "style": "" if not line.cause else _STYLES.get(line.severity, "calm"),
+        "severity": line.severity or EMPTY,
+        "state": run.state,
+        "live": run.state == RUNNING,
+        "started": EMPTY if started is None else format_time(started),
+        "ranks": run.world_size,
+        "layout": " ".join(
+            f"{axis}{size}" for axis, size in run.layout.to_dict().items() if size > 1
+        ),
+        "steps": run.num_steps,
+        "duration": None if line.duration_ns is None else line.duration_ns // NS_PER_S,
+        "step_s": line.step_s,
+        "mfu": line.mfu,
+        "loss": line.loss,
+        "lost": line.num_dropped,
+    }
+
+
+def _about(lines: Sequence[RunLine]) -> str:
+    live = sum(line.run.state == RUNNING for line in lines)
+    newest = f", of which the newest {MAX_RUNS:,} are listed" if len(lines) > MAX_RUNS else ""
+    return f"{format_count(len(lines), 'run')}{newest}; {live:,} live. All from stored results."
+
+
+def _interval_ms(lines: Sequence[RunLine]) -> int:
+    is_live = any(line.run.state == RUNNING for line in lines)
+    return LIVE_MS if is_live or not lines else QUIET_MS
+
+
+def _key(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a short text that changes with the rows, besides the time that live runs take."""
+    shown = [
+        {name: value for name, value in row.items() if name != "duration" or not row["live"]}
+        for row in rows
+    ]
+    return sha256(repr(shown).encode()).hexdigest()
+
+
+def _actions(chosen: Sequence[str], base_path: str) -> list[Component]:
+    delete = html.Button(
+        "Delete…" if len(chosen) < MIN_PAIR else f"Delete {len(chosen)}…",
+        id="runs-ask",
+        className="button danger" if chosen else "hidden",
+    )
+    if len(chosen) != MIN_PAIR:
+        return [html.Span("" if chosen else _NO_ACTIONS, className="quiet"), delete]
+    view = View(page=COMPARE, run=chosen[1], with_run=chosen[0])
+    address = write_address(view, base_path=base_path)
+    return [dcc.Link("Compare the two", href=address, className="button"), delete]

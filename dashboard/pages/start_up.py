@@ -1,0 +1,118 @@
+"""The start-up page: what the ranks did before their first step, the slowest rank first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import Dash, html
+
+from rankscope.analysis.report.text import format_count, format_duration
+from rankscope.analysis.trace.errors import UnknownRunError
+
+from ..address import START_UP, View
+from ..figures.start_up import start_up_figure
+from ..text import escape
+from .components import card, graph, rank_link, register_graph, table
+from .placeholders import missing_run, no_data, no_runs
+from .shell import Page
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.report.page_results import Startup, StartupPart
+
+    from ..provider import ReportProvider
+
+
+def start_up_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+    """Return the page of one run, or of the newest one if the view names none."""
+    runs = provider.runs()
+    if view.run is None and not runs:
+        return no_runs()
+    run_id = view.run or runs[0].run_id
+    try:
+        found = provider.startup(run_id)
+    except UnknownRunError as error:
+        return missing_run(error)
+    if found is None:
+        return no_data(
+            f"run {escape(run_id)!r} has no span outside its steps",
+            "The tracer records imports, the model's build, the first compilation and the load of"
+            " a checkpoint before the first step, if they take long. Simulated and imported runs"
+            " have none.",
+        )
+    return html.Div([_head(found, run_id, base_path), *_cards(found, run_id, base_path)])
+
+
+def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Pass fresh figures on. The page does not change: a start-up happens once."""
+    register_graph(app, "start-up")
+
+
+PAGE = Page(name=START_UP, title="Start-up", build=start_up_page, register=register)
+
+
+def _head(found: Startup, run_id: str, base_path: str) -> Component:
+    slowest = found.slowest[0]
+    longest = format_duration(slowest.total_ns)
+    host = f" on {escape(slowest.host)}" if slowest.host else ""
+    sentence: list[Any] = [
+        "Rank ",
+        rank_link(run_id, slowest.rank, base_path),
+        f"{host} took longest to start: {longest}.",
+        (
+            f" The median of {format_count(found.num_ranks, 'rank')} is"
+            f" {format_duration(found.median_ns)}."
+        ),
+    ]
+    return html.Div(
+        [
+            html.P(f"start-up of epoch {found.epoch}", className="verdict-cause"),
+            html.H1(sentence, className="verdict-sentence"),
+        ],
+        className="verdict busy",
+    )
+
+
+def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
+    head = {
+        "part": "",
+        "kind": "",
+        "ranks": "number",
+        "median": "number",
+        "longest": "number",
+        "slowest rank": "number",
+    }
+    rows = [_row(part, run_id, base_path) for part in found.parts]
+    shown = f" {len(found.slowest)} of {found.num_ranks:,} ranks, the slowest first."
+    return [
+        card(
+            html.H2("Start-up by rank"),
+            html.P(f"Time before the first step, by part.{shown}", className="about"),
+            graph("start-up", start_up_figure(found)),
+            label="start-up by rank",
+        ),
+        card(
+            html.H2("Parts"),
+            html.P(
+                "Each part as the sum of its spans on one rank, the longest first.",
+                className="about",
+            ),
+            table("parts of the start-up", head, rows),
+        ),
+    ]
+
+
+def _row(part: StartupPart, run_id: str, base_path: str) -> Component:
+    row: Component = dmc.TableTr(
+        [
+            dmc.TableTd(escape(part.name)),
+            dmc.TableTd(part.kind),
+            dmc.TableTd(f"{part.num_ranks:,}", className="number"),
+            dmc.TableTd(format_duration(part.median_ns), className="number"),
+            dmc.TableTd(format_duration(part.longest_ns), className="number"),
+            dmc.TableTd(rank_link(run_id, part.slowest_rank, base_path), className="number"),
+        ]
+    )
+    return row

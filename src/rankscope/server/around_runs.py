@@ -1,0 +1,173 @@
+"""Results about a run beside its report: strip, start-up, comparison, a step to save."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.page_results import (
+    ComparedNumber,
+    RankStartup,
+    RunComparison,
+    RunStrip,
+    Startup,
+    StartupPart,
+)
+from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.collector.read.spans import (
+    SpanSelection,
+    read_outline,
+    read_selected_spans,
+)
+from rankscope.collector.read.startup import read_startup_rows
+from rankscope.collector.read.steps import read_step_bounds
+from rankscope.collector.spool.descriptions import RUNNING
+
+from ..comparison import compare_reports
+from ..sources.chrome_trace import ChromeTrace
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.trace.tables import RunSummary, SpanSource
+    from rankscope.collector.store.store import Store
+
+MAX_PARTS = 16
+"""Parts of a start-up that are shown, the longest."""
+
+MAX_SLOWEST = 24
+"""Ranks whose start-up is shown, the longest."""
+
+MAX_TRACE_SPANS = 200_000
+"""Spans of a step that is saved from a page: 60 MB of text, which Perfetto opens in seconds."""
+
+Steps = tuple[int, int]
+
+
+def read_strip(
+    store: Store, run: RunSummary, report: RunReport | None, liveness: RankLiveness | None
+) -> RunStrip:
+    """Return the state of a run in one line."""
+    is_live = run.state == RUNNING
+    last_step = report.steps[-1] if report is not None and report.steps else None
+    bounds = None
+    if is_live and last_step is not None:
+        bounds = read_step_bounds(store, run.run_id, first=last_step)
+    quality = None if report is None else report.quality
+    top = None if report is None else report.top_finding
+    return RunStrip(
+        state=run.state,
+        cause="" if top is None else top.cause,
+        ranks=() if top is None else top.ranks,
+        last_step=last_step,
+        age_ns=None if bounds is None else max(0, time.time_ns() - bounds[1]),
+        num_ranks=run.world_size,
+        num_recent=None if liveness is None or not is_live else liveness.num_recent,
+        num_dropped=None if quality is None else quality.account.num_dropped,
+        clock_error_ns=None if quality is None else quality.clock_error_ns,
+    )
+
+
+def read_startup(store: Store, run_id: str) -> Startup | None:
+    """Return the start-up of the newest epoch; None if no span is outside the steps."""
+    found = read_startup_rows(store, run_id, max_parts=MAX_PARTS, max_ranks=MAX_SLOWEST)
+    if found is None:
+        return None
+    epoch, parts, totals, parts_of, hosts = found
+    return Startup(
+        epoch=epoch,
+        num_ranks=totals[0]["num_ranks"],
+        median_ns=totals[0]["median_ns"],
+        parts=tuple(StartupPart(**row) for row in parts),
+        slowest=tuple(
+            RankStartup(
+                rank=row["rank"],
+                host=hosts.get(row["rank"], ""),
+                total_ns=row["total_ns"],
+                parts_ns=parts_of.get(row["rank"], {}),
+            )
+            for row in totals
+        ),
+    )
+
+
+def write_step_trace(
+    store: Store, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]
+) -> str:
+    """Return the spans of a step in the Trace Event Format.
+
+    Raises:
+        EmptyRunError: There are no such spans, or more than `MAX_TRACE_SPANS`.
+    """
+    outline = read_outline(store, run_id, epoch=epoch, step=step)
+    num_by_rank = dict(zip(outline.ranks.tolist(), outline.num_spans.tolist(), strict=True))
+    chosen = [rank for rank in num_by_rank if not ranks or rank in ranks]
+    num_spans = sum(num_by_rank[rank] for rank in chosen)
+    if not num_spans:
+        raise EmptyRunError(f"step {step} of run {run_id!r} has no spans of these ranks")
+    if num_spans > MAX_TRACE_SPANS:
+        raise EmptyRunError(
+            f"step {step} has {num_spans:,} spans, more than {MAX_TRACE_SPANS:,}: choose some"
+            f" ranks, or use rankscope export {run_id} --format perfetto --steps {step}:{step}"
+        )
+    text = io.StringIO()
+    trace = ChromeTrace(text.write)
+    selection = SpanSelection(run_id=run_id, epoch=epoch, step=step, ranks=chosen)
+    trace.add(read_selected_spans(store, selection))
+    trace.end()
+    return text.getvalue()
+
+
+def analyze_steps(source: SpanSource, run_id: str, steps: Steps) -> RunReport:
+    """Return the report of a range of steps, both ends included."""
+    return analyze_run(source, run_id, first=steps[0], last=steps[1])
+
+
+def compare_finished(source: SpanSource, first: RunReport, second: RunReport) -> RunComparison:
+    """Return two finished reports side by side."""
+    compared = compare_reports(source, first, second)
+    rows = [
+        ComparedNumber(name=row.pop("quantity"), **row) for row in compared.numbers().to_pylist()
+    ]
+    return RunComparison(
+        first=first,
+        second=second,
+        settings=tuple(
+            (row["setting"], row["first"], row["second"]) for row in compared.settings.to_pylist()
+        ),
+        numbers=tuple(row for row in rows if not row.name.startswith(PART)),
+        parts_s=tuple(
+            ComparedNumber(
+                name=row.name.removeprefix(PART).removesuffix(", s"),
+                first=row.first,
+                second=row.second,
+                ratio=row.ratio,
+            )
+            for row in rows
+            if row.name.startswith(PART)
+        ),
+        appeared=_without(second, first),
+        disappeared=_without(first, second),
+        remained=tuple(each for each in second.findings if each not in _without(second, first)),
+    )
+
+
+PART = "time."
+"""Prefix of the parts of the waterfall in `rankscope.comparison.Comparison.numbers`."""
+
+
+def _without(report: RunReport, other: RunReport) -> tuple[Finding, ...]:
+    return tuple(
+        each
+        for each in report.findings
+        if not any(_is_same(each, theirs) for theirs in other.findings)
+    )
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    """Return whether two findings are of one cause, on a rank in common or both on none."""
+    if one.cause != other.cause:
+        return False
+    return not (one.ranks or other.ranks) or bool({*one.ranks} & {*other.ranks})

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+from rankscope.dashboard.address import View
+from rankscope.dashboard.app import create_app
+from rankscope.dashboard.pages.runs import MAX_RUNS, runs_page
+from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.page_text import find_part, words
+from tests.support.dashboard.posts import page_post, post
+
+
+def rows_of(provider: FakeProvider) -> list[dict[str, Any]]:
+    page = runs_page(provider, View(page="runs"), base_path="/")
+    rows: list[dict[str, Any]] = find_part(page, "runs-grid")["rowData"]
+    return rows
+
+
+def test_each_run_has_its_verdict_and_a_link_and_nothing_is_analysed() -> None:
+    provider = FakeProvider(reports={"<b>a</b>": report(), "b": None})
+
+    rows = rows_of(provider)
+
+    assert [row["run"] for row in rows] == ["<b>a</b>", "b"]
+    assert rows[0]["href"] == "/run/%3Cb%3Ea%3C%2Fb%3E"
+    assert (rows[0]["verdict"], rows[0]["mfu"]) == ("slow-compute on 5", 0.38)
+    assert (rows[1]["verdict"], rows[1]["mfu"], rows[1]["style"]) == ("-", None, "")
+    assert provider.num_reports == 0
+
+
+def test_a_store_without_runs_says_how_to_make_one_and_a_full_one_lists_the_newest() -> None:
+    empty = words(runs_page(FakeProvider(), View(page="runs"), base_path="/"))
+    full = FakeProvider(reports=dict.fromkeys(map(str, range(MAX_RUNS + 1))))
+
+    assert "0 runs; 0 live" in empty
+    assert "No data because" in empty
+    assert len(rows_of(full)) == MAX_RUNS
+
+
+def test_two_checked_runs_can_be_compared_and_any_deleted_after_a_question() -> None:
+    client = create_app(FakeProvider(reports={"a": None, "b": None})).server.test_client()
+    chosen = [{"run": "a", "verdict": "-"}, {"run": "b", "verdict": "-"}]
+
+    body = page_post(client, {"runs-grid.selectedRows": chosen})
+    answer = client.post("/_dash-update-component", json=body).get_data(as_text=True)
+    assert r"\u002fcompare?run=b&with=a" in answer
+    assert "Delete 2" in answer
+    ask = page_post(client, {"runs-ask.n_clicks": 1, "runs-grid.selectedRows": chosen})
+    assert "a, b" in client.post("/_dash-update-component", json=ask).get_data(as_text=True)
+    assert post(client, page_post(client, {"runs-grid.selectedRows": [{"run": 5}]})) == 400
