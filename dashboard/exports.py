@@ -227,9 +227,8 @@ def report_page(report: RunReport, verdict: str) -> str:
             _table("Findings", ("cause", "severity", "ranks", "steps", "slowdown", "recoverable",
                                 "confidence", "evidence"), findings),
             _table("Who waits for whom", ("rank", "waits", "for"), starved),
-            "<h2>Notices</h2>\n<ul>",
-            *(f"<li>{_text(warning)}</li>" for warning in report.quality.warnings),
-            "</ul>\n</html>\n",
+            _table("Notices", ("",), [(warning,) for warning in report.quality.warnings]),
+            "</html>\n",
         ]
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ from .components import (
     register_graph,
     table,
 )
-from .overview_cards import escape_sentence
+from .overview_cards import cause_style, escape_sentence
 from .placeholders import missing_run, no_runs
 from .shell import Page
 
@@ -358,7 +358,7 @@ def _findings(
     rows = [
         dmc.TableTr(
             [
-                dmc.TableTd(html.Span(each.cause, className="cause calm")),
+                dmc.TableTd(html.Span(each.cause, className=f"cause {cause_style(each)}")),
                 dmc.TableTd(each.severity or UNKNOWN),
                 dmc.TableTd(rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES)),
                 dmc.TableTd(format_range(each.steps)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html, no_update
@@ -16,6 +17,7 @@ from rankscope.analysis.trace.errors import UnknownRunError
 
 from ..address import MAX_DIGITS, OVERVIEW, TIMELINE, View, write_address
 from ..callback_checks import Post, Ticks, takes
+from ..exports import FINDINGS_PATH, REPORT_PATH
 from ..figures.excess import (
     excess_figure,
     excess_note,
@@ -213,7 +215,7 @@ def overview_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
             html.Div(problem, id="overview-problem", **announced()),
             html.Div(content.verdict, id="overview-verdict", **announced()),
             html.Div(liveness, id="overview-liveness", **announced()),
-            html.Div(_report(content, times), id="overview-report", className=hidden),
+            html.Div(_report(content, times, base_path), id="overview-report", className=hidden),
         ]
     )
 
@@ -410,7 +412,20 @@ def _without_report(found: AnalysisInProgress | AnalysisFailed) -> _Content:
     )
 
 
-def _report(content: _Content, times: MeanKindTimes | None) -> list[Component]:
+def _downloads(run_id: str | None, base_path: str) -> list[Component]:
+    """Return links to the files that this page offers."""
+    files = {
+        FINDINGS_PATH: ("CSV", "The findings as a table for a spreadsheet"),
+        REPORT_PATH: ("Report to send", "One HTML file without scripts, which needs no server"),
+    }
+    query = urlencode({"run": run_id or ""})
+    return [
+        html.A(text, href=f"{base_path}{path}?{query}", title=title, className="button small")
+        for path, (text, title) in files.items()
+    ]
+
+
+def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> list[Component]:
     return [
         html.Div(content.key_figures, id="overview-figures", className="figures"),
         html.Div(
@@ -446,7 +461,12 @@ def _report(content: _Content, times: MeanKindTimes | None) -> list[Component]:
             ],
             className="grid",
         ),
-        card(html.H2("Findings"), html.Div(content.findings, id="overview-findings")),
+        card(
+            html.Div(
+                [html.H2("Findings"), *_downloads(content.run, base_path)], className="titled"
+            ),
+            html.Div(content.findings, id="overview-findings"),
+        ),
         _figure_card(
             "overview-kinds",
             kind_times_figure(content.run or "", times),

@@ -14,6 +14,7 @@ SERVER_EXTRA = frozenset(
         "chdb",
         "clickhouse_connect",
         "dash",
+        "dash_ag_grid",
         "dash_mantine_components",
         "fastapi",
         "networkx",

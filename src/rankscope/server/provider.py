@@ -500,7 +500,7 @@ class StoreProvider:
         run = next((run for run in self._source.runs() if run.run_id == run_id), None)
         if run is None or self._store is None:
             return None
-        report = self._reports.get(run_id) if self._reports.has_report(run_id) else None
+        report = self._reports.find_made(run)
         liveness = self.liveness(run_id) if run.state == RUNNING else None
         return read_strip(self._store, run, report, liveness)
 

@@ -162,6 +162,13 @@ class Reports:
         """Return the progress of the run's analysis; None if none is running."""
         return self._source.progress(run_id)
 
+    def find_made(self, summary: RunSummary) -> RunReport | None:
+        """Return the diagnosis of a run if it is in memory or stored; None if it must be made."""
+        is_made = self.has_report(summary.run_id) or (
+            self._stored is not None and self._stored.find(summary) is not None
+        )
+        return self.get(summary.run_id) if is_made else None
+
     def without_stored(self, runs: Iterable[RunSummary]) -> list[RunSummary]:
         """Return those of these runs that have ended and have no stored report."""
         if self._stored is None:

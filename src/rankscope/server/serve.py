@@ -387,6 +387,8 @@ def _open_spool(
     # A rank that has used up its quota of the spool drops records, and /dev/shm is memory.
     tail = SpoolTail(folder, sink, segment_policy=SegmentPolicy.DELETE)
     stack.callback(tail.close)
+    if not folder.is_dir():
+        say(f"there is no folder {folder} yet: it is read once the ranks have made it")
     progress = tail.poll()
     if progress.problems and not progress.num_processes:
         raise BadInputError(progress.problems[0])
