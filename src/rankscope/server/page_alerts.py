@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
+from rankscope.analysis.report.text import format_time
 from rankscope.collector.http.gate import GRANT_KEY
 from rankscope.collector.http.tokens import Role
 
 from ..errors import BadInputError
-from ..terminal.lines import format_time
 from .alert_changes import AlertChange, apply_change
 
 if TYPE_CHECKING:
