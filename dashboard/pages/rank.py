@@ -16,6 +16,7 @@ from rankscope.analysis.report.rank_details import RankQuantity
 from rankscope.analysis.report.text import (
     EMPTY,
     UNKNOWN,
+    format_age,
     format_count,
     format_percent,
     format_range,
@@ -28,7 +29,7 @@ from ..callback_checks import Post, takes
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
 from .components import card, graph, link_ranks, rank_link, rank_links, table
-from .overview_cards import escape_sentence, format_age
+from .overview_cards import escape_sentence
 from .placeholders import no_data
 from .report_page import Shown, choices, page_head, report_page
 
