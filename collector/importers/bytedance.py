@@ -23,6 +23,7 @@ from ..errors import RunBegunError, RunExistsError, TraceError
 from ..identity import check_run_name, segment_id
 from ..retention.deletion import Deletions
 from ..spool.cut import Cut, CutKey
+from ..store.writer import with_unknown_loss
 from .bytedance_meta import TraceMeta, read_meta
 from .parquet_reader import NOT_PARQUET
 
@@ -178,7 +179,7 @@ def _store(
         for num in pool.map(insert, range(0, num_rows, INSERT_ROWS)):
             num_stored += num
             show(f"stored {num_stored:,} of {num_rows:,} rows")
-    store.insert_arrow("steps", steps)
+    store.insert_arrow("steps", with_unknown_loss(steps))
     store.insert_rows("ranks", _rank_rows(trace, run_id=run_id, process=process))
     store.insert_rows("ledger", [{**cut, "state": "stored", "revision": 2}])
     store.insert_rows("runs", [_run_row(run_id, meta=meta, now_ns=now_ns)])

@@ -141,7 +141,7 @@ class TraceRows:
             "start_ns": numbers(start_ns),
             "end_ns": numbers(end_ns),
             "num_tokens": numbers(unknown),
-            "loss": pa.nulls(num_rows, pa.float64()),
+            "loss": numbers(np.full(num_rows, np.nan)),
             "peak_memory_bytes": numbers(unknown),
             "segment": numbers(np.full(num_rows, segment, dtype=np.uint64)),
             "row": numbers(np.arange(num_rows, dtype=np.uint32)),

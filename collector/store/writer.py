@@ -209,7 +209,7 @@ class StoreWriter:
                 repeated = (part.key for part in _parts(plans, CutState.REPEATED))
                 whole = with_first_times(self._store, whole, repeated)
             if table == "steps":
-                whole = _with_unknown_loss(whole)
+                whole = with_unknown_loss(whole)
             self._store.insert_arrow(table, whole)
 
 
@@ -256,7 +256,7 @@ def with_first_times(store: Store, spans: pa.Table, repeated: Iterable[CutKey]) 
     return spans.set_column(place, "start_ns", numbers(np.array(start_ns, dtype=np.int64)))
 
 
-def _with_unknown_loss(steps: pa.Table) -> pa.Table:
+def with_unknown_loss(steps: pa.Table) -> pa.Table:
     """Return the steps with null where a loss is NaN, as the spool has an unknown one."""
     if steps["loss"].null_count:
         return steps
