@@ -147,7 +147,7 @@ def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser)
         expect(bars).to_have_count(336 + 16 + 2 + 1, timeout=TIMEOUT_MS)
 
         seen.page.click("text=DP")
-        seen.page.wait_for_url("**group=dp")
+        seen.page.wait_for_url("**order=dp")
         seen.page.wait_for_selector("text=DP 1")
         seen.page.click("[title='next step']")
         seen.page.wait_for_url("**step=4**")
