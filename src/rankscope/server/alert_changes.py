@@ -123,7 +123,6 @@ def change_router(alerting: Alerting) -> APIRouter:
 
     router = APIRouter(tags=["alerts"])
 
-    @router.post(PATH, summary="Silence or acknowledge alerts")
     def change(body: Annotated[dict[str, object], Body()]) -> dict[str, str]:
         try:
             return {"done": apply_change(alerting, AlertChange.model_validate(body))}
@@ -136,4 +135,6 @@ def change_router(alerting: Alerting) -> APIRouter:
         "body": Annotated[dict[str, object], Body()],
         "return": dict[str, str],
     }
+    # Only now: FastAPI reads the annotations here, and cannot resolve the text of local names.
+    router.post(PATH, summary="Silence or acknowledge alerts")(change)
     return router

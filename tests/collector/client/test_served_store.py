@@ -36,13 +36,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command_outputs(url: str) -> list[str]:
-    """Return the outputs of the reading commands."""
+    """Return the outputs of the reading commands; the analysis stores the verdict of `runs`."""
     return [
+        analyze_stored(AnalyzeOptions(run_id="sim", as_json=False, store_url=url)),
+        analyze_stored(AnalyzeOptions(run_id="sim", as_json=True, store_url=url)),
         list_runs(as_json=False, store_url=url),
         list_alerts(as_json=True, store_url=url),
         list_findings("sim", as_json=True, store_url=url),
-        analyze_stored(AnalyzeOptions(run_id="sim", as_json=False, store_url=url)),
-        analyze_stored(AnalyzeOptions(run_id="sim", as_json=True, store_url=url)),
     ]
 
 
@@ -62,8 +62,19 @@ def test_commands_print_the_same_while_a_server_holds_the_store(folder: Path) ->
     assert served == alone
     assert shown is not None
     assert shown.findings[0].cause == "slow-compute"
-    assert json.loads(alone[4])["findings"][0]["cause"] == "slow-compute"
-    assert (as_process.stdout, as_process.stderr) == (alone[0] + "\n", "")
+    assert json.loads(alone[1])["findings"][0]["cause"] == "slow-compute"
+    assert (as_process.stdout, as_process.stderr) == (alone[2] + "\n", "")
+
+
+def test_alerts_are_silenced_through_the_server_that_holds_the_store(folder: Path) -> None:
+    with serving(store=folder):
+        silenced = rankscope("alerts", "silence", "--run", "sim", "--for", "1h", store=folder)
+        listed = rankscope("alerts", store=folder)
+        wrong = rankscope("alerts", "ack", "unknown", store=folder)
+
+    assert silenced.returncode == 0, silenced.stderr
+    assert f"silence {silenced.stdout.split()[1]}: run sim until" in listed.stdout
+    assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
 def test_a_notebook_reads_through_the_server_and_can_change_nothing(folder: Path) -> None:
