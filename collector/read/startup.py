@@ -25,24 +25,33 @@ SELECT epoch, minIf(start_ns, step >= 0) AS first_ns, countIf(step >= 0) AS num_
 WHERE run_id = {run_id:String} GROUP BY epoch ORDER BY epoch DESC LIMIT 1
 """
 
-SELECT_PARTS = """
+SELECT_PARTS = (
+    STARTED
+    + """
 SELECT name, any(kind) AS kind, count() AS num_ranks,
     toInt64(quantileExact(0.5)(part_ns)) AS median_ns, max(part_ns) AS longest_ns,
     argMax(rank, part_ns) AS slowest_rank
 FROM before GROUP BY name ORDER BY longest_ns DESC LIMIT {most:UInt32}
 """
+)
 
-SELECT_TOTALS = """
+SELECT_TOTALS = (
+    STARTED  # noqa: S608  # constants
+    + """
 SELECT rank, total_ns, count() OVER () AS num_ranks,
     toInt64(quantileExact(0.5)(total_ns) OVER ()) AS median_ns
 FROM (SELECT rank, max(end_ns) - min(begin_ns) AS total_ns FROM before GROUP BY rank)
 ORDER BY total_ns DESC, rank LIMIT {most:UInt32}
 """
+)
 
-SELECT_PARTS_OF = """
+SELECT_PARTS_OF = (
+    STARTED
+    + """
 SELECT rank, name, part_ns FROM before WHERE rank IN {ranks:Array(Int32)}
 ORDER BY rank, part_ns DESC
 """
+)
 
 SELECT_HOSTS = """
 SELECT rank, any(host) AS host FROM ranks FINAL
@@ -66,13 +75,13 @@ def read_startup_rows(
     epoch = newest[0]["epoch"] if newest else 0
     before_ns = newest[0]["first_ns"] if newest and newest[0]["num_steps"] else END_OF_TIME
     bound = {"run_id": run_id, "epoch": epoch, "before_ns": before_ns}
-    parts = store.rows(STARTED + SELECT_PARTS, {**bound, "most": max_parts})
+    parts = store.rows(SELECT_PARTS, {**bound, "most": max_parts})
     if not parts:
         return None
-    totals = store.rows(STARTED + SELECT_TOTALS, {**bound, "most": max_ranks})
+    totals = store.rows(SELECT_TOTALS, {**bound, "most": max_ranks})
     ranks = [row["rank"] for row in totals]
     parts_of: dict[int, dict[str, int]] = {}
-    for row in store.rows(STARTED + SELECT_PARTS_OF, {**bound, "ranks": ranks}):
+    for row in store.rows(SELECT_PARTS_OF, {**bound, "ranks": ranks}):
         parts_of.setdefault(row["rank"], {})[row["name"]] = row["part_ns"]
     hosts = store.rows(SELECT_HOSTS, {"run_id": run_id, "epoch": epoch, "ranks": ranks})
     return epoch, parts, totals, parts_of, {row["rank"]: row["host"] for row in hosts}
