@@ -106,7 +106,9 @@ def test_a_collector_only_server_has_no_pages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    with serving("--spool", str(tmp_path / "spool"), store=tmp_path / "store") as server:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    with serving("--spool", str(spool), store=tmp_path / "store") as server:
         server.process.send_signal(number)
         _, err = server.process.communicate(timeout=TIMEOUT_S)
 

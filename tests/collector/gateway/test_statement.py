@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         ("SELECT COUNT(*), Max(number) FROM numbers(4)", b"4\t3\n"),
         ("SELECT toStartOfMinute(toDateTime(60, 'UTC')) AS t", b"1970-01-01 00:01:00\n"),
         ("SELECT row_number() OVER (ORDER BY number DESC) FROM numbers(2)", b"1\n2\n"),
-        ("DESCRIBE TABLE schema_version", b"version\tUInt32\t\t\t\t\t\n"),
+        ("DESCRIBE TABLE schema_version", b"version\tUInt32\t\t\tNumber of the migration\t\t\n"),
         ("SHOW DATABASES LIKE 'def%'", b"default\n"),
         ("SHOW TABLES LIKE 'clock'", b"clock\n"),
         ("SELECT name FROM system.tables WHERE name = 'spans'", b"spans\n"),

@@ -148,8 +148,11 @@ def test_a_refusal_does_not_contain_the_token(server: TokenServer) -> None:
         assert server.client.post("/v1/clock", headers=headers).content == body
 
 
-def test_a_created_token_opens_no_session_by_url_or_form(server: TokenServer) -> None:
-    token = server.tokens["admin"]
+@pytest.mark.parametrize("sort", ["ingest", "read for a run", "admin for a run", "expired"])
+def test_a_token_that_may_not_read_all_runs_opens_no_session_by_url_or_form(
+    server: TokenServer, sort: str
+) -> None:
+    token = server.tokens[sort]
 
     assert server.client.get("/", params={"token": token}).status_code == 401
     assert server.client.post("/login", data={"token": token}).status_code == 401
