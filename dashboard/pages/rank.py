@@ -356,8 +356,8 @@ def _time(at_ns: int) -> str:
 
 def _place(report: RunReport, details: RankDetails, base_path: str) -> Component:
     at, sizes = report.coords[details.rank].to_dict(), report.layout.to_dict()
-    words = " · ".join(
-        f"{axis.upper()} {at[axis]} of {sizes[axis]}" for axis in AXES if sizes[axis] > 1
+    words = ", ".join(
+        f"{axis.upper()} {at[axis]} (0 to {sizes[axis] - 1})" for axis in AXES if sizes[axis] > 1
     )
     rows = [
         dmc.TableTr(
@@ -374,7 +374,7 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
     return card(
         html.H2("Its place"),
         html.P(
-            f"{words or 'No parallel axis is known.'} Red: this rank. Its row: its data-parallel"
+            f"{words or 'No parallel axis is known'}. Red: this rank. Its row: its data-parallel"
             " peers. Its column: its pipeline; activations go down, gradients up.",
             className="about",
         ),

@@ -100,7 +100,7 @@ def test_the_page_shows_place_waits_events_and_the_history_of_the_host(
 ) -> None:
     text = text_of(provider, ranks=(SLOW_RANK,))
 
-    assert "TP 1 of 2 · PP 1 of 2 · DP 0 of 2" in text
+    assert "TP 1 (0 to 1), PP 1 (0 to 1), DP 0 (0 to 1). Red: this rank." in text
     assert "7 ranks wait because of it" in text
     assert "training, step 7, 3 s ago" in text
     assert "all_reduce (dp-comm) in step 7, group dp-0" in text
