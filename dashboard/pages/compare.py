@@ -358,7 +358,11 @@ def _findings(
     rows = [
         dmc.TableTr(
             [
-                dmc.TableTd(html.Span(each.cause, className=f"cause {cause_style(each)}")),
+                dmc.TableTd(
+                    html.Span(
+                        each.cause, className=f"cause {cause_style(each.cause, each.severity)}"
+                    )
+                ),
                 dmc.TableTd(each.severity or UNKNOWN),
                 dmc.TableTd(rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES)),
                 dmc.TableTd(format_range(each.steps)),

@@ -87,7 +87,7 @@ def verdict_card(
         f"{axis.upper()} {size}" for axis, size in report.layout.to_dict().items() if size > 1
     )
     cause = "no rank is slow" if top.severity is Severity.MINOR else top.cause
-    style = cause_style(top)
+    style = cause_style(top.cause, top.severity)
     if style != "alarm" and (silence is not None or is_lost):
         cause, style = "lost" if is_lost else "silent", "unsure"
         sentence = f"{_stop_sentence(report, is_lost=is_lost)} Until then: {sentence}"
@@ -415,7 +415,11 @@ def _silent_row(one: SilentRank, run: str | None, base_path: str) -> Component:
 def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Component:
     row: Component = dmc.TableTr(
         [
-            dmc.TableTd(html.Span(finding.cause, className=f"cause {cause_style(finding)}")),
+            dmc.TableTd(
+                html.Span(
+                    finding.cause, className=f"cause {cause_style(finding.cause, finding.severity)}"
+                )
+            ),
             dmc.TableTd(finding.severity or UNKNOWN, className="severity"),
             dmc.TableTd(
                 rank_links(report.run, finding.ranks, base_path, max_ranges=MAX_NAMED),
@@ -433,11 +437,18 @@ def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Compone
     return row
 
 
-def cause_style(finding: Finding) -> str:
-    """Return the style of a finding's cause."""
-    if finding.severity is Severity.MINOR:
+def cause_style(cause: str, severity: str | None) -> str:
+    """Return the style of a finding's cause; that of no verdict if it is empty.
+
+    Args:
+        cause: The cause.
+        severity: One of `Severity`; None or "" if it was not graded, as of a finding of a live run.
+    """
+    if not cause:
+        return "pending"
+    if severity == Severity.MINOR:
         return "calm"
-    return _STYLE_BY_CAUSE.get(finding.cause, "alarm")
+    return _STYLE_BY_CAUSE.get(cause, "alarm")
 
 
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:

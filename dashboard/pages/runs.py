@@ -27,6 +27,7 @@ from .components import (
     next_tick,
     poll_timer,
 )
+from .overview_cards import cause_style
 from .placeholders import no_runs
 from .shell import Page
 
@@ -44,8 +45,6 @@ MAX_RUNS = 5_000
 
 MIN_PAIR = 2
 """Runs to check for a comparison."""
-
-_STYLES = {"critical": "alarm", "warning": "alarm"}
 
 _NUMBER = {"type": "rightAligned", "filter": "agNumberColumnFilter"}
 
@@ -266,7 +265,7 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         "href": write_address(View(run=run.run_id), base_path=base_path),
         "verdict": f"{line.cause}{ranks}" if line.cause else EMPTY,
         "sentence": escape(line.verdict) or "No report yet.",
-        "style": "" if not line.cause else _STYLES.get(line.severity, "calm"),
+        "style": cause_style(line.cause, line.severity),
         "severity": line.severity or EMPTY,
         "state": run.state,
         "live": run.state == RUNNING,

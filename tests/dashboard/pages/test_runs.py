@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
+from rankscope.dashboard.pages.overview_cards import cause_style
 from rankscope.dashboard.pages.runs import MAX_RUNS, runs_page
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import find_part, words
@@ -24,8 +27,23 @@ def test_each_run_has_its_verdict_and_a_link_and_nothing_is_analysed() -> None:
     assert [row["run"] for row in rows] == ["<b>a</b>", "b"]
     assert rows[0]["href"] == "/run/%3Cb%3Ea%3C%2Fb%3E"
     assert (rows[0]["verdict"], rows[0]["mfu"]) == ("slow-compute on 5", 0.38)
-    assert (rows[1]["verdict"], rows[1]["mfu"], rows[1]["style"]) == ("-", None, "")
+    assert (rows[1]["verdict"], rows[1]["mfu"], rows[1]["style"]) == ("-", None, "pending")
     assert provider.num_reports == 0
+
+
+@pytest.mark.parametrize(
+    ("cause", "severity", "style"),
+    [
+        ("hang", "", "alarm"),
+        ("slow-compute", "critical", "alarm"),
+        ("slow-compute", "minor", "calm"),
+        ("healthy", "none", "calm"),
+        ("insufficient-evidence", "none", "unsure"),
+        ("", "", "pending"),
+    ],
+)
+def test_only_what_needs_no_action_is_green(cause: str, severity: str, style: str) -> None:
+    assert cause_style(cause, severity) == style
 
 
 def test_a_store_without_runs_says_how_to_make_one_and_a_full_one_lists_the_newest() -> None:
