@@ -246,7 +246,7 @@ def _from_traffic(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]
 def _from_lags(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
     for rule, lag_s, what in (
         (COLLECTOR_BEHIND, signals.collector_lag_s, "the newest stored step ended"),
-        (ANALYSIS_BEHIND, signals.analysis_lag_s, "a step waits for its analysis since"),
+        (ANALYSIS_BEHIND, signals.analysis_lag_s, "a step has waited for its analysis for"),
     ):
         after_s = (
             rules.collector_behind if rule == COLLECTOR_BEHIND else rules.analysis_behind

@@ -102,5 +102,5 @@ def test_what_is_behind_alerts_after_a_minute_or_two() -> None:
     assert texts(RunSignals(run="job", collector_lag_s=50.0, analysis_lag_s=110.0)) == []
     assert texts(RunSignals(run="job", collector_lag_s=70.0, analysis_lag_s=130.0)) == [
         "job: the newest stored step ended 70.0 s ago, though the ranks go on",
-        "job: a step waits for its analysis since 130 s",
+        "job: a step has waited for its analysis for 130 s",
     ]

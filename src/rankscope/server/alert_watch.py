@@ -74,6 +74,9 @@ class AlertWatch:
         self.signals: dict[str, RunSignals] = {}
         """The newest signals of each live run."""
 
+        self._waiting_ns: dict[str, dict[int, int]] = {}
+        """By run: the steps that wait for their analysis, and when the watch saw them first."""
+
     def turn(self) -> None:
         """Look at the live runs, if it is time, and send what is due."""
         now_ns = self._unix_ns()
@@ -81,6 +84,7 @@ class AlertWatch:
             self._watched_ns = now_ns
             running = [run for run in self._source.runs() if run.state == RUNNING]
             self.signals = {run.run_id: self.read(run, now_ns) for run in running}
+            self._waiting_ns = {run: self._waiting_ns[run] for run in self.signals}
             for signals in self.signals.values():
                 self.alerting.evaluate_signals(signals)
         self.alerting.turn()
@@ -96,7 +100,11 @@ class AlertWatch:
         ends = read_step_ends(self._store, run_id, first=analysed - LOSS_WINDOW)
         num_ranks = max((row["num_ranks"] for row in ends), default=0)
         complete = [row for row in ends if row["num_ranks"] == num_ranks]
-        waiting = [row for row in complete if row["step"] > analysed]
+        # Not since the step's end: its rows may be late, or the run may be an old one.
+        known = self._waiting_ns.get(run_id, {})
+        steps = [row["step"] for row in complete if row["step"] > analysed]
+        waiting = {step: known.get(step, now_ns) for step in steps}
+        self._waiting_ns[run_id] = waiting
         return RunSignals(
             run=run_id,
             liveness=read_liveness(self._store, run_id, now_ns=now_ns),
@@ -112,7 +120,7 @@ class AlertWatch:
             ),
             traffic=self._read_traffic(run_id, step_s, now_ns),
             collector_lag_s=self._collector_lag_s(run_id, ends, now_ns),
-            analysis_lag_s=(now_ns - waiting[0]["ended_ns"]) / NS_PER_S if waiting else None,
+            analysis_lag_s=(now_ns - min(waiting.values())) / NS_PER_S if waiting else None,
         )
 
     def _collector_lag_s(

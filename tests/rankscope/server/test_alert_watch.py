@@ -92,11 +92,12 @@ def test_the_signals_of_a_live_run_are_read_and_alert(empty_store: Store, tmp_pa
         ],
     )  # fmt: skip
 
-    # WHEN the watch reads them
+    # WHEN the watch reads them, a second time after 130 s
     source = StoreSource(store)
     alerting = Alerting(store, page_url=lambda *_: "", unix_ns=lambda: now_ns)
     reports = Reports(source)
     watch = AlertWatch(store, source, reports, alerting, unix_ns=lambda: now_ns)
+    watch.read(RUN, now_ns - 130 * S)
     signals = watch.read(RUN, now_ns)
     alerting.evaluate_signals(signals)
     watch.signals = {"job": signals}
@@ -110,7 +111,7 @@ def test_the_signals_of_a_live_run_are_read_and_alert(empty_store: Store, tmp_pa
         "job: the loss of 1 of 2 ranks is no number since step 8",
         "job: the RDMA traffic of host y has stopped",
         "job: the newest stored step ended 300 s ago, though the ranks go on",
-        "job: a step waits for its analysis since 308 s",
+        "job: a step has waited for its analysis for 130 s",
     }
     gauges = {reading.name: reading.values for reading in read_live_runs(reports, watch)()}
     assert gauges["run_active_alerts"] == {"job": 4.0}
