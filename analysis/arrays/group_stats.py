@@ -20,6 +20,9 @@ design.md section 5, least evidence."""
 MAX_EXACT_INT = 1 << 53
 """Integers up to here are exact in float64."""
 
+_LARGE_GROUP = 1 << 10
+"""Groups of so many rows are sorted one by one: a call each costs little then."""
+
 BASELINE_QUANTILE = 0.25
 """A row without peers is compared with the fastest quarter of its own steps."""
 
@@ -96,20 +99,35 @@ def _sort_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDAr
     """Return the values group by group, ascending within each."""
     if not len(value):
         return value.astype(np.float64)
+    has_large_groups = (int(group.max()) + 1) * _LARGE_GROUP <= len(value)
+    if has_large_groups and not (group[1:] < group[:-1]).any():
+        return _sort_each(value.astype(np.float64), group)
     minimum, maximum = value.min(), value.max()
-    if not -MAX_EXACT_INT < minimum <= maximum < MAX_EXACT_INT:  # or one is NaN
-        return value[argsort_rows(group, value)].astype(np.float64)
-    integers = value.astype(np.int64)
-    bits = (int(maximum) - int(minimum)).bit_length()
-    if bits + int(group.max()).bit_length() > KEY_BITS or not (integers == value).all():
-        return value[argsort_rows(group, value)].astype(np.float64)
-    # Times are integer nanoseconds, also in a float column. Group and value make one key, and one
-    # sort of the keys is three times as fast as an argsort of the rows.
-    keys = pack_keys((KeyColumn(group, 0, 0), KeyColumn(integers, int(minimum), 1 << bits)))
-    keys.sort()
-    keys &= (1 << bits) - 1
-    keys += int(minimum)
-    return keys.astype(np.float64)
+    if -MAX_EXACT_INT < minimum <= maximum < MAX_EXACT_INT:  # none is NaN
+        integers = value.astype(np.int64)
+        bits = (int(maximum) - int(minimum)).bit_length()
+        fits = bits + int(group.max()).bit_length() <= KEY_BITS
+        if fits and (integers == value).all():
+            # Times are integer nanoseconds, also in a float column. Group and value make one key,
+            # and one sort of the keys is three times as fast as an argsort of the rows.
+            columns = (KeyColumn(group, 0, 0), KeyColumn(integers, int(minimum), 1 << bits))
+            keys = pack_keys(columns)
+            keys.sort()
+            keys &= (1 << bits) - 1
+            keys += int(minimum)
+            return keys.astype(np.float64)
+    if has_large_groups:
+        order = stable_argsort(group)
+        return _sort_each(value[order].astype(np.float64), group[order])
+    return value[argsort_rows(group, value)].astype(np.float64)
+
+
+def _sort_each(values: NDArray[np.float64], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Sort the values of each group in place, and return them. ``group`` ascends."""
+    borders = np.flatnonzero(group[1:] != group[:-1]) + 1
+    for first, last in pairwise([0, *borders.tolist(), len(group)]):
+        values[first:last].sort()
+    return values
 
 
 def fast_quartile(value: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.grouping import NO_GROUP, factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import KEY_BITS, argsort_rows, pack_keys_with_rows, stable_argsort
-from ..replay.model import NO_WAITS, split_by_time
+from ..replay.model import split_by_time
 from ..report.report import Starved, WaitsOn
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel, WaitIntervals
 
-    _Part = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
-    """Ranks, the ranks that they wait on, and how long."""
+    _Part = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], NDArray[np.int64]]
+    """Waits or ranks that wait, the ranks on which they do, and how long."""
 
 NO_OPERATION = -1
 
@@ -48,38 +48,28 @@ UNEXPLAINED_GAP_NS = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitAttribution:
-    """Waiting time of each rank on each other rank, one row per pair."""
+    """Time of each wait by the rank that caused it, one row per pair."""
 
-    rank: NDArray[np.int32]
-    on_rank: NDArray[np.int32]
+    wait: NDArray[np.integer[Any]]
+    """Index of the wait; those of one rank ascend."""
+
+    on_rank: NDArray[np.integer[Any]]
     waited_ns: NDArray[np.int64]
+    arrived_last: NDArray[np.int32]
+    """Shape (waits,): the rank of the member whose arrival ended the wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Predecessors:
-    """Next operations of a walk back in time; computed once for a run."""
+class Predecessors(NamedTuple):
+    """Next operations of a walk back in time."""
 
-    before: NDArray[np.int32]
+    before: NDArray[np.int64]
     """Shape (operations,): the operation that it followed, else `NO_OPERATION`."""
 
-    last_member: NDArray[np.int32]
+    last_member: NDArray[np.int64]
     """Shape (operations,): the member of its instance that began last; itself outside any."""
 
 
-def find_predecessors(model: ReplayModel) -> Predecessors:
-    """Return the predecessors of the operations of a run, for walks back in time."""
-    before, last_member = np.empty((2, len(model.operations)), dtype=np.int32)
-    for block in split_by_time(model, NO_WAITS):
-        first = np.int32(block.rows.start)
-        found = _last_predecessor(block.model)
-        before[block.rows] = np.where(found == NO_OPERATION, NO_OPERATION, found + first)
-        last_member[block.rows] = _last_member(block.model) + first
-    return Predecessors(before, last_member)
-
-
-def attribute_waits(
-    model: ReplayModel, waits: WaitIntervals, *, predecessors: Predecessors | None = None
-) -> WaitAttribution:
+def attribute_waits(model: ReplayModel, waits: WaitIntervals) -> WaitAttribution:
     """Attribute each wait to the ranks that caused it.
 
     From the arrival that ended the wait, the operations before it are walked back in time, each
@@ -94,39 +84,51 @@ def attribute_waits(
     Args:
         model: Operations as recorded.
         waits: The waits to attribute.
-        predecessors: Those of ``model``; None: find them.
 
     Returns:
-        Sums by pair, by ascending rank; the pairs of a rank sum to its waiting time.
+        Sums by pair; the pairs of a wait sum to its time.
     """
-    predecessors = find_predecessors(model) if predecessors is None else predecessors
-    before, last_member = predecessors.before, predecessors.last_member
+    last = np.empty(len(waits.rank), dtype=np.int32)
+    pairs: list[_Part] = []
+    for block in split_by_time(model, waits):
+        own = block.waits
+        found = Predecessors(_last_predecessor(block.model), _last_member(block.model))
+        last[block.wait_rows] = block.model.rank[found.last_member[own.operation]]
+        wait, on, waited_ns = _sum_by_pair(_attribute(block.model, own, found))
+        pairs.append((np.arange(len(last))[block.wait_rows][wait], on, waited_ns))
+    wait, on, waited_ns = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    return WaitAttribution(wait=wait, on_rank=on, waited_ns=waited_ns, arrived_last=last)
+
+
+def _attribute(model: ReplayModel, waits: WaitIntervals, predecessors: Predecessors) -> list[_Part]:
+    """Return parts of the waits of some steps; see `attribute_waits`."""
+    before, last_member = predecessors
     operations = model.operations
-    rank, until = waits.rank.copy(), waits.end_ns.copy()
+    until = waits.end_ns.copy()
     member = last_member[waits.operation]
     parts, since = _attribute_excess(model, waits, predecessors)
     # The walk begins at what the last member followed.
-    at, on = before[member], model.rank[member]
+    wait, at, on = np.arange(len(until)), before[member], model.rank[member]
     idle_hops, reached = 0, int(until.sum())
     while len(at):
         if idle_hops == MAX_IDLE_HOPS:
             in_cycle = _leads_into_cycle(before, last_member)[at]
-            parts.append((rank[in_cycle], on[in_cycle], (until - since)[in_cycle]))
-            rank, on, since = rank[~in_cycle], on[~in_cycle], since[~in_cycle]
+            parts.append((wait[in_cycle], on[in_cycle], (until - since)[in_cycle]))
+            wait, on, since = wait[~in_cycle], on[~in_cycle], since[~in_cycle]
             until, at = until[~in_cycle], at[~in_cycle]
         done = np.where(at == NO_OPERATION, since, np.maximum(operations.end_ns[at], since))
         done = np.minimum(done, until)
-        parts.append((rank, on, until - done))
+        parts.append((wait, on, until - done))
         going = (at != NO_OPERATION) & (done > since)
-        rank, since, until, at = rank[going], since[going], done[going], at[going]
+        wait, since, until, at = wait[going], since[going], done[going], at[going]
         member = last_member[at]
         on = model.rank[member]
         began = np.minimum(np.maximum(operations.start_ns[member], since), until)
-        parts.append((rank, on, until - began))
+        parts.append((wait, on, until - began))
         until, at = began, before[member]
         idle_hops = idle_hops + 1 if int(until.sum()) == reached else 0
         reached = int(until.sum())
-    return _sum_by_pair(parts)
+    return parts
 
 
 def _attribute_excess(
@@ -137,7 +139,7 @@ def _attribute_excess(
     Returns:
         The parts, and the begin of what is left of each wait, which ends where the wait ends.
     """
-    before, last_member = predecessors.before, predecessors.last_member
+    before, last_member = predecessors
     operations = model.operations
     late_ns = _excess(operations.duration_ns, model.ideal_ns)
     gap_ns = _excess(operations.gap_ns, model.ideal_gap_ns)
@@ -159,7 +161,7 @@ def _attribute_excess(
     left = np.clip(caused, 0, until - waits.start_ns)
     since = waits.start_ns + left
     first = np.minimum(left, gap_ns[member])
-    parts: list[_Part] = [(waits.rank, model.rank[member], first)]
+    parts: list[_Part] = [(np.arange(len(left)), model.rank[member], first)]
     left -= first
     at = source[np.append(before, NO_OPERATION)[member]]
     row = np.flatnonzero((left > 0) & (at != NO_OPERATION))
@@ -168,7 +170,7 @@ def _attribute_excess(
             break
         here = at[row]
         charged = np.minimum(left[row], own_ns[here])
-        parts.append((waits.rank[row], model.rank[last_member[here]], charged))
+        parts.append((row, model.rank[last_member[here]], charged))
         left[row] -= charged
         at[row] = source[parent[here]]
         row = row[(left[row] > 0) & (at[row] != NO_OPERATION)]
@@ -183,7 +185,7 @@ def _excess(recorded_ns: NDArray[np.float64], ideal_ns: NDArray[np.float64]) -> 
 
 
 def _sum_chains(
-    own_ns: NDArray[np.int64], parent: NDArray[np.int32]
+    own_ns: NDArray[np.int64], parent: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sum over each operation and all before it, and the nearest of them with excess.
 
@@ -211,42 +213,39 @@ def _sum_chains(
 
 
 def find_starved_ranks(
-    model: ReplayModel,
-    waits: WaitIntervals,
-    total_ns: Mapping[int, int],
-    *,
-    predecessors: Predecessors | None = None,
+    waits: WaitIntervals, found: WaitAttribution, total_ns: Mapping[int, int]
 ) -> tuple[Starved, ...]:
     """Return the ranks that wait, the one that waits most first.
 
     Args:
-        model: Operations as recorded.
         waits: Waits of whole steps.
+        found: Who caused them.
         total_ns: Time of these steps by rank.
-        predecessors: Those of ``model``; None: find them.
     """
-    found = attribute_waits(model, waits, predecessors=predecessors)
-    first = np.flatnonzero(np.diff(found.rank, prepend=-1))
+    rank, on_rank, waited_ns = _sum_by_pair(
+        [(waits.rank[found.wait], found.on_rank, found.waited_ns)]
+    )
+    first = np.flatnonzero(np.diff(rank, prepend=-1))
     if not len(first):
         return ()
-    num = np.diff(np.append(first, len(found.rank)))
-    ranks = found.rank[first].tolist()
-    total = np.array([float(total_ns[rank]) for rank in ranks])
-    ratio = found.waited_ns / np.repeat(total, num)
-    whole = np.add.reduceat(found.waited_ns, first) / total
+    num = np.diff(np.append(first, len(rank)))
+    ranks = rank[first].tolist()
+    total = np.array([float(total_ns[one]) for one in ranks])
+    ratio = waited_ns / np.repeat(total, num)
+    whole = np.add.reduceat(waited_ns, first) / total
     # Pairs are ordered by rank: now also by waiting time within each rank.
-    order = argsort_rows(found.rank, -found.waited_ns)
-    culprit, share = found.on_rank[order].tolist(), ratio[order].tolist()
+    order = argsort_rows(rank, -waited_ns)
+    culprit, share = on_rank[order].tolist(), ratio[order].tolist()
     starved = [
         Starved(
-            rank=rank,
+            rank=one,
             wait_ratio=wait_ratio,
             waits_on=tuple(
                 WaitsOn(rank=culprit[row], ratio=share[row])
                 for row in range(begin, begin + min(count, MAX_CULPRITS))
             ),
         )
-        for rank, wait_ratio, begin, count in zip(
+        for one, wait_ratio, begin, count in zip(
             ranks, whole.tolist(), first.tolist(), num.tolist(), strict=True
         )
         if wait_ratio >= MIN_WAIT_RATIO
@@ -311,7 +310,7 @@ def _last_member(model: ReplayModel) -> NDArray[np.int64]:
 
 
 def _leads_into_cycle(
-    before: NDArray[np.int32], last_member: NDArray[np.int32]
+    before: NDArray[np.int64], last_member: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Return from which operations a walk back never ends. Shape (operations,).
 
@@ -326,24 +325,19 @@ def _leads_into_cycle(
     return found
 
 
-def _sum_by_pair(
-    parts: list[_Part],
-) -> WaitAttribution:
-    if not parts:
-        none = np.zeros(0, dtype=np.int32)
-        return WaitAttribution(rank=none, on_rank=none, waited_ns=none.astype(np.int64))
+def _sum_by_pair(parts: list[_Part]) -> _Part:
+    """Return the sum of each pair, in ascending order; pairs whose sum is 0 are left out."""
     # Most stretches of a walk have no length.
     kept = [np.flatnonzero(part[2]) for part in parts]
-    rank, on, waited = (
+    row, on, waited = (
         np.concatenate([part[k][rows] for part, rows in zip(parts, kept, strict=True)])
-        for k in (0, 1, 2)
+        if parts
+        else np.zeros(0, dtype=np.int64)
+        for k in range(3)
     )
-    if not len(rank):
-        return _sum_by_pair([])
-    index, num = factorize(rank, on)
-    row = np.zeros(num, dtype=np.int64)
-    row[index] = np.arange(len(index))
+    pair, num = factorize(row, on) if len(row) else (row, 0)
+    at = np.zeros(num, dtype=np.int64)
+    at[pair] = np.arange(len(pair))
     sums = np.zeros(num, dtype=np.int64)
-    np.add.at(sums, index, waited)
-    real = sums > 0
-    return WaitAttribution(rank=rank[row[real]], on_rank=on[row[real]], waited_ns=sums[real])
+    np.add.at(sums, pair, waited)
+    return row[at], on[at], sums

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.sorting import argsort_rows
+from ..arrays.grouping import sorted_unique
+from ..arrays.sorting import argsort_rows, find_positions
 from ..report.network import DirectWaits
 from .starved import MAX_CULPRITS, MIN_WAIT_RATIO
 
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from ..replay.model import ReplayModel
-    from .starved import Predecessors
+    from .starved import WaitAttribution
     from .waterfall import Waterfall
 
 MAX_NODES = 512
@@ -64,27 +64,26 @@ class WaitGraph:
 
 
 def sum_direct_waits(
-    model: ReplayModel, waterfall: Waterfall, predecessors: Predecessors, *, total_ns: int
+    waterfall: Waterfall, waited: WaitAttribution, *, num_ranks: int, total_ns: int
 ) -> DirectWaits:
     """Sum the waiting beyond the bubble by the rank that waits and the last member to arrive.
 
     Of each rank, the `MAX_CULPRITS` longest are kept: 12,288 ranks wait on few others each.
 
     Args:
-        model: Operations of the run.
-        waterfall: Its waterfall.
-        predecessors: Those of ``model``.
+        waterfall: The run's waterfall.
+        waited: Who caused its waits.
+        num_ranks: The highest rank and 1.
         total_ns: Time of all steps.
     """
-    waits, waiting_ns = waterfall.waits, waterfall.waiting_ns
-    on = model.rank[predecessors.last_member[waits.operation]]
+    waits, waiting_ns, on = waterfall.waits, waterfall.waiting_ns, waited.arrived_last
     rows = np.flatnonzero((waiting_ns > 0) & (on != waits.rank))
-    num = int(model.rank.max(initial=0)) + 1
-    pair = waits.rank[rows].astype(np.int64) * num + on[rows]
-    pairs, index = np.unique(pair, return_inverse=True)
+    pair = waits.rank[rows].astype(np.int64) * num_ranks + on[rows]
+    pairs = sorted_unique(pair)
+    index = find_positions(pair, pairs)
     sums = np.zeros(len(pairs), dtype=np.int64)
     np.add.at(sums, index, waiting_ns[rows])
-    rank, on_rank = np.divmod(pairs, num)
+    rank, on_rank = np.divmod(pairs, num_ranks)
     order = argsort_rows(rank, -sums)
     rank, on_rank, sums = rank[order], on_rank[order], sums[order]
     first = np.flatnonzero(np.diff(rank, prepend=-1))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arrays.grouping import factorize
 from ..arrays.intervals import NOT_FOUND
 from ..arrays.sorting import find_positions, stable_argsort
 from ..replay.model import (
@@ -22,20 +23,21 @@ from ..replay.model import (
     has_kind,
     split_by_time,
 )
-from ..replay.program import compile_program
+from ..replay.what_if import Replayer
 from ..report.report import WaitsOn, WaterfallSummary
 from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
 from .occupancy import Occupancy, compute_occupancy, find_next_operations, find_rank_steps
-from .starved import attribute_waits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ..replay.model import Reading, ReplayModel
     from ..replay.program import OperationTimes
     from ..report.report import PipelineBubble
     from ..trace.tables import RunInfo, SpanTable, StepTable
-    from .starved import Predecessors
+    from .starved import WaitAttribution
 
 
 class Part(StrEnum):
@@ -135,7 +137,7 @@ class WaitingAttribution:
     """Waiting time of each rank on each other rank beyond the bubble, one row per pair."""
 
     rank: NDArray[np.int32]
-    on_rank: NDArray[np.int32]
+    on_rank: NDArray[np.integer[Any]]
     waiting_ns: NDArray[np.float64]
 
 
@@ -145,7 +147,7 @@ def build_waterfall(
     spans: SpanTable,
     steps: StepTable,
     *,
-    ideal: OperationTimes | None = None,
+    ideal: Callable[[slice], OperationTimes] | None = None,
 ) -> Waterfall:
     """Split the steps of each rank into parts.
 
@@ -154,16 +156,15 @@ def build_waterfall(
         reading: Operations and waits of the run.
         spans: Its spans.
         steps: Its step rows.
-        ideal: Times of its operations in the ideal full replay; None: replay it.
+        ideal: Returns the times of some steps' operations in the ideal full replay; None: replay
+            it.
 
     Raises:
         CycleError: Operations of a step wait for each other.
     """
     rank_steps = find_rank_steps(run, reading, spans, steps)
-    if ideal is None and run.layout.pp > 1:
-        model = reading.model
-        program = compile_program(model.operations)
-        ideal = program.operation_times(model.ideal_ns, model.ideal_gap_ns)
+    if run.layout.pp > 1 and ideal is None:
+        ideal = Replayer(reading.model).full_ideal_times
     ranks = np.unique(rank_steps.rank)
     shape = (len(ranks), len(reading.steps))
     time_ns, total_ns = np.zeros((*shape, len(PARTS)), np.int64), np.zeros(shape, np.int64)
@@ -176,8 +177,9 @@ def build_waterfall(
         time = np.zeros((len(own), len(PARTS)), dtype=np.int64)
         useful_ns += _add_compute(time, filled, block.model)
         scheduled = None
-        if ideal is not None:
-            scheduled = ideal_wait_ns(block.model, block.waits, ideal.of_rows(block.rows))
+        if run.layout.pp > 1 and ideal is not None:
+            of_block = slice(block.first_step, block.first_step + len(block.model.operations.steps))
+            scheduled = ideal_wait_ns(block.model, block.waits, ideal(of_block))
         waiting[block.wait_rows] = _add_waits(time, filled, block.model, block.waits, scheduled)
         follows = find_next_operations(block.model, filled, own) if is_bytedance else None
         _add_rest(time, filled, block.model, follows)
@@ -196,57 +198,38 @@ def build_waterfall(
     )
 
 
-def attribute_waiting(
-    model: ReplayModel, waterfall: Waterfall, *, predecessors: Predecessors | None = None
-) -> WaitingAttribution:
+def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAttribution:
     """Attribute the waiting beyond the bubble to the ranks that caused it.
 
-    A wait is attributed as a whole (`starved.attribute_waits`); each rank then has the same share
-    of its part that counts as `Part.WAITING`.
+    A wait is attributed as a whole; each rank then has the same share of its part that counts as
+    `Part.WAITING`.
 
     Args:
-        model: Operations of the run.
-        waterfall: Its waterfall.
-        predecessors: Those of ``model``; None: find them.
+        waterfall: The run's waterfall.
+        found: Who caused its waits.
     """
-    counted = np.flatnonzero(waterfall.waiting_ns > 0)
-    waits = waterfall.waits
-    # Each wait is numbered as a rank of its own, so that it has its own sums.
-    found = attribute_waits(
-        model,
-        WaitIntervals(
-            rank=np.arange(len(counted), dtype=np.int32),
-            operation=waits.operation[counted],
-            start_ns=waits.start_ns[counted],
-            end_ns=waits.end_ns[counted],
-        ),
-        predecessors=predecessors,
-    )
-    whole = (waits.end_ns - waits.start_ns)[counted]
-    share = found.waited_ns / whole[found.rank]
-    rank = waits.rank[counted[found.rank]]
-    pair = rank.astype(np.int64) * (int(model.rank.max(initial=0)) + 1) + found.on_rank
-    pairs, first, index = np.unique(pair, return_index=True, return_inverse=True)
-    weights = share * waterfall.waiting_ns[counted[found.rank]]
-    sums = np.bincount(index, weights=weights, minlength=len(pairs))
+    rows = np.flatnonzero(waterfall.waiting_ns[found.wait] > 0)
+    wait, on_rank, waits = found.wait[rows], found.on_rank[rows], waterfall.waits
+    share = found.waited_ns[rows] / (waits.end_ns - waits.start_ns)[wait]
+    rank, weights = waits.rank[wait], share * waterfall.waiting_ns[wait]
+    pair, num = factorize(rank, on_rank)
+    at = np.zeros(num, dtype=np.int64)
+    at[pair] = np.arange(len(pair))
     return WaitingAttribution(
-        rank=rank[first],
-        on_rank=found.on_rank[first],
-        waiting_ns=sums.astype(np.float64),
+        rank=rank[at],
+        on_rank=on_rank[at],
+        waiting_ns=np.bincount(pair, weights=weights, minlength=num).astype(np.float64),
     )
 
 
-def summarize_waterfall(
-    model: ReplayModel, waterfall: Waterfall, *, predecessors: Predecessors | None = None
-) -> WaterfallSummary:
+def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> WaterfallSummary:
     """Return a waterfall summed over ranks and over steps.
 
     Args:
-        model: Operations of the run.
-        waterfall: Its waterfall.
-        predecessors: Those of ``model``; None: find them.
+        waterfall: The run's waterfall.
+        waited: Who caused its waits.
     """
-    found = attribute_waiting(model, waterfall, predecessors=predecessors)
+    found = attribute_waiting(waterfall, waited)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())
     largest = stable_argsort(-by_culprit)[:MAX_CULPRITS].tolist()
@@ -353,7 +336,7 @@ def _first_compute(filled: Occupancy, model: ReplayModel, num: int) -> NDArray[n
     """Return the begin of each rank's first compute of each step; the minimum int64 if none."""
     first = np.full(num, np.iinfo(np.int64).max)
     rows = np.flatnonzero(filled.own != NOT_FOUND)
-    rows = rows[has_kind(model, COMPUTE_KINDS)[filled.own[rows]]]
+    rows = rows[has_kind(model, COMPUTE_KINDS, filled.own[rows])]
     np.minimum.at(first, filled.rank_step[rows], filled.end_ns[rows] - filled.length_ns[rows])
     return np.where(first == np.iinfo(np.int64).max, np.iinfo(np.int64).min, first)
 

@@ -292,7 +292,8 @@ def compare_culprits(result: WhatIf) -> CulpritComparison:
     shortcut = np.stack(
         [np.minimum(result.by_dp_ns[dp], result.by_stage_ns[stage]) for dp, stage in workers]
     )
-    slowdowns = [result.worker_slowdown(*worker) or 0.0 for worker in workers]
+    shortcuts = result.worker_slowdowns()
+    slowdowns = [shortcuts[worker] or 0.0 for worker in workers]
     return CulpritComparison(
         num_steps=len(result.steps),
         num_different=int((exact.argmax(axis=0) != shortcut.argmax(axis=0)).sum()),

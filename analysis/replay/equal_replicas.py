@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 SLICE_ROWS = 1 << 16
-"""Rows that are hashed at once: their temporary columns stay in a processor's cache."""
+"""Edges that are hashed at once: their temporary columns stay in a processor's cache."""
 
 
 def find_steps_of_equal_replicas(
@@ -45,34 +45,23 @@ def find_steps_of_equal_replicas(
     first = (np.cumsum(num_each) - num_each).astype(np.int32)
     local = np.arange(len(operations), dtype=np.int32) - first[subgraph]
     lead, beyond = _find_leads(operations.group, subgraph, local)
+    for step in np.flatnonzero(equal).tolist():
+        begin, size = int(first[step * num_replicas]), int(by_step[step].sum())
+        for column in (operations.label, lead, beyond, operations.closes_step):
+            replicas = column[begin : begin + size].reshape(num_replicas, -1)
+            equal[step] &= bool((replicas == replicas[0]).all())
+    # The edges of a replica are in any order: the sums of their hashes are equal.
     structure = np.zeros(len(num_each), dtype=np.uint64)
-    columns = (local, operations.label, lead, beyond, operations.closes_step)
-    for rows in _slices(len(operations)):
-        _add_hashes(structure, subgraph[rows], *(column[rows] for column in columns))
     crosses = np.zeros(len(operations.steps), dtype=np.bool_)
-    for edges in _slices(len(operations.src)):
-        src, dst = operations.src[edges], operations.dst[edges]
-        _add_hashes(structure, subgraph[dst], local[src], local[dst])
+    for begin in range(0, len(operations.src), SLICE_ROWS):
+        src, dst = (each[begin : begin + SLICE_ROWS] for each in (operations.src, operations.dst))
+        np.add.at(structure, subgraph[dst], _hash_rows(local[src], local[dst]))
         crosses[operations.step[dst[subgraph[src] != subgraph[dst]]]] = True
     structures = structure.reshape(-1, num_replicas)
     equal &= (structures == structures[:, :1]).all(axis=1)
     equal &= ~crosses
     equal[_find_uneven_groups(operations, subgraph, num_replicas, lead, beyond)] = False
     return equal
-
-
-def _slices(num: int) -> list[slice]:
-    return [slice(first, first + SLICE_ROWS) for first in range(0, num, SLICE_ROWS)]
-
-
-def _add_hashes(
-    sums: NDArray[np.uint64],
-    key: NDArray[np.int32],
-    *columns: NDArray[np.integer[Any]] | NDArray[np.bool_],
-) -> None:
-    """Add the hash of each row to the sum of its key."""
-    with np.errstate(over="ignore"):
-        np.add.at(sums, key, _hash_rows(*columns))
 
 
 def _hash_rows(*columns: NDArray[np.integer[Any]] | NDArray[np.bool_]) -> NDArray[np.uint64]:

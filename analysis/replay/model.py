@@ -251,10 +251,12 @@ class Transfers:
         return len(self.step)
 
 
-def has_kind(model: ReplayModel, names: frozenset[str]) -> NDArray[np.bool_]:
-    """Return which operations are of one of these kinds. Shape (ops,)."""
+def has_kind(
+    model: ReplayModel, names: frozenset[str], rows: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
+    """Return which operations, all or those of ``rows``, are of one of these kinds."""
     wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
-    found: NDArray[np.bool_] = wanted[model.kind]
+    found: NDArray[np.bool_] = wanted[model.kind if rows is None else model.kind[rows]]
     return found
 
 

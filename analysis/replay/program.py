@@ -16,7 +16,7 @@ from . import loop
 from .equal_replicas import find_steps_of_equal_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,12 +47,6 @@ class OperationTimes:
     """Arrival of the last member of its group; its start without a group."""
 
     end_ns: NDArray[np.float64]
-
-    def of_rows(self, rows: slice) -> OperationTimes:
-        """Return the times of some operations."""
-        return OperationTimes(
-            start_ns=self.start_ns[rows], gate_ns=self.gate_ns[rows], end_ns=self.end_ns[rows]
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +83,12 @@ class Program:
             Shape (steps,), ns: time from each step's start to the last end of an operation that
             closes it.
         """
-        ends = np.empty(self.graph.num_rows)
-        loop.replay(self.graph, 0, self.graph.num_rows, duration_ns, gap_ns, None, ends)
-        return self._last_by_step(ends)
+        times, buffer = np.zeros(len(self.has_equal_replicas)), self._buffer()
+        for step, low, high in self._steps():
+            ends = buffer[: high - low]
+            loop.replay(self.graph, low, high, duration_ns, gap_ns, None, ends)
+            times[step] = self._last_end(step, ends)
+        return times
 
     def partial_step_times(
         self,
@@ -112,7 +109,7 @@ class Program:
             Shape (scenarios, steps), ns.
         """
         times, latest = np.empty((num, len(self.has_equal_replicas))), np.empty(num)
-        for step, (low, high) in enumerate(pairwise(self.first_position.tolist())):
+        for step, low, high in self._steps():
             loop.replay_parts(
                 self.graph, low, high, recorded_ns, ideal_ns, parts, self.operations.closes_step,
                 num, latest
@@ -139,41 +136,56 @@ class Program:
             Shape (changes, steps), ns.
         """
         graph, closes = self.graph, self.operations.closes_step
-        ends = np.empty(graph.num_rows)
-        loop.replay(graph, 0, graph.num_rows, duration_ns, gap_ns, None, ends)
-        times = np.repeat(self._last_by_step(ends)[None], len(changes), axis=0)
-        first = np.zeros(graph.num_rows + 1, dtype=np.int32)
-        for begin in range(0, len(changes), loop.MAX_WIDTH):
-            block = changes[begin : begin + loop.MAX_WIDTH]
-            latest = np.empty(len(block))
-            rows = np.concatenate([change.rows for change in block])
-            order = stable_argsort(rows)
-            np.cumsum(np.bincount(rows, minlength=graph.num_rows), out=first[1:])
-            variant = np.repeat(
-                np.arange(len(block), dtype=np.int32), [len(change.rows) for change in block]
-            )[order]
-            new_duration_ns = np.concatenate([change.duration_ns for change in block])[order]
-            new_gap_ns = np.concatenate([change.gap_ns for change in block])[order]
-            # Steps have the same rows as positions.
-            at = np.searchsorted(rows[order], self.first_position)
-            for step in np.flatnonzero(np.diff(at)).tolist():
-                low, high = self.first_position[step : step + 2].tolist()
+        times, buffer = np.empty((len(changes), len(self.has_equal_replicas))), self._buffer()
+        blocks = [
+            _sort_changes(changes[begin : begin + loop.MAX_WIDTH], self.first_position)
+            for begin in range(0, len(changes), loop.MAX_WIDTH)
+        ]
+        for step, low, high in self._steps():
+            ends = buffer[: high - low]
+            loop.replay(graph, low, high, duration_ns, gap_ns, None, ends)
+            times[:, step] = self._last_end(step, ends)
+            for number, block in enumerate(blocks):
+                own = slice(block.first_of_step[step], block.first_of_step[step + 1])
+                row = block.row[own]
+                if not len(row):
+                    continue
+                latest = np.empty(block.num)
+                first = np.zeros(high - low + 1, dtype=np.int32)
+                np.cumsum(np.bincount(row - low, minlength=high - low), out=first[1:])
                 loop.replay_variants(
-                    graph, low, high, duration_ns, gap_ns, ends, closes, first, len(rows), variant,
-                    new_duration_ns, new_gap_ns, len(block), latest
+                    graph, low, high, duration_ns, gap_ns, ends, closes, first, len(row),
+                    block.variant[own], block.duration_ns[own], block.gap_ns[own], block.num, latest
                 )  # fmt: skip
-                times[begin : begin + len(block), step] = latest
+                begin = number * loop.MAX_WIDTH
+                times[begin : begin + block.num, step] = latest
         return times
 
     def operation_times(
-        self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64] | None = None
+        self,
+        duration_ns: NDArray[np.float64],
+        gap_ns: NDArray[np.float64] | None = None,
+        *,
+        steps: slice = slice(None),
     ) -> OperationTimes:
-        """Replay every step and keep each operation's times; see `step_times`."""
-        by_position, arrived = np.empty((2, self.graph.num_rows))
-        loop.replay(self.graph, 0, self.graph.num_rows, duration_ns, gap_ns, arrived, by_position)
-        start, end = np.empty((2, self.graph.num_rows))
-        start[self.graph.order], end[self.graph.order] = arrived, by_position
-        return OperationTimes(start_ns=start, gate_ns=end - duration_ns, end_ns=end)
+        """Replay some neighbouring steps and keep each operation's times; see `step_times`.
+
+        Args:
+            duration_ns: Shape (ops,): durations and transfers of all steps.
+            gap_ns: Likewise launch gaps; None for none.
+            steps: Indices of the steps; default: all.
+
+        Returns:
+            The times of these steps' operations.
+        """
+        borders = self.first_position[:-1][steps], self.first_position[1:][steps]
+        low, high = (int(borders[0][0]), int(borders[1][-1])) if len(borders[0]) else (0, 0)
+        by_position, arrived = np.empty((2, high - low))
+        loop.replay(self.graph, low, high, duration_ns, gap_ns, arrived, by_position)
+        row = self.graph.order[low:high] - low
+        start, end = np.empty((2, high - low))
+        start[row], end[row] = arrived, by_position
+        return OperationTimes(start_ns=start, gate_ns=end - duration_ns[low:high], end_ns=end)
 
     def isolated_step_times(
         self, recorded_ns: NDArray[np.float64], ideal_ns: NDArray[np.float64]
@@ -194,20 +206,25 @@ class Program:
         num = len(self.replicas)
         if num == 1:  # there are no others
             return self.step_times(recorded_ns)[None]
-        times = np.empty((num, len(self.has_equal_replicas)))
-        own, others = np.empty((2, self.graph.num_rows))
-        for low, high in self._ranges(self.has_equal_replicas):
-            loop.replay_alone(
-                self.graph, low, high, recorded_ns, ideal_ns, self.replica, num, own, others
-            )
-        equal = self.has_equal_replicas
-        times[:, equal] = self._last_by_replica(np.maximum(own, others))[:, equal]
-        if not equal.all():
+        times = np.zeros((num, len(self.has_equal_replicas)))
+        buffers, graph = (self._buffer(), self._buffer()), self.graph
+        duration_ns = ideal_ns if self.has_equal_replicas.all() else ideal_ns.copy()
+        for step, low, high in self._steps():
+            own, others = (buffer[: high - low] for buffer in buffers)
+            if self.has_equal_replicas[step]:
+                loop.replay_alone(
+                    graph, low, high, recorded_ns, ideal_ns, self.replica, num, own, others
+                )
+                at = self._closing(step)
+                latest = np.maximum(own, others)[at - low]
+                np.maximum.at(times[:, step], self.replica[graph.order[at]], latest)
+                continue
             for number in range(num):
-                duration_ns = np.where(self.replica == number, recorded_ns, ideal_ns)
-                for low, high in self._ranges(~equal):
-                    loop.replay(self.graph, low, high, duration_ns, None, None, own)
-                times[number, ~equal] = self._last_by_step(own)[~equal]
+                mine = low + np.flatnonzero(self.replica[low:high] == number)
+                duration_ns[mine] = recorded_ns[mine]
+                loop.replay(graph, low, high, duration_ns, None, None, own)
+                duration_ns[mine] = ideal_ns[mine]
+                times[number, step] = self._last_end(step, own)
         return times
 
     def isolated_cost(self) -> int:
@@ -216,38 +233,52 @@ class Program:
         times = np.where(self.has_equal_replicas, 2, num)
         return int((np.diff(self.first_position) * times).sum()) if num > 1 else 0
 
-    def _ranges(self, steps: NDArray[np.bool_]) -> list[tuple[int, int]]:
-        """Return the ranges of positions of neighbouring steps."""
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], steps, [False])).astype(np.int8)))
-        first: list[int] = self.first_position[edges].tolist()
-        return list(zip(first[::2], first[1::2], strict=True))
+    def _steps(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the index, the first position and the position after the last of each step."""
+        for step, (low, high) in enumerate(pairwise(self.first_position.tolist())):
+            yield step, low, high
 
-    def _last_by_step(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:
-        times = np.zeros(len(self.has_equal_replicas))
-        _raise_to(times, self._closing_step(), ends[self.closing])
-        return times
+    def _buffer(self) -> NDArray[np.float64]:
+        """Return a column for the longest step: it stays in a processor's cache."""
+        return np.empty(int(np.diff(self.first_position).max(initial=0)))
 
-    def _last_by_replica(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:
-        num_steps = len(self.has_equal_replicas)
-        times = np.zeros(len(self.replicas) * num_steps)
-        replica = self.replica[self.graph.order[self.closing]].astype(np.int64)
-        cell = replica * num_steps + self._closing_step()
-        by_cell = np.argsort(cell, kind="stable")
-        _raise_to(times, cell[by_cell], ends[self.closing][by_cell])
-        return times.reshape(len(self.replicas), num_steps)
+    def _closing(self, step: int) -> NDArray[np.int64]:
+        """Return the positions of the operations that close a step."""
+        begin, end = np.searchsorted(self.closing, self.first_position[step : step + 2])
+        return self.closing[begin:end]
 
-    def _closing_step(self) -> NDArray[np.int32]:
-        step: NDArray[np.int32] = self.operations.step[self.graph.order[self.closing]]
-        return step
+    def _last_end(self, step: int, ends: NDArray[np.float64]) -> float:
+        """Return the last end of a step's closing operations, given the ends by position."""
+        at = self._closing(step) - self.first_position[step]
+        return float(ends[at].max(initial=0.0))
 
 
-def _raise_to(
-    times: NDArray[np.float64], cell: NDArray[np.integer], ends: NDArray[np.float64]
-) -> None:
-    """Raise the times of cells to the last end of each. ``cell`` is ascending."""
-    if len(cell):
-        begins = np.flatnonzero(np.diff(cell, prepend=-1))
-        times[cell[begins]] = np.maximum(np.maximum.reduceat(ends, begins), 0.0)
+class _Changes(NamedTuple):
+    """Changes that are replayed together, sorted by row."""
+
+    num: int
+    row: NDArray[np.int64]
+    variant: NDArray[np.int32]
+    duration_ns: NDArray[np.float64]
+    gap_ns: NDArray[np.float64]
+    first_of_step: list[int]
+    """Index of each step's first row, and the number of rows."""
+
+
+def _sort_changes(changes: Sequence[Change], first_row: NDArray[np.int64]) -> _Changes:
+    rows = np.concatenate([change.rows for change in changes])
+    order = stable_argsort(rows)
+    variant = np.repeat(
+        np.arange(len(changes), dtype=np.int32), [len(change.rows) for change in changes]
+    )
+    return _Changes(
+        num=len(changes),
+        row=rows[order],
+        variant=variant[order],
+        duration_ns=np.concatenate([change.duration_ns for change in changes])[order],
+        gap_ns=np.concatenate([change.gap_ns for change in changes])[order],
+        first_of_step=np.searchsorted(rows[order], first_row).tolist(),
+    )
 
 
 def compile_program(operations: Operations, *, compare_replicas: bool = False) -> Program:

@@ -97,8 +97,8 @@ def replay(  # noqa: PLR0913 - as the compiled one
         high: The position after the last, of a step's last row.
         duration: Shape (rows,), by row, in any unit.
         gap: Likewise; None for none.
-        arrivals: Shape (rows,), by position; filled in if it is given.
-        ends: Shape (rows,), by position; filled in.
+        arrivals: Shape (high - low,), by position; filled in if it is given.
+        ends: Shape (high - low,), by position; filled in.
     """
     order, first, pred = graph.order.tolist(), graph.first.tolist(), graph.pred.tolist()
     at = low
@@ -108,13 +108,13 @@ def replay(  # noqa: PLR0913 - as the compiled one
             stop += 1
         gate = -np.inf
         for k in range(at, stop):
-            arrival = _latest(ends, pred[first[k] : first[k + 1]])
+            arrival = _latest(ends, low, pred[first[k] : first[k + 1]])
             arrival += 0.0 if gap is None else gap[order[k]]
             if arrivals is not None:
-                arrivals[k] = arrival
+                arrivals[k - low] = arrival
             gate = max(gate, arrival)
         for k in range(at, stop):
-            ends[k] = gate + duration[order[k]]
+            ends[k - low] = gate + duration[order[k]]
         at = stop
 
 
@@ -144,7 +144,7 @@ def replay_alone(  # noqa: PLR0913 - as the compiled one
         ideal: Likewise; equal for equal work.
         replica: Shape (rows,), by row: number of the replica, below ``num_replicas``.
         num_replicas: Number of replicas, at least 2.
-        own: Shape (rows,), by position: ends of the recorded replica; filled in.
+        own: Shape (high - low,), by position: ends of the recorded replica; filled in.
         others: Likewise of the ideal ones.
     """
     order, first, pred = graph.order.tolist(), graph.first.tolist(), graph.pred.tolist()
@@ -158,16 +158,16 @@ def replay_alone(  # noqa: PLR0913 - as the compiled one
         numbers = replica[rows].tolist()
         for ends in (own, others):
             for k in range(at, stop):
-                ends[k] = _latest(ends, pred[first[k] : first[k + 1]])
+                ends[k - low] = _latest(ends, low, pred[first[k] : first[k + 1]])
         is_shared = len(set(numbers)) > 1
         for number in numbers:
             gates[number] = -np.inf
         for k, number in zip(range(at, stop), numbers, strict=True):
-            gates[number] = max(gates[number], own[k], others[k])
-        gate, others_gate = own[at:stop].max(), others[at:stop].max()
+            gates[number] = max(gates[number], own[k - low], others[k - low])
+        gate, others_gate = (ends[at - low : stop - low].max() for ends in (own, others))
         for k, row, number in zip(range(at, stop), rows, numbers, strict=True):
-            own[k] = (gates[number] if is_shared else gate) + recorded[row]
-            others[k] = (gates[number] if is_shared else others_gate) + ideal[row]
+            own[k - low] = (gates[number] if is_shared else gate) + recorded[row]
+            others[k - low] = (gates[number] if is_shared else others_gate) + ideal[row]
         at = stop
 
 
@@ -196,8 +196,8 @@ def replay_parts(  # noqa: PLR0913 - as the compiled one
         width: Number of scenarios, at most `loop.MAX_WIDTH`.
         latest: Shape (width,): the step's time in each scenario; filled in.
     """
-    ends = np.empty(graph.num_rows)
-    closing = low + np.flatnonzero(closes[graph.order[low:high]])
+    ends = np.empty(high - low)
+    closing = np.flatnonzero(closes[graph.order[low:high]])
     for number in range(width):
         durations = np.where(parts >> number & 1, recorded, ideal)
         replay(graph, low, high, durations, None, None, ends)
@@ -231,18 +231,19 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
         high: The position after its last row.
         duration: Shape (rows,), by row, in any unit.
         gap: Likewise; None for none.
-        ends: Shape (rows,), by position: ends of the replay without any change.
+        ends: Shape (high - low,), by position: ends of the replay without any change.
         closes: Shape (rows,), by row: the step ends when the last of these has ended.
-        first: Shape (rows + 1,): index of each row's first change.
-        num_changes: Number of changes.
+        first: Shape (high - low + 1,): index of the first change of each row from ``low`` on: a
+            step's rows are its positions.
+        num_changes: Number of changes of these rows.
         variant: Shape (changes,): the variant, below ``width``.
         new_duration: Shape (changes,).
         new_gap: Likewise; None: gaps do not change.
         width: Number of variants, at most `loop.MAX_WIDTH`.
         latest: Shape (width,): the step's time in each variant; filled in.
     """
-    row = np.repeat(np.arange(graph.num_rows), np.diff(first))[:num_changes]
-    closing = low + np.flatnonzero(closes[graph.order[low:high]])
+    row = np.repeat(np.arange(low, high), np.diff(first))[:num_changes]
+    closing = np.flatnonzero(closes[graph.order[low:high]])
     for number in range(width):
         mine = variant == number
         durations, gaps, by_position = duration.copy(), gap, ends.copy()
@@ -254,5 +255,5 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
         latest[number] = by_position[closing].max(initial=0.0)
 
 
-def _latest(ends: Float64s, predecessors: list[int]) -> float:
-    return max((float(ends[k]) for k in predecessors), default=0.0)
+def _latest(ends: Float64s, low: int, predecessors: list[int]) -> float:
+    return max((float(ends[k - low]) for k in predecessors), default=0.0)

@@ -58,10 +58,15 @@ class WhatIf:
         """Return S over all steps, given the step times with a part put back."""
         return ratio(_mean(with_part_ns), _mean(self.ideal_ns))
 
-    def worker_slowdown(self, dp: int, stage: int) -> float | None:
-        """Return the paper's shortcut for S_w, the smaller of S_dp and S_stage."""
-        found = (self.slowdown(self.by_dp_ns[dp]), self.slowdown(self.by_stage_ns[stage]))
-        return None if None in found else min(value for value in found if value is not None)
+    def worker_slowdowns(self) -> dict[tuple[int, int], float | None]:
+        """Return the paper's shortcut for each S_w, the smaller of S_dp and S_stage."""
+        of_dp = {dp: self.slowdown(times) for dp, times in self.by_dp_ns.items()}
+        of_stage = {stage: self.slowdown(times) for stage, times in self.by_stage_ns.items()}
+        return {
+            (dp, stage): None if one is None or other is None else min(one, other)
+            for dp, stage in self.by_worker_ns
+            for one, other in ((of_dp[dp], of_stage[stage]),)
+        }
 
 
 class Replayer:
@@ -72,7 +77,9 @@ class Replayer:
 
     def __init__(self, model: ReplayModel) -> None:
         self.model = model
-        operations, self._device_rows = remove_host_operations(model.operations, model.on_device)
+        operations, rows = remove_host_operations(model.operations, model.on_device)
+        # A view of the columns instead of a copy, if all operations are of the device.
+        self._device_rows = slice(None) if operations is model.operations else rows
         self._device = compile_program(operations, compare_replicas=True)
         self._full = self._device if operations is model.operations else None
         self._compiling = Lock()
@@ -109,8 +116,9 @@ class Replayer:
         Returns:
             Shape (parts, steps), ns.
         """
-        of_device = parts if len(self._device_rows) == len(parts) else parts[self._device_rows]
-        return self._device.partial_step_times(self._recorded_ns, self._ideal_ns, of_device, num)
+        return self._device.partial_step_times(
+            self._recorded_ns, self._ideal_ns, parts[self._device_rows], num
+        )
 
     def made_ideal(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the step times of the recorded run with a part made ideal. Shape (steps,), ns."""
@@ -190,10 +198,10 @@ class Replayer:
         times = self._full_program().changed_step_times(duration_ns, gap_ns, changes)
         return times if self.model.overlap_ns is None else times - self.model.overlap_ns
 
-    def full_ideal_times(self) -> OperationTimes:
-        """Return the start and end of each operation in the ideal full replay."""
-        model = self.model
-        return self._full_program().operation_times(model.ideal_ns, model.ideal_gap_ns)
+    def full_ideal_times(self, steps: slice) -> OperationTimes:
+        """Return the start and end of each operation of some steps in the ideal full replay."""
+        model, program = self.model, self._full_program()
+        return program.operation_times(model.ideal_ns, model.ideal_gap_ns, steps=steps)
 
     def _full_program(self) -> Program:
         with self._compiling:
@@ -295,9 +303,9 @@ def _add_m_w_and_m_s(
     lowest_rank = {
         (dp, stage): lowest[dp * num_stages + stage] for dp, stage in result.by_worker_ns
     }
+    slowdowns = result.worker_slowdowns()
     workers = sorted(
-        lowest_rank,
-        key=lambda worker: (-(result.worker_slowdown(*worker) or 0.0), lowest_rank[worker]),
+        lowest_rank, key=lambda worker: (-(slowdowns[worker] or 0.0), lowest_rank[worker])
     )
     worst = workers[: math.ceil(WORST_SHARE * len(workers))]
     is_worst = np.zeros(len(lowest), dtype=np.bool_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,17 +58,26 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
             f"{trace.num_clock_errors} transfers were negative by 10 ms or more (clock error)"
             " and count as 0"
         )
-    return Reading(
-        model=build_model(trace),
-        items=_items(trace),
-        waits=_waits(trace),
-        gaps=find_gaps(trace),
-        transfers=find_transfers(trace),
-        steps=rows.steps,
-        actual_ns=recorded_times(rows.steps, spans),
-        left_out=left_out,
-        warnings=tuple(warnings),
-    )
+    # numpy releases the interpreter lock in long operations, so both threads progress.
+    with ThreadPoolExecutor(1) as pool:
+        transfers = pool.submit(find_transfers, trace)
+        model, items, waits, gaps = (
+            build_model(trace),
+            _items(trace),
+            _waits(trace),
+            find_gaps(trace),
+        )
+        return Reading(
+            model=model,
+            items=items,
+            waits=waits,
+            gaps=gaps,
+            steps=rows.steps,
+            actual_ns=recorded_times(rows.steps, spans),
+            transfers=transfers.result(),
+            left_out=left_out,
+            warnings=tuple(warnings),
+        )
 
 
 def _items(trace: Trace) -> ComputeItems:

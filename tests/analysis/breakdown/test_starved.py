@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,8 +61,11 @@ def waits(*rows: tuple[int, int, int, int]) -> WaitIntervals:
 
 def pairs(model: ReplayModel, direct: WaitIntervals) -> dict[tuple[int, int], int]:
     found = attribute_waits(model, direct)
-    keys = zip(found.rank.tolist(), found.on_rank.tolist(), strict=True)
-    return dict(zip(keys, found.waited_ns.tolist(), strict=True))
+    keys = zip(direct.rank[found.wait].tolist(), found.on_rank.tolist(), strict=True)
+    sums = Counter[tuple[int, int]]()
+    for key, waited_ns in zip(keys, found.waited_ns.tolist(), strict=True):
+        sums[key] += waited_ns
+    return dict(sums)
 
 
 # Rank 2 computes until 100, then communicates with rank 1 (group 7) until 110. Rank 1 computes
@@ -116,9 +121,9 @@ def test_a_wait_is_followed_to_a_cause_before_its_begin() -> None:
 
 
 def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -> None:
-    found = find_starved_ranks(
-        CHAIN, waits((0, 6, 20, 130), (1, 3, 10, 100), (2, 4, 99, 100)), {0: 200, 1: 200, 2: 200}
-    )
+    direct = waits((0, 6, 20, 130), (1, 3, 10, 100), (2, 4, 99, 100))
+
+    found = find_starved_ranks(direct, attribute_waits(CHAIN, direct), dict.fromkeys(range(3), 200))
 
     assert [(entry.rank, entry.wait_ratio) for entry in found] == [(0, 0.55), (1, 0.45)]
     assert [(part.rank, part.ratio) for part in found[0].waits_on] == [(2, 0.45), (1, 0.1)]

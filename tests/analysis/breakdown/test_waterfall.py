@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.analyze import read_operations
-from rankscope.analysis.breakdown.starved import find_predecessors
+from rankscope.analysis.breakdown.starved import attribute_waits
 from rankscope.analysis.breakdown.waterfall import (
     PARTS,
     Part,
@@ -81,7 +81,7 @@ def test_waiting_is_attributed_to_the_slow_rank() -> None:
     source = slow_pair()
     reading = read_operations(source.info, source.span_table, source.step_table)
 
-    found = attribute_waiting(reading.model, split(source))
+    found = attribute_waiting(split(source), attribute_waits(reading.model, reading.waits))
 
     assert (found.rank.tolist(), found.on_rank.tolist()) == ([0], [1])
     assert found.waiting_ns.tolist() == [120 * MS]
@@ -243,7 +243,7 @@ def test_all_waiting_is_attributed_to_a_rank(source: Source) -> None:
     reading = read_operations(source.info, source.span_table, source.step_table)
     waterfall = split(source)
 
-    found = attribute_waiting(reading.model, waterfall)
+    found = attribute_waiting(waterfall, attribute_waits(reading.model, reading.waits))
 
     by_rank = np.bincount(found.rank, weights=found.waiting_ns, minlength=waterfall.ranks.max() + 1)
     expected = waterfall.of(Part.WAITING).sum(axis=1)
@@ -277,26 +277,29 @@ def test_the_order_of_spans_changes_nothing(source: Source, random: Random) -> N
 @settings(max_examples=20, deadline=None)
 def test_blocks_of_steps_change_nothing(source: Source) -> None:
     reading = read_operations(source.info, source.span_table, source.step_table)
-    whole, before = split(source), find_predecessors(reading.model)
+    whole, before = split(source), attribute_waits(reading.model, reading.waits)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(model, "BLOCK_OPERATIONS", 1)
         blocks = list(split_by_time(reading.model, reading.waits))
-        by_block, found = split(source), find_predecessors(reading.model)
+        by_block, found = split(source), attribute_waits(reading.model, reading.waits)
 
     assert [block.first_step for block in blocks] == [0, 1, 2]
     assert (by_block.time_ns == whole.time_ns).all()
     assert (by_block.waiting_ns == whole.waiting_ns).all()
     assert by_block.bubble == whole.bubble
-    assert (found.before == before.before).all()
-    assert (found.last_member == before.last_member).all()
+    assert (found.arrived_last == before.arrived_last).all()
+    by_wait = np.lexsort((found.on_rank, found.wait))
+    assert (found.wait[by_wait] == before.wait).all()
+    assert (found.on_rank[by_wait] == before.on_rank).all()
+    assert (found.waited_ns[by_wait] == before.waited_ns).all()
 
 
 def test_a_summary_gives_shares_of_the_time_of_all_ranks() -> None:
     source = slow_pair()
     reading = read_operations(source.info, source.span_table, source.step_table)
 
-    found = summarize_waterfall(reading.model, split(source))
+    found = summarize_waterfall(split(source), attribute_waits(reading.model, reading.waits))
 
     # Each of the two ranks takes 182 ms.
     assert found.mean_ratio["waiting"] == 120 / 364

@@ -110,7 +110,7 @@ def test_they_differ_if_the_dp_position_and_the_stage_of_a_healthy_worker_are_sl
     result = what_if(Replayer(reading.model))
 
     exact = {worker: result.slowdown(times) for worker, times in result.by_worker_ns.items()}
-    healthy = result.worker_slowdown(0, 1)
+    healthy = result.worker_slowdowns()[0, 1]
 
     assert healthy is not None
     assert healthy > 1.1

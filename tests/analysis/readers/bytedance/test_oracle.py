@@ -104,7 +104,7 @@ def assert_follows(found: WhatIf, expected: Results) -> None:
             same(times, others[part])
     for dp, stage in expected.by_worker:
         slowdown = expected.shortcut[dp, stage]
-        assert found.worker_slowdown(dp, stage) == pytest.approx(slowdown, rel=1e-9)
+        assert found.worker_slowdowns()[dp, stage] == pytest.approx(slowdown, rel=1e-9)
     waste = abs(1 - sum(expected.ideal.values()) / sum(expected.recorded.values()))
     for part, other in ((found.m_w, expected.m_w), (found.m_s, expected.m_s)):
         assert part == pytest.approx(other, abs=1e-8 / max(waste, 1e-6))
