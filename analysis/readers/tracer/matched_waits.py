@@ -13,6 +13,7 @@ from ...arrays.grouping import factorize, is_one_of, max_over_group, sorted_uniq
 from ...arrays.intervals import NOT_FOUND, Line, find_covering
 from ...arrays.sorting import argsort_rows, find_positions, stable_argsort
 from ...replay.model import COMPUTE_CODES, INTERRUPTING_CODES
+from ...report.text import format_count
 from ..waits import instance_keys, is_one_sided
 from .device_steps import is_device_timed
 from .inferred_waits import MIN_STEPS, RankActivity, UnwaitedComm, infer_waits
@@ -63,6 +64,10 @@ class MatchedWaits:
     one_sided: NDArray[np.bool_]
     """Shape (communications,): `is_one_sided`."""
 
+    in_several_steps: NDArray[np.bool_]
+    """Shape (communications,): members launched it in different steps. A replay of a step can't
+    make one of them wait for the others."""
+
     wait_start: NDArray[np.int64]
     """Shape (waits,): positions on the line at which ranks began to wait: those of wait records,
     of synchronous communications without one, and of `infer_waits`."""
@@ -74,11 +79,12 @@ class MatchedWaits:
 
     @property
     def has_no_wait(self) -> NDArray[np.bool_]:
-        """Buffered sends, and members of rooted collectives that left before others entered.
+        """Buffered sends, members of rooted collectives that left before others entered, and
+        communications in several steps.
 
         Shape (communications,).
         """
-        return self.buffered | self.one_sided
+        return self.buffered | self.one_sided | self.in_several_steps
 
     def waits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (start, end) of each wait on the line."""
@@ -131,6 +137,15 @@ def match_waits(
     unknown = int((recorded_comm == NOT_FOUND).sum())
     if unknown:
         warnings.append(f"{unknown} waits name a communication that was not recorded")
+    in_several_steps = _is_in_several_steps(
+        split.instance[comm], rank_steps.step_index[comm_rank_step]
+    )
+    if in_several_steps.any():
+        num = len(sorted_unique(split.instance[comm[in_several_steps]]))
+        warnings.append(
+            f"ranks launched {format_count(num, 'communication')} in different steps: in the"
+            " replay, none of these waits for another rank"
+        )
     rows = np.concatenate((recorded, comm[synchronous]))
     start = line.place(spans.rank[rows], spans.start_ns[rows])
     end = start + spans.duration_ns[rows]
@@ -162,6 +177,7 @@ def match_waits(
         launch=launch,
         buffered=_is_buffered(spans, split, comm),
         one_sided=is_one_sided(spans, split)[comm],
+        in_several_steps=in_several_steps,
         wait_start=np.concatenate((start, inferred_start)),
         wait_end=np.concatenate((end, inferred_end)),
         wait_comm=np.concatenate((recorded_comm, synchronous, inferred)),
@@ -222,6 +238,16 @@ def _is_buffered(spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]) ->
     buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
     buffered &= split.wait_ns[comm] == 0
     return buffered
+
+
+def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return the members of instances that have members in several steps. Shape as ``step``."""
+    of_instance = np.zeros(int(instance.max(initial=-1)) + 1, dtype=step.dtype)
+    of_instance[instance] = step
+    differs = np.zeros(len(of_instance), dtype=np.bool_)
+    differs[instance[of_instance[instance] != step]] = True
+    found: NDArray[np.bool_] = differs[instance]
+    return found
 
 
 def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
