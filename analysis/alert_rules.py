@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from .breakdown.drops import DropRule, find_drops
-from .diagnose import ends_run
+from .diagnose import ends_run, is_of_the_work
 from .report.report import Finding, Severity
 from .report.text import format_duration, format_percent, format_seconds
 
@@ -238,6 +238,8 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
     for one in tracked:
         severity = one.finding.severity
         if severity not in {Severity.WARNING, Severity.CRITICAL}:
+            continue
+        if severity is Severity.WARNING and is_of_the_work(one.finding):
             continue
         steps = None
         if one.onset_step is not None and one.last_step is not None:

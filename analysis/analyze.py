@@ -14,7 +14,7 @@ from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
 from .breakdown.mfu import compute_mfu, explain_missing_mfu
 from .breakdown.mfu_shape import with_mfu
-from .breakdown.starved import find_predecessors, find_starved_ranks
+from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.common_pause import list_pauses
@@ -29,7 +29,7 @@ from .diagnose import (
     findings_of_record,
     grade_findings,
 )
-from .evidence import tabulate_evidence
+from .evidence import tabulate_evidence, with_proofs
 from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .breakdown.starved import Predecessors
+    from .breakdown.starved import WaitAttribution
     from .breakdown.waterfall import Waterfall
     from .replay.model import Reading
     from .replay.what_if import WhatIf
@@ -181,11 +181,11 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         case = _build_case(record, reading, replayer, result)
         findings = combine_findings(_diagnose(run, case), findings_of_record(record))
         full_ns, waterfall = recorded.result()
-        predecessors, starved = waited.result()
+        attribution, starved = waited.result()
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
-    mfu = compute_mfu(run, record.steps)
+    mfu = compute_mfu(run, record.steps, usual=record.context.previous_mfu)
     report = RunReport(
         run=run.run_id,
         source_format=run.source_format,
@@ -205,7 +205,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         slowdown_by_kind=_slowdowns(result, result.by_kind_ns),
         slowdown_by_dp=_slowdowns(result, result.by_dp_ns),
         slowdown_by_stage=_slowdowns(result, result.by_stage_ns),
-        slowdown_by_worker={key: result.worker_slowdown(*key) for key in result.by_worker_ns},
+        slowdown_by_worker=result.worker_slowdowns(),
         exact_slowdown_by_worker=_slowdowns(result, result.by_worker_ns),
         slowdown_by_step={
             step: ratio(float(result.replayed_ns[k]), float(result.ideal_ns[k]))
@@ -233,25 +233,30 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
             reading.transfers, {rank: info.host for rank, info in run.ranks.items()}
         ),
         links=None if case is None else summarize_links(case.links, run.ranks),
-        waterfall=summarize_waterfall(reading.model, waterfall, predecessors=predecessors),
+        waterfall=summarize_waterfall(waterfall, attribution),
         direct_waits=sum_direct_waits(
-            reading.model, waterfall, predecessors, total_ns=int(reading.actual_ns.sum())
+            waterfall,
+            attribution,
+            num_ranks=int(reading.model.rank.max(initial=0)) + 1,
+            total_ns=int(reading.actual_ns.sum()),
         ),
         common_pauses=() if case is None else list_pauses(case.common_pauses, case.profile.steps),
         planned_steps=() if case is None else case.planned_steps,
         culprits=compare_culprits(result) if result.by_worker_ns else None,
     )
     top = grade_findings(report).top_finding
-    return replace(report, evidence=tabulate_evidence(top, case, waterfall))
-
-
-def _find_waiting(run: RunInfo, reading: Reading) -> tuple[Predecessors, tuple[Starved, ...]]:
-    """Return what each operation followed, and the ranks that wait."""
-    predecessors = find_predecessors(reading.model)
-    total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
-    return predecessors, find_starved_ranks(
-        reading.model, reading.waits, total_ns, predecessors=predecessors
+    return replace(
+        report,
+        findings=with_proofs(findings, reading, record.spans),
+        evidence=tabulate_evidence(top, case, waterfall),
     )
+
+
+def _find_waiting(run: RunInfo, reading: Reading) -> tuple[WaitAttribution, tuple[Starved, ...]]:
+    """Return who caused the waits, and the ranks that wait."""
+    found = attribute_waits(reading.model, reading.waits)
+    total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
+    return found, find_starved_ranks(reading.waits, found, total_ns)
 
 
 def _recorded_times(
@@ -259,8 +264,9 @@ def _recorded_times(
 ) -> tuple[float, Waterfall]:
     """Return the mean step of the full replay of the recorded times, in ns, and the waterfall."""
     full_ns = float(replayer.full_recorded().mean())
-    ideal = replayer.full_ideal_times() if record.run.layout.pp > 1 else None
-    return full_ns, build_waterfall(record.run, reading, record.spans, record.steps, ideal=ideal)
+    return full_ns, build_waterfall(
+        record.run, reading, record.spans, record.steps, ideal=replayer.full_ideal_times
+    )
 
 
 def _build_case(
@@ -341,7 +347,7 @@ def _report_without_replay(
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
-    mfu = compute_mfu(run, record.steps)
+    mfu = compute_mfu(run, record.steps, usual=record.context.previous_mfu)
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,

@@ -13,7 +13,7 @@ from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
 from .replay.what_if import ratio
 from .report.report import Finding, Severity
-from .report.text import format_count, format_percent, format_ranks
+from .report.text import format_count, format_percent, format_ranks, format_slowdown
 from .report.tracked_findings import GRACE_STEPS, NO_PROBLEM
 from .statistics.thresholds import THRESHOLDS
 
@@ -88,11 +88,12 @@ def grade_findings(report: RunReport) -> RunReport:
 def grade(report: RunReport, finding: Finding) -> Severity:
     """Return how much a finding matters: by the share of the step time that fixing it saves.
 
-    The share is of all analysed steps; of a finding that one of the newest steps still shows, it
-    is of the steps that show it, because that is what it will go on to cost. A share that is no
-    larger than the error of the replay, from which it comes, is not known to be above zero. A
-    finding that only the first or the last analysed step shows is minor: there a job starts, saves
-    or is cut off.
+    The share is of all analysed steps; of a finding that one of the newest steps still shows, it is
+    of the steps that show it, because that is what it will go on to cost. A share that is no larger
+    than the error of the replay, from which it comes, is not known to be above zero. One within two
+    standard errors of the mean of these steps (once all findings are fixed) could not be measured:
+    they vary as much by chance. A finding that only the first or the last analysed step shows is
+    minor: there a job starts, saves or is cut off.
     """
     if finding.cause in NO_PROBLEM or not is_alarm(finding):
         return Severity.NONE
@@ -101,12 +102,17 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     shown = _steps_that_show(report, finding)
     if shown and len(report.steps) > len(_ENDS) and set(shown) <= {report.steps[k] for k in _ENDS}:
         return Severity.MINOR
-    share = _saved_share(report, finding, shown)
+    is_open = bool(set(shown) & set(report.steps[-GRACE_STEPS:]))
+    counted = shown if is_open else report.steps
+    whole_s = sum(report.actual_s_by_step[step] for step in counted)
+    saved_s = finding.saved_s
+    share = None if saved_s is None else ratio(saved_s * len(report.steps), whole_s)
     if share is None:
         return (
             Severity.WARNING if finding.confidence >= THRESHOLDS.min_certainty else Severity.MINOR
         )
-    if share < max(THRESHOLDS.minor_share, report.replay_error_ratio or 0.0):
+    chance = 2.0 * (finding.noise_s or 0.0) * len(counted) ** 0.5 / whole_s
+    if share < max(THRESHOLDS.minor_share, report.replay_error_ratio or 0.0, chance):
         return Severity.MINOR
     return Severity.CRITICAL if share >= THRESHOLDS.critical_share else Severity.WARNING
 
@@ -118,16 +124,6 @@ def _steps_that_show(report: RunReport, finding: Finding) -> tuple[int, ...]:
     return tuple(step for step in report.steps if first <= step <= last)
 
 
-def _saved_share(report: RunReport, finding: Finding, shown: tuple[int, ...]) -> float | None:
-    """Return the share of the step time that fixing a finding saves; None if it has no price."""
-    if finding.saved_s is None:
-        return None
-    is_open = bool(set(shown) & set(report.steps[-GRACE_STEPS:]))
-    steps = shown if is_open else report.steps
-    whole_s = sum(report.actual_s_by_step[step] for step in steps)
-    return ratio(finding.saved_s * len(report.steps), whole_s)
-
-
 def is_alarm(finding: Finding) -> bool:
     """Return whether a finding, if certain, replaces `healthy`."""
     return finding.cause not in CAUSES or CAUSES[finding.cause].is_alarm
@@ -136,6 +132,11 @@ def is_alarm(finding: Finding) -> bool:
 def ends_run(finding: Finding) -> bool:
     """Return whether the job ended with a finding."""
     return finding.cause in CAUSES and CAUSES[finding.cause].ends_run
+
+
+def is_of_the_work(finding: Finding) -> bool:
+    """Return whether a finding is in the work of all steps alike, and of no rank."""
+    return not finding.ranks and finding.cause in CAUSES and not CAUSES[finding.cause].has_onset
 
 
 def _no_alarm(case: Case) -> Finding:
@@ -176,8 +177,8 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
         and num_steps < THRESHOLDS.min_lasting_steps
     ):
         return insufficient(
-            f"S = {slowdown:.3f}, and no rank or link is significantly slow in"
-            f" {format_count(num_steps, 'step')}; a slow link or host needs"
+            f"GPU slowdown {format_slowdown(slowdown)}, and no rank or link is significantly slow"
+            f" in {format_count(num_steps, 'step')}; a slow link or host needs"
             f" {THRESHOLDS.min_lasting_steps} steps"
         )
     levels = np.nanmedian(excess[compared], axis=1)
@@ -187,8 +188,6 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
         f"differences between ranks (up to {format_percent(largest, digits=1)},"
         f" rank {int(profile.ranks[compared][worst])}) are within this run's noise"
     )
-    if slowdown is not None:
-        text += f"; S = {slowdown:.3f}"
     return Finding(
         cause=HEALTHY,
         steps=(int(profile.steps[0]), int(profile.steps[-1])),

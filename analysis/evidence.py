@@ -1,8 +1,8 @@
-"""Evidence of the top finding by rank or link, and by step, for a heat-map."""
+"""Evidence of findings: the top one's by rank or link and step, and what proves each of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,21 @@ import numpy as np
 
 from .arrays.sorting import stable_argsort
 from .breakdown.waterfall import CODE, Part
-from .report.report import RankStepExcess
+from .causes.link_profile import against_own_steps, find_slow_links
+from .replay.model import COMPUTE_KINDS, HOST_KINDS, has_kind
+from .report.report import Proof, RankStepExcess
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from .breakdown.waterfall import Waterfall
     from .causes.detector import Case
     from .causes.link_profile import LinkProfile
+    from .replay.model import Reading, ReplayModel
     from .report.report import Finding
+    from .trace.tables import SpanTable
 
 MAX_LINKS = 512
 """Links of a heat-map, those with the largest excess: a screen has hardly more lines."""
@@ -59,6 +65,21 @@ in `TRANSFERS`."""
 TRANSFERS = frozenset({"slow-link", "network-degradation"})
 """Causes that are seen in the transfers of links."""
 
+COMPUTED = frozenset(
+    {
+        "slow-compute",
+        "clock-throttle",
+        "stage-imbalance",
+        "sequence-imbalance",
+        "expert-imbalance",
+    }
+)
+"""Causes that are seen in the compute of each rank."""
+
+FIRST_OF_BAD = 0.5
+"""Share of the largest excess from which an operation is bad: the first such one is the proof,
+because later ones may only follow from it."""
+
 
 def tabulate_evidence(
     finding: Finding, case: Case | None, waterfall: Waterfall
@@ -85,8 +106,111 @@ def tabulate_evidence(
     )
 
 
+def with_proofs(
+    findings: Iterable[Finding], reading: Reading, spans: SpanTable
+) -> tuple[Finding, ...]:
+    """Return findings, each with what proves it.
+
+    The proof is the first bad operation of a finding in the step in which it costs most, or None if
+    the finding is about no time, or no operation is above its ideal. An operation's excess is its
+    time above its ideal in the replay: of compute its duration, of communication its transfer, of
+    what a host does the gap before it, or its own time. Pieces of one span of compute count
+    together. Of a gap that begins before the step's first span, the part in the step is shown.
+
+    Args:
+        findings: The findings.
+        reading: The operations of the run.
+        spans: The spans that these were made of.
+    """
+    findings = tuple(findings)
+    # Sorted once by rank: each of many replicas can have a finding.
+    rank = reading.model.rank
+    is_named = np.zeros(int(rank.max(initial=-1)) + 1, dtype=np.bool_)
+    named = [each for finding in findings for each in finding.ranks]
+    is_named[[each for each in named if each < len(is_named)]] = True
+    rows = np.flatnonzero(is_named[rank])
+    rows = rows[stable_argsort(rank[rows])]
+    ends = np.cumsum(np.bincount(rank[rows], minlength=len(is_named)))
+    by_rank = dict(enumerate(np.split(rows, ends[:-1]))) if len(ends) else {}
+    return tuple(
+        replace(
+            each,
+            proof=_find_proof(
+                each, reading, spans, [by_rank[one] for one in each.ranks if one in by_rank]
+            ),
+        )
+        for each in findings
+    )
+
+
+def _find_proof(
+    finding: Finding, reading: Reading, spans: SpanTable, of_ranks: list[NDArray[np.int64]]
+) -> Proof | None:
+    """Return the proof of one finding; ``of_ranks`` has the operations of each of its ranks."""
+    model, operations = reading.model, reading.model.operations
+    numbers = np.array(operations.steps, dtype=np.int64)
+    is_about_time = finding.cause in QUANTITIES.keys() | TRANSFERS | COMPUTED
+    if not is_about_time or finding.steps is None:
+        return None
+    first = np.searchsorted(numbers, finding.steps[0])
+    end = np.searchsorted(numbers, finding.steps[1], side="right")
+    begin, stop = np.searchsorted(operations.step, [first, end])
+    if not finding.ranks:
+        rows = np.arange(begin, stop)
+    elif of_ranks:
+        rows = np.sort(np.concatenate(of_ranks))
+        rows = rows[(rows >= begin) & (rows < stop)]
+    else:
+        return None
+    begin_ns, end_ns, over_ns = _excess_of(finding.cause, model, rows)
+    bad = np.flatnonzero(over_ns > 0)
+    if not len(bad):
+        return None
+    worst = int(np.bincount(operations.step[rows[bad]], weights=over_ns[bad]).argmax())
+    bad = bad[operations.step[rows[bad]] == worst]
+    if finding.cause in COMPUTED and model.span is not None:
+        _, whole = np.unique(model.span[rows[bad]], return_inverse=True)
+    else:
+        whole = np.arange(len(bad))
+    excess_ns = np.bincount(whole, weights=over_ns[bad])
+    is_bad = excess_ns[whole] >= FIRST_OF_BAD * excess_ns.max()
+    chosen = whole[is_bad][begin_ns[bad[is_bad]].argmin()]
+    own = bad[whole == chosen]
+    step = operations.steps[worst]
+    of_step = np.flatnonzero(spans.step == step)
+    epoch = int(spans.epoch[of_step].max())
+    step_ns = int(spans.start_ns[of_step[spans.epoch[of_step] == epoch]].min())
+    return Proof(
+        epoch=epoch,
+        step=step,
+        rank=int(model.rank[rows[own[0]]]),
+        begin_ns=max(int(begin_ns[own].min()) - step_ns, 0),
+        end_ns=int(end_ns[own].max()) - step_ns,
+        excess_ns=round(float(excess_ns[chosen])),
+    )
+
+
+def _excess_of(
+    cause: str, model: ReplayModel, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return begin, end and excess of what a cause is seen in, shape (rows,) each."""
+    operations = model.operations
+    begin_ns, end_ns = operations.start_ns[rows], operations.end_ns[rows]
+    over_ns = operations.duration_ns[rows] - model.ideal_ns[rows]
+    is_host, is_compute = (has_kind(model, kinds, rows) for kinds in (HOST_KINDS, COMPUTE_KINDS))
+    if cause in QUANTITIES:
+        gap_ns = operations.gap_ns[rows]
+        over_ns = np.where(is_host, over_ns, 0.0) + gap_ns - model.ideal_gap_ns[rows]
+        return begin_ns - gap_ns.astype(np.int64), np.where(is_host, end_ns, begin_ns), over_ns
+    if cause in TRANSFERS:
+        transfer_ns = operations.duration_ns[rows].astype(np.int64)
+        return end_ns - transfer_ns, end_ns, np.where(is_host | is_compute, 0.0, over_ns)
+    return begin_ns, end_ns, np.where(is_compute, over_ns, 0.0)
+
+
 def _transfers(profile: LinkProfile) -> RankStepExcess:
     """Return the transfer time of each link above that of alike ones, the slowest link first."""
+    profile = against_own_steps(profile, [slow.link for slow in find_slow_links(profile)])
     excess_ns = profile.total_ns - profile.expected_ns
     slowest = stable_argsort(-np.nansum(excess_ns, axis=1))[:MAX_LINKS]
     links = profile.transfers.links

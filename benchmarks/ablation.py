@@ -1,14 +1,15 @@
 """Worth of each rule of the diagnosis: what becomes wrong without it.
 
     RANKSCOPE_TRACE_DIR=... python -m benchmarks.ablation [--seed 71] [--share 0.04] [--num 32]
-        [--real FOLDER]
+        [--real FOLDER] [--sets SET ...] [--rules TEXT ...]
 
 A rule is a detector, an explanation of one finding by another, a guard, or a rule of the readers.
 Every run is read and replayed once. Then each rule in turn is replaced by its absence (`RULES`),
 the detectors search again, and the findings are compared with the labels. For a rule of the readers
 the run is read and replayed again. Prints the table of docs/diagnosis.md. The published traces have
 no labels: it says whether their findings change. ``--real`` is a folder of
-`benchmarks.real_scripts`.
+`benchmarks.real_scripts`. *Other* counts the runs with as many errors and other findings: one more
+that names the same fault, other steps, or a price that differs by 5 %.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.diagnosis_scenarios import scenarios
+from benchmarks.diagnosis_scenarios import Labelled, scenarios
 from benchmarks.diagnosis_summary import wrongs_of_scenario
 from benchmarks.independent.__main__ import case_by_number, samples_of
 from benchmarks.independent.memory import MemorySource, read_spool
@@ -46,14 +47,17 @@ from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.spool_check import read_spool as read_finished
+from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.simulator.scenario import Noise, Scenario, Sends, TpDetail
+from rankscope.trainer.simulator.schedule import Schedule
 from tests.support.rankscope.simulated_source import SimulatedSource
 from tests.support.traces import TRACES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import ModuleType
 
-    from benchmarks.diagnosis_scenarios import Labelled
+    from benchmarks.independent.cases import Case
     from rankscope.analysis.causes.candidate import Candidate
     from rankscope.analysis.report.report import Finding
     from rankscope.analysis.trace.tables import SpanSource
@@ -100,6 +104,12 @@ class Rule:
     is_of_reader: bool = False
     """Whether the run must be read and replayed again."""
 
+    @property
+    def is_of_price(self) -> bool:
+        """Return whether it changes prices, and not only what is priced."""
+        modules = (each for each in MODULES if ".price." in each.__name__)
+        return any(hasattr(each, self.attribute) for each in modules)
+
 
 def _detector_rule(detector: object) -> Rule:
     name = cast("ModuleType", detector).__name__.rpartition(".")[2]
@@ -115,15 +125,12 @@ RULES = (
     Rule("a stage without its slow ranks", "_without_slow_ranks", _first),
     Rule("an explained gap is no other finding", "explained_gaps", _no_gaps),
     Rule("single steps after a common pause", "_phases_outside_pauses", None),
-    Rule("a rank's worse steps in its stage's stall", "_is_part_of_stage", _never),
-    Rule("a common pause joins the stall beside it", "_with_common_pause", None),
     Rule("stages that miss input are one", "_merge_stages", tuple),
     Rule("pauses at equal distances are planned", "_is_regular", _never),
     Rule("a stall lasts in most of its steps", "_is_persistent", _always),
     Rule("pauses are in turn", "_is_in_turn", _always),
     Rule("a pause too rare", "find_rare_pauses", lambda *_: ()),
     Rule("groups with skew are one finding", "_merge_groups", tuple),
-    Rule("unequal lengths explain brief compute", "_is_brief_compute", _never),
     Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
     Rule("a slow device explains its links", "is_explained_by_devices", _never),
     Rule("links of one place are one finding", "merge_by_location", _first),
@@ -140,9 +147,9 @@ RULES = (
     Rule("pauses of 10 x the usual gap", "pause_factor", 1.0),
     Rule("three steps of a stall", "host_stall_steps", 1),
     Rule("rest of a link beside its device", "min_unexplained_ratio", 0.0),
-    Rule("a network needs a tenth of the links", "min_network_slow_share", 0.0),
     Rule("counters confirm few slow steps", "min_symptom_hosts", 0),
     Rule("an uplink's links rise together", "together_share", 0.0),
+    Rule("an uplink's own steps are its baseline", "baseline_of_risen_links", None),
     Rule("an only group may be the network", "is_only_group", _never),
     Rule("one culprit explains a slow network", "has_one_location", _never),
     Rule("a step may be long as a whole", "common_share", 1.1),
@@ -205,7 +212,7 @@ def _every_phase(excess: Any, steps: Any, *, has_few_peers: Any) -> Any:  # noqa
 
 ABSENT: dict[str, Callable[..., Any]] = {
     "_phases_outside_pauses": _every_phase,
-    "_with_common_pause": lambda common, late: (common, *late),
+    "baseline_of_risen_links": lambda value, _: np.full_like(value, np.nan),
     "are_usual": lambda level, **_: np.ones(len(level), dtype=np.bool_),
     "remove_partner_waits": lambda model, _: model.operations.duration_ns.copy(),
     "infer_waits": lambda *_: (np.zeros(0, np.int64),) * 3,
@@ -244,8 +251,10 @@ class Prepared:
         """Return the run as the readers read it now."""
         return Prepared(self._source, self._run_id)
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self, *, is_price_known: bool = True) -> tuple[Finding, ...]:
         """Return the findings with the rules as they are now."""
+        if not is_price_known:
+            self._prices = {}
         unpriced = diagnose.findings_of_record(self._record)
         if self._replayer is None or self._result is None:
             return unpriced
@@ -261,7 +270,11 @@ class Prepared:
     ) -> tuple[Finding, ...]:
         """Price equal candidates once."""
         key = tuple(
-            (each.cause.name, each.ranks, each.steps, each.shown_steps, each.excess_ratio)
+            (
+                *(each.cause.name, each.ranks, each.steps, each.shown_steps, each.excess_ratio),
+                None if each.part is None else each.part.tobytes(),
+                None if each.fixed_ns is None else each.fixed_ns.tobytes(),
+            )
             for each in candidates
         )
         if key not in self._prices:
@@ -269,9 +282,27 @@ class Prepared:
         return self._prices[key]
 
 
+def _look(findings: tuple[Finding, ...]) -> list[Any]:
+    """Return what a reader sees of findings; prices that differ by less than 5 % are equal."""
+    steps = 0.05
+    return [
+        (
+            each.cause,
+            each.ranks,
+            each.steps,
+            each.severity,
+            None if each.recoverable_ratio is None else round(each.recoverable_ratio / steps),
+        )
+        for each in findings
+    ]
+
+
 def _row(findings: tuple[Finding, ...]) -> list[dict[str, Any]]:
     return [{"cause": each.cause, "ranks": each.ranks, "steps": each.steps} for each in findings]
 
+
+SPECIAL = Path(__file__).with_name("special_jobs.txt").read_text().splitlines()
+"""Jobs for rules whose case random ones seldom have: ``name: setting=value ... | fault ...``."""
 
 Judge = tuple[Prepared, "Callable[[tuple[Finding, ...]], Any]"]
 """A run, and what is compared of its findings: their number of errors, or themselves."""
@@ -300,12 +331,43 @@ def labelled_run(labelled: Labelled) -> Judge | None:
     )
 
 
+def special_run(number: int) -> Judge | None:
+    """Return a job of `SPECIAL`."""
+    settings, _, faults = SPECIAL[number].partition(": ")[2].partition("|")
+    given: dict[str, Any] = {"num_steps": 14, "seed": number}
+    noise: dict[str, Any] = {}
+    for key, _, value in (each.partition("=") for each in settings.split()):
+        of, name = (noise, key[6:]) if key.startswith("noise.") else (given, key)
+        of[name] = SETTINGS.get(name, float if of is noise else int)(value)
+    scenario = Scenario(
+        **given, noise=Noise(**noise), faults=parse_simulated_faults(faults.split())
+    )
+    return labelled_run(
+        Labelled(number=number, size="", scenario=scenario, strength=2.0, is_healthy=not faults)
+    )
+
+
+SETTINGS: dict[str, Callable[[str], Any]] = {
+    "schedule": Schedule, "sends": Sends, "tp_detail": TpDetail, "launch_gap_ns": int,
+}  # fmt: skip
+"""Types of settings that are neither a number of things nor a share."""
+
+
+def eager_run(number: int) -> Judge:
+    """Return a run of the independent generator whose sends do not wait for receives."""
+    case = case_by_number(number)
+    return _independent(replace(case, job=replace(case.job, eager_sends=True)))
+
+
 def independent_run(number: int) -> Judge:
     """Return a run of the independent generator."""
-    case = case_by_number(number)
+    return _independent(case_by_number(number))
+
+
+def _independent(case: Case) -> Judge:
     running, ranks = lay_out(case.job, case.faults)
     options = SpoolOptions(
-        run_id=f"case-{number}", clocks=clocks_of(case.job, off_ns=case.clock_off_ns)
+        run_id=f"case-{case.number}", clocks=clocks_of(case.job, off_ns=case.clock_off_ns)
     )
     with tempfile.TemporaryDirectory() as folder:
         write_spool(Path(folder), running, ranks, options)
@@ -360,28 +422,46 @@ MAKERS: dict[str, Callable[[Any], Judge | None]] = {  # by the name of a set
     "traces": published_trace,
     "labelled": labelled_run,
     "independent": independent_run,
+    "eager": eager_run,
+    "special": special_run,
     "real": real_run,
 }
 
 
-def ablate(task: tuple[str, Any]) -> dict[str, Any]:
-    """Return what becomes worse, and what better, without each rule in one run."""
+def ablate(task: tuple[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what becomes worse, better and other without each rule in one run.
+
+    Args:
+        task: A set and one of its runs.
+        words: Parts of the names of the rules to ablate; empty: all.
+    """
     kind, subject = task
     found = MAKERS[kind](subject)
-    row: dict[str, Any] = {"set": kind, "right": None, "worse": [], "better": []}
+    name = str(getattr(subject, "number", getattr(subject, "name", subject)))
+    row: dict[str, Any] = {"set": kind, "run": name, "right": None}
+    row |= {word: [] for word in OUTCOMES}
     if found is None:
         return row
     prepared, judge = found
-    usual = judge(prepared.findings())
-    row["right"] = not usual
+    usual = prepared.findings()
+    row["right"] = not judge(usual)
     for rule in RULES:
+        if words and not any(word in rule.name for word in words):
+            continue
         with without(rule):
             changed = prepared.read_again() if rule.is_of_reader else prepared
-            now = judge(changed.findings())
-        if now != usual:
-            is_better = kind != "traces" and now < usual
+            now = changed.findings(is_price_known=not rule.is_of_price)
+        if rule.is_of_price:
+            prepared.findings(is_price_known=False)
+        if judge(now) != judge(usual):
+            is_better = kind != "traces" and judge(now) < judge(usual)
             row["better" if is_better else "worse"].append(rule.name)
+        elif _look(now) != _look(usual):
+            row["other"].append(rule.name)
     return row
+
+
+OUTCOMES = ("worse", "better", "other")
 
 
 def main() -> None:
@@ -392,25 +472,29 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=7000)
     parser.add_argument("--num", type=int, default=32, help="independent runs")
     parser.add_argument("--real", type=Path, help="folder of benchmarks.real_scripts")
+    parser.add_argument("--sets", nargs="*", default=tuple(MAKERS), choices=MAKERS)
+    parser.add_argument("--rules", nargs="*", default=(), help="parts of their names; all")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("ablation.jsonl"))
     parser.add_argument("--summary", type=Path, help="print the table of an earlier run")
     options = parser.parse_args()
     if options.summary is None:
-        tasks: list[tuple[str, Any]] = [
-            ("independent", number) for number in range(options.first, options.first + options.num)
-        ]
-        tasks += [
-            ("labelled", each)
-            for each in scenarios(options.seed, share=options.share, sizes=("small",))
-        ]
-        tasks = [("traces", file) for file in sorted(TRACES.glob("trace-*.parquet"))] + tasks
-        if options.real is not None:
-            tasks = [
-                ("real", file.parent) for file in sorted(options.real.glob("*/status"))
-            ] + tasks
+        numbers = range(options.first, options.first + options.num)
+        of_set: dict[str, Iterable[Any]] = {
+            "traces": sorted(TRACES.glob("trace-*.parquet")),
+            "labelled": scenarios(options.seed, share=options.share, sizes=("small",)),
+            "independent": numbers,
+            "eager": numbers,
+            "special": range(len(SPECIAL)),
+            "real": [file.parent for file in sorted(options.real.glob("*/status"))]
+            if options.real
+            else (),
+        }
+        tasks = [(name, each) for name in options.sets for each in of_set[name]]
         with options.out.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
-            for future in as_completed([pool.submit(ablate, task) for task in tasks]):
+            for future in as_completed(
+                [pool.submit(ablate, task, options.rules) for task in tasks]
+            ):
                 out.write(json.dumps(future.result()) + "\n")
                 out.flush()
     lines = (options.summary or options.out).read_text().splitlines()
@@ -429,7 +513,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for own in of_set.values():
             counts = (
-                (sum(rule.name in row[word] for row in own), word) for word in ("worse", "better")
+                (sum(rule.name in row.get(word, ()) for row in own), word) for word in OUTCOMES
             )
             cells.append(", ".join(f"{num} {word}" for num, word in counts if num) or "-")
         lines.append(f"| {rule.name} | {' | '.join(cells)} |")

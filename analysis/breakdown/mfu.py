@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TERA = 1e12
 
 
-def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
+def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -> Mfu | None:
     """Return the MFU of each step, unsmoothed; None if it is unknown.
 
     With P the sum of the peaks of all ranks::
@@ -37,6 +37,7 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
     Args:
         run: Layout, ranks and FLOPs per token.
         steps: Any number of epochs.
+        usual: MFU of an earlier run that compares with this one; None if there is none.
 
     Source:
         arXiv 2204.02311, appendix B: recomputation is not counted.
@@ -64,6 +65,7 @@ def compute_mfu(run: RunInfo, steps: StepTable) -> Mfu | None:
         mean=float(np.mean(list(ordered.values()))),
         by_step=ordered,
         restart_steps=tuple(restart_steps),
+        usual=usual,
     )
 
 

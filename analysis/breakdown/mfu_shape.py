@@ -66,8 +66,13 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
     """Return a report with this MFU and its shape."""
     shape = None
     if mfu is not None:
+        if mfu.usual is None and report.mfu is not None:
+            mfu = replace(mfu, usual=report.mfu.usual)
         shape = classify_mfu(
-            mfu.by_step, restart_steps=mfu.restart_steps, warmup_steps=report.warmup_steps
+            mfu.by_step,
+            restart_steps=mfu.restart_steps,
+            warmup_steps=report.warmup_steps,
+            usual=mfu.usual,
         )
     return replace(report, mfu=mfu, mfu_shape=shape)
 
@@ -87,7 +92,7 @@ def classify_mfu(
         by_step: MFU, unsmoothed.
         restart_steps: First steps after restarts of the job.
         warmup_steps: Steps that are left out.
-        usual: MFU that such a run reaches, from an earlier one; None if unknown. Without it, a
+        usual: MFU of an earlier run that compares with this one; None if unknown. Without it, a
             level can't be called low.
     """
     skipped = set(warmup_steps)
@@ -160,7 +165,10 @@ def _find_low_level(level: float, usual: float | None) -> _Found | None:
     name = MfuShapeName.STEADY_LOW
     if level <= usual * (1 - FRACTION_RATIO):
         name = MfuShapeName.LOW_FROM_START
-    text = f"{format_percent(level, digits=1)}, where {format_percent(usual, digits=1)} is usual"
+    text = (
+        f"{format_percent(level, digits=1)} from the start, where the previous run had"
+        f" {format_percent(usual, digits=1)}"
+    )
     return name, None, text
 
 

@@ -11,9 +11,8 @@ from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by
 from ..replay.model import Place
 from ..report.text import format_ranks
 from ..statistics.phases import find_recurring_phases
-from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
-from .candidate import Candidate, explained_gaps, join_candidates, merge_parts
+from .candidate import Candidate, explained_gaps, join_candidates
 from .common_pause import pause_candidate
 from .detector import Cause
 from .host_gaps import (
@@ -52,7 +51,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     explained = explained_gaps(found, len(gaps.gaps)) | _first_gaps_of_late_hosts(gaps, stalled)
     late = find_data_stalls(gaps, pauses.other_steps, explained)
     common = pause_candidate(CAUSE, gaps, pauses, ~pauses.is_planned)
-    return (*found, *(late if common is None else _with_common_pause(common, late)))
+    return (*found, *_merge_stages([*late, *([] if common is None else [common])]))
 
 
 def find_data_stalls(
@@ -70,21 +69,17 @@ def find_data_stalls(
     expected[~enough] = _baseline_of_few_peers(lost_ns, gaps.profile.stage)[~enough]
     excess = (lost_ns - expected) / gaps.compute_ns[:, None]
     excess[:, ~steps] = np.nan
-    stages = [
-        (phase, find_late_rows(gaps, lost_ns, phase))
-        for phase in find_late_stages(gaps, lost_ns, steps, always=True)
-    ]
     found = [
         stall_candidate(CAUSE, gaps, phase, [phase.row], LOSS, [(INPUT_PLACES, expected)])
         for phase in _phases_outside_pauses(excess, steps, has_few_peers=~enough)
-        if not _is_part_of_stage(gaps, lost_ns, phase, stages)
     ]
     named = {rank for candidate in found for rank in candidate.ranks}
-    for phase, late in stages:
+    for phase in find_late_stages(gaps, lost_ns, steps, always=True):
+        late = find_late_rows(gaps, lost_ns, phase)
         rows = [row for row in late if int(gaps.profile.ranks[row]) not in named]
         if rows:
             found.append(stall_candidate(CAUSE, gaps, phase, rows, LOSS))
-    return _merge_stages(found)
+    return tuple(found)
 
 
 def _baseline_of_few_peers(
@@ -137,30 +132,8 @@ def _phases_outside_pauses(
     return tuple(kept)
 
 
-def _is_part_of_stage(
-    gaps: HostGaps,
-    lost_ns: NDArray[np.float64],
-    phase: Phase,
-    stages: Sequence[tuple[Phase, Sequence[int]]],
-) -> bool:
-    """Return whether a phase is only the worse steps of a rank that waits whenever its stage does.
-
-    Args:
-        gaps: The run's gaps.
-        lost_ns: Shape (ranks, steps).
-        phase: Phase of one rank.
-        stages: Phase and rows of each late stage.
-    """
-    return any(
-        phase.row in rows
-        and 2 * phase.excess_ratio * gaps.compute_ns[phase.row]
-        < np.median(lost_ns[phase.row, stage.first : stage.last + 1])
-        for stage, rows in stages
-    )
-
-
 def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Merge the stages that wait for input: they share what is slow."""
+    """Merge the stages that wait for input, and what all ranks miss: they share what is slow."""
     several = [each for each in found if len(each.ranks) > 1]
     alone = [each for each in found if len(each.ranks) == 1]
     if len(several) <= 1:
@@ -188,37 +161,3 @@ def _first_gaps_of_late_hosts(gaps: HostGaps, stalled: Sequence[Candidate]) -> N
         if is_more.mean() <= 1 / 2:
             explained |= gaps.is_at(Place.INPUT) & np.isin(gaps.gaps.rank, each.ranks)
     return explained
-
-
-def _with_common_pause(common: Candidate, late: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Add a common pause, or merge it into a stall of all ranks in the same or adjacent steps.
-
-    The worst steps of such a stall look like a common pause, and the search for the stall leaves
-    steps with a common pause out.
-    """
-    merged, is_merged = [], False
-    for each in late:
-        takes_in = (
-            not is_merged
-            and each.steps[0] <= common.steps[1] + 1
-            and each.steps[1] >= common.steps[0] - 1
-            and len(each.ranks) >= THRESHOLDS.all_ranks_share * len(common.ranks)
-        )
-        merged.append(_merge_pause(each, common) if takes_in else each)
-        is_merged |= takes_in
-    return tuple(merged) if is_merged else (common, *merged)
-
-
-def _merge_pause(late: Candidate, common: Candidate) -> Candidate:
-    whole = (late, common)
-    part, fixed_ns = merge_parts(whole)
-    steps = min(each.steps[0] for each in whole), max(each.steps[1] for each in whole)
-    more = "" if steps == late.steps else f"; {common.evidence}"
-    return replace(
-        late,
-        evidence=late.evidence + more,
-        steps=steps,
-        shown_steps=None,
-        part=part,
-        fixed_ns=fixed_ns,
-    )

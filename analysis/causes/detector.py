@@ -60,6 +60,11 @@ class Cause:
     is_alarm: bool = True
     """False: reported beside `healthy`, which remains the first finding."""
 
+    has_onset: bool = True
+    """False: it is in the work of all steps alike, so that nothing began that needs an answer at
+    once. Without a rank it alerts only if the job straggles (S of 1.1, arXiv 2505.05713), which is
+    `Severity.CRITICAL`; the report and the pages always show it."""
+
     ends_run: bool = False
     """Whether the job ends with it, so that it explains none of the waits before."""
 

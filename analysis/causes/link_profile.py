@@ -7,7 +7,7 @@ own other steps, and the links between other stages, give their baseline.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..statistics.significance import is_significant, level_standard_error
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -212,6 +212,26 @@ def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
             or slow.phase.margin >= THRESHOLDS.peer_peak_factor
         )
     )
+
+
+def against_own_steps(profile: LinkProfile, slow: Iterable[int]) -> LinkProfile:
+    """Compare each link that has few alike ones, and is not slow, with its own median step.
+
+    For the search it must be slower than each of them. One of them may be the slow link, beside
+    which it would be shown as far too fast.
+
+    Args:
+        profile: Transfers by link and step.
+        slow: Numbers of the links that are slow.
+    """
+    usual = profile.has_few_alike.copy()
+    usual[list(slow)] = False
+    num = profile.num_instances[usual]
+    with np.errstate(invalid="ignore"):
+        own = row_medians(profile.total_ns[usual] / num) if usual.any() else np.zeros(0)
+    expected = profile.expected_ns.copy()
+    expected[usual] = np.where(num > 0, own[:, None] * num, np.nan)
+    return replace(profile, expected_ns=expected)
 
 
 def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:

@@ -12,7 +12,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..arrays.group_stats import row_medians
 from ..report.network import LinkGroup, LinkMatrix, LinkSummary, LinkTotal, LinkTransfers
-from .link_profile import find_slow_links
+from .link_profile import against_own_steps, find_slow_links
 from .network_degradation import find_common_slowness
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def summarize_links(profile: LinkProfile, ranks: Mapping[int, RankInfo]) -> Link
         phases[each.link] = (first, last)
     hosts = {rank: info.host for rank, info in ranks.items()}
     common = find_common_slowness(profile, hosts)
+    profile = against_own_steps(profile, [each.link for each in slow])
     if common is not None:
         first, last = profile.steps[[common[0].first, common[0].last]].tolist()
         phases = dict.fromkeys(np.flatnonzero(common[1]).tolist(), (first, last)) | phases

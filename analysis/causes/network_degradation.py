@@ -144,9 +144,7 @@ def find_slow_network(
     if network is None and is_only_group(profile, culprits, hosts):
         group = culprit_candidate(profile, culprits[0], hosts)
         return (judge_only_group(group, hosts, symptom_in(group.steps)),)
-    is_many = len(culprits) >= THRESHOLDS.min_network_culprits and len(
-        slow
-    ) >= THRESHOLDS.min_network_slow_share * len(links)
+    is_many = len(culprits) >= THRESHOLDS.min_network_culprits
     if network is None and (is_many or _are_all_groups(culprits, ranks)):
         network, culprits = _many_candidate(profile, slow), ()
     if network is None:

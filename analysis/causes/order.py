@@ -42,7 +42,6 @@ FROM_REPLAY: tuple[Detector, ...] = (
     # A stalled host makes its tensor-parallel partners compute longer. This detector also finds
     # `clock_throttle` and `stage_imbalance`: samples, or the rest of the stage, separate them.
     slow_compute,
-    # Unequal lengths explain compute that is long in a step or two.
     sequence_imbalance,
     # A slow device sends as slowly as it computes. This detector also finds `slow_link`.
     network_degradation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..statistics.baseline import common_step_ratio
 from ..statistics.peers import compare_with_peers
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
-from .candidate import Candidate, in_shown_steps, is_brief, named_ranks
+from .candidate import Candidate, in_shown_steps, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
     NUM_ROUNDS,
@@ -47,6 +47,7 @@ FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 CAUSE = Cause(
     name="sequence-imbalance",
     subject=Subject.JOB,
+    has_onset=False,
     sentence="Micro-batches of unequal length make ranks wait for each other",
 )
 
@@ -66,7 +67,7 @@ class SequenceEffect:
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add unequal lengths if they cost much. They explain compute that is long in a step or two.
+    """Add unequal lengths if they cost much.
 
     If the lengths can only be inferred, the search for slow compute is repeated with equalized
     compute, because a slow rank shows better beside equal lengths.
@@ -78,21 +79,12 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
     if equalized is not None:
         profile = compare_with_peers(equalized, case.coords, is_equalized=True)
-        again = [
-            each for each in find_slow_compute(case, profile, found) if not _is_brief_compute(each)
-        ]
+        again = find_slow_compute(case, profile, found)
         named = {rank for each in again for rank in each.ranks}
         compute = [*again, *(each for each in compute if named.isdisjoint(each.ranks))]
         sequences = _find_sequences(case, compute, equalized) or sequences
     others = (each for each in found if each.cause not in OF_COMPUTE)
-    compute = [
-        replace(each, explained_by=CAUSE) if _is_brief_compute(each) else each for each in compute
-    ]
     return (*others, *compute, sequences)
-
-
-def _is_brief_compute(candidate: Candidate) -> bool:
-    return is_brief(candidate) and candidate.cause in SLOW_DEVICE
 
 
 def _find_sequences(

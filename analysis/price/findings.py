@@ -22,6 +22,7 @@ from ..replay.program import Change
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
 from ..statistics.baseline import common_step_ratio
+from ..statistics.noise import lower_half_deviation, median_change_deviation
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def price_candidates(
         _take_out(fix, times, fixed, total, recorded, num_sharing)
         for fix, times in zip(fixes, with_fault, strict=True)
     ]
-    fixed_ns = _mean_step_with_each(replayer, fixed, fixes, healthy)
-    with_fault_ns = _mean_step_with_each(replayer, fixed, fixes, with_fault)
+    both_ns = _mean_step_with_each(replayer, fixed, [*fixes, *fixes], [*healthy, *with_fault])
+    fixed_ns, with_fault_ns = both_ns[: len(fixes)], both_ns[len(fixes) :]
     faulty = Times(
         np.where(num_sharing[0] > 0, recorded.duration_ns, fixed.duration_ns),
         np.where(num_sharing[1] > 0, recorded.gap_ns, fixed.gap_ns),
@@ -141,6 +142,14 @@ def price_candidates(
     for column, of_fixed, num in zip(ideal_run, fixed, num_sharing, strict=True):
         np.copyto(column, of_fixed, where=num > 1)
     ideal_ns = ideal_run.mean_step_ns(replayer)
+    # All that was recorded, but for what was found. Beside chance it may have a level that changed,
+    # or single long steps (a checkpoint): each inflates one of the two estimates.
+    usual = Times(
+        np.where(num_sharing[0] > 0, fixed.duration_ns, recorded.duration_ns),
+        np.where(num_sharing[1] > 0, fixed.gap_ns, recorded.gap_ns),
+    )
+    usual_ns = replayer.full_with(*usual)
+    noise_s = min(lower_half_deviation(usual_ns), median_change_deviation(usual_ns)) / NS_PER_S
     findings = []
     for fix, base_ns, with_ns, rest_ns in zip(
         fixes, fixed_ns, with_fault_ns, without_ns, strict=True
@@ -152,6 +161,7 @@ def price_candidates(
                 slowdown=ratio(with_ns, base_ns),
                 recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns),
                 saved_s=(faulty_ns - rest_ns) / NS_PER_S,
+                noise_s=noise_s,
             )
         findings.append(finding)
     return tuple(findings)

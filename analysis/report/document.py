@@ -10,6 +10,7 @@ from rankscope.tracer.span import NONE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .network import DirectWaits, LinkSummary
     from .report import Quality, RunReport, Starved, WaterfallSummary
 
 SCHEMA = 1
@@ -51,6 +52,8 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],
         "waterfall": None if report.waterfall is None else _waterfall(report.waterfall),
+        "links": None if report.links is None else _links(report.links),
+        "direct_waits": None if report.direct_waits is None else _waits(report.direct_waits),
     }
 
 
@@ -95,6 +98,26 @@ def _waterfall(waterfall: WaterfallSummary) -> dict[str, Any]:
         "mean_ratio": dict(waterfall.mean_ratio),
         "waiting_on": [asdict(entry) for entry in waterfall.waiting_on],
         "bubble": None if waterfall.bubble is None else asdict(waterfall.bubble),
+    }
+
+
+def _links(summary: LinkSummary) -> dict[str, Any]:
+    """Return the transfers by link without their matrix, which is for drawing."""
+    return {
+        "num_links": summary.num_links,
+        "num_slow": summary.num_slow,
+        "links": [{**asdict(link), "excess_ratio": link.excess_ratio} for link in summary.links],
+        "totals": [asdict(total) for total in summary.totals],
+    }
+
+
+def _waits(waits: DirectWaits) -> dict[str, Any]:
+    """Return the direct waits as columns: there are thousands of pairs."""
+    return {
+        "total_ns": waits.total_ns,
+        "rank": waits.rank.tolist(),
+        "on_rank": waits.on_rank.tolist(),
+        "waiting_ns": waits.waiting_ns.tolist(),
     }
 
 

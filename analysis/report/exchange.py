@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from ..trace.account import RecordAccount
 from . import network
 from . import report as report_module
 from .report import RunReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from numpy.typing import NDArray
 
 OTHERS = (Coords, Layout, RecordAccount)
 RECORDS: dict[str, type[Any]] = {
@@ -67,26 +72,40 @@ def read_report(text: str) -> RunReport:
 
 def _encode(value: Any) -> Any:  # noqa: ANN401  # any part of a report
     """Return JSON types; what JSON lacks is a list of its type's name and its contents."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if type(value) in PLAIN:
-        return value
-    if isinstance(value, StrEnum):
-        return [type(value).__name__, value.value]
-    if isinstance(value, tuple):
-        return ["tuple", *map(_encode, value)]
-    if isinstance(value, np.ndarray):
-        data = base64.b64encode(np.ascontiguousarray(value).data).decode()
-        return ["array", value.dtype.name, list(value.shape), data]
-    if is_dataclass(value) and not isinstance(value, type):
-        held = {name: _encode(getattr(value, name)) for name in _field_names(type(value))}
-        return [type(value).__name__, held]
-    return ["dict", *([_encode(key), _encode(each)] for key, each in value.items())]
+    kind: Any = type(value)
+    return value if kind in PLAIN else _encoder(kind)(value)
 
 
 @cache
-def _field_names(record: type[Any]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(record))
+def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
+    """Return the encoder of a type that is not plain; a report has half a million values."""
+    if issubclass(kind, np.generic):
+        return lambda value: value.item()
+    if issubclass(kind, StrEnum):
+        return lambda value: [kind.__name__, value.value]
+    if issubclass(kind, tuple):
+        return lambda value: ["tuple", *_encode_all(value)]
+    if issubclass(kind, np.ndarray):
+        return _encode_array
+    if is_dataclass(kind):
+        names = tuple(each.name for each in fields(kind))
+        return lambda value: [
+            kind.__name__,
+            dict(zip(names, _encode_all([getattr(value, name) for name in names]), strict=True)),
+        ]
+    return lambda value: [
+        "dict",
+        *zip(_encode_all(value), _encode_all(value.values()), strict=True),
+    ]
+
+
+def _encode_all(values: Collection[Any]) -> Iterable[Any]:
+    return values if PLAIN.issuperset(map(type, values)) else map(_encode, values)
+
+
+def _encode_array(value: NDArray[Any]) -> list[Any]:
+    data = base64.b64encode(np.ascontiguousarray(value).data).decode()
+    return ["array", value.dtype.name, list(value.shape), data]
 
 
 def _decode(value: Any) -> Any:  # noqa: ANN401  # as above

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .text import format_part, format_percent, format_seconds, format_slowdown
+
 if TYPE_CHECKING:
     from ..trace.tables import RunSummary
     from .report import Finding, RunReport
@@ -77,6 +79,32 @@ class ComparedNumber:
     ratio: float | None
     """Second over first."""
 
+    @property
+    def label(self) -> str:
+        """The name without its unit, in the words of the overview."""
+        name = self.name.partition(",")[0].removeprefix(PART)
+        return _LABELS.get(name) or format_part(name)
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Both values and their ratio as text."""
+        return self._text(self.first), self._text(self.second), format_slowdown(self.ratio)
+
+    def _text(self, value: float | None) -> str:
+        if self.name.endswith(", s"):
+            return format_seconds(value)
+        if self.name == "MFU":
+            return format_percent(value, digits=1)
+        if self.name == "ranks" and value is not None:
+            return f"{value:,.0f}"
+        return format_slowdown(value)
+
+
+PART = "time."
+"""Prefix of the parts of the waterfall in `rankscope.comparison.Comparison.numbers`."""
+
+_LABELS = {"slowdown S": "GPU slowdown", "launch slowdown": "host delays"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
@@ -114,6 +142,17 @@ class StartupPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartupSpan:
+    """One span of a start-up."""
+
+    name: str
+    begin_ns: int
+    """Since the first begin of all ranks that are shown."""
+
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStartup:
     """Start-up of one rank in one epoch."""
 
@@ -122,8 +161,8 @@ class RankStartup:
     total_ns: int
     """First begin to last end of its spans outside steps, before its first step."""
 
-    parts_ns: dict[str, int]
-    """By name of the part."""
+    spans: tuple[StartupSpan, ...]
+    """The longest ones, the longest first: a shorter one may lie within a longer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

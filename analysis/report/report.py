@@ -34,6 +34,21 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The span, gap or transfer that shows a finding best, and when it was."""
+
+    epoch: int
+    step: int
+    rank: int
+    begin_ns: int
+    """From the start of the step's first span, as ``end_ns``."""
+
+    end_ns: int
+    excess_ns: int
+    """Its time above its ideal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One diagnosed cause. Findings come sorted by ``recoverable_ratio``, the largest first."""
 
@@ -55,6 +70,9 @@ class Finding:
     saved_s: float | None = None
     """``T_actual - T_without`` of the same, mean seconds per step; None if it has no price."""
 
+    noise_s: float | None = None
+    """Standard deviation of the step time, seconds, once all findings are fixed."""
+
     confidence: float
     """0 to 1."""
 
@@ -63,6 +81,9 @@ class Finding:
 
     severity: Severity | None = None
     """None if it was not graded, as of a finding read back from the store."""
+
+    proof: Proof | None = None
+    """None if no single operation shows it, or none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +120,10 @@ class Mfu:
 
     restart_steps: tuple[int, ...] = ()
     """First known step after each restart of the job."""
+
+    usual: float | None = None
+    """Mean MFU of the previous run of the same model on as many of the same devices, by the same
+    convention; None if there is none."""
 
 
 class MfuShapeName(StrEnum):
@@ -394,6 +419,21 @@ class RunReport:
                 parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
                 left_s -= seconds
         return (*parts, StepPart(name="other", seconds=left_s))
+
+    @property
+    def longest_waits(self) -> tuple[Starved, ...]:
+        """The waiting ranks, those first that wait longest for the ranks of the top finding.
+
+        If it names none, or is no problem, those that wait longest.
+        """
+        top = self.top_finding
+        culprits = set() if top.severity is Severity.NONE else set(top.ranks)
+
+        def order(one: Starved) -> tuple[float, float]:
+            on_culprits = sum(each.ratio for each in one.waits_on if each.rank in culprits)
+            return -on_culprits, -one.wait_ratio
+
+        return tuple(sorted(self.starved, key=order))
 
     @property
     def top_finding(self) -> Finding:

@@ -5,6 +5,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_count      1 step; 12,288 ranks
     format_percent    26 %
     format_slowdown   1.38x
+    format_finding    1.38x, 94 %, 0.98: cells of a table
     format_duration   45.3 s; 137 ms; 62.0 us      (from ns)
     format_seconds    the same, from seconds
     format_bytes      4.00 MiB
@@ -22,7 +23,7 @@ An unknown quantity is `UNKNOWN`, an empty list `EMPTY`. Nothing here escapes te
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 FORMULA = "=+-@\t\r"
 """A spreadsheet takes a cell that begins with one of these for a formula. Source: OWASP, CSV
 Injection."""
+
+FINDING_COLUMNS = (
+    "cause", "severity", "ranks", "steps", "slowdown", "recoverable", "confidence",
+)  # fmt: skip
+"""Columns of a table of findings, on a terminal, a page and in a file."""
 
 UNKNOWN = "n/a"
 EMPTY = "-"
@@ -66,6 +72,30 @@ def format_percent(ratio: float | None, *, digits: int = 0) -> str:
 def format_slowdown(slowdown: float | None) -> str:
     """Return a slowdown as a factor: "1.38x"."""
     return UNKNOWN if slowdown is None else f"{slowdown:.2f}x"
+
+
+def format_part(part: str) -> str:
+    """Return a part of the waterfall in words: "useful compute", "bubble, warm-up"."""
+    if part == "gc":
+        return "garbage collection"
+    if part.startswith("bubble_"):
+        return f"bubble, {part.removeprefix('bubble_').replace('_', '-')}"
+    return part.replace("_", " ")
+
+
+class _Finding(Protocol):
+    @property
+    def slowdown(self) -> float | None: ...
+    @property
+    def recoverable_ratio(self) -> float | None: ...
+    @property
+    def confidence(self) -> float: ...
+
+
+def format_finding(finding: _Finding) -> tuple[str, str, str]:
+    """Return the last three cells of `FINDING_COLUMNS`: "1.38x", "94 %", "0.98"."""
+    recoverable = format_percent(finding.recoverable_ratio)
+    return format_slowdown(finding.slowdown), recoverable, f"{finding.confidence:.2f}"
 
 
 def format_duration(duration_ns: float | None) -> str:

@@ -187,9 +187,6 @@ class Thresholds:
     min_network_culprits: int = 4
     """Slow links without a rank in common that make it the network. Source: choice."""
 
-    min_network_slow_share: float = 0.1
-    """Share of all links that must be slow for that. Source: choice."""
-
     min_common_links: int = 3
     """Links that must be slower in the same steps for the network to be at fault. Source: design.md
     section 5, several groups."""

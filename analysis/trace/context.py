@@ -146,3 +146,6 @@ class RunContext:
     exits: tuple[RankExit, ...] = ()
     previous_manifests: tuple[RankManifest, ...] = ()
     """Manifests of the previous run of the same model and world size, if there is one."""
+
+    previous_mfu: float | None = None
+    """Mean MFU of that run, if it is known, on the same devices and by the same convention."""

@@ -19,6 +19,20 @@ SELECT run_id, cause, severity, ranks, verdict, step_s, mfu, loss, duration_ns, 
 FROM reports FINAL
 """
 
+SELECT_COMPARABLE_MFU = """
+WITH counted AS (
+    SELECT run_id, argMax(flops_convention, epoch) AS convention FROM runs FINAL
+    WHERE run_id IN ({run_id:String}, {other_id:String}) GROUP BY run_id
+), devices AS (
+    SELECT run_id, arraySort(groupUniqArray((device_name, dtype))) AS names FROM ranks FINAL
+    WHERE run_id IN ({run_id:String}, {other_id:String}) GROUP BY run_id
+)
+SELECT mfu FROM reports FINAL
+WHERE run_id = {other_id:String} AND mfu IS NOT NULL
+    AND (SELECT uniqExact(convention) = 1 FROM counted)
+    AND (SELECT uniqExact(names) = 1 FROM devices)
+"""
+
 SELECT_LAST_LOSS = """
 SELECT avg(loss) AS last_loss FROM steps
 WHERE run_id = {run_id:String} AND loss IS NOT NULL AND (epoch, step) = (
@@ -31,6 +45,15 @@ def read_report_body(store: Store, run_id: str) -> Row | None:
     """Return the stored report of a run, with the version and the data that it is of."""
     rows = store.rows(SELECT_BODY, {"run_id": run_id})
     return rows[0] if rows else None
+
+
+def read_comparable_mfu(store: Store, run_id: str, other_id: str) -> float | None:
+    """Return the mean MFU of another run; None if it is unknown, or not comparable.
+
+    It compares if FLOPs were counted alike and the devices and their number types are the same.
+    """
+    rows = store.rows(SELECT_COMPARABLE_MFU, {"run_id": run_id, "other_id": other_id})
+    return rows[0]["mfu"] if rows else None
 
 
 def read_report_lines(store: Store) -> dict[str, Row]:

@@ -292,6 +292,7 @@ def test_the_document_has_the_keys_that_checks_rely_on() -> None:
         *("step_time_s", "launch_slowdown", "replay_error_ratio", "slowdown", "waste_ratio"),
         *("slowdown_by_kind", "slowdown_by_dp", "slowdown_by_stage", "slowdown_by_worker"),
         *("slowdown_by_step", "m_w", "m_s", "findings", "starved", "mfu", "quality"),
+        *("links", "direct_waits"),
     }
     assert set(document["step_time_s"]) == {"actual", "replayed", "ideal"}
     assert set(document["slowdown_by_worker"]) == {"0,0", "1,0", "0,1", "1,1"}
@@ -300,7 +301,7 @@ def test_the_document_has_the_keys_that_checks_rely_on() -> None:
     assert culprits["by_exact"] == (0, 1)
     assert set(document["findings"][0]) == {
         *("cause", "ranks", "steps", "slowdown", "recoverable_ratio", "confidence", "evidence"),
-        *("severity", "saved_s"),
+        *("severity", "saved_s", "noise_s", "proof"),
     }
     assert set(document["quality"]) == {
         *("produced_spans", "stored_spans", "dropped_spans", "buffered_spans"),

@@ -44,7 +44,24 @@ def test_the_culprit_has_the_largest_excess_of_the_guilty_quantity(
     assert top.steps is not None
     assert top.steps[0] <= evidence.steps[column] <= top.steps[1]
     assert evidence.excess_ns[row, column] > least_s * 1e9
+    # Beside a slow link, an alike one that is not slow is not shown as too fast.
+    assert np.nanmin(evidence.excess_ns) > -0.3 * np.nanmax(evidence.excess_ns)
+    # The proof is the bad gap or transfer itself: about as long as it is too long.
+    proof = top.proof
+    assert proof is not None
+    assert proof.rank in top.ranks
+    assert top.steps[0] <= proof.step <= top.steps[1]
+    assert proof.excess_ns > least_s * 1e9 / 3
+    assert 0 <= proof.begin_ns < proof.end_ns < 2 * proof.excess_ns + proof.begin_ns
 
 
 def test_slow_compute_is_seen_in_the_compute() -> None:
-    assert analyze("slow-compute").evidence is None
+    report = analyze("slow-compute")
+
+    assert report.evidence is None
+    proof = report.top_finding.proof
+    assert proof is not None
+    assert (proof.rank,) == report.top_finding.ranks
+    # The planted factor is 1.5: a third of the span is too long.
+    length_ns = proof.end_ns - proof.begin_ns
+    assert 0.25 * length_ns < proof.excess_ns < 0.45 * length_ns

@@ -61,6 +61,23 @@ def test_an_open_finding_counts_by_its_share_of_the_steps_that_show_it() -> None
     assert grade(REPORT, finding(steps=(8, 9), saved_s=0.02)) is Severity.WARNING
 
 
+@pytest.mark.parametrize(
+    ("noise_s", "steps", "severity"),
+    [
+        (0.1, (5, 12), Severity.WARNING),
+        (0.2, (5, 12), Severity.MINOR),
+        (0.2, (2, 19), Severity.MINOR),
+    ],
+)
+def test_a_saving_within_two_standard_errors_of_the_mean_step_is_minor(
+    noise_s: float, steps: tuple[int, int], severity: Severity
+) -> None:
+    # GIVEN 0.05 s of each of 20 steps, whose mean has a standard error of 0.022 or 0.045 s
+    made = replace(finding(steps=steps, saved_s=0.05), noise_s=noise_s)
+
+    assert grade(REPORT, made) is severity
+
+
 @pytest.mark.parametrize("steps", [(0, 0), (19, 19)])
 def test_a_finding_of_the_first_or_the_last_step_alone_is_minor(steps: tuple[int, int]) -> None:
     assert grade(REPORT, finding(steps=steps)) is Severity.MINOR

@@ -39,8 +39,11 @@ def test_input_that_all_ranks_miss_is_found_in_a_short_run() -> None:
         gaps_with(gaps, stage=TWO_STAGES, num_steps=12), steps, nothing_explained(gaps)
     )
 
-    # THEN it is one stall of all ranks
-    assert [(each.ranks, each.steps) for each in found] == [(ALL_EIGHT, (2, 8))]
+    # THEN each stage has it, which `detect` merges
+    assert [(each.ranks, each.steps) for each in found] == [
+        (ALL_EIGHT[:4], (2, 8)),
+        (ALL_EIGHT[4:], (2, 8)),
+    ]
 
 
 def test_the_worst_step_of_a_stall_of_all_ranks_is_part_of_it() -> None:

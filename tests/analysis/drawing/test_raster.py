@@ -240,3 +240,27 @@ def lists(areas: StepAreas) -> dict[str, dict[int, list[list[int]]]]:
         name: {code: area.tolist() for code, area in getattr(areas, name).items()}
         for name in ("compute", "comm")
     }
+
+
+def test_one_long_span_among_many_ranks_stays_visible_at_every_zoom() -> None:
+    # GIVEN 24 ranks of one line that do the same; one forward of rank 7 is longer, and rank 9
+    # collects garbage for 3 % of the step
+    spans = [compute(rank, 0, 40_000_000) for rank in range(24)]
+    spans += [compute(rank, 45_000_000, 75_000_000) for rank in range(24) if rank != 7]
+    spans += [compute(7, 45_000_000, 79_000_000)]
+    spans += [compute(9, 80_000_000, 83_000_000, kind=SpanKind.GC)]
+    timeline = step_of(*spans)
+
+    fine = measure_areas(timeline, [tuple(range(24))], num_bins=3600)
+
+    # THEN their cells have their kinds, though 23 of 24 ranks do something else or nothing
+    for areas in (fine, fine.join_bins(4)):
+        cells = areas.raster().compute
+        num_bins = cells.kind.shape[1]
+        shown = [num_bins * ms // 83 for ms in (60, 77, 81)]
+        gc = KIND_CODES[SpanKind.GC]
+        assert cells.kind[0, shown].tolist() == [FORWARD, FORWARD, gc]
+        assert (cells.filled_ratio[0, shown[1:]] >= 1).all()
+    # and three ranks, which have no usual length, are drawn as their average
+    few = measure_areas(timeline, [(7, 8, 9)], num_bins=900)
+    assert few.notable == {}

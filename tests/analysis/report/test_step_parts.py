@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.report.report import Finding, Severity, StepTimes
+from rankscope.analysis.report.report import Finding, Severity, Starved, StepTimes, WaitsOn
 from tests.support.dashboard.builders import report
 
 if TYPE_CHECKING:
@@ -79,3 +79,24 @@ def test_the_parts_sum_to_the_step_time_and_none_is_negative(
 
     assert sum(seconds) == pytest.approx(made.step_time_s.actual)
     assert min(seconds) >= -1e-9
+
+
+def test_the_ranks_that_wait_longest_for_the_culprit_come_first() -> None:
+    waits = [(0, 0.5, {6: 0.4, 5: 0.1}), (1, 0.3, {5: 0.3}), (2, 0.2, {5: 0.1}), (5, 0.6, {6: 0.6})]
+    starved = tuple(
+        Starved(
+            rank=rank,
+            wait_ratio=ratio,
+            waits_on=tuple(WaitsOn(rank=on, ratio=part) for on, part in parts.items()),
+        )
+        for rank, ratio, parts in waits
+    )
+    slow = replace(found("slow-compute", 0.1), ranks=(5,))
+    healthy = replace(slow, cause="healthy", severity=Severity.NONE)
+
+    def order(finding: Finding) -> list[int]:
+        made = replace(report(), starved=starved, findings=(finding,))
+        return [one.rank for one in made.longest_waits]
+
+    assert order(slow) == [1, 0, 2, 5]
+    assert order(healthy) == [5, 0, 1, 2]
