@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from rankscope.analysis.drawing.raster import Viewport
+from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.selection import frame_proof
 from rankscope.analysis.report.text import format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankscope.analysis.report.report import Finding
 
 OVERVIEW = "run"
 TIMELINE = "timeline"
@@ -24,6 +27,9 @@ COMPARE = "compare"
 RUNS = "runs"
 ALERTS = "alerts"
 HEALTH = "health"
+LAYERS = ("path", "ideal")
+"""What the timeline may draw beside a step: its critical path, and its ideal beneath."""
+
 UNKNOWN = "?"
 """An address that can name no page."""
 
@@ -63,7 +69,11 @@ class View:
     """Likewise of the run to compare with."""
 
     show: str | None = None
-    """What the page shows of several things, as one of its own words; None: its first choice."""
+    """What the page shows of several things, as one of its own words; None: its first choice.
+    On the timeline a cause: the proof of its finding."""
+
+    layers: tuple[str, ...] = ()
+    """Those of `LAYERS` that are drawn, in their order."""
 
     order: RowOrder = RowOrder.PP
     viewport: Viewport | None = None
@@ -98,6 +108,7 @@ def read_address(path: str, query: str) -> View:
         steps=read_steps(values.get("steps", "")),
         with_steps=read_steps(values.get("with-steps", "")),
         show=values.get("show"),
+        layers=tuple(one for one in LAYERS if one in values.get("layers", "").split(",")),
         order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
         viewport=_read_viewport(values),
     )
@@ -116,12 +127,27 @@ def write_address(view: View, *, base_path: str) -> str:
         "steps": _write_steps(view.steps),
         "with-steps": _write_steps(view.with_steps),
         "show": view.show,
+        "layers": ",".join(view.layers) or None,
         "order": None if view.order is RowOrder.PP else view.order.value,
         **_write_viewport(view.viewport),
     }
     given = {key: value for key, value in values.items() if value is not None}
     query = f"?{urlencode(given, safe=',')}" if given else ""
     return f"{base_path}{quote(view.page)}{query}"
+
+
+def view_finding(view: View, finding: Finding) -> View:
+    """Return the view of a step that shows a finding: its ranks marked, at its proof if known."""
+    shown = replace(
+        view,
+        page=TIMELINE,
+        ranks=finding.ranks,
+        order=RowOrder.EXCESS if finding.ranks else RowOrder.PP,
+    )
+    if finding.proof is None:
+        return shown
+    proof = finding.proof
+    return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
@@ -163,8 +189,11 @@ def _number(text: str | None) -> int | None:
 
 
 def _read_viewport(values: dict[str, str]) -> Viewport | None:
-    """Read ``from`` and ``to``, in ns from the step's begin, and ``rows``, first-last from 0."""
-    first, _, last = values.get("rows", "").partition("-")
+    """Read ``from`` and ``to``, in ns from the step's begin, and ``rows``, first-last from 0.
+
+    Without ``rows`` it has all.
+    """
+    first, _, last = values.get("rows", f"0-{ALL_ROWS - 1}").partition("-")
     texts = (values.get("from"), values.get("to"), first, last)
     begin_ns, end_ns, first_row, last_row = (_number(text) for text in texts)
     if begin_ns is None or end_ns is None or first_row is None or last_row is None:
@@ -177,8 +206,7 @@ def _read_viewport(values: dict[str, str]) -> Viewport | None:
 def _write_viewport(viewport: Viewport | None) -> dict[str, str]:
     if viewport is None:
         return {}
-    return {
-        "from": str(viewport.begin_ns),
-        "to": str(viewport.end_ns),
-        "rows": f"{viewport.first_row}-{viewport.end_row - 1}",
-    }
+    times = {"from": str(viewport.begin_ns), "to": str(viewport.end_ns)}
+    if (viewport.first_row, viewport.end_row) == (0, ALL_ROWS):
+        return times
+    return {**times, "rows": f"{viewport.first_row}-{viewport.end_row - 1}"}

@@ -89,6 +89,7 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
         add_log_handler=False,
         enable_mcp=False,
     )
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.server.debug = False  # FLASK_DEBUG would show tracebacks
     app.server.register_error_handler(DependencyException, _missing_script)
     guard(app)

@@ -8,27 +8,30 @@ from __future__ import annotations
 import csv
 import io
 from html import escape as escape_html
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flask import Response, request
 
+from rankscope.analysis.drawing.raster import ALL_ROWS
+from rankscope.analysis.drawing.rows import RowOrder, row_order
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import (
+    FINDING_COLUMNS,
     FORMULA,
     UNKNOWN,
     format_account,
     format_count,
     format_duration,
+    format_finding,
     format_percent,
     format_range,
     format_ranges,
     format_seconds,
-    format_slowdown,
     format_time,
 )
 from rankscope.analysis.trace.errors import AnalysisError
 
-from .address import read_ranks
+from .address import TIMELINE, View, read_address
 from .text import escape
 
 if TYPE_CHECKING:
@@ -126,9 +129,16 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
         epoch = request.args.get("epoch", type=int)
         if step is None or epoch is None:
             return _refusal("give run, epoch and step", 400)
-        ranks = read_ranks(request.args.get("rank", ""))
+        view = read_address(TIMELINE, request.query_string.decode())
+        window = view.viewport
         try:
-            text = provider.step_trace(run_id, epoch=epoch, step=step, ranks=ranks)
+            text = provider.step_trace(
+                run_id,
+                epoch=epoch,
+                step=step,
+                ranks=view.ranks or _shown_ranks(provider, view),
+                window_ns=None if window is None else (window.begin_ns, window.end_ns),
+            )
         except AnalysisError as error:
             return _refusal(str(error), 404)
         return _file(text, f"{run_id}-step-{step}.json", "application/json")
@@ -140,6 +150,21 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
         (TRACE_PATH, step),
     ):
         server.add_url_rule(f"/{path}", endpoint=path, view_func=view, methods=["GET"])
+
+
+def _shown_ranks(provider: ReportProvider, view: View) -> tuple[int, ...]:
+    """Return the ranks in the rows of a view; empty if they are all."""
+    window = view.viewport
+    if window is None or (window.first_row, window.end_row) == (0, ALL_ROWS):
+        return ()
+    place: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
+    picture = provider.picture(str(view.run), **place, order=view.order, viewport=window)
+    if picture is not None:
+        return picture.ranks
+    timeline = provider.timeline(str(view.run), **place)
+    if timeline is None or view.order is RowOrder.EXCESS:
+        return ()
+    return row_order(timeline, view.order)[window.first_row : window.end_row]
 
 
 def _finished(provider: ReportProvider, run_id: str) -> RunReport | Response:
@@ -201,9 +226,7 @@ def report_page(report: RunReport, verdict: str) -> str:
             each.severity or UNKNOWN,
             format_ranges(each.ranks, max_ranges=8),
             format_range(each.steps),
-            format_slowdown(each.slowdown),
-            format_percent(each.recoverable_ratio),
-            f"{each.confidence:.2f}",
+            *format_finding(each),
             each.evidence,
         )
         for each in report.findings
@@ -214,7 +237,7 @@ def report_page(report: RunReport, verdict: str) -> str:
             format_percent(one.wait_ratio),
             ", ".join(f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:2]),
         )
-        for one in sorted(report.starved, key=lambda one: -one.wait_ratio)[:_MAX_ROWS]
+        for one in report.longest_waits[:_MAX_ROWS]
     ]
     return "".join(
         [
@@ -224,8 +247,7 @@ def report_page(report: RunReport, verdict: str) -> str:
             f"<h1>{_text(verdict)}</h1>\n",
             "<ul>", *(f"<li>{_text(fact)}</li>" for fact in facts), "</ul>\n",
             _steps_svg(report),
-            _table("Findings", ("cause", "severity", "ranks", "steps", "slowdown", "recoverable",
-                                "confidence", "evidence"), findings),
+            _table("Findings", (*FINDING_COLUMNS, "evidence"), findings),
             _table("Who waits for whom", ("rank", "waits", "for"), starved),
             _table("Notices", ("",), [(warning,) for warning in report.quality.warnings]),
             "</html>\n",

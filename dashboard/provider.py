@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
+    from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.alert_list import AlertList
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
@@ -84,6 +85,14 @@ class ReportProvider(Protocol):
         """Return the spans of some ranks of a picture's whole step; None if they are not read."""
         ...
 
+    def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
+        """Return critical path, slack and ideal of a step; None while they are being made.
+
+        Raises:
+            AnalysisError: The step cannot be replayed, or has too many spans.
+        """
+        ...
+
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes with the stored picture of a step."""
         ...
@@ -152,8 +161,18 @@ class ReportProvider(Protocol):
         """Return the start-up of a run's newest epoch; None if no span is outside the steps."""
         ...
 
-    def step_trace(self, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]) -> str:
-        """Return the spans of a step, or of some of its ranks, as a file for Perfetto.
+    def step_trace(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        ranks: tuple[int, ...],
+        window_ns: tuple[int, int] | None = None,
+    ) -> str:
+        """Return the spans of a step, or of some of its ranks or time, as a file for Perfetto.
+
+        ``window_ns`` is from the start of the step's first span.
 
         Raises:
             EmptyRunError: There are no such spans, or too many.

@@ -20,6 +20,9 @@ INK = "#868e96"
 
 SLOW = "#d9480f"
 FAST = "#1c7ed6"
+PATH = "#e0218a"
+"""The critical path: no kind of span has this hue."""
+
 IDEAL = "#868e96"
 MFU = "#9c6ade"
 STEP_TIME = "#1c7ed6"

@@ -14,6 +14,7 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 
+from ..arrays.grouping import cumcount, factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
 from .rows import row_order
@@ -44,6 +45,16 @@ NUM_BINS = 900
 MAX_LEVELS = 64
 """Levels of nesting that a picture distinguishes. Each costs a pass over the spans, and a user's
 own spans may be nested without limit; deeper ones count as this level."""
+
+NOTABLE = 1.25
+"""Length from which a stretch is notable, over the median of alike ones: ranks of a line do equal
+work, and differ by a few percent."""
+
+LEAST_ALIKE = 4
+"""Ranks of a line from which their average hides one of them."""
+
+ALL_ROWS = 10**9
+"""End row of a viewport of all ranks, however many there are."""
 
 _WAIT = KIND_CODES[SpanKind.WAIT]
 
@@ -149,6 +160,9 @@ class StepAreas:
     comm: AreasByKind
     """Communication: its kind while it moved bytes, `WAIT` while it waited."""
 
+    notable: AreasByKind = field(default_factory=dict)
+    """The part of ``compute`` in stretches that `find_notable` finds."""
+
     def join_bins(self, num_joined: int) -> StepAreas:
         """Join ``num_joined`` neighbouring bins; the number of bins is a multiple of it."""
         first = np.arange(0, len(self.edges_ns) - 1, num_joined)
@@ -161,14 +175,24 @@ class StepAreas:
             edges_ns=self.edges_ns[::num_joined],
             compute=join(self.compute),
             comm=join(self.comm),
+            notable=join(self.notable),
         )
 
     def raster(self) -> StepRaster:
-        """Return the kind with the most time of each cell."""
+        """Return the kind with the most time of each cell, or of what is notable in it."""
+        compute, notable = self._cells(self.compute), self._cells(self.notable)
+        is_notable = notable.kind != NONE
         return StepRaster(
             rank_blocks=self.rank_blocks,
             edges_ns=self.edges_ns,
-            compute=self._cells(self.compute),
+            compute=KindCells(
+                kind=np.where(is_notable, notable.kind, compute.kind),
+                filled_ratio=np.where(
+                    is_notable,
+                    np.maximum(compute.filled_ratio, np.float32(1)),
+                    compute.filled_ratio,
+                ),
+            ),
             comm=self._cells(self.comm),
         )
 
@@ -267,6 +291,22 @@ def stack_rasters(rasters: Sequence[StepRaster]) -> StepRaster:
     )
 
 
+def shrink_raster(raster: StepRaster, *, max_lines: int, max_bins: int) -> StepRaster:
+    """Return evenly spaced lines and bins of a raster, for a small picture of it."""
+    lines = slice(None, None, -(-len(raster.rank_blocks) // max_lines))
+    bins = slice(None, None, -(-(len(raster.edges_ns) - 1) // max_bins))
+
+    def cut(cells: KindCells) -> KindCells:
+        return KindCells(kind=cells.kind[lines, bins], filled_ratio=cells.filled_ratio[lines, bins])
+
+    return StepRaster(
+        rank_blocks=raster.rank_blocks[lines],
+        edges_ns=np.append(raster.edges_ns[:-1][bins], raster.edges_ns[-1]),
+        compute=cut(raster.compute),
+        comm=cut(raster.comm),
+    )
+
+
 def ranks_per_line(num_ranks: int, *, max_lines: int = MAX_LINES) -> int:
     """Return how many neighbouring ranks share a line of a picture of all ranks."""
     return max(1, -(-num_ranks // max_lines))
@@ -316,18 +356,52 @@ def measure_areas(
     shown, kind = line >= 0, spans.kind
     blocked = np.full_like(kind, _WAIT)
     done = find_innermost(timeline, shown)
+    at = line_by_rank[done.rank]
+    begin = np.clip(done.start_ns - timeline.begin_ns, 0, length)
+    until = np.clip(done.end_ns - timeline.begin_ns, 0, length)
+    ranks_of_line = np.array([len(block) for block in rank_blocks], np.int64)
+    notable = find_notable(done, at, ranks_of_line, least_ns=length // NUM_BINS)
     return StepAreas(
         rank_blocks=tuple(rank_blocks),
         edges_ns=grid.edges,
-        compute=grid.areas(
-            line_by_rank[done.rank],
-            np.clip(done.start_ns - timeline.begin_ns, 0, length),
-            np.clip(done.end_ns - timeline.begin_ns, 0, length),
-            done.kind,
-        ),
+        compute=grid.areas(at, begin, until, done.kind),
+        notable=grid.areas(at[notable], begin[notable], until[notable], done.kind[notable]),
         comm=grid.kept_areas(line, moves, end, kind, shown & comm)
         | grid.kept_areas(line, start, moves, blocked, shown & comm & (waiting > 0)),
     )
+
+
+def find_notable(
+    done: Stretches, line: NDArray[np.int64], ranks_of_line: NDArray[np.int64], *, least_ns: int
+) -> NDArray[np.intp]:
+    """Return the stretches that the average of their line would hide, though they are long.
+
+    Alike are the stretches of one kind and number on each rank of a line, such as the third
+    forward. One is notable if it takes `NOTABLE` times as long as their median, and ``least_ns``
+    longer; a rank that has none counts as 0, so that a lone pause is notable. Waits are not, and
+    neither is anything in a line of fewer than `LEAST_ALIKE` ranks.
+
+    Args:
+        done: Stretches, ordered by rank and begin.
+        line: Shape (stretches,): the line of each.
+        ranks_of_line: Shape (lines,): its ranks.
+        least_ns: Shorter differences would not show.
+    """
+    rows = np.flatnonzero((done.kind != _WAIT) & (ranks_of_line[line] >= LEAST_ALIKE))
+    if not len(rows):
+        return rows
+    length_ns = done.end_ns[rows] - done.start_ns[rows]
+    of_rank, _ = factorize(done.rank[rows], done.kind[rows])
+    alike, num_groups = factorize(line[rows], done.kind[rows], cumcount(of_rank))
+    order = np.lexsort((length_ns, alike))
+    first = np.searchsorted(alike[order], np.arange(num_groups))
+    num = np.bincount(alike, minlength=num_groups)
+    group_line = line[rows[order[first]]]
+    num_missing = ranks_of_line[group_line] - num
+    middle = ranks_of_line[group_line] // 2 - num_missing
+    median_ns = np.where(middle >= 0, length_ns[order[first + np.maximum(middle, 0)]], 0)[alike]
+    is_long = (length_ns > NOTABLE * median_ns) & (length_ns - median_ns > least_ns)
+    return rows[is_long]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from rankscope.tracer.span import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,12 +55,16 @@ def useful_orders(
         hosts: Their hosts.
         has_excess: Whether their excess is known.
     """
-    places = [at.to_dict() for at in coords]
-    useful = [order for order in AXES if len({place[order.value] for place in places}) > 1]
+    places = tuple(coords)
+    useful = [order for order in AXES if _differ(attrgetter(order.value), places)]
     useful.append(RowOrder.RANK)
     if len(set(hosts)) > 1:
         useful.append(RowOrder.HOST)
     return (*useful, RowOrder.EXCESS) if has_excess else tuple(useful)
+
+
+def _differ(value: Callable[[Coords], int], places: Sequence[Coords]) -> bool:
+    return any(value(at) != value(places[0]) for at in places)
 
 
 def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
@@ -136,7 +141,8 @@ def group_starts(
     names = dict(hosts or {}) if order is RowOrder.HOST else {}
     if order in AXES:
         word = order.value.upper()
-        names = {rank: f"{word} {getattr(at, order.value)}" for rank, at in coords.items()}
+        value = attrgetter(order.value)
+        names = {rank: f"{word} {value(coords[rank])}" for rank in ranks if rank in coords}
     if names.keys().isdisjoint(ranks):
         return ()
     groups: list[tuple[int, str]] = []

@@ -9,10 +9,19 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, NONE, NS_PER_S, SpanKind
 
+from .raster import ALL_ROWS, Viewport
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
+    from ..report.report import Finding, Proof
     from .timeline import StepTimeline
+
+MARGIN = 1.0
+"""Time around a proof that is shown, over its length, on each side: enough to see what came before
+and after, and who waited."""
 
 MAX_ARROWS = 32
 """Ranks that a delay is drawn to: more arrows hide the spans, and the table has them all."""
@@ -154,6 +163,33 @@ def describe_span(timeline: StepTimeline, row: int) -> SpanFacts:
             for one in (members if timeline.communication[row] else [])
         ),
         arrows=tuple(arrows),
+    )
+
+
+def frame_proof(proof: Proof) -> Viewport:
+    """Return the part of a step that shows a proof, with a margin and all ranks."""
+    margin_ns = max(round(MARGIN * (proof.end_ns - proof.begin_ns)), 1)
+    return Viewport(
+        begin_ns=max(proof.begin_ns - margin_ns, 0),
+        end_ns=proof.end_ns + margin_ns,
+        first_row=0,
+        end_row=ALL_ROWS,
+    )
+
+
+def choose_finding(
+    findings: Iterable[Finding], cause: str, ranks: tuple[int, ...]
+) -> Finding | None:
+    """Return the first finding of a cause that has a proof, on some of these ranks if any."""
+    return next(
+        (
+            each
+            for each in findings
+            if each.cause == cause
+            and each.proof is not None
+            and (not ranks or not each.ranks or not set(ranks).isdisjoint(each.ranks))
+        ),
+        None,
     )
 
 

@@ -15,7 +15,7 @@ from ..trace.errors import EmptyRunError
 from ..trace.rows import concatenate, make_span_table, select_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from numpy.typing import NDArray
 
@@ -81,9 +81,19 @@ def cut_timeline(timeline: StepTimeline, picture: StepPicture) -> StepTimeline:
         & (spans.start_ns + spans.duration_ns > begin_ns)
         & np.isin(spans.rank, picture.ranks)
     )
+    return _select(timeline, rows)
+
+
+def select_ranks(timeline: StepTimeline, ranks: Collection[int]) -> StepTimeline:
+    """Return the spans of some ranks; begin and end are the whole step's."""
+    rows = np.flatnonzero(np.isin(timeline.spans.rank, list(ranks)))
+    return _select(timeline, rows)
+
+
+def _select(timeline: StepTimeline, rows: NDArray[np.intp]) -> StepTimeline:
     return replace(
         timeline,
-        spans=select_rows(spans, rows),
+        spans=select_rows(timeline.spans, rows),
         wait_ns=timeline.wait_ns[rows],
         transfer_ns=timeline.transfer_ns[rows],
         last_rank=timeline.last_rank[rows],

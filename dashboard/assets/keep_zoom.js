@@ -27,8 +27,29 @@ window.dash_clientside.rankscope = {
     const kinds = point && gd && gd.data[point.curveNumber] && gd.data[point.curveNumber].meta;
     if (!kinds || !(point.z > 0)) return "";
     const shade = point.z - 1;
-    const share = shade % 2 ? "at least half" : "less than half";
-    return `${point.y}, ${point.x.toFixed(3)} ms: ${kinds[shade >> 1]}, ${share} of the pixel`;
+    const lone = /[-,]/.test(String(point.y)) ? ", or one long span" : "";
+    const share = shade % 2 ? `at least half of the pixel${lone}` : "less than half of the pixel";
+    return `${point.y}, ${point.x.toFixed(3)} ms: ${kinds[shade >> 1]}, ${share}`;
+  },
+
+  // A button turns one of the timeline's layers on or off; the address holds which are on.
+  toggleLayer(...clicks) {
+    const of = window.dash_clientside.callback_context.triggered[0];
+    if (!of || !of.value) return window.dash_clientside.no_update; // the buttons were made anew
+    const layer = of.prop_id.split(".")[0].replace("timeline-", "");
+    const query = new URLSearchParams(window.location.search);
+    const shown = new Set((query.get("layers") || "").split(",").filter(Boolean));
+    if (!shown.delete(layer)) shown.add(layer);
+    query.delete("layers");
+    if (shown.size) query.set("layers", [...shown].join(","));
+    return `?${query}`;
+  },
+
+  // The page and the run of an address: what the frame around the page shows.
+  findPlace(path, search, before) {
+    const run = new URLSearchParams(search || "").get("run") || "";
+    const place = `${path} ${run}`;
+    return place === before ? window.dash_clientside.no_update : place;
   },
 
   // A zoom belongs into the address, but each notch of a wheel is no step of the history. The

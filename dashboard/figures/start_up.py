@@ -1,4 +1,4 @@
-"""Bars of the ranks' start-up by part, the slowest rank at the top."""
+"""Spans of the ranks' start-up on one axis of time, the slowest rank at the top."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ _ROW_PX, _FRAME_PX = 20, 96
 
 
 def start_up_figure(found: Startup) -> go.Figure:
-    """Draw a stacked bar for each of the slowest ranks."""
+    """Draw the spans of each of the slowest ranks where they were, the shorter ones in front."""
     unit, unit_ns = axis_unit(found.slowest[0].total_ns)
     labels = [f"rank {one.rank}" for one in found.slowest]
     figure = go.Figure()
     colors = list(KIND_COLORS.values())
     for place, part in enumerate(found.parts[:_MAX_NAMED]):
-        times = [one.parts_ns.get(part.name, 0) for one in found.slowest]
+        spans = [
+            (label, span)
+            for label, one in zip(labels, found.slowest, strict=True)
+            for span in one.spans
+            if span.name == part.name
+        ]
         figure.add_trace(
             go.Bar(
                 orientation="h",
-                y=labels,
-                x=[time / unit_ns for time in times],
+                y=[label for label, _ in spans],
+                base=[span.begin_ns / unit_ns for _, span in spans],
+                x=[span.duration_ns / unit_ns for _, span in spans],
                 name=escape_for_plotly(part.name),
                 marker={"color": colors[place % len(colors)]},
-                customdata=[format_duration(time) for time in times],
+                customdata=[format_duration(span.duration_ns) for _, span in spans],
                 hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
             )
         )
     height = _FRAME_PX + _ROW_PX * len(labels)
     apply_style(figure, height=height, zoom_key="start-up")
-    figure.update_layout(barmode="stack", bargap=0.3, margin={"t": 40})
-    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
-    figure.update_xaxes(title_text=f"time of the spans ({unit})", rangemode="tozero")
+    figure.update_layout(barmode="overlay", bargap=0.3, margin={"t": 40})
+    figure.update_yaxes(autorange="reversed", type="category", categoryarray=labels, showgrid=False)
+    figure.update_xaxes(title_text=f"time since the first span ({unit})", rangemode="tozero")
     return figure

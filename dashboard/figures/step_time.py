@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _MAX_MARKED = 150
 """Steps up to which each has a point."""
 
+_BLANK_HEIGHT = 80
 _KINDS_HEIGHT = 300
 
 NESTING = frozenset({SpanKind.WAIT, SpanKind.HOST})
@@ -91,7 +92,9 @@ def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
     Of communication, the time that no compute hides. Spans of the kinds in `NESTING` are left out.
     """
     if times is None:
-        return blank_figure("No step is closed yet", height=_KINDS_HEIGHT)
+        return blank_figure(
+            "Not summed up yet: the server does so within minutes", height=_BLANK_HEIGHT
+        )
     drawn = {
         kind: times.exposed_s.get(kind, by_step)
         for kind, by_step in times.busy_s.items()

@@ -13,14 +13,15 @@ from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
 
 from ..text import escape_for_plotly
-from ..theme import INK, KIND_COLORS, SLOW, apply_style, rgba
+from ..theme import INK, KIND_COLORS, apply_style, rgba
+from .timeline_marks import bar_places, path_trace, selection_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.raster import Viewport
+    from rankscope.analysis.drawing.raster import Stretches, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.timeline import StepTimeline
 
@@ -58,6 +59,7 @@ def timeline_figure(
     viewport: Viewport | None = None,
     ranks: tuple[int, ...] | None = None,
     marked: tuple[int, ...] = (),
+    path: Stretches | None = None,
 ) -> go.Figure:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
@@ -72,6 +74,7 @@ def timeline_figure(
         ranks: The viewport's ranks from the top, if only its spans are given: all around it is
             drawn as not loaded. None: the spans are the whole step's.
         marked: Ranks that are marked; if there are any, the others are dimmed.
+        path: The critical path; None: it is not drawn.
     """
     rows = arrange_rows(timeline, order, ranks)
     texts = hover_texts(timeline)
@@ -97,7 +100,9 @@ def timeline_figure(
                 hoverinfo="skip",
             )
         )
-    figure.add_trace(_arrows())
+    if path is not None:
+        figure.add_trace(go.Scatter(path_trace(path, bar_places(timeline, rows))))
+    figure.add_traces(selection_traces())
     _style(figure, timeline, rows, height, marked)
     if viewport is not None:
         figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
@@ -108,19 +113,6 @@ def timeline_figure(
             shapes = not_loaded(loaded_ms, _length_ms(timeline), num_lines=len(rows.ranks))
             figure.update_layout(shapes=[*figure.layout.shapes, *shapes])
     return figure
-
-
-def _arrows() -> go.Scatter:
-    """Return the trace, the last one, in which the page draws arrows of a selected span."""
-    return go.Scatter(
-        x=[],
-        y=[],
-        mode="lines+markers",
-        line={"color": SLOW, "width": 2},
-        marker={"symbol": "arrow", "size": 11, "angleref": "previous", "color": SLOW},
-        showlegend=False,
-        hoverinfo="skip",
-    )
 
 
 class _Waits(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.drawing.rows import group_starts
 from rankscope.analysis.report.text import format_ranges
-from rankscope.tracer.span import KIND_CODES, KINDS, NS_PER_MS, SpanKind
+from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS, SpanKind
 
 from ..text import escape_for_plotly
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
@@ -22,16 +22,32 @@ from .timeline import (
     not_loaded,
     row_ticks,
 )
+from .timeline_marks import path_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.raster import KindCells, StepPicture, StepRaster
+    from rankscope.analysis.drawing.raster import (
+        KindCells,
+        StepPicture,
+        StepRaster,
+        Stretches,
+    )
     from rankscope.analysis.drawing.rows import RowOrder
+
+    from .timeline_marks import FindPlace
 
 MAX_PAIRED = 128
 """Blocks of ranks up to which each has two lines; the lines of more would be thinner than a
 screen's pixels."""
+
+MINIMAP_HEIGHT = 56
+"""Pixels of the whole step above the shown part."""
+
+MINIMAP_LINES, MINIMAP_BINS = 56, 450
+"""One line for each pixel, and a bin for each two or three."""
 
 _PALE = 0.4
 _HALF = 0.5
@@ -43,7 +59,10 @@ _MAX_TICKS = 32
 
 
 def raster_figure(
-    picture: StepPicture, order: RowOrder, marked: tuple[int, ...] = ()
+    picture: StepPicture,
+    order: RowOrder,
+    marked: tuple[int, ...] = (),
+    path: Stretches | None = None,
 ) -> dict[str, Any]:
     """Draw a picture, a line for each rank or block of neighbouring ranks.
 
@@ -65,10 +84,34 @@ def raster_figure(
     ]
     shades = _shades(raster, num_lines=num_lines)
     heatmap = {
-        "type": "heatmap",
+        **_heatmap(shades),
         "x": ((raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS).tolist(),
         "y": labels,
-        # As 32-bit floats the shades of 512 lines would take 2.5 MB.
+        "hoverinfo": "all",
+        "meta": [kind.value for kind in KINDS],  # by number, for what is under the pointer
+        "hovertemplate": "%{y}<br>%{x:,.3f} ms<extra></extra>",
+    }
+    traces = [] if path is None else [path_trace(path, _places(picture, labels))]
+    return {
+        "data": [heatmap, *_legend(raster), *traces],
+        "layout": _layout(picture, order, marked, num_labels=len(labels)),
+    }
+
+
+def minimap_figure(raster: StepRaster, *, zoom_key: str) -> dict[str, Any]:
+    """Draw a whole step as a small picture without axes, for the place of what is shown in it."""
+    shades = _shades(raster, num_lines=1)
+    layout = base_layout(height=MINIMAP_HEIGHT, zoom_key=zoom_key)
+    layout.update(margin=dict.fromkeys("lrtb", 0))
+    layout["xaxis"] = {"visible": False}
+    layout["yaxis"] = {"visible": False, "range": [len(shades) - 0.5, -0.5]}
+    return {"data": [_heatmap(shades)], "layout": layout}
+
+
+def _heatmap(shades: NDArray[np.uint8]) -> dict[str, Any]:
+    """Return shades as a trace. As 32-bit floats those of 512 lines would take 2.5 MB."""
+    return {
+        "type": "heatmap",
         "z": {
             "dtype": "u1",
             "bdata": b64encode(shades.tobytes()).decode("ascii"),
@@ -78,13 +121,23 @@ def raster_figure(
         "zmax": 2 * len(KINDS) + 0.5,
         "colorscale": _colorscale(),
         "showscale": False,
-        "meta": [kind.value for kind in KINDS],  # by number, for what is under the pointer
-        "hovertemplate": "%{y}<br>%{x:,.3f} ms<extra></extra>",
+        "hoverinfo": "skip",
     }
-    return {
-        "data": [heatmap, *_legend(raster)],
-        "layout": _layout(picture, order, marked, num_labels=len(labels)),
-    }
+
+
+def _places(picture: StepPicture, labels: Sequence[str]) -> FindPlace:
+    """Return the lines of ranks in a picture by their labels, for compute and communication."""
+    num_lines = lines_per_block(picture)
+    blocks = picture.raster.rank_blocks
+    block_of = {rank: block for block, ranks in enumerate(blocks) for rank in ranks}
+
+    def find(rank: int, kind: int) -> str | None:
+        if rank not in block_of:
+            return None
+        is_lower = num_lines > 1 and KINDS[kind] in COMM_KINDS
+        return labels[num_lines * block_of[rank] + is_lower]
+
+    return find
 
 
 def lines_per_block(picture: StepPicture) -> int:
@@ -100,7 +153,10 @@ def raster_note(picture: StepPicture) -> str:
         "A pixel has the colour of the kind that fills most of it, and is pale if half empty.",
     ]
     if line_ranks > 1:
-        sentences.append(f"Each line is the average of up to {line_ranks} ranks.")
+        sentences.append(
+            f"Each line is the average of up to {line_ranks} ranks, but a span much longer than"
+            " alike ones of its line is shown whole."
+        )
     if lines_per_block(picture) > 1:
         sentences.append("The upper line of a rank is compute, the lower communication.")
     else:

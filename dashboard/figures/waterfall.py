@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from rankscope.analysis.breakdown.waterfall import PARTS, Part
 from rankscope.analysis.breakdown.waterfall_views import WaterfallBy
 from rankscope.analysis.report.report import Severity
-from rankscope.analysis.report.text import format_range
+from rankscope.analysis.report.text import format_part, format_range
 from rankscope.tracer.span import NS_PER_S
 
 from ..text import escape_for_plotly
@@ -23,23 +23,14 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.waterfall_views import WaterfallRows
     from rankscope.analysis.report.report import RunReport
 
-PART_WORDS: dict[Part, str] = {
-    Part.USEFUL_COMPUTE: "useful compute",
-    Part.SLOW_COMPUTE: "slow compute",
-    Part.EXPOSED_TRANSFER: "exposed transfer",
-    Part.WAITING: "waiting for a rank",
-    Part.BUBBLE_WARM_UP: "bubble, warm-up",
-    Part.BUBBLE_STEADY: "bubble, steady",
-    Part.BUBBLE_COOL_DOWN: "bubble, cool-down",
-    Part.INPUT: "input",
-    Part.HOST_GAP: "host gap",
-    Part.GC: "garbage collection",
-    Part.CHECKPOINT: "checkpoint",
-    Part.UNKNOWN: "unknown",
-}
+PART_WORDS = {part: format_part(part.value) for part in Part}
 """Parts of a step in plain words."""
 
 _HEIGHT = 360
+_LABEL_PX = 13
+_MAX_NAMED = 6
+"""Findings with a label, each a line below the one before: they may begin in one step."""
+
 _CURVE_HEIGHT = 300
 _LOSS_HEIGHT = 170
 _MAX_MARKED = 150
@@ -126,12 +117,14 @@ def _mark_findings(figure: go.Figure, report: RunReport) -> None:
         if finding.steps is None or finding.severity in (Severity.NONE, Severity.MINOR):
             continue
         first, last = finding.steps
-        text = "" if finding.steps in shown else escape_for_plotly(finding.cause)
+        is_named = finding.steps not in shown and len(shown) < _MAX_NAMED
+        text = escape_for_plotly(finding.cause) if is_named else ""
+        line = len(shown)
         shown.add(finding.steps)
         figure.add_vrect(
             x0=first - 0.5, x1=last + 0.5, fillcolor=rgba(SLOW, 0.08), line_width=0, row=1, col=1,
             annotation_text=text, annotation_position="top left",
-            annotation_font_size=11,
+            annotation_font_size=11, annotation_yshift=-_LABEL_PX * line,
         )  # fmt: skip
 
 

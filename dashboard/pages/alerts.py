@@ -88,7 +88,7 @@ def alerts_page(provider: ReportProvider, view: View, *, base_path: str) -> Comp
         [
             poll_timer("alerts-timer", interval_ms=LIVE_MS),
             card(
-                html.H2("Alerts"),
+                html.H1("Alerts", className="page-title"),
                 html.Div(
                     [
                         dmc.SegmentedControl(
@@ -269,7 +269,13 @@ def _link(alert: ShownAlert, base_path: str) -> Component:
     view = View(run=alert.run)
     text = "run"
     if alert.steps is not None:
-        view = View(page=TIMELINE, run=alert.run, step=alert.steps[0], ranks=alert.ranks)
+        view = View(
+            page=TIMELINE,
+            run=alert.run,
+            step=alert.steps[0],
+            ranks=alert.ranks,
+            show=alert.cause or None,
+        )
         text = format_range(alert.steps)
     return dcc.Link(text, href=write_address(view, base_path=base_path))
 

@@ -13,9 +13,7 @@ from rankscope.analysis.report.text import (
     EMPTY,
     UNKNOWN,
     format_count,
-    format_percent,
     format_range,
-    format_seconds,
     format_slowdown,
 )
 from rankscope.analysis.trace.errors import UnknownRunError
@@ -247,7 +245,7 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
                 card(
                     html.H2("Where the time of a step goes"),
                     html.P("Mean of the ranks, by part of the waterfall.", className="about"),
-                    _numbers("parts of a step", found.parts_s, names, unit="s"),
+                    _numbers("parts of a step", found.parts_s, names),
                 ),
                 card(
                     html.H2("Step time"),
@@ -290,7 +288,7 @@ def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:
     return html.Div(
         [
             html.P(f"{names[1]} against {names[0]}", className="verdict-cause"),
-            html.H1(
+            html.H2(
                 f"A step takes {format_slowdown(ratio)} the time." if ratio else "Step time n/a.",
                 className="verdict-sentence",
             ),
@@ -319,35 +317,18 @@ def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
     )
 
 
-def _numbers(
-    label: str, numbers: tuple[ComparedNumber, ...], names: tuple[str, str], *, unit: str = ""
-) -> Component:
-    head = {"": "", names[0]: "number", names[1]: "number", "change": "number"}
+def _numbers(label: str, numbers: tuple[ComparedNumber, ...], names: tuple[str, str]) -> Component:
+    head = {"quantity": "", names[0]: "number", names[1]: "number", "change": "number"}
     rows = [
         dmc.TableTr(
             [
-                dmc.TableTd(each.name.partition(",")[0].replace("_", " ")),
-                dmc.TableTd(_value(each, each.first, unit), className="number"),
-                dmc.TableTd(_value(each, each.second, unit), className="number"),
-                dmc.TableTd(
-                    UNKNOWN if each.ratio is None else format_slowdown(each.ratio),
-                    className="number",
-                ),
+                dmc.TableTd(each.label),
+                *(dmc.TableTd(text, className="number") for text in each.cells),
             ]
         )
         for each in numbers
     ]
     return table(label, head, rows)
-
-
-def _value(number: ComparedNumber, value: float | None, unit: str) -> str:
-    if value is None:
-        return UNKNOWN
-    if unit == "s" or number.name.endswith(", s"):
-        return format_seconds(value)
-    if number.name == "MFU":
-        return format_percent(value, digits=1)
-    return f"{value:,.0f}" if number.name == "ranks" else format_slowdown(value)
 
 
 def _findings(

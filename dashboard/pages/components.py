@@ -58,14 +58,17 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
     Args:
         children: Its content.
         class_name: A further style.
-        label: Its name for screen readers.
+        label: Its name for screen readers; "": its first child, if that is a heading.
     """
+    first = children[0] if children else None
+    if not label and isinstance(first, html.H2) and isinstance(first.children, str):
+        label = first.children
     framed: Component = dmc.Paper(
         list(children),
         withBorder=True,
         radius="md",
         className=f"card {class_name}".strip(),
-        **(labelled(label) if label else {}),
+        **({"attributes": {"root": {"role": "group"}}, **labelled(label)} if label else {}),
     )
     return framed
 
@@ -157,17 +160,30 @@ def link_ranks(
     return [part for part in [*parts, text[done:]] if part != ""]
 
 
-def graph(part: str, figure: Figure, *, selects: bool = False) -> Component:
-    """Return a figure with the id ``part``."""
+def graph(part: str, figure: Figure, *, selects: bool = False, min_px: int = 0) -> Component:
+    """Return a figure.
+
+    Args:
+        part: Its id.
+        figure: The figure.
+        selects: Whether the pointer selects a box.
+        min_px: Width below which it scrolls, because its labels would overlap.
+    """
     # Reserves the height while plotly loads, so that nothing below moves.
     reserved = {"minHeight": height} if (height := graph_style(figure).get("height")) else {}
     config: Any = graph_config(selects=selects)
     return html.Div(
         [
             dcc.Store(id=f"{part}-fresh"),
-            dcc.Graph(id=part, figure=figure, config=config, style=graph_style(figure)),
+            dcc.Graph(
+                id=part,
+                figure=figure,
+                config=config,
+                style=graph_style(figure) | ({"minWidth": f"{min_px}px"} if min_px else {}),
+            ),
         ],
         style=reserved,
+        className="scrolls" if min_px else "",
     )
 
 

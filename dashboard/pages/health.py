@@ -62,7 +62,8 @@ PAGE = Page(name=HEALTH, title="Health", build=health_page, register=register)
 
 def _content(health: Health | None) -> tuple[list[Component], list[Component]]:
     if health is None:
-        return [no_data("this server does not report its state")], []
+        title = html.H1("Health", className="page-title")
+        return [title, no_data("this server does not report its state")], []
     sentence = "The server is well."
     if health.problems:
         num = len(health.problems)

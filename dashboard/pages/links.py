@@ -57,10 +57,13 @@ def show_links(
                 " communication: the overview lists what is missing.",
             )
         ]
-    parts = [page_head("Links", about=_sentence(links)), _totals_by_kind(links)]
+    slowest = _slowest(report, links, view, base_path)
+    parts = [page_head("Links", about=_sentence(links))]
+    parts += [slowest, _totals_by_kind(links)] if links.num_slow else [_totals_by_kind(links)]
     if links.matrix is not None:
         parts.append(_matrix(report, links.matrix))
-    parts.append(_slowest(report, links, view, base_path))
+    if not links.num_slow:
+        parts.append(slowest)
     for group in _WORDS:
         totals = [one for one in links.totals if one.group is group]
         if len(totals) > 1:
@@ -147,7 +150,7 @@ def _matrix(report: RunReport, matrix: LinkMatrix) -> Component:
             " slow receiver. Blank: no transfer.",
             className="about",
         ),
-        graph("links-matrix", link_matrix_figure(matrix, run=report.run)),
+        graph("links-matrix", link_matrix_figure(matrix, run=report.run), min_px=560),
         html.P(note, className="note"),
     )
 
@@ -156,15 +159,15 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
     shown = links.links if view.show == ALL else links.links[:MAX_ROWS]
     head = {
         "link": "",
-        "kind": "",
-        "hosts": "",
-        "transfers": "number",
+        "slow in steps": "",
         "mean transfer": "number",
         "alike": "number",
         "excess": "number",
-        "bandwidth": "number",
         "lost per step": "number",
-        "slow in steps": "number",
+        "bandwidth": "number",
+        "kind": "",
+        "hosts": "",
+        "transfers": "number",
     }
     rows = [_link_row(report, one, base_path) for one in shown]
     more: list[Component] = []
@@ -178,8 +181,8 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
         html.H2("Slowest links"),
         html.P(
             "Mean of all analysed steps; significantly slow links first. Alike: links of equal"
-            " kind, size and number of members; of links that became slow together, their own"
-            " other steps.",
+            " kind, size and number of members; of links that became slow together, or have few"
+            " alike ones, their own other steps.",
             className="about",
         ),
         table("slowest links", head, rows, class_name="plain-rows"),
@@ -215,18 +218,18 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
     row: Component = dmc.TableTr(
         [
             dmc.TableTd(html.Span(members, className="unbroken")),
-            dmc.TableTd(one.kind, className="unbroken"),
-            dmc.TableTd(hosts, className="unbroken"),
-            dmc.TableTd(f"{one.num_transfers:,}", className="number"),
+            dmc.TableTd(steps),
             dmc.TableTd(format_duration(one.transfer_ns), className="number"),
             dmc.TableTd(format_duration(one.expected_ns), className="number"),
             dmc.TableTd(
                 html.Span(excess, className="cause") if one.slow_steps else excess,
                 className="number",
             ),
-            dmc.TableTd(_rates(one), className="number"),
             dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
-            dmc.TableTd(steps, className="number"),
+            dmc.TableTd(_rates(one), className="number"),
+            dmc.TableTd(one.kind, className="unbroken"),
+            dmc.TableTd(hosts, className="unbroken"),
+            dmc.TableTd(f"{one.num_transfers:,}", className="number"),
         ]
     )
     return row

@@ -83,8 +83,9 @@ PAGE = report_page(MFU, "MFU", show_mfu)
 def _sentence(report: RunReport) -> str:
     if report.mfu is None:
         return f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
-    shape = "" if report.mfu_shape is None else f" It {report.mfu_shape.text}."
-    causes = "" if report.mfu_shape is None else report.mfu_shape.causes
+    found = report.mfu_shape
+    shape = "" if found is None else f" Shape: {found.name}, {found.text}."
+    causes = "" if found is None else found.causes
     typical = f" Typical causes: {causes}." if causes else ""
     mean = format_percent(report.mfu.mean, digits=1)
     steps = format_count(len(report.mfu.by_step), "step")
@@ -138,7 +139,7 @@ def _share_row(one: PartShare, largest: float) -> Component:
             dmc.TableTd(format_seconds(one.seconds), className="number"),
             dmc.TableTd(format_percent(one.ratio, digits=1), className="number"),
             dmc.TableTd(points, className="number"),
-            dmc.TableTd(_MEANING[one.part], className="quiet"),
+            dmc.TableTd(_MEANING[one.part], className="quiet unbroken"),
         ]
     )
     return row
@@ -184,6 +185,7 @@ def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Compone
             ),
             graph("mfu-waterfall", waterfall_figure(rows, run=report.run)),
             html.P(_left_out(rows), className="note"),
+            label="Side by side",
         )
     ]
 

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
+    FINDING_COLUMNS,
     MAX_NAMED,
     UNKNOWN,
     format_age,
     format_count,
     format_duration,
+    format_finding,
     format_most_dropped,
     format_percent,
     format_range,
     format_ranges,
     format_seconds,
-    format_slowdown,
 )
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import TIMELINE, View, write_address
+from ..address import View, view_finding, write_address
 from ..text import escape
 from .components import card, decorative, link_ranks, rank_link, rank_links, table
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
@@ -246,16 +246,8 @@ def _rank_liveness(
 
 def findings_table(report: RunReport, *, base_path: str) -> Component:
     """Return a row for each finding, the largest share first."""
-    head = {
-        "cause": "",
-        "severity": "",
-        "ranks": "",
-        "steps": "",
-        "slowdown": "number",
-        "recoverable": "number",
-        "confidence": "number",
-        "evidence": "",
-    }
+    numbers = FINDING_COLUMNS[-3:]
+    head = {name: "number" if name in numbers else "" for name in (*FINDING_COLUMNS, "evidence")}
     rows = [_finding_row(report, finding, base_path) for finding in report.findings]
     return table("findings", head, rows, class_name="findings")
 
@@ -265,10 +257,10 @@ def starved_list(report: RunReport, *, base_path: str) -> list[Component]:
     starved = report.starved
     if not starved:
         return [html.P("No rank waits for another beyond the noise.", className="quiet")]
-    longest = sorted(starved, key=lambda one: -one.wait_ratio)[:_MAX_STARVED]
+    longest = report.longest_waits[:_MAX_STARVED]
     rows: list[Component] = [_starved_row(one, report.run, base_path) for one in longest]
     if len(starved) > len(longest):
-        more = f"{len(longest)} of {len(starved):,} waiting ranks, the longest waits first."
+        more = f"{len(longest)} of {len(starved):,} waiting ranks."
         rows.append(html.P(more, className="quiet"))
     return rows
 
@@ -426,11 +418,10 @@ def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Compone
                 className="of-ranks",
             ),
             dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
-            dmc.TableTd(format_slowdown(finding.slowdown), className="number of-slowdown"),
-            dmc.TableTd(
-                format_percent(finding.recoverable_ratio), className="number of-recoverable"
+            *(
+                dmc.TableTd(text, className=f"number of-{name}")
+                for name, text in zip(FINDING_COLUMNS[-3:], format_finding(finding), strict=True)
             ),
-            dmc.TableTd(f"{finding.confidence:.2f}", className="number of-confidence"),
             dmc.TableTd(_linked(report, finding.evidence, base_path), className="evidence"),
         ]
     )
@@ -458,18 +449,13 @@ def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Componen
     seconds = report.actual_s_by_step
     shown = [step for step in report.steps if first <= step <= last and step in seconds]
     worst = max(shown, key=seconds.__getitem__, default=last)
-    view = View(
-        page=TIMELINE,
-        run=report.run,
-        epoch=report.epochs[-1],
-        step=worst,
-        ranks=finding.ranks,
-        order=RowOrder.EXCESS if finding.ranks else RowOrder.PP,
-    )
+    view = view_finding(View(run=report.run, epoch=report.epochs[-1], step=worst), finding)
     return dcc.Link(
         format_range(finding.steps),
         href=write_address(view, base_path=base_path),
-        title=f"Show step {worst}, the longest of them, with the ranks marked",
+        title=f"Show step {worst}, the longest of them, with the ranks marked"
+        if finding.proof is None
+        else f"Show the proof in step {finding.proof.step}, with the ranks marked",
     )
 
 

@@ -435,10 +435,14 @@ def _wait_row(report: RunReport, rank: int, ratio: float, base_path: str) -> Com
 
 def _over_steps(report: RunReport, details: RankDetails) -> Component:
     if not details.kinds and not details.samples:
-        text = "No closed step is stored yet, and no sample of its host."
+        text = (
+            "Not summed up yet: the server does so within minutes. No sample of its host is stored."
+        )
         return card(html.H2("Over steps"), html.P(text, className="quiet"))
     peers = format_count(details.num_peers, "rank")
     missing = "" if details.samples else " No samples of its host and device are stored."
+    if details.kinds and report.steps and details.steps[0] > report.steps[0]:
+        missing += f" Times by kind are those of the last steps, from {details.steps[0]:,} on."
     parts = [graph("rank-steps-figure", rank_over_steps_figure(report, details))]
     if details.processes:
         busiest = ", ".join(f"{escape(name)} {cpus:.2f}" for name, cpus in details.processes)

@@ -67,16 +67,15 @@ _COLUMNS: list[dict[str, Any]] = [
         "field": "verdict",
         "headerName": "verdict",
         "cellRenderer": "Verdict",
-        "minWidth": 190,
+        "minWidth": 230,
         "flex": 3,
         "tooltipField": "sentence",
     },
-    {"field": "severity", "headerName": "severity", "width": 110},
-    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 105},
-    {"field": "started", "headerName": "started (UTC)", "width": 180, "sort": "desc"},
+    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 100},
+    {"field": "started", "headerName": "started (UTC)", "width": 172, "sort": "desc"},
     {"field": "ranks", "headerName": "ranks", "width": 95, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
-    {"field": "layout", "headerName": "layout", "width": 130},
+    {"field": "layout", "headerName": "layout", "width": 125},
     {"field": "steps", "headerName": "steps", "width": 90, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
     {"field": "duration", "headerName": "duration", "width": 110, **_NUMBER,
@@ -89,6 +88,7 @@ _COLUMNS: list[dict[str, Any]] = [
      "valueFormatter": _format("d3.format('.4~r')(params.value)")},
     {"field": "lost", "headerName": "lost records", "width": 120, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
+    {"field": "severity", "headerName": "severity", "width": 110},
 ]  # fmt: skip
 
 

@@ -80,19 +80,21 @@ class Shown(Post):
 class StripPost(Post):
     """The values that `describe` takes."""
 
-    path: PagePath
-    search: str | None
+    place: str | None
     num_ticks: Ticks
     fallback_ticks: Ticks
+    path: PagePath
+    search: str | None
 
 
 class FramePost(Post):
     """The values that `fill` takes."""
 
-    path: PagePath
-    search: str | None
+    place: str | None
     num_ticks: Ticks
     fallback_ticks: Ticks
+    path: PagePath
+    search: str | None
     shown: Shown | None
 
 
@@ -111,6 +113,7 @@ def shell() -> Component:
             dcc.Location(id="url", refresh="callback-nav"),
             poll_timer("frame-timer", interval_ms=LIVE_MS),
             fallback_timer(),
+            dcc.Store(id="frame-place"),
             dcc.Store(id="frame-shown"),
             dcc.Store(id="frame-title"),
             dcc.Store(id="frame-titled"),
@@ -143,6 +146,14 @@ def shell() -> Component:
 
 def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base_path: str) -> None:
     """Keep chooser and menu in step with the address and the store."""
+    # A zoom changes the address, but not the page and the run: the frame stays as it is.
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "findPlace"),
+        Output("frame-place", "data"),
+        Input("url", "pathname"),
+        Input("url", "search"),
+        State("frame-place", "data"),
+    )
 
     @app.callback(
         Output("run-chooser", "children"),
@@ -150,10 +161,11 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         Output("frame-shown", "data"),
         Output("frame-timer", "interval"),
         Output("frame-timer", "max_intervals"),
-        Input("url", "pathname"),
-        Input("url", "search"),
+        Input("frame-place", "data"),
         Input("frame-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
+        State("url", "pathname"),
+        State("url", "search"),
         State("frame-shown", "data"),
     )
     @takes(FramePost)
@@ -182,10 +194,11 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
     @app.callback(
         Output("strip", "children"),
         Output("frame-title", "data"),
-        Input("url", "pathname"),
-        Input("url", "search"),
+        Input("frame-place", "data"),
         Input("frame-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
+        State("url", "pathname"),
+        State("url", "search"),
     )
     @takes(StripPost)
     def describe(post: StripPost) -> tuple[Any, ...]:

@@ -89,8 +89,8 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
     return [
         card(
             html.H2("Start-up by rank"),
-            html.P(f"Time before the first step, by part.{shown}", className="about"),
-            graph("start-up", start_up_figure(found)),
+            html.P(f"The longest spans before the first step.{shown}", className="about"),
+            graph("start-up", start_up_figure(found), min_px=560),
             label="start-up by rank",
         ),
         card(

@@ -16,8 +16,10 @@ from rankscope.tracer.span import NS_PER_MS
 
 from ..address import View, write_address
 from ..callback_checks import AxisPlace, Post
+from ..exports import TRACE_PATH
 from ..figures.timeline_raster import lines_per_block
 from .components import labelled
+from .timeline_layers import layer_buttons
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,6 +154,7 @@ def timeline_controls(
         changed = replace(
             view,
             viewport=None,
+            show=None,
             order=view.order if order is None else order,
             epoch=view.epoch if epoch is None else epoch,
             step=view.step if step is None else step,
@@ -166,6 +169,8 @@ def timeline_controls(
     )
     parts: list[Component] = [
         dcc.Link("whole step", href=link(), className="whole-step"),
+        layer_buttons(view.layers),
+        _save_links(view, base_path),
         _links(
             "rows by",
             [(_WORDS.get(by, by.value), link(order=by), by is view.order) for by in orders],
@@ -195,6 +200,30 @@ def timeline_controls(
         )
     )
     return parts
+
+
+def _save_links(view: View, base_path: str) -> Component:
+    """Return the links that save what is shown as a file for Perfetto.
+
+    The assets complete them by the zoom when they are clicked.
+    """
+    texts = {"window": "what is shown"} | ({"marked": "marked ranks"} if view.ranks else {})
+    shown = write_address(replace(view, show=None, layers=()), base_path=base_path)
+    href = f"{base_path}{TRACE_PATH}?{shown.partition('?')[2]}"
+    links = [
+        html.A(
+            text,
+            href=href,
+            className="choice perfetto",
+            target="_blank",
+            rel="noopener",
+            title="Save for Perfetto (ui.perfetto.dev) or chrome://tracing",
+            **{"data-what": what},  # type: ignore[arg-type]
+        )
+        for what, text in texts.items()
+    ]
+    row = html.Div(links, className="choices plain", role="group", **labelled("save"))
+    return html.Div([html.Span("Perfetto file of", className="quiet"), row], className="chooser")
 
 
 def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,11 @@ from rankscope.analysis.report.text import (
     format_percent,
     format_ranks,
 )
-from rankscope.tracer.span import KINDS, NS_PER_MS
+from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
 from ..address import write_address
 from ..callback_checks import AxisPlace, Post, takes
+from ..figures.timeline_marks import mark_selected
 from ..text import escape
 from .components import announced, card, link_ranks, rank_link, table
 from .timeline_controls import Shown
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
 
     from ..address import View
+    from .timeline_layers import Replayed
 
     ShownSpans = tuple[View, StepTimeline, tuple[int, ...]]
     """A view, the spans that it shows as bars, and their ranks from the top."""
@@ -57,6 +60,8 @@ KEYS = (
     ("A, D, ←, →", "pan"),
     ("F", "zoom to the selected span or box"),
     ("0, double-click", "whole step"),
+    ("C", "critical path on or off"),
+    ("I", "ideal step beneath on or off"),
     ("/", "search"),
     ("?", "this list"),
 )
@@ -124,13 +129,18 @@ def selection_controls() -> Component:
 
 
 def register_selection(
-    app: Dash, shown_spans: Callable[[str | None, Shown], ShownSpans | None], *, base_path: str
+    app: Dash,
+    shown_spans: Callable[[str | None, Shown], ShownSpans | None],
+    find_replay: Callable[[StepTimeline], Replayed],
+    *,
+    base_path: str,
 ) -> None:
     """Show what is clicked, boxed or searched.
 
     Args:
         app: The application.
         shown_spans: Returns the spans of a query and of the page's state; None: it shows no bars.
+        find_replay: Returns the replay of a step.
         base_path: Path of the application.
     """
 
@@ -147,10 +157,10 @@ def register_selection(
     @takes(SelectPost)
     def select(post: SelectPost) -> tuple[Any, Any]:
         found = shown_spans(post.search, post.shown)
-        arrows = Patch()
+        marks = Patch()
         if found is None:
             about = "Zoom in until single spans show: then they can be selected and searched."
-            return [card(html.P(about, className="quiet"))], arrows
+            return [card(html.P(about, className="quiet"))], marks
         view, timeline, ranks = found
         source = ctx.triggered[0]["prop_id"] if ctx.triggered else ""
         if source.endswith("clickData"):
@@ -160,30 +170,43 @@ def register_selection(
             if not 0 <= row < len(timeline.spans):
                 raise PreventUpdate
             facts = describe_span(timeline, row)
-            place = {rank: number for number, rank in enumerate(ranks)}
-            lines = [one for one in facts.arrows if one.from_rank in place and one.to_rank in place]
-            arrows["data"][-1]["x"] = [
-                at for one in lines for at in (one.from_ns / NS_PER_MS, one.to_ns / NS_PER_MS, None)
-            ]
-            arrows["data"][-1]["y"] = [
-                at for one in lines for at in (place[one.from_rank], place[one.to_rank], None)
-            ]
-            return [_span_card(view, facts, base_path)], arrows
+            mark_selected(marks, timeline, row, rows=(view.order, ranks), arrows=facts.arrows)
+            slack = _slack(find_replay(timeline), facts)
+            return [_span_card(view, facts, slack, base_path)], marks
         if source.endswith("selectedData"):
             box = None if post.box is None else post.box.range
             if box is None:
                 raise PreventUpdate
-            return [_box_card(timeline, ranks, box)], arrows
+            return [_box_card(timeline, ranks, box)], marks
         if not post.text:
-            return [], arrows
-        return [_found_card(view, timeline, ranks, post.text, base_path)], arrows
+            return [], marks
+        return [_found_card(view, timeline, ranks, post.text, base_path)], marks
 
 
-def _span_card(view: View, facts: SpanFacts, base_path: str) -> Component:
+def _slack(replayed: Replayed, facts: SpanFacts) -> str:
+    """Return the slack of a span in words, or why it is unknown."""
+    if replayed.found is None:
+        return "n/a: the step is being replayed" if replayed.is_pending else "n/a"
+    kind = KINDS.index(SpanKind(facts.kind))
+    end_ns = facts.begin_ns + facts.duration_ns
+    slack_ns = replayed.found.slack_of(
+        rank=facts.rank, kind=kind, begin_ns=facts.begin_ns, end_ns=end_ns
+    )
+    if slack_ns is None:
+        return "n/a: not part of the replay"
+    if slack_ns == math.inf:
+        return "unlimited: the step's end does not wait for it"
+    if slack_ns < 1:
+        return "none: on the critical path"
+    return f"{format_duration(slack_ns)} before it delays the step"
+
+
+def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Component:
     rows: list[tuple[str, Component | str]] = [
         ("rank", rank_link(view.run, facts.rank, base_path)),
         ("begin", f"{facts.begin_ns / NS_PER_MS:,.3f} ms"),
         ("duration", format_duration(facts.duration_ns)),
+        ("slack", slack),
     ]
     if facts.microbatch is not None:
         rows.append(("micro-batch", str(facts.microbatch)))

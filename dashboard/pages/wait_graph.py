@@ -11,8 +11,14 @@ from dash.exceptions import PreventUpdate
 from pydantic import Field
 
 from rankscope.analysis.breakdown.wait_graph import MAX_NODES, follow_waits
+from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.report import Severity
-from rankscope.analysis.report.text import format_count, format_percent, format_ranges
+from rankscope.analysis.report.text import (
+    format_count,
+    format_percent,
+    format_ranges,
+    format_steps,
+)
 
 from ..address import GRAPH, MAX_DIGITS, RANK, View, write_address
 from ..callback_checks import Post, takes
@@ -76,6 +82,12 @@ def show_graph(
     head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
     if not found.edges:
         text = f"No rank waits for {named} for 1 % of a step or more."
+        top = report.top_finding
+        if ends_run(top) and top.steps and set(culprits) <= set(top.ranks):
+            text = (
+                f"In {format_steps(top.steps)}, all ranks wait for {named} ({top.cause}). Before,"
+                " none waited for 1 % of a step or more: this graph shows steps that have ended."
+            )
         return [head, card(html.P(text))]
     num_waiting = found.num_ranks - len(culprits)
     return [
@@ -88,7 +100,7 @@ def show_graph(
                 " a rank to open it.",
                 className="about",
             ),
-            graph("graph-figure", wait_graph_figure(found, run=report.run)),
+            graph("graph-figure", wait_graph_figure(found, run=report.run), min_px=760),
         ),
         _edges(report, found, base_path),
     ]

@@ -56,7 +56,8 @@ class Watched:
 
 @contextmanager
 def opened(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
-    page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)  # type: ignore[arg-type]
+    size = {"viewport": {"width": 1400, "height": 900}}
+    page = browser.new_page(**{**size, **options})  # type: ignore[arg-type]
     page.set_default_timeout(TIMEOUT_MS)
     watched = Watched(page)
     home = url.split("/")[2]
@@ -84,7 +85,9 @@ def opened(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
 
 def point_at(page: Page, part: str, at: tuple[float, float]) -> None:
     """Move the pointer to a place, in shares of the part's width and height."""
-    frame = page.locator(part).first.bounding_box()
+    found = page.locator(part).first
+    found.scroll_into_view_if_needed()
+    frame = found.bounding_box()
     assert frame is not None
     page.mouse.move(frame["x"] + at[0] * frame["width"], frame["y"] + at[1] * frame["height"])
 
@@ -239,11 +242,16 @@ def test_a_zoom_is_in_the_address_and_no_step_of_the_history(browser: Browser) -
         page.mouse.wheel(0, 30)
         settle(page)
         assert "from=" not in page.url
+        posts: list[str] = []
+        page.on("request", lambda request: posts.append(request.post_data or ""))
         page.keyboard.down("Control")
         until(page, lambda: "from=" in page.url, lambda: page.mouse.wheel(0, -200))
         page.keyboard.up("Control")
         settle(page)
 
+        assert any("timeline-graph" in body for body in posts)
+        of_frame = [body for body in posts if '"changedPropIds":["frame-place.data"]' in body]
+        assert of_frame == []  # page and run are the same
         assert page.evaluate("history.length") == length
         begin, end = page.evaluate(axis)
         assert whole[0] < begin < end < whole[1]

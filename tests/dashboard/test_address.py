@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.dashboard.address import (
     COMPARE,
@@ -36,6 +37,14 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
         ("/rank", "?run=AR&rank=5", View(page=RANK, run="AR", ranks=(5,))),
         ("/compare", "?run=a&with=b", View(page=COMPARE, run="a", with_run="b")),
         ("/rank", "?show=wait&steps=3-7", View(page=RANK, show="wait", steps=(3, 7))),
+        (
+            "/timeline",
+            "?from=5&to=9",
+            View(
+                page=TIMELINE,
+                viewport=Viewport(begin_ns=5, end_ns=9, first_row=0, end_row=ALL_ROWS),
+            ),
+        ),
         ("/rank", "?steps=4", View(page=RANK, steps=(4, 4))),
         ("/rank", "?steps=7-3", View(page=RANK)),
         ("/run", "", View(page=UNKNOWN)),

@@ -94,10 +94,11 @@ FRAME_SHOWN = {"page": "timeline", "run": "other", "runs": "0f"}
 
 CALLBACKS: dict[str, dict[str, Any]] = {
     "run-chooser.children": {
-        "url.pathname": "/",
-        "url.search": "",
+        "frame-place.data": "/ ",
         "frame-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 1,
+        "url.pathname": "/",
+        "url.search": "",
         "frame-shown.data": FRAME_SHOWN,
     },
     "choose-run.value": {
@@ -144,6 +145,7 @@ that output."""
 UNEXPECTED_VALUES: dict[str, list[Any]] = {
     "url.pathname": ["no-slash", 7, "/\ud800"],
     "url.search": [7, ["a"], "?run=\ud800"],
+    "frame-place.data": [7, ["/ "], {}],
     "frame-timer.n_intervals": ["1", {}, 1.5],
     "fallback-timer.n_intervals": ["1", {}, 1.5],
     "overview-timer.n_intervals": ["1", {}, 1.5],

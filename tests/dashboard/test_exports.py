@@ -13,6 +13,7 @@ from rankscope.dashboard.app import create_app
 from rankscope.dashboard.exports import report_page
 from rankscope.dashboard.theme import graph_config
 from tests.support.dashboard.builders import FakeProvider, report
+from tests.support.dashboard.training_builder import training_provider
 
 FORMULAS = ('=HYPERLINK("http://evil")', "+1", "-2+3", "@SUM(A1)", "\tx")
 
@@ -62,6 +63,16 @@ def test_what_cannot_be_saved_is_refused_with_a_reason(path: str, status: int) -
 
     assert answer.status_code == status
     assert status == 200 or answer.get_data(as_text=True).startswith(f"{status}: ")
+
+
+def test_a_step_for_perfetto_has_the_shown_ranks_and_time() -> None:
+    client = create_app(training_provider()).server.test_client()
+
+    shown = "run=demo-42&epoch=0&step=3&order=dp&from=5&to=900&rows=0-1"
+    answer = client.get(f"/export/step.json?{shown}")
+
+    # By DP, the first rows are ranks 0 and 1.
+    assert answer.get_json() == {"traceEvents": [0, 3, 0, 1, 5, 900]}
 
 
 def test_a_figure_is_exported_as_an_image_only() -> None:

@@ -43,8 +43,9 @@ def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
 
     figure = timeline_figure(timeline, RowOrder.PP)
 
-    # Six kinds; waits of tp-comm and dp-comm; the sample of hatching in the legend; arrows.
-    assert len(traces(figure)) == 6 + 2 + 1 + 1
+    # Six kinds; waits of tp-comm and dp-comm; the sample of hatching in the legend; the selected
+    # span, and arrows.
+    assert len(traces(figure)) == 6 + 2 + 1 + 2
     assert sum(len(trace.x) for trace in traces(figure)) == 336 + 16 + 2 + 1
     assert figure.layout.xaxis.title.text.endswith("(ms)")
 

@@ -19,7 +19,7 @@ def comparison() -> RunComparison:
             ComparedNumber(name="step time, s", first=0.4, second=0.6, ratio=1.5),
             ComparedNumber(name="MFU", first=0.5, second=None, ratio=None),
         ),
-        parts_s=(ComparedNumber(name="waiting", first=0.01, second=0.2, ratio=20.0),),
+        parts_s=(ComparedNumber(name="time.waiting, s", first=0.01, second=0.2, ratio=20.0),),
         appeared=slow.findings[:1],
         disappeared=healthy.findings,
         remained=(),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rankscope.analysis.report.report import Proof
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages.timeline import timeline_page
 from tests.support.dashboard.builders import report
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import find_part, words
 from tests.support.dashboard.training_builder import training_provider
 
 
@@ -23,3 +26,20 @@ def test_a_step_without_spans_offers_another() -> None:
 
     assert "No data because step 12 of epoch 0 has no spans" in shown
     assert "Show a step of this run that has spans" in shown
+
+
+def test_the_proof_of_a_finding_fills_the_step_with_its_ranks_marked() -> None:
+    made = report(num_steps=4, onset=2)
+    proof = Proof(
+        epoch=0, step=3, rank=5, begin_ns=100_000_000, end_ns=150_000_000, excess_ns=20_000_000
+    )
+    found = replace(made.findings[0], proof=proof)
+    provider = training_provider(replace(made, findings=(found, *made.findings[1:])))
+    asked = View(page=TIMELINE, run="demo-42", step=0, ranks=(5,), show=found.cause)
+
+    page = timeline_page(provider, asked, base_path="/")
+
+    layout = find_part(page, "timeline-graph")["figure"]["layout"]
+    assert layout["xaxis"]["range"] == [50.0, 200.0]
+    assert "<b>rank 5</b>" in layout["yaxis"]["ticktext"]
+    assert "Step 3" in words(page)

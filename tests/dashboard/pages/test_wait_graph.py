@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.breakdown.wait_graph import follow_waits
+from rankscope.analysis.report.report import Finding, Severity
 from rankscope.dashboard.address import GRAPH, View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.figures.wait_graph import wait_graph_figure
@@ -33,6 +34,22 @@ def test_the_graph_begins_at_the_culprit_of_the_verdict() -> None:
     # AND the address may name another rank, of which there may be none
     assert "No rank waits for rank 2 for 1 %" in text_of(report, ranks=(2,))
     assert text_of(report, ranks=(99,)) == text_of(report)
+
+
+def test_all_ranks_wait_for_one_that_hangs_though_none_did_before() -> None:
+    report = analysed_report()
+    hang = Finding(
+        cause="hang",
+        ranks=(2,),
+        steps=(8, 8),
+        confidence=0.9,
+        evidence="",
+        severity=Severity.CRITICAL,
+    )
+
+    text = text_of(replace(report, findings=(hang,)))
+
+    assert "In step 8, all ranks wait for rank 2 (hang)." in text
 
 
 def test_a_run_that_was_not_replayed_has_no_graph() -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
+    from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
     from rankscope.analysis.report.progress import (
@@ -110,6 +111,7 @@ class FakeProvider:
     compared: RunComparison | AnalysisFailed | None = None
     started: Startup | None = None
     state_of_server: Health | None = None
+    replays: dict[int, StepReplay] = field(default_factory=dict)
     is_drawing: bool = False
     """Whether each step is still being read."""
 
@@ -203,9 +205,17 @@ class FakeProvider:
         self._check(run_id)
         return self.started
 
-    def step_trace(self, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]) -> str:
+    def step_trace(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        ranks: tuple[int, ...],
+        window_ns: tuple[int, int] | None = None,
+    ) -> str:
         self._check(run_id)
-        return json.dumps({"traceEvents": [epoch, step, *ranks]})
+        return json.dumps({"traceEvents": [epoch, step, *ranks, *(window_ns or ())]})
 
     def health(self) -> Health | None:
         return self.state_of_server
@@ -236,6 +246,9 @@ class FakeProvider:
 
     def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
         raise NotImplementedError("there is no picture here")
+
+    def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
+        return self.replays.get(recorded.step)
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         self._check(run_id)

@@ -1,0 +1,180 @@
+"""The whole run on one axis: each step as a column, with lanes for what happened in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.text import format_range, format_ranges
+
+from ..theme import INK, KIND_COLORS, MFU, PATH, SLOW, STEP_TIME, base_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.report.report import Finding, RunReport
+
+HEIGHT = 150
+MAX_FINDINGS = 3
+"""Lanes of findings, of those that matter most."""
+
+_LANE = 17
+_CHECKPOINT = next(color for kind, color in KIND_COLORS.items() if kind.value == "checkpoint")
+
+
+def run_axis_figure(
+    report: RunReport,
+    history: RunHistory | None,
+    *,
+    step: int | None,
+    links: Mapping[Finding, str],
+) -> dict[str, Any]:
+    """Draw step times as columns, and lanes of MFU, findings, planned pauses and restarts.
+
+    Args:
+        report: The run.
+        history: Its epochs; None: unknown.
+        step: The step that is marked as shown.
+        links: The query of the view that proves each finding; a click on its lane leads there. A
+            click elsewhere leads to the step.
+
+    Returns:
+        The plain document that the browser gets.
+    """
+    seconds = report.actual_s_by_step
+    findings = _shown_findings(report)
+    ranges = [each.steps for each in findings if each.steps is not None]
+    late = {one for first, last in ranges for one in range(first, last + 1)}
+    pauses = {one.step: one.name for one in report.common_pauses}
+    pauses |= {one: pauses.get(one, "planned pause") for one in report.planned_steps}
+    restarts = [] if history is None else [one.steps[0] for one in history.epochs[1:]]
+    lanes: list[dict[str, Any]] = []
+    names: list[str] = []
+
+    def add(name: str, **trace: Any) -> None:  # noqa: ANN401  # plotly's properties
+        heights = [len(names)] * len(trace["x"])
+        lanes.append({"yaxis": "y2", "showlegend": False, **trace, "y": heights})
+        names.append(name)
+
+    for each in findings:
+        first, last = each.steps or (0, 0)
+        where = format_ranges(each.ranks, max_ranges=3) if each.ranks else "all ranks"
+        add(
+            each.cause,
+            type="scatter",
+            mode="lines+markers",
+            x=[first, last],
+            line={"color": SLOW, "width": 9},
+            marker={"color": SLOW, "size": 9, "symbol": "square"},
+            customdata=[links.get(each, "")] * 2,
+            hovertemplate=f"{each.cause}, {where}, steps {format_range(each.steps)}<br>"
+            "click for the proof<extra></extra>",
+        )
+    if pauses:
+        add(
+            "pauses",
+            type="scatter",
+            mode="markers",
+            x=list(pauses),
+            marker={"color": _CHECKPOINT, "size": 10, "symbol": "diamond"},
+            text=list(pauses.values()),
+            hovertemplate="step %{x}: %{text}<extra></extra>",
+        )
+    if restarts:
+        add(
+            "restarts",
+            type="scatter",
+            mode="markers",
+            x=restarts,
+            marker={"color": INK, "size": 11, "symbol": "triangle-right"},
+            hovertemplate="restart before step %{x}<extra></extra>",
+        )
+    columns = {
+        "type": "bar",
+        "x": list(seconds),
+        "y": list(seconds.values()),
+        "marker": {"color": [SLOW if one in late else STEP_TIME for one in seconds]},
+        "showlegend": False,
+        "hovertemplate": "step %{x}: %{y:.3s}s<extra></extra>",
+    }
+    curve = [] if report.mfu is None else [_mfu_curve(report.mfu.by_step)]
+    layout = _layout(names, has_mfu=bool(curve), step=step, zoom_key=report.run)
+    return {"data": [columns, *curve, *lanes], "layout": layout}
+
+
+def _shown_findings(report: RunReport) -> list[Finding]:
+    harmless = (Severity.MINOR, Severity.NONE)
+    found = [one for one in report.findings if one.severity not in harmless and one.steps]
+    return found[:MAX_FINDINGS]
+
+
+def _mfu_curve(by_step: Mapping[int, float]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(by_step),
+        "y": list(by_step.values()),
+        "yaxis": "y3",
+        "line": {"color": MFU, "width": 2},
+        "showlegend": False,
+        "hovertemplate": "step %{x}: MFU %{y:.1%}<extra></extra>",
+    }
+
+
+def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str) -> dict[str, Any]:
+    height = HEIGHT + _LANE * len(names)
+    lanes = _LANE * len(names) / (height - 40)
+    layout = base_layout(height=height, zoom_key=f"run {zoom_key}")
+    layout.update(
+        margin={"l": 110, "r": 16, "t": 8, "b": 32},
+        dragmode="pan",
+        bargap=0.15,
+        hovermode="closest",
+    )
+    layout["xaxis"].update(
+        title={"text": "step", "standoff": 2}, showgrid=False, anchor="free", position=0
+    )
+    layout["yaxis"].update(
+        domain=[lanes + 0.36 if has_mfu else lanes + 0.04, 1],
+        rangemode="tozero",
+        ticksuffix=" s",
+        nticks=3,
+        fixedrange=True,
+    )
+    plain = {"showgrid": False, "zeroline": False, "fixedrange": True, "automargin": False}
+    layout["yaxis2"] = {
+        **plain,
+        "domain": [0, max(lanes, 0.01)],
+        "range": [len(names) - 0.5, -0.5],
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "anchor": "x",
+    }
+    if has_mfu:
+        layout["yaxis3"] = {
+            **layout["yaxis"],
+            "domain": [lanes + 0.06, lanes + 0.3],
+            "ticksuffix": "",
+            "tickformat": ".0%",
+            "nticks": 2,
+            "anchor": "x",
+            "title": {"text": "MFU", "standoff": 4},
+        }
+    if step is not None:
+        layout["shapes"] = [
+            {
+                "type": "rect",
+                "name": "shown step",
+                "x0": step - 0.5,
+                "x1": step + 0.5,
+                "xref": "x",
+                "y0": 0,
+                "y1": 1,
+                "yref": "paper",
+                "fillcolor": "rgba(134,142,150,0.2)",
+                "line": {"color": PATH, "width": 1.5},
+                "layer": "below",
+            }
+        ]
+    return layout

@@ -1,0 +1,191 @@
+"""Drawing of a step on the timeline: as bars, or as pixels if it has too many spans for bars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from dash import Output
+
+from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture
+from rankscope.analysis.drawing.timeline import cut_timeline
+from rankscope.analysis.report.text import format_count, format_duration, format_seconds
+from rankscope.tracer.span import NS_PER_MS
+
+from ..figures.timeline import timeline_figure
+from ..figures.timeline_raster import raster_figure, raster_note
+from .components import LIVE_MS, graph_style, next_tick
+from .timeline_controls import Shown, bars_scale, figure_scale, timeline_controls
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.drawing.raster import StepPicture, Stretches, Viewport
+    from rankscope.analysis.drawing.timeline import StepTimeline
+
+    from ..address import View
+    from .components import Figure
+    from .timeline_controls import Revisions, Scale, StepChoices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The parts of the page, which are the outputs of every refresh."""
+
+    view: View
+    revisions: Revisions | None = None
+    problem: list[Component] = field(default_factory=list)
+    """A card that says why there is no step; it hides the rest."""
+
+    title: str = ""
+    about: str = ""
+    controls: list[Component] = field(default_factory=list)
+    figure: Figure = field(default_factory=go.Figure)
+    note: str = ""
+    beneath: list[Component] = field(default_factory=list)
+    """What the replay says, beneath the step."""
+
+    is_replaying: bool = False
+    """Whether a replay that is to be shown is still being made."""
+
+    scale: Scale | None = None
+    interval_ms: int = LIVE_MS
+    """Pause before the page asks again."""
+
+    num_views: int = 0
+
+    def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
+        """Return the parts in the order of `OUTPUTS`, after so many ticks of their timer."""
+        layout = self.figure["layout"]
+        layout["uirevision"] = f"{layout['uirevision']} {self.num_views}"
+        shown = Shown(
+            run=self.view.run,
+            epoch=self.view.epoch,
+            step=self.view.step,
+            revisions=self.revisions,
+            scale=self.scale,
+            num_views=self.num_views,
+        )
+        return (
+            shown.model_dump(),
+            self.problem,
+            "hidden" if self.problem else "",
+            self.title,
+            self.about,
+            self.controls,
+            self.figure,
+            graph_style(self.figure),
+            self.note,
+            self.beneath,
+            self.interval_ms,
+            next_tick(num_ticks),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Parameters that every way of drawing a step takes."""
+
+    view: View
+    choices: StepChoices
+    base_path: str
+    path: Stretches | None = None
+    """The critical path, if it is drawn."""
+
+
+OUTPUTS = (
+    Output("timeline-shown", "data"),
+    Output("timeline-problem", "children"),
+    Output("timeline-step", "className"),
+    Output("timeline-title", "children"),
+    Output("timeline-about", "children"),
+    Output("timeline-controls", "children"),
+    Output("timeline-graph-fresh", "data"),
+    Output("timeline-graph", "style"),
+    Output("timeline-note", "children"),
+    Output("timeline-replay", "children"),
+    Output("timeline-timer", "interval"),
+    Output("timeline-timer", "max_intervals"),
+)
+
+
+def show_timeline(draw: Drawing, timeline: StepTimeline) -> Content:
+    """Show a step of which all spans were read: as bars, or as pixels if they are too many."""
+    if len(timeline.spans) <= MAX_BARS:
+        return show_spans(draw, timeline)
+    picture = draw_picture(timeline, draw.view.order, draw.view.viewport)
+    part = cut_timeline(timeline, picture)
+    if picture.viewport is not None and 0 < len(part.spans) <= MAX_BARS:
+        return show_spans(draw, part, part=picture)
+    view = replace(draw.view, viewport=picture.viewport)
+    return show_picture(replace(draw, view=view), picture)
+
+
+def show_spans(
+    draw: Drawing, timeline: StepTimeline, *, part: StepPicture | None = None
+) -> Content:
+    """Show spans as bars; ``part`` is the picture whose viewport they fill, if not the step."""
+    view, choices = draw.view, draw.choices
+    ranks = None if part is None else part.ranks
+    num_ranks = len(set(timeline.spans.rank.tolist())) if ranks is None else len(ranks)
+    viewport = part.viewport if part is not None else view.viewport
+    if viewport is not None and part is None:
+        viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, num_ranks)
+    return Content(
+        view=replace(view, viewport=viewport),
+        title=f"Step {timeline.step}",
+        about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
+        controls=timeline_controls(view, choices, timeline, draw.base_path),
+        figure=timeline_figure(timeline, view.order, viewport, ranks, view.ranks, draw.path),
+        note="" if part is None else _viewport_note(viewport),
+        scale=bars_scale(
+            timeline,
+            num_rows=num_ranks,
+            num_ranks=num_ranks if part is None else part.num_ranks,
+            first_row=None if part is None or viewport is None else viewport.first_row,
+        ),
+    )
+
+
+def show_picture(draw: Drawing, picture: StepPicture) -> Content:
+    """Show a step or a part of it as pixels."""
+    view, choices = draw.view, draw.choices
+    return Content(
+        view=view,
+        title=f"Step {picture.step}",
+        about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
+        controls=timeline_controls(view, choices, picture, draw.base_path),
+        figure=raster_figure(picture, view.order, view.ranks, draw.path),
+        note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
+        " Zoom in to see single spans.".strip(),
+        scale=figure_scale(picture),
+    )
+
+
+def slowest_note(timeline: StepTimeline, picture: StepPicture) -> str:
+    """Return which of a picture's ranks a timeline has, for a note beside the figure."""
+    num_shown = len(set(timeline.spans.rank.tolist()))
+    return (
+        f"The {num_shown:,} slowest of {format_count(picture.num_ranks, 'rank')},"
+        " the slowest one on top."
+    )
+
+
+def _viewport_note(viewport: Viewport | None) -> str:
+    if viewport is None:
+        return ""
+    begin_ms, end_ms = viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS
+    ranks = format_count(viewport.end_row - viewport.first_row, "rank")
+    return f"Part of the step: {begin_ms:,.3f} to {end_ms:,.3f} ms, {ranks}."
+
+
+def _about(
+    choices: StepChoices, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
+) -> str:
+    ideal_s = choices.ideal_s_by_step.get(step.step)
+    return (
+        f"{format_duration(step.end_ns - step.begin_ns)}, ideal {format_seconds(ideal_s)};"
+        f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')},"
+        f" epoch {step.epoch}"
+    )

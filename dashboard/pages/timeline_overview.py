@@ -1,0 +1,144 @@
+"""The run and the step around what the timeline shows: a column for each step, and a minimap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+
+from rankscope.analysis.drawing.raster import draw_raster, shrink_raster
+from rankscope.analysis.drawing.rows import rank_by_excess, row_order
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.trace.errors import AnalysisError
+
+from ..address import TIMELINE, View, read_address, view_finding, write_address
+from ..callback_checks import Post, takes
+from ..figures.excess import shown_excess
+from ..figures.run_axis import run_axis_figure
+from ..figures.timeline_raster import MINIMAP_BINS, MINIMAP_LINES, minimap_figure
+from ..theme import graph_config
+from .components import card, graph_style, labelled
+from .timeline_controls import Shown
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.analysis.drawing.raster import StepRaster
+
+    from ..provider import ReportProvider
+
+
+class AroundPost(Post):
+    """The values that `refresh_around` takes."""
+
+    shown: Shown
+    search: str | None
+    drawn: str | None
+    """The step and revisions of what is drawn."""
+
+
+def around_step() -> Component:
+    """Return the places of the run and of the minimap, which are filled when the page is shown."""
+    return html.Div(
+        [
+            dcc.Store(id="timeline-around-drawn"),
+            html.Div(id="timeline-run"),
+        ]
+    )
+
+
+def minimap_place() -> Component:
+    """Return the place of the minimap, above the step."""
+    return html.Div(
+        [
+            html.Div(id="timeline-minimap-picture"),
+            html.Div(id="timeline-window", className="minimap-window"),
+        ],
+        id="timeline-minimap",
+        className="minimap",
+        title="The whole step; drag to move what is shown, or to choose it",
+        **labelled("whole step"),
+    )
+
+
+def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Draw run and minimap when another step is shown, and follow clicks on a step."""
+
+    @app.callback(
+        Output("timeline-run", "children"),
+        Output("timeline-minimap-picture", "children"),
+        Output("timeline-around-drawn", "data"),
+        Input("timeline-shown", "data"),
+        State("url", "search"),
+        State("timeline-around-drawn", "data"),
+    )
+    @takes(AroundPost)
+    def refresh_around(post: AroundPost) -> tuple[Any, ...]:
+        view = read_address(TIMELINE, post.search or "")
+        shown = post.shown
+        key = f"{shown.run} {shown.epoch} {shown.step} {shown.revisions} {view.order}"
+        if shown.run is None or shown.step is None or shown.scale is None or key == post.drawn:
+            return (no_update,) * 3
+        view = View(
+            page=TIMELINE, run=shown.run, epoch=shown.epoch, step=shown.step, order=view.order
+        )
+        try:
+            return _run_axis(provider, view, base_path), _minimap(provider, view), key
+        except AnalysisError:  # the page itself says so
+            return [], [], key
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("timeline", "openStep"),
+        Output("url", "search", allow_duplicate=True),
+        Input("timeline-run-graph", "clickData"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("timeline", "follow"),
+        Input("timeline-graph", "relayoutData"),
+        Input("timeline-graph", "figure"),
+        Input("timeline-shown", "data"),
+    )
+
+
+def _run_axis(provider: ReportProvider, view: View, base_path: str) -> list[Component]:
+    report = provider.report(str(view.run))
+    if not isinstance(report, RunReport):
+        return []
+    links = {
+        each: "?" + write_address(found, base_path=base_path).partition("?")[2]
+        for each in report.findings
+        if (found := view_finding(view, each)).viewport is not None
+    }
+    figure = run_axis_figure(report, provider.history(report.run), step=view.step, links=links)
+    config: Any = graph_config(selects=False)
+    drawn = dcc.Graph(
+        id="timeline-run-graph", figure=figure, config=config, style=graph_style(figure)
+    )
+    return [card(drawn, class_name="run-axis", label="steps of the run")]
+
+
+def _minimap(provider: ReportProvider, view: View) -> list[Component]:
+    raster = _whole(provider, view)
+    if raster is None:
+        return []
+    figure = minimap_figure(raster, zoom_key=f"{view.run} {view.epoch} {view.step}")
+    config: Any = {**graph_config(selects=False), "staticPlot": True}
+    return [dcc.Graph(figure=figure, config=config, style=graph_style(figure))]
+
+
+def _whole(provider: ReportProvider, view: View) -> StepRaster | None:
+    place: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
+    run_id = str(view.run)
+    picture = provider.picture(run_id, **place, order=view.order)
+    if picture is not None:
+        return shrink_raster(picture.raster, max_lines=MINIMAP_LINES, max_bins=MINIMAP_BINS)
+    timeline = provider.timeline(run_id, **place)
+    if timeline is None:
+        return None
+    found = provider.report(run_id)
+    if isinstance(found, RunReport):
+        timeline = replace(timeline, ranking=rank_by_excess(shown_excess(found), timeline.step))
+    ranks = row_order(timeline, view.order)
+    return draw_raster(timeline, ranks, max_lines=MINIMAP_LINES, num_bins=MINIMAP_BINS)

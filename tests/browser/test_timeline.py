@@ -1,0 +1,155 @@
+"""The timeline of a simulated job with one slow rank, in a real browser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from rankscope.server.provider import StoreProvider
+from rankscope.server.reports import Reports
+from tests.browser.conftest import served
+from tests.browser.test_pages import TIMEOUT_MS, opened, point_at, settle, until
+from tests.support.rankscope.simulated_source import SimulatedSource
+from tests.support.trainer.recorded import preset_scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+RUN, SLOW_RANK = "simulated", 9
+PLOT = "#timeline-graph .nsewdrag"
+GRAPH = "document.querySelector('#timeline-graph .js-plotly-plot')"
+AXIS = f"{GRAPH}._fullLayout.xaxis.range.map(Number)"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    source = SimulatedSource(preset_scenario("slow-compute", num_steps=12), run_id=RUN)
+    with served(StoreProvider(source, Reports(source), timeout_s=60)) as address:
+        yield address
+
+
+def drawn(page: Page) -> None:
+    page.wait_for_selector("#timeline-graph .barlayer .point")
+    settle(page)
+
+
+def query_of(page: Page) -> dict[str, str]:
+    return {key: values[0] for key, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def click_rank(page: Page, rank: int, at_ms: float) -> None:
+    """Click a rank's compute at a time, until the facts of a span show."""
+    place = f"""() => {{
+        const gd = {GRAPH}, layout = gd._fullLayout, box = gd.getBoundingClientRect();
+        const row = gd.layout.yaxis.ticktext.findIndex((text) => /rank {rank}\\b/.test(text));
+        return [
+            box.left + layout.xaxis._offset + layout.xaxis.d2p({at_ms}),
+            box.top + layout.yaxis._offset + layout.yaxis.d2p(gd.layout.yaxis.tickvals[row] - 0.38),
+        ];
+    }}"""
+
+    def click() -> None:
+        x, y = page.evaluate(place)
+        page.mouse.move(x, y - 1)
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.up()
+
+    page.locator("#timeline-graph").scroll_into_view_if_needed()
+    until(page, lambda: page.locator("#timeline-selection dl").count() > 0, click)
+
+
+def test_a_finding_leads_to_the_span_that_proves_it_in_three_clicks(
+    browser: Browser, url: str
+) -> None:
+    with opened(browser, url) as seen:
+        page = seen.page
+        # The first click opened the alert's run; the second is the finding's, the third the span's.
+        page.click("#overview-findings td.steps a")
+        drawn(page)
+
+        assert query_of(page)["rank"] == str(SLOW_RANK)
+        begin, end = page.evaluate(AXIS)
+        assert end - begin < 0.3 * 440  # of a step of 440 ms
+        click_rank(page, SLOW_RANK, (begin + end) / 2)
+        facts = page.inner_text("#timeline-selection")
+        assert "none: on the critical path" in facts
+        assert facts.startswith(("forward", "backward"))
+
+
+def test_path_and_ideal_are_turned_on_by_key_and_follow_the_zoom(
+    browser: Browser, url: str
+) -> None:
+    with opened(browser, f"{url}/timeline?run={RUN}&step=10") as seen:
+        page = seen.page
+        drawn(page)
+        page.keyboard.press("c")
+        page.wait_for_url("**layers=path**")
+        expect(page.locator("#timeline-path")).to_have_attribute("aria-pressed", "true")
+        page.keyboard.press("i")
+        page.wait_for_selector("text=The ideal step takes 327 ms")
+        settle(page)
+        path = f"{GRAPH}.data.find((one) => one.name === 'critical path')"
+        assert page.evaluate(f"{path}.x.length") > 50
+
+        point_at(page, PLOT, (0.5, 0.2))
+        ideal = AXIS.replace("timeline-graph", "timeline-ideal-graph")
+        before = page.evaluate(ideal)
+        page.keyboard.press("w")
+        until(page, lambda: page.evaluate(ideal) != before, lambda: None)
+        assert page.evaluate(ideal) == pytest.approx(page.evaluate(AXIS))
+
+        settle(page)
+        page.keyboard.press("c")
+        expect(page.locator("#timeline-path")).to_have_attribute(
+            "aria-pressed", "false", timeout=TIMEOUT_MS
+        )
+        assert query_of(page)["layers"] == "ideal"
+        settle(page)
+
+
+def test_run_and_minimap_lead_to_a_step_and_to_a_part_of_it(browser: Browser, url: str) -> None:
+    with opened(browser, f"{url}/timeline?run={RUN}&step=3") as seen:
+        page = seen.page
+        drawn(page)
+        step_time = page.evaluate(AXIS)[1]
+        page.wait_for_selector("#timeline-minimap .heatmaplayer image")
+        box = page.locator("#timeline-minimap").bounding_box()
+        assert box is not None
+
+        # WHEN a quarter of the minimap is dragged over THEN the step shows that quarter
+        page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 20)
+        page.mouse.up()
+        until(page, lambda: "from=" in page.url, lambda: None)
+        quarter = [0.25 * step_time, 0.5 * step_time]
+        assert page.evaluate(AXIS) == pytest.approx(quarter, rel=0.02)
+        window = page.locator("#timeline-window").bounding_box()
+        assert window is not None
+        assert window["width"] == pytest.approx(0.25 * box["width"], rel=0.03)
+        settle(page)
+
+        # WHEN the lane of the finding is clicked THEN the step is that of the proof
+        lane = """() => {
+            const gd = document.querySelector('#timeline-run-graph .js-plotly-plot');
+            const { xaxis: x, yaxis2: y } = gd._fullLayout, box = gd.getBoundingClientRect();
+            return [box.left + x._offset + x.d2p(11), box.top + y._offset + y.d2p(0)];
+        }"""
+
+        def click() -> None:
+            x, y = page.evaluate(lane)
+            page.mouse.move(x - 1, y)
+            page.mouse.move(x, y)
+            page.mouse.down()
+            page.mouse.up()
+
+        until(page, lambda: f"rank={SLOW_RANK}" in page.url, click)
+        drawn(page)
+        assert query_of(page)["order"] == "excess"
+        assert int(query_of(page)["step"]) >= 4

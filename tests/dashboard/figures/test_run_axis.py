@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
+from rankscope.dashboard.figures.run_axis import run_axis_figure
+from tests.support.dashboard.builders import report
+
+
+def test_every_step_has_a_column_and_what_happened_a_lane() -> None:
+    made = replace(report(num_steps=30, onset=10), planned_steps=(20,))
+    marks = [
+        StepMark(epoch=epoch, step=step, begin_ns=step, end_ns=step + 1, loss=None)
+        for epoch, steps in ((0, range(15)), (1, range(12, 30)))
+        for step in steps
+    ]
+    top = made.top_finding
+
+    figure = run_axis_figure(made, summarize_history(marks), step=3, links={top: "?step=9"})
+
+    columns, mfu, *lanes = figure["data"]
+    assert columns["x"] == list(range(30))
+    assert mfu["yaxis"] == "y3"
+    named = dict(zip(figure["layout"]["yaxis2"]["ticktext"], lanes, strict=True))
+    assert named[top.cause]["x"] == list(top.steps or ())
+    assert named[top.cause]["customdata"] == ["?step=9"] * 2
+    assert named["pauses"]["x"] == [20]
+    assert named["restarts"]["x"] == [12]
+    assert figure["layout"]["shapes"][0]["x0"] == 2.5
