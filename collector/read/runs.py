@@ -52,6 +52,13 @@ SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)
 GROUP BY run_id ORDER BY max(created_ns) DESC, run_id
 """
 
+SELECT_RECENT_RUNS = """
+SELECT run_id FROM runs FINAL
+WHERE source_format = 'rankscope' AND run_id NOT IN (SELECT run_id FROM deletions)
+GROUP BY run_id
+HAVING argMax(state, epoch) = 'running' OR max(ended_ns) >= {since_ns:Int64}
+"""
+
 SELECT_EPOCHS = """
 SELECT * FROM runs FINAL
 WHERE run_id = {run_id:String} AND run_id NOT IN (SELECT run_id FROM deletions)
@@ -219,6 +226,11 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
         unix_ns: Clock that measures the silence.
     """
     return mark_lost_runs(store, store.rows(SELECT_RUNS), unix_ns=unix_ns)
+
+
+def read_recent_runs(store: Store, *, since_ns: int) -> set[str]:
+    """Return the collected runs, no imported traces, that have not ended before a Unix time."""
+    return {row["run_id"] for row in store.rows(SELECT_RECENT_RUNS, {"since_ns": since_ns})}
 
 
 def read_run_names(store: Store) -> tuple[str, ...]:

@@ -71,9 +71,9 @@ EVERYWHERE = {
 }
 """Bounds of `SELECT_SPANS` for all epochs and ranks."""
 
-MAX_STATEMENT_SPANS = 4_000_000
-"""Spans of one statement's result: 0.4 GB, where a server allows 1 GiB
-(`collector.gateway.settings.QueryLimits`)."""
+MAX_STATEMENT_SPANS = 1_000_000
+"""Spans of one statement's result, 0.1 GB: a server holds the result whole until its client has
+read it, and the engine once more while it sorts."""
 
 COUNT_BY_STEP = """
 SELECT epoch, step, count() AS num_spans FROM spans

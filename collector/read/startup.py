@@ -45,13 +45,13 @@ ORDER BY total_ns DESC, rank LIMIT {most:UInt32}
 """
 )
 
-SELECT_PARTS_OF = (
-    STARTED
-    + """
-SELECT rank, name, part_ns FROM before WHERE rank IN {ranks:Array(Int32)}
-ORDER BY rank, part_ns DESC
+SELECT_LONGEST = """
+SELECT rank, name, start_ns, duration_ns
+FROM spans FINAL
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step < 0 AND depth = 0
+    AND start_ns < {before_ns:Int64} AND rank IN {ranks:Array(Int32)}
+ORDER BY rank, duration_ns DESC LIMIT {most:UInt32} BY rank
 """
-)
 
 SELECT_HOSTS = """
 SELECT rank, any(host) AS host FROM ranks FINAL
@@ -61,15 +61,18 @@ GROUP BY rank
 
 END_OF_TIME = (1 << 63) - 1
 
+MAX_SPANS = 100
+"""Spans of one rank that are drawn: hundreds of short ones would take a line of pixels each."""
+
 
 def read_startup_rows(
     store: Store, run_id: str, *, max_parts: int, max_ranks: int
-) -> tuple[int, list[Row], list[Row], dict[int, dict[str, int]], dict[int, str]] | None:
+) -> tuple[int, list[Row], list[Row], list[Row], dict[int, str]] | None:
     """Return the start-up of a run's newest epoch; None if there are no such spans.
 
     Returns:
-        The epoch; the longest parts; the ranks whose start-up took longest; of these, the time by
-        part; and their hosts.
+        The epoch; the longest parts; the ranks whose start-up took longest; of these, the longest
+        spans; and their hosts.
     """
     newest = store.rows(SELECT_EPOCH, {"run_id": run_id})
     epoch = newest[0]["epoch"] if newest else 0
@@ -80,8 +83,6 @@ def read_startup_rows(
         return None
     totals = store.rows(SELECT_TOTALS, {**bound, "most": max_ranks})
     ranks = [row["rank"] for row in totals]
-    parts_of: dict[int, dict[str, int]] = {}
-    for row in store.rows(SELECT_PARTS_OF, {**bound, "ranks": ranks}):
-        parts_of.setdefault(row["rank"], {})[row["name"]] = row["part_ns"]
+    spans = store.rows(SELECT_LONGEST, {**bound, "ranks": ranks, "most": MAX_SPANS})
     hosts = store.rows(SELECT_HOSTS, {"run_id": run_id, "epoch": epoch, "ranks": ranks})
-    return epoch, parts, totals, parts_of, {row["rank"]: row["host"] for row in hosts}
+    return epoch, parts, totals, spans, {row["rank"]: row["host"] for row in hosts}

@@ -86,6 +86,10 @@ def parse_store_url(url: str) -> EmbeddedLocation | ServerLocation:
         return EmbeddedLocation(path=Path(unquote(parts.path)))
     if parts.scheme == "clickhouse":
         return _server_location(url)
+    if not parts.scheme:
+        raise StoreUrlError(
+            url, f"no scheme; an embedded store there is chdb://{Path(url).absolute()}"
+        )
     raise StoreUrlError(url, f"unknown scheme {parts.scheme!r}")
 
 

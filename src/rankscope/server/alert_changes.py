@@ -1,4 +1,4 @@
-"""Silences and acknowledgements: by a command, in this process or by the server with the store."""
+"""Silences, acknowledgements and ends of alerts, by a command or by the server with the store."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Text = Annotated[str, Field(max_length=500)]
 
 
 class AlertChange(BaseModel):
-    """A silence, its end, or an acknowledgement."""
+    """A silence, its end, an acknowledgement, or the end of an alert."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    what: Literal["silence", "unsilence", "acknowledge"]
+    what: Literal["silence", "unsilence", "acknowledge", "resolve"]
     name: Annotated[str, Field(max_length=16)] = ""
-    """Of the alert to acknowledge, or of the silence to end."""
+    """Of the alert to acknowledge or to resolve, or of the silence to end."""
 
     run_id: Text | None = None
     rule: Text | None = None
@@ -69,9 +69,14 @@ def apply_change(alerting: Alerting, change: AlertChange) -> str:
         if alerting.end_silence(change.name) is None:
             raise BadInputError(f"no silence {change.name!r}: `rankscope alerts` lists them")
         return f"silence {change.name} is over"
-    alert = alerting.acknowledge(change.name, by=change.by)
+    if change.what == "resolve":
+        alert = alerting.resolve(change.name)
+    else:
+        alert = alerting.acknowledge(change.name, by=change.by)
     if alert is None:
         raise BadInputError(f"no alert {change.name!r}: `rankscope alerts` lists their names")
+    if change.what == "resolve":
+        return f"resolved: {alert.text}"
     return f"acknowledged by {alert.acknowledged_by or 'someone'}: {alert.text}"
 
 
@@ -136,5 +141,5 @@ def change_router(alerting: Alerting) -> APIRouter:
         "return": dict[str, str],
     }
     # Only now: FastAPI reads the annotations here, and cannot resolve the text of local names.
-    router.post(PATH, summary="Silence or acknowledge alerts")(change)
+    router.post(PATH, summary="Silence, acknowledge or resolve alerts")(change)
     return router

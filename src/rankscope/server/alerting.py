@@ -1,15 +1,18 @@
 """Alerts: raised once, resolved once, and sent until each receiver has them, across restarts.
 
-What is to be sent follows from the store alone: alerts, what each receiver got, silences and
-acknowledgements. So nothing is lost if the server, a receiver or both go away.
+What is to be sent follows from the store alone: alerts, which message each receiver is sent and
+what came of it, silences and acknowledgements. So nothing is lost if the server, a receiver or both
+go away, and a message that may have arrived is sent again unchanged.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.alert_rules import FINDING, find_conditions
@@ -31,6 +34,7 @@ from rankscope.collector.read.alerts import (
     write_resolution,
     write_silence,
 )
+from rankscope.collector.read.runs import read_recent_runs
 
 from ..terminal.lines import say
 from .alert_config import AlertConfig
@@ -77,6 +81,11 @@ class _Message:
     def key(self) -> tuple[str, tuple[str, str], str]:
         return self.receiver, self.group, self.state
 
+    @property
+    def name(self) -> str:
+        """Id of the message: the same if it is sent again."""
+        return message_id(self.alerts, self.state)
+
 
 class Alerting:
     """Alerts of the runs of a store. Threads may share it.
@@ -119,9 +128,14 @@ class Alerting:
 
         self._in_flight: set[tuple[str, tuple[str, str], str]] = set()
         self._failed: dict[tuple[str, tuple[str, str], str], _Message] = {}
+        """Messages that were sent and may not have arrived, also by an earlier server."""
+
         self._silences: tuple[Silence, ...] = ()
         self._read_ns = 0
         self._beat_ns: dict[str, int] = {}
+        self._beating: set[str] = set()
+        """Receivers that have not answered their last heartbeat."""
+
         self.num_undelivered = 0
         """Messages since the start that could not be delivered at once."""
 
@@ -137,7 +151,7 @@ class Alerting:
     def num_in_flight(self) -> int:
         """Messages that receivers have not answered yet."""
         with self._lock:
-            return len(self._in_flight)
+            return len(self._in_flight) + len(self._beating)
 
     @property
     def silences(self) -> tuple[Silence, ...]:
@@ -155,6 +169,27 @@ class Alerting:
             self._alerts = {alert.alert_id: alert for alert in alerts}
             self._silences = silences
             self._read_ns = self._unix_ns()
+            self._failed = {message.key: message for message in self._unanswered()}
+
+    def _unanswered(self) -> list[_Message]:
+        """Return the messages that an earlier server sent, with no answer that it could store."""
+        parts: dict[tuple[str, str, tuple[str, str], str], list[StoredAlert]] = {}
+        for alert in self._alerts.values():
+            for (receiver, state), name in alert.messages.items():
+                if name and state == alert.state and not alert.is_delivered(receiver, state):
+                    parts.setdefault((receiver, state, alert.group, name), []).append(alert)
+        messages = [
+            _Message(receiver, group, state, tuple(alerts))
+            for (receiver, state, group, _), alerts in parts.items()
+        ]
+        # Without those of which an alert has ended since: the others are a message of their own.
+        names = {name for *_, name in parts}
+        return [message for message in messages if message.name in names]
+
+    def unsettled_runs(self) -> set[str]:
+        """Return the runs whose alerts an earlier server may not have raised or resolved."""
+        active = {alert.run_id for alert in self.alerts if alert.resolved_ns is None}
+        return active | read_recent_runs(self._store, since_ns=self._unix_ns() - RESEND_NS)
 
     def evaluate(
         self, report: RunReport, tracked: Iterable[TrackedFinding] = (), *, is_over: bool = False
@@ -259,10 +294,26 @@ class Alerting:
         self._alerts[alert.alert_id] = resolved
         self._gone_ns.pop(alert.alert_id, None)
 
+    def resolve(self, name: str) -> StoredAlert | None:
+        """End an alert on request; return it, or None if there is none.
+
+        What ended a run, a hang or a crash, is over when a person says so. A finding that still
+        shows raises no second alert; a state that lasts, such as a silent rank, does.
+        """
+        with self._lock:
+            alert = self._named(name)
+            if alert is not None and alert.resolved_ns is None:
+                self._resolve(alert)
+                return self._alerts[alert.alert_id]
+            return alert
+
+    def _named(self, name: str) -> StoredAlert | None:
+        return next((each for each in self._alerts.values() if each.name == name), None)
+
     def acknowledge(self, name: str, *, by: str) -> StoredAlert | None:
         """Note that a person takes care of an alert; return it, or None if there is none."""
         with self._lock:
-            alert = next((each for each in self._alerts.values() if each.name == name), None)
+            alert = self._named(name)
             if alert is None or alert.acknowledged_ns is not None:
                 return alert
             at_ns = self._unix_ns()
@@ -315,22 +366,33 @@ class Alerting:
         return any(silence.covers(alert, now_ns) for silence in self._silences)
 
     def turn(self) -> None:
-        """Send what is due, and repeat it; read silences that a command has written."""
+        """Send what is due, and repeat it; read what a command has written."""
         if self._unix_ns() - self._read_ns >= REREAD_NS:
             self._reread()
         self.deliver()
 
     def _reread(self) -> None:
+        begun_ns = self._unix_ns()
         silences, stored = read_silences(self._store), read_alerts(self._store)
         with self._lock:
             self._silences, self._read_ns = silences, self._unix_ns()
+            # Those of a run that was deleted since.
+            names = {alert.alert_id for alert in stored}
+            gone = [
+                key
+                for key, alert in self._alerts.items()
+                if key not in names and alert.at_ns < begun_ns
+            ]
+            for alert_id in gone:
+                del self._alerts[alert_id]
             for alert in stored:
                 known = self._alerts.get(alert.alert_id)
-                if known is not None and known.acknowledged_ns != alert.acknowledged_ns:
+                if known is not None:
                     self._alerts[alert.alert_id] = replace(
                         known,
-                        acknowledged_ns=alert.acknowledged_ns,
-                        acknowledged_by=alert.acknowledged_by,
+                        acknowledged_ns=known.acknowledged_ns or alert.acknowledged_ns,
+                        acknowledged_by=known.acknowledged_by or alert.acknowledged_by,
+                        resolved_ns=known.resolved_ns or alert.resolved_ns,
                     )
 
     def beat(self) -> None:
@@ -340,12 +402,19 @@ class Alerting:
             receiver = self._receivers.get(wish.name)
             if receiver is None or not wish.heartbeat_s:
                 continue
-            if now_ns - self._beat_ns.get(wish.name, 0) >= wish.heartbeat_s * NS_PER_S:
+            is_due = now_ns - self._beat_ns.get(wish.name, 0) >= wish.heartbeat_s * NS_PER_S
+            # A receiver that is down gets its alerts when it is back, not old signs of life.
+            if is_due and wish.name not in self._beating:
                 self._beat_ns[wish.name] = now_ns
+                self._beating.add(wish.name)
                 text = "rankscope works: its absence is the alarm"
                 url = self._page_url("", None, ())
                 document = plain_document(HEARTBEAT, text, at_ns=now_ns, url=url)
-                receiver.post(document, on_done=lambda _outcome: None)
+                receiver.post(document, on_done=partial(self._end_beat, wish.name))
+
+    def _end_beat(self, receiver: str, _outcome: Delivery) -> None:
+        with self._lock:
+            self._beating.discard(receiver)
 
     def deliver(self) -> None:
         """Send what the receivers have not got, one message for each run and cause."""
@@ -360,8 +429,19 @@ class Alerting:
             for message in due:
                 self._in_flight.add(message.key)
                 self._sent_ns[message.key] = now_ns
+            # Before it is sent: the next server then sends the same message, if this one is killed.
+            news = [message for message in due if self._is_new(message)]
+            for message in news:
+                for alert in message.alerts:
+                    self._note(alert, message, Delivery.PENDING)
+        for message in news:
+            self._settle(list(message.alerts), message, Delivery.PENDING)
         for message in due:
             self._post(message)
+
+    def _is_new(self, message: _Message) -> bool:
+        about = message.receiver, message.state
+        return any(alert.messages.get(about) != message.name for alert in message.alerts)
 
     def _messages(self, receiver: Receiver, now_ns: int) -> list[_Message]:
         """Return what a receiver lacks, whether it is time or not."""
@@ -384,10 +464,11 @@ class Alerting:
         changed_ns = alert.resolved_ns or alert.at_ns
         if self.is_silenced(alert):
             return False
-        if alert.is_delivered(receiver.name, alert.state):
-            return receiver.is_alertmanager and alert.state == FIRING
+        if receiver.is_alertmanager and alert.state == FIRING:
+            return True  # it takes what is not repeated for resolved
         is_taken = alert.state == FIRING and alert.acknowledged_ns is not None
-        return not is_taken and now_ns - changed_ns <= RESEND_NS
+        is_done = is_taken or alert.is_delivered(receiver.name, alert.state)
+        return not is_done and now_ns - changed_ns <= RESEND_NS
 
     def _is_due(self, message: _Message, now_ns: int) -> bool:
         if message.key in self._in_flight:
@@ -422,17 +503,23 @@ class Alerting:
         """Keep the outcome of an alert's message; return whether it is new."""
         about = (message.receiver, message.state)
         known = self._alerts.get(alert.alert_id, alert)
-        if known.deliveries.get(about) is outcome:
+        if known.deliveries.get(about) is outcome and known.messages.get(about) == message.name:
             return False
-        deliveries = {**known.deliveries, about: outcome}
-        self._alerts[alert.alert_id] = replace(known, deliveries=deliveries)
+        if alert.alert_id in self._alerts:  # not of a run that was deleted since
+            self._alerts[alert.alert_id] = replace(
+                known,
+                deliveries={**known.deliveries, about: outcome},
+                messages={**known.messages, about: message.name},
+            )
         return True
 
     def _settle(self, alerts: list[StoredAlert], message: _Message, outcome: Delivery) -> None:
         if not alerts:
             return
         try:
-            write_deliveries(self._store, alerts, message.receiver, message.state, outcome)
+            write_deliveries(
+                self._store, alerts, message.receiver, message.state, outcome, message=message.name
+            )
         except StoreError as error:  # a failing store must not stop further alerts
             say(f"the delivery of an alert of run {message.group[0]} could not be stored: {error}")
 
@@ -467,22 +554,31 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
     }
 
 
+def message_id(alerts: Iterable[StoredAlert], state: str) -> str:
+    """Return the id of a message: that of its alert, or a hash of those of its alerts."""
+    names = sorted(alert.name for alert in alerts)
+    if len(names) > 1:
+        names = [hashlib.sha256("-".join(names).encode()).hexdigest()[:16]]
+    return f"{names[0]}-{state}"
+
+
 def message_document(alerts: Sequence[StoredAlert], state: str) -> dict[str, Any]:
     """Return a message: the gravest alert's document, and those of all its alerts.
 
-    ``id`` is the same if the message is sent again, so that a receiver can leave out a repetition.
+    ``id`` is the same if the message is sent again, so that a receiver can leave out a repetition;
+    each of its alerts has an ``id`` too, which is the same in every message about this state.
     """
     documents = [
         {
             **{k: v for k, v in (alert.post or {}).items() if k not in {"source", "hold_s"}},
+            "id": message_id([alert], state),
             "state": state,
             "resolved_ns": alert.resolved_ns,
         }
         for alert in alerts
     ]
     leader = next((each for each in documents if each.get("severity") == Severity.CRITICAL), None)
-    names = "-".join(sorted(alert.name for alert in alerts))
-    return {**(leader or documents[0]), "id": f"{names}-{state}", "alerts": documents}
+    return {**(leader or documents[0]), "id": message_id(alerts, state), "alerts": documents}
 
 
 def plain_document(rule: str, text: str, *, at_ns: int, url: str) -> dict[str, Any]:

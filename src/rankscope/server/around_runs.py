@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.page_results import (
+    PART,
     ComparedNumber,
     RankStartup,
     RunComparison,
     RunStrip,
     Startup,
     StartupPart,
+    StartupSpan,
 )
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.spans import (
     SpanSelection,
+    count_selected_spans,
     read_outline,
     read_selected_spans,
 )
@@ -75,7 +80,16 @@ def read_startup(store: Store, run_id: str) -> Startup | None:
     found = read_startup_rows(store, run_id, max_parts=MAX_PARTS, max_ranks=MAX_SLOWEST)
     if found is None:
         return None
-    epoch, parts, totals, parts_of, hosts = found
+    epoch, parts, totals, rows, hosts = found
+    first_ns = min(row["start_ns"] for row in rows)
+    spans: dict[int, list[StartupSpan]] = {}
+    for row in rows:
+        span = StartupSpan(
+            name=row["name"],
+            begin_ns=row["start_ns"] - first_ns,
+            duration_ns=row["duration_ns"],
+        )
+        spans.setdefault(row["rank"], []).append(span)
     return Startup(
         epoch=epoch,
         num_ranks=totals[0]["num_ranks"],
@@ -86,7 +100,7 @@ def read_startup(store: Store, run_id: str) -> Startup | None:
                 rank=row["rank"],
                 host=hosts.get(row["rank"], ""),
                 total_ns=row["total_ns"],
-                parts_ns=parts_of.get(row["rank"], {}),
+                spans=tuple(spans.get(row["rank"], ())),
             )
             for row in totals
         ),
@@ -94,9 +108,23 @@ def read_startup(store: Store, run_id: str) -> Startup | None:
 
 
 def write_step_trace(
-    store: Store, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]
+    store: Store,
+    run_id: str,
+    *,
+    epoch: int,
+    step: int,
+    ranks: tuple[int, ...],
+    window_ns: tuple[int, int] | None = None,
 ) -> str:
     """Return the spans of a step in the Trace Event Format.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        epoch: The epoch.
+        step: The step.
+        ranks: Only these; empty: all.
+        window_ns: Only what touches this time, from the step's first span; None: all.
 
     Raises:
         EmptyRunError: There are no such spans, or more than `MAX_TRACE_SPANS`.
@@ -105,16 +133,21 @@ def write_step_trace(
     num_by_rank = dict(zip(outline.ranks.tolist(), outline.num_spans.tolist(), strict=True))
     chosen = [rank for rank in num_by_rank if not ranks or rank in ranks]
     num_spans = sum(num_by_rank[rank] for rank in chosen)
+    selection = SpanSelection(run_id=run_id, epoch=epoch, step=step, ranks=chosen)
+    if window_ns is not None and chosen:
+        begin_ns, end_ns = (outline.begin_ns + at_ns for at_ns in window_ns)
+        selection = replace(selection, after_ns=begin_ns, before_ns=end_ns)
+        num_spans = count_selected_spans(store, selection)
     if not num_spans:
-        raise EmptyRunError(f"step {step} of run {run_id!r} has no spans of these ranks")
+        raise EmptyRunError(f"step {step} of run {run_id!r} has no spans of these ranks and time")
     if num_spans > MAX_TRACE_SPANS:
         raise EmptyRunError(
-            f"step {step} has {num_spans:,} spans, more than {MAX_TRACE_SPANS:,}: choose some"
-            f" ranks, or use rankscope export {run_id} --format perfetto --steps {step}:{step}"
+            f"step {step} has {num_spans:,} spans, more than {MAX_TRACE_SPANS:,}: zoom in,"
+            f" choose some ranks, or use rankscope export {run_id} --format perfetto"
+            f" --steps {step}:{step}"
         )
     text = io.StringIO()
     trace = ChromeTrace(text.write)
-    selection = SpanSelection(run_id=run_id, epoch=epoch, step=step, ranks=chosen)
     trace.add(read_selected_spans(store, selection))
     trace.end()
     return text.getvalue()
@@ -139,30 +172,24 @@ def compare_finished(source: SpanSource, first: RunReport, second: RunReport) ->
         ),
         numbers=tuple(row for row in rows if not row.name.startswith(PART)),
         parts_s=tuple(
-            ComparedNumber(
-                name=row.name.removeprefix(PART).removesuffix(", s"),
-                first=row.first,
-                second=row.second,
-                ratio=row.ratio,
-            )
-            for row in rows
-            if row.name.startswith(PART)
+            row for row in rows if row.name.startswith(PART) and (row.first or row.second)
         ),
         appeared=_without(second, first),
         disappeared=_without(first, second),
-        remained=tuple(each for each in second.findings if each not in _without(second, first)),
+        remained=tuple(
+            each
+            for each in second.findings
+            if any(_is_same(each, theirs) for theirs in first.findings)
+        ),
     )
-
-
-PART = "time."
-"""Prefix of the parts of the waterfall in `rankscope.comparison.Comparison.numbers`."""
 
 
 def _without(report: RunReport, other: RunReport) -> tuple[Finding, ...]:
     return tuple(
         each
         for each in report.findings
-        if not any(_is_same(each, theirs) for theirs in other.findings)
+        if each.severity is not Severity.NONE
+        and not any(_is_same(each, theirs) for theirs in other.findings)
     )
 
 

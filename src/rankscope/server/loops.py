@@ -141,13 +141,14 @@ class _Attempt:
 class LiveAnalysis:
     """Analysis of the runs that have grown, with their alerts.
 
-    A run that does not grow raises no alert for old drops of its MFU. It is analysed once, when a
-    page needs it or nothing else is to do, if the store has no report of it. A running job is
-    analysed every `MIN_PAUSE_NS` at most, never for more than half of the time, and less and less
-    often while it makes no progress.
+    A run that ended long before the start raises no alert. It is analysed once, when a page needs
+    it or nothing else is to do, if the store has no report of it. A running job is analysed every
+    `MIN_PAUSE_NS` at most, never for more than half of the time, and less and less often while it
+    makes no progress.
 
     Args:
-        before: The runs of the store when the server started.
+        before: The runs of the store when the server started, without those whose alerts an earlier
+            server may not have raised or resolved (`Alerting.unsettled_runs`).
         monotonic_ns: Clock for the pauses.
     """
 

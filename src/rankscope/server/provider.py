@@ -63,12 +63,14 @@ from .page_alerts import change, list_alerts, silence_like
 from .pictures import LargeSteps, read_part, read_picture
 from .rank_view import read_quantity, read_rank_details
 from .reports import find_run
+from .step_replays import StepReplays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
+    from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
     from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
@@ -155,6 +157,7 @@ class StoreProvider:
         self._large_jobs, self._small_jobs = BackgroundJobs(), BackgroundJobs()
         self._step_jobs = BackgroundJobs()
         self._large_steps = None if store is None else LargeSteps(store, source, self._large_jobs)
+        self._replays = StepReplays(source, self._small_jobs)
         self._steps: dict[str, MarkedSteps] = {}
         self._store = store
         self._alerting = alerting
@@ -186,16 +189,17 @@ class StoreProvider:
             self._steps.pop(run_id, None)
             return self._reports.get(run_id)
         run = find_run(self._source, run_id)
-        self._start_reading_steps(run_id)
         key = ("report", run_id)
         jobs = self._jobs_for(run)
         done = jobs.result(key, lambda: self._reports.get(run_id), timeout_s=self._timeout_s)
         if done is None:
+            self._start_reading_steps(run_id)
             return self._in_progress(run, key)
         error = done.exception()
         if isinstance(error, UnknownRunError):
             raise error
         if isinstance(error, Exception):
+            self._start_reading_steps(run_id)
             return AnalysisFailed(
                 run=run, reason=_format_failure(error), steps=self._steps.get(run_id)
             )
@@ -363,6 +367,20 @@ class StoreProvider:
             return None
         bounds_ns = (picture.begin_ns, picture.end_ns)
         return read_part(self._store, info, portion, bounds_ns=bounds_ns)
+
+    def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
+        """Return the replay of a step; None while a background job makes it.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+            AnalysisError: The step cannot be replayed, or has too many spans.
+        """
+        return self._replays.replay(
+            find_run(self._source, recorded.run),
+            recorded,
+            revision=self._reports.revision(recorded.run),
+            timeout_s=self._timeout_s,
+        )
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the stored picture of a step does."""
@@ -567,8 +585,16 @@ class StoreProvider:
         """Return the start-up of a run's newest epoch; None if no span is outside the steps."""
         return None if self._store is None else read_startup(self._store, run_id)
 
-    def step_trace(self, run_id: str, *, epoch: int, step: int, ranks: tuple[int, ...]) -> str:
-        """Return the spans of a step, or of some of its ranks, as a file for Perfetto.
+    def step_trace(
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        step: int,
+        ranks: tuple[int, ...],
+        window_ns: tuple[int, int] | None = None,
+    ) -> str:
+        """Return the spans of a step, or of some of its ranks or time, as a file for Perfetto.
 
         Raises:
             UnknownRunError: The store holds no run of this name.
@@ -577,7 +603,9 @@ class StoreProvider:
         find_run(self._source, run_id)
         if self._store is None:
             raise EmptyRunError("no spans are stored")
-        return write_step_trace(self._store, run_id, epoch=epoch, step=step, ranks=ranks)
+        return write_step_trace(
+            self._store, run_id, epoch=epoch, step=step, ranks=ranks, window_ns=window_ns
+        )
 
     def health(self) -> Health | None:
         """Return the state of the server; None if it is unknown."""

@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -44,9 +44,23 @@ if TYPE_CHECKING:
 MAX_SPANS = 4_000_000
 """Limit on the time and memory of one analysis. Of larger runs, the last steps are analysed."""
 
+MAX_OWN_SPANS = 500_000
+"""Largest run that the server analyses itself, in 0.3 GB; of larger ones the last part may take
+3 GB."""
+
 TURN_BUDGET_S = 5.0
 """Longest time for one analysis of a running job. Its window has as many steps as that allows, at
 least `analysis.window.MIN_STEPS`."""
+
+
+class AnalyzeElsewhere(Protocol):
+    """Returns the report of an ended run, without using this process for it."""
+
+    def __call__(
+        self, run_id: str, *, first: int | None, show: Callable[[Progress], None]
+    ) -> RunReport:
+        """Analyse a run from a step on (None: all of it); raise `EmptyRunError` if it is empty."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +105,8 @@ class Reports:
         monotonic_ns: Clock for the duration of an analysis.
         unix_ns: Clock that says whether a running job is silent.
         stored: Reports in the store. None: they are kept in memory alone.
+        analyze_elsewhere: Analyses an ended run of more than `MAX_OWN_SPANS` from a step on, and
+            reports its progress. None: it is analysed here.
     """
 
     def __init__(
@@ -101,7 +117,9 @@ class Reports:
         max_spans: int = MAX_SPANS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_ns: Callable[[], int] = time.time_ns,
+        analyze_elsewhere: AnalyzeElsewhere | None = None,
     ) -> None:
+        self._analyze_elsewhere = analyze_elsewhere
         self._source = ObservedSource(source)
         self._stored = stored
         self._max_spans = max_spans
@@ -256,7 +274,7 @@ class Reports:
         steps = self._source.steps(summary.run_id)
         first = _first_step(self._max_spans, summary, steps) if len(steps) else None
         try:
-            report = analyze_run(self._source, summary.run_id, first=first)
+            report = self._analyze_from(summary, first)
         except EmptyRunError:
             return None
         if first is None:
@@ -264,6 +282,14 @@ class Reports:
         return replace(
             with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps)),
             num_earlier_steps=len(np.unique(steps.step[steps.step < first])),
+        )
+
+    def _analyze_from(self, summary: RunSummary, first: int | None) -> RunReport:
+        run_id = summary.run_id
+        if self._analyze_elsewhere is None or summary.num_spans <= MAX_OWN_SPANS:
+            return analyze_run(self._source, run_id, first=first)
+        return self._analyze_elsewhere(
+            run_id, first=first, show=lambda progress: self._source.show(run_id, progress)
         )
 
 
@@ -292,10 +318,18 @@ def find_run(source: SpanSource, run_id: str) -> RunSummary:
 
 
 class ObservedSource:
-    """A `analysis.trace.tables.SpanSource` that reports the progress of analyses."""
+    """A `analysis.trace.tables.SpanSource` that reports the progress of analyses.
 
-    def __init__(self, source: SpanSource) -> None:
+    Args:
+        source: The source.
+        on_progress: Called whenever an analysis gets further. None: `progress` returns it.
+    """
+
+    def __init__(
+        self, source: SpanSource, *, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
         self._source = source
+        self._on_progress = on_progress
         self._lock = threading.Lock()
         self._progress: dict[str, Progress] = {}
         self.runs, self.run_info = source.runs, source.run_info
@@ -324,9 +358,18 @@ class ObservedSource:
         self._record(run_id, Activity.COMPARING, num_spans=len(found))
         return found
 
+    def show(self, run_id: str, progress: Progress) -> None:
+        """Report how far an analysis of the run is that goes on elsewhere."""
+        with self._lock:
+            if run_id in self._progress:
+                self._progress[run_id] = progress
+
     def _record(self, run_id: str, activity: Activity, *, num_spans: int) -> None:
         with self._lock:
             before = self._progress.get(run_id)
-            if before is not None:
-                num_read = before.num_spans + num_spans
-                self._progress[run_id] = Progress(activity=activity, num_spans=num_read)
+            if before is None:
+                return
+            after = Progress(activity=activity, num_spans=before.num_spans + num_spans)
+            self._progress[run_id] = after
+        if self._on_progress is not None:
+            self._on_progress(after)

@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rankscope.collector.retention.deletion import Deletions
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .alerting import Alerting
     from .listen import Endpoint
     from .loops import Loop
+    from .reports import AnalyzeElsewhere
 
 
 MAX_URL_BYTES = 4096
@@ -131,6 +133,8 @@ def serve_store(options: ServeOptions) -> None:
     from rankscope.collector.store.owners import SERVER
     from rankscope.collector.store.writer import StoreWriter
 
+    from .analysis_process import analyze_elsewhere
+
     if options.only is Part.DASHBOARD and options.spool is not None:
         raise BadInputError("--only dashboard does not read a spool: leave out --spool or --only")
     with ExitStack() as stack:
@@ -168,6 +172,7 @@ def serve_store(options: ServeOptions) -> None:
             receivers=receivers,
             alert_config=config,
             before=before if options.only is not Part.COLLECTOR else None,
+            analyze_elsewhere=partial(analyze_elsewhere, options.store_url or default_store_url()),
             loops=loops,
             ingest=_open_ingest(store, writer, deletions, topology, stack) if has_ingest else None,
             log=log,
@@ -205,6 +210,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     receivers: Sequence[Receiver] = (),
     alert_config: AlertConfig | None = None,
     before: Iterable[RunSummary] | None,
+    analyze_elsewhere: AnalyzeElsewhere | None = None,
     loops: Iterable[Loop] = (),
     ingest: IngestService | None = None,
     log: Log | None = None,
@@ -219,8 +225,9 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         tail: Reader of the spool of this host's ranks. None: no spool is read.
         receivers: Receivers of alerts. Without any, alerts are only stored.
         alert_config: Rules of alerts. None: the default rules.
-        before: The runs at the start, which raise no alerts. None: no run is analysed here, and
-            there are no pages.
+        before: The runs at the start, which raise no alerts if they ended long ago. None: no run
+            is analysed here, and there are no pages.
+        analyze_elsewhere: Analyses large runs outside this process. None: they are analysed here.
         loops: Further loops.
         ingest: Service for agents. None: agents are not served.
         log: The log. None: text on stderr.
@@ -242,11 +249,13 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     log = log or Log()
     log.hide(access.token)
     source = StoreSource(store)
-    reports = Reports(source, stored=StoredReports(store))
+    reports = Reports(source, stored=StoredReports(store), analyze_elsewhere=analyze_elsewhere)
     all_loops = [] if tail is None else [tail_loop(tail)]
     watch = None
     if before is not None:
         alerting = _alerting(store, source, receivers, alert_config, url=endpoint.url)
+        unsettled = alerting.unsettled_runs()
+        before = [run for run in before if run.run_id not in unsettled]
         live = LiveAnalysis(source, reports, alerting, LiveFindings(store), before=before)
         analysis = analysis_loop(live)
         watch = AlertWatch(store, source, reports, alerting, checks=[analysis.why_stopped])

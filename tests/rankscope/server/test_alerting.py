@@ -503,9 +503,75 @@ def test_a_heartbeat_is_sent_at_its_interval(empty_store: Store, receiver: Recei
 
     for _ in range(5):  # in two minutes
         alerting.beat()
+        wait_until(lambda: alerting.num_in_flight == 0)
         clock.now_ns += MINUTE_NS // 2
     beats = [json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) for _ in range(3)]
     webhook.close(timeout_s=TIMEOUT_S)
 
     assert {beat["rule"] for beat in beats} == {"heartbeat"}
     assert receiver.bodies.empty()
+
+
+def test_a_message_that_may_have_arrived_is_sent_again_unchanged(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    # GIVEN a message that the receiver has and did not answer when the server was killed
+    receiver.hold.clear()
+    killed = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    findings = two_findings().findings
+    first = Alerting(empty_store, receivers=[killed], page_url=page_url)
+    first.evaluate(steady(), findings[:1])
+    unanswered = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+
+    # WHEN another alert of its group fires before the next server sends anything
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    config = AlertConfig(group_interval_s=0.0)
+    alerting = Alerting(empty_store, receivers=[webhook], config=config, page_url=page_url)
+    receiver.hold.set()
+    alerting.evaluate(steady(), findings)
+    again = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    wait_until(lambda: alerting.num_in_flight == 0)
+    alerting.turn()
+    other = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    for each in (killed, webhook):
+        each.close(timeout_s=TIMEOUT_S)
+
+    # THEN the message is the same, and the other alert is one of its own
+    assert again == unanswered
+    assert [alert["ranks"] for alert in other["alerts"]] == [[6]]
+    assert receiver.bodies.empty()
+
+
+def test_the_alerts_of_a_deleted_run_are_forgotten(empty_store: Store) -> None:
+    clock = Clock()
+    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
+    alerting.evaluate(steady(), tracked().findings)
+    clock.now_ns += MINUTE_NS
+    empty_store.command("ALTER TABLE events DELETE WHERE 1 SETTINGS mutations_sync = 2")
+
+    alerting.turn()
+
+    assert alerting.alerts == ()
+
+
+def test_alerts_are_settled_of_runs_that_ended_a_day_ago_and_have_none(empty_store: Store) -> None:
+    clock = Clock()
+    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
+    alerting.evaluate(steady(), tracked().findings)  # the alert of run "job" is active
+    day_ns = 24 * 60 * MINUTE_NS
+    ended = {"old": day_ns + 1, "new": day_ns - 1, "imported": 0, "job": 9 * day_ns}
+    rows: list[dict[str, object]] = [
+        {
+            "run_id": run_id,
+            "epoch": 0,
+            "created_ns": 1,
+            "state": "ended",
+            "source_format": "bytedance" if run_id == "imported" else "rankscope",
+            "ended_ns": clock.now_ns - age_ns,
+        }
+        for run_id, age_ns in ended.items()
+    ]
+    rows.append({**rows[0], "run_id": "trains", "state": "running", "ended_ns": None})
+    empty_store.insert_rows("runs", rows)
+
+    assert alerting.unsettled_runs() == {"job", "new", "trains"}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.trace.account import RecordAccount
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.http.metrics import Metrics, Reading
 from rankscope.server.around_runs import compare_finished, read_startup, write_step_trace
 from rankscope.server.health import HealthReader
@@ -60,6 +61,10 @@ def test_the_start_up_is_what_a_rank_did_before_its_first_step(empty_store: Stor
     assert found.slowest[1].total_ns == 10 * S
     assert read_startup(empty_store, "unknown") is None
     assert '"name":"forward"' in write_step_trace(empty_store, "r", epoch=0, step=0, ranks=(1,))
+    inside = write_step_trace(empty_store, "r", epoch=0, step=0, ranks=(), window_ns=(0, S // 2))
+    assert '"name":"forward"' in inside
+    with pytest.raises(EmptyRunError, match="no spans of these ranks and time"):
+        write_step_trace(empty_store, "r", epoch=0, step=0, ranks=(), window_ns=(2 * S, 3 * S))
 
 
 def test_two_reports_are_compared_with_what_appeared_and_disappeared(empty_store: Store) -> None:

@@ -316,8 +316,10 @@ def test_a_hang_shows_in_the_open_spans_of_the_unfinished_step(
     assert found.steps == (0, 1, 2, 3)
 
 
-def test_a_run_that_does_not_grow_is_not_analysed(empty_store: Store, whole: Source) -> None:
-    job = Job(whole, newest=10)
+def test_a_run_that_ended_long_before_the_start_is_not_analysed(
+    empty_store: Store, whole: Source
+) -> None:
+    job = Job(whole, newest=10, state="ended")
     server = serve(empty_store, job, before=job.runs())
 
     server.advance(10)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.exchange import write_report
+from rankscope.analysis.report.progress import Activity, Progress
+from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.collector.store.store import open_store
+from rankscope.errors import FailedError
+from rankscope.server import reports as reports_module
+from rankscope.server.analysis_process import analyze_elsewhere
+from rankscope.server.reports import Reports
+from rankscope.sources.store_source import StoreSource
+from tests.integration.programs import rankscope, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rankscope.analysis.report.report import RunReport
+
+pytestmark = pytest.mark.multiproc
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("served") / "store"
+    size = ["--ranks", "16", "--pp", "2", "--tp", "2", "--steps", str(STEPS)]
+    made = rankscope("simulate", "slow-compute", "--run", "slow", *size, store=store)
+    assert made.returncode == 0, made.stderr
+    return store
+
+
+def test_another_process_makes_the_same_report_of_a_store_that_is_served(folder: Path) -> None:
+    url = f"chdb://{folder}"
+    with open_store(url) as store:
+        expected = analyze_run(StoreSource(store), "slow", first=1)
+    shown: list[Progress] = []
+
+    with serving(store=folder):
+        found = analyze_elsewhere(url, "slow", first=1, show=shown.append)
+
+    assert write_report(found) == write_report(expected)
+    assert found.steps == (1, 2)
+    assert [each.activity for each in shown] == [Activity.READING, Activity.COMPARING]
+    assert shown[-1].num_spans == found.num_spans
+
+
+def test_what_the_other_process_raises_is_raised_here(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(EmptyRunError):
+        analyze_elsewhere(f"chdb://{folder}", "slow", first=STEPS, show=lambda _: None)
+    with pytest.raises(FailedError, match="no run 'other'"):
+        analyze_elsewhere(f"chdb://{folder}", "other", first=None, show=lambda _: None)
+
+
+def test_only_large_runs_are_analysed_by_another_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[tuple[str, int | None]] = []
+
+    with open_store(f"chdb://{folder}") as store:
+        source = StoreSource(store)
+
+        def analyze(
+            run_id: str, *, first: int | None, show: Callable[[Progress], None]
+        ) -> RunReport:
+            show(Progress(activity=Activity.COMPARING, num_spans=7))
+            progress.append(reports.progress(run_id))
+            others.append((run_id, first))
+            return analyze_run(source, run_id, first=first)
+
+        progress: list[Progress | None] = []
+        Reports(source, analyze_elsewhere=analyze).get("slow")
+        assert others == []
+        monkeypatch.setattr(reports_module, "MAX_OWN_SPANS", 100)
+        reports = Reports(source, analyze_elsewhere=analyze)
+        report = reports.get("slow")
+
+    assert others == [("slow", None)]
+    assert report is not None
+    assert report.top_finding.cause == "slow-compute"
+    assert progress == [Progress(activity=Activity.COMPARING, num_spans=7)]
