@@ -46,7 +46,7 @@ class Delivery(StrEnum):
     """No receiver wants it."""
 
     PENDING = "pending"
-    """Not yet sent, or the server ended before it knew: the next server sends it."""
+    """Not yet sent, or sent and not yet answered: if the server ends now, the next one sends it."""
 
     DELIVERED = "delivered"
     UNDELIVERED = "undelivered"
@@ -94,6 +94,9 @@ class StoredAlert:
     acknowledged_by: str = ""
     deliveries: dict[tuple[str, str], Delivery] = field(default_factory=dict)
     """Outcome of the last message by (receiver, state); missing: none was sent."""
+
+    messages: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Id of that message."""
 
     post: dict[str, Any] | None = None
     """Document for the receivers."""
@@ -179,11 +182,26 @@ def write_resolution(store: Store, alert: StoredAlert) -> None:
     store.insert_rows("events", [_event(alert, RESOLVED_KIND, at_ns, _reference(alert))])
 
 
-def write_deliveries(
-    store: Store, alerts: Iterable[StoredAlert], receiver: str, state: str, delivery: Delivery
+def write_deliveries(  # what a delivery is
+    store: Store,
+    alerts: Iterable[StoredAlert],
+    receiver: str,
+    state: str,
+    delivery: Delivery,
+    *,
+    message: str,
 ) -> None:
-    """Store what came of a message to one receiver."""
-    about = {"receiver": receiver, "state": state, "delivery": str(delivery)}
+    """Store that a message to one receiver is sent now, or what came of it.
+
+    Args:
+        store: The store.
+        alerts: The alerts of the message.
+        receiver: Name of the receiver.
+        state: State that it reports.
+        delivery: ``PENDING`` before it is sent.
+        message: Its id.
+    """
+    about = {"receiver": receiver, "state": state, "delivery": str(delivery), "message": message}
     kind = f"{DELIVERY_KIND}-{receiver}-{state}"
     at_ns = time.time_ns()
     store.insert_rows(
@@ -223,6 +241,7 @@ def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
     rows = [(row, json.loads(row["data"])) for row in store.rows(SELECT_ALERTS, {"kinds": kinds})]
     # Newest first: the first delivery found of an alert is its last one.
     deliveries: dict[AlertId, dict[tuple[str, str], Delivery]] = {}
+    messages: dict[AlertId, dict[tuple[str, str], str]] = {}
     resolved: dict[AlertId, int] = {}
     acknowledged: dict[AlertId, tuple[int, str]] = {}
     for row, document in rows:
@@ -232,9 +251,9 @@ def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
         elif row["kind"] == ACKNOWLEDGED_KIND:
             acknowledged.setdefault(key, (row["at_ns"], document["by"]))
         elif row["kind"] == DELIVERY_KIND and "receiver" in document:
-            found = deliveries.setdefault(key, {})
             about = document["receiver"], document["state"]
-            found.setdefault(about, Delivery(document["delivery"]))
+            deliveries.setdefault(key, {}).setdefault(about, Delivery(document["delivery"]))
+            messages.setdefault(key, {}).setdefault(about, document.get("message", ""))
     alerts = []
     for row, document in rows:
         if row["kind"] == ALERT_KIND:
@@ -258,6 +277,7 @@ def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
                     acknowledged_ns=at_ns,
                     acknowledged_by=by,
                     deliveries=deliveries.get(key, {}),
+                    messages=messages.get(key, {}),
                     post=document.get("post"),
                 )
             )

@@ -1,4 +1,4 @@
-"""`rankscope alerts`: list, test, silence and acknowledge alerts."""
+"""`rankscope alerts`: list, test, silence, acknowledge and resolve alerts."""
 
 import getpass
 import json
@@ -27,7 +27,9 @@ DURATION = re.compile(r"(\d{1,5})(m|h|d)")
 UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 alerts = typer.Typer(
-    name="alerts", help="List, test, silence and acknowledge alerts.", rich_markup_mode=None
+    name="alerts",
+    help="List, test, silence, acknowledge and resolve alerts.",
+    rich_markup_mode=None,
 )
 
 Config = Annotated[
@@ -137,6 +139,18 @@ def acknowledge(
     typer.echo(_change(AlertChange(what="acknowledge", name=name, by=_user()), store))
 
 
+@alerts.command("resolve")
+def resolve(
+    name: Annotated[str, typer.Argument(metavar="ALERT", help="Its name in `rankscope alerts`.")],
+    *,
+    store: Store = None,
+) -> None:
+    """Say that an alert is over, such as the crash of a job that was started again."""
+    from ..server.alert_changes import AlertChange
+
+    typer.echo(_change(AlertChange(what="resolve", name=name, by=_user()), store))
+
+
 def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     """Return the alerts and the silences in force, the newest first, as printable text."""
     from rankscope.collector.read.alerts import read_alerts, read_silences
@@ -184,9 +198,15 @@ def _document(alert: "StoredAlert") -> dict[str, object]:
     document = asdict(alert)
     del document["post"]  # the message repeats the other fields
     document["deliveries"] = [
-        {"receiver": receiver, "state": state, "delivery": str(delivery)}
+        {
+            "receiver": receiver,
+            "state": state,
+            "delivery": str(delivery),
+            "message": alert.messages.get((receiver, state), ""),
+        }
         for (receiver, state), delivery in alert.deliveries.items()
     ]
+    del document["messages"]
     return {**document, "name": alert.name, "delivery": str(alert.delivery)}
 
 

@@ -54,7 +54,7 @@ def test_a_receiver_that_is_down_fails_the_test(tmp_path: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_silence_and_acknowledgement_are_stored_and_listed(tmp_path: Path) -> None:
+def test_silence_acknowledgement_and_end_are_stored_and_listed(tmp_path: Path) -> None:
     url = f"chdb://{tmp_path}/store"
     alert = StoredAlert(
         run_id="job",
@@ -77,10 +77,13 @@ def test_silence_and_acknowledgement_are_stored_and_listed(tmp_path: Path) -> No
     run("silence", "--end", name, "--store", url)
     run("ack", alert.name, "--store", url)
     after = run("--store", url)
+    run("resolve", alert.name, "--store", url)
 
     assert f"silence {name}: run job, rank 5 until" in during
     assert "silenced" in during
     assert "acknowledged" in after
     assert name not in after
     with open_store(url) as store:
-        assert read_alerts(store)[0].acknowledged_ns is not None
+        (ended,) = read_alerts(store)
+    assert ended.acknowledged_ns is not None
+    assert ended.resolved_ns is not None
