@@ -37,9 +37,7 @@ HEADER = """\
 def closure(extras: tuple[str, ...]) -> frozenset[NormalizedName]:
     """Return the distributions that some of our extras need, with all their dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [
-        Requirement(text) for name in extras for text in project["optional-dependencies"][name]
-    ]
+    asked = [Requirement(f"{project['name']}[{','.join(extras)}]")]
     seen: set[tuple[NormalizedName, frozenset[str]]] = set()
     while asked:
         requirement = asked.pop()
@@ -53,7 +51,7 @@ def closure(extras: tuple[str, ...]) -> frozenset[NormalizedName]:
             wanted = ("", *requirement.extras)
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted):
                 asked.append(needed)
-    return frozenset(name for name, _ in seen)
+    return frozenset(name for name, _ in seen) - {canonicalize_name(project["name"])}
 
 
 def pins() -> dict[NormalizedName, str]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.price.operation_sets import Part
 
     from .comparison import compare
-    from .run import Run, open_run, runs
+    from .run import Run, open_run, query, runs
     from .sources.bytedance_file import what_if_file
 
 _HOMES = {
@@ -17,11 +17,12 @@ _HOMES = {
     "Run": "rankscope.run",
     "compare": "rankscope.comparison",
     "open_run": "rankscope.run",
+    "query": "rankscope.run",
     "runs": "rankscope.run",
     "what_if_file": "rankscope.sources.bytedance_file",
 }
 
-__all__ = ["Part", "Run", "compare", "open_run", "runs", "what_if_file"]
+__all__ = ["Part", "Run", "compare", "open_run", "query", "runs", "what_if_file"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Stored runs in notebooks and scripts: `open_run`, `runs` and the results of a run.
+"""Stored runs in notebooks and scripts: `open_run`, `runs`, `query` and the results of a run.
 
 What has rows is an Arrow table: ``.to_pandas()`` makes a data frame of it, and
 ``polars.from_arrow`` one of polars. In a notebook the first rows of a table are shown. Times whose
@@ -16,21 +16,26 @@ from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.report.text import format_percent
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_filtered_spans
 from rankscope.collector.read.steps import read_step_bounds, read_steps
 from rankscope.collector.store.location import default_store_url
 
 from .sources.result_tables import (
+    communications_table,
+    events_table,
     findings_table,
     kind_times_table,
     rank_steps_table,
     ranks_table,
     runs_table,
+    settings_table,
     show_tables,
     step_times_table,
     waits_table,
     waterfall_table,
+    with_steps,
 )
 from .sources.store_source import StoreSource
 
@@ -95,6 +100,25 @@ def runs(*, store: str | None = None) -> pa.Table:
     show_tables()
     with open_for_reading(store or default_store_url()) as opened:
         return runs_table(StoreSource(opened).runs())
+
+
+def query(sql: str, *, store: str | None = None, **parameters: object) -> pa.Table:
+    """Return the result of a query in SQL, for what no method has (docs/sql.md).
+
+    Example:
+        >>> rankscope.query("SELECT count() FROM spans WHERE run_id = {run:String}", run="tuesday")
+
+    Args:
+        sql: One SELECT of ClickHouse's dialect.
+        store: URL of the store, as in `open_run`.
+        **parameters: Values of its ``{name:Type}``.
+
+    Raises:
+        StoreError: The store could not be opened, or refused the query.
+    """
+    show_tables()
+    with open_for_reading(store or default_store_url()) as opened:
+        return opened.arrow(sql, parameters)
 
 
 class Run:
@@ -197,8 +221,41 @@ class Run:
 
         return kind_times_table(sum_kind_times(self.timeline(step, epoch=epoch)))
 
+    def communications(self, step: int, *, epoch: int | None = None) -> pa.Table:
+        """Return the communications of one step on each rank: wait, transfer, last member.
+
+        What is null is unknown: a member was not recorded.
+
+        Example:
+            >>> run.communications(12).to_pandas().nlargest(5, "wait_ns")[["rank", "last_rank"]]
+
+        Raises:
+            EmptyRunError: The step holds no spans.
+        """
+        return communications_table(self.timeline(step, epoch=epoch))
+
+    def events(self) -> pa.Table:
+        """Return what happened once, in order of time: exits, tracebacks, stalls, alerts.
+
+        Example:
+            >>> run.events().to_pandas().query("kind == 'exit'")[["rank", "text"]]
+        """
+        return events_table(read_events(self._store, self.info.run_id))
+
+    def settings(self) -> pa.Table:
+        """Return environment, versions and configuration of the newest epoch, by value.
+
+        A setting with several rows differs between ranks; ``num_ranks`` have each value.
+
+        Example:
+            >>> run.settings().to_pandas().query("setting.str.contains('torch')")
+        """
+        return settings_table(self._source.context(self.info.run_id, first=0, last=0).manifests)
+
     def samples(self, name: str = "") -> pa.Table:
         """Return clocks, power and counters of the run's hosts during its steps.
+
+        Column ``step`` is the step that had begun last.
 
         Example:
             >>> run.samples("gpu-clock-hz").to_pandas().groupby(["host", "device"])["value"].min()
@@ -207,9 +264,10 @@ class Run:
             name: Only this quantity. "": all.
         """
         bounds = read_step_bounds(self._store, self.info.run_id) or (0, 0)
-        return read_samples(
+        found = read_samples(
             self._store, self.info.run_id, first_ns=bounds[0], last_ns=bounds[1], name=name
         )
+        return with_steps(found, self._source.steps(self.info.run_id))
 
     def timeline(self, step: int, *, epoch: int | None = None) -> StepTimeline:
         """Return one step, each span with its wait and transfer.

@@ -10,7 +10,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 import rankscope
-from rankscope import Part, Run, compare, open_run
+from rankscope import Part, Run, compare, open_run, query
 from rankscope.collector.store.store import open_store
 from rankscope.commands.simulate import simulate_run
 from rankscope.simulation import SimulateOptions
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "notebooks.md"
 FAULTS = {"monday": (), "tuesday": ("slow-compute:rank=2,factor=1.6,steps=6-12",)}
-ENTRY_POINTS = (open_run, rankscope.runs, compare)
+ENTRY_POINTS = (open_run, query, rankscope.runs, compare)
 RESULTS = [
     value
     for name, value in vars(Run).items()
@@ -68,14 +68,14 @@ def questions() -> dict[str, str]:
 
 def test_each_question_of_the_page_is_one_line(names: dict[str, Any]) -> None:
     known: dict[str, Any] = {}
-    exec("from rankscope import Part, compare, open_run, runs", known)
+    exec("from rankscope import Part, compare, open_run, query, runs", known)
     answers = {}
     for question, line in questions().items():
         *before, last = line.splitlines()
         exec("\n".join(before), known)
         answers[question] = eval(last, known)
 
-    assert len(answers) == 12
+    assert len(answers) == 17
     assert answers["What is wrong?"] == names["run"].verdict
     assert answers["Which ranks are slow?"]["rank"].iloc[0] == 2
     assert answers["For which ranks do the others wait?"].index[0] == 2

@@ -12,7 +12,7 @@ from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.run import Run, open_run
-from rankscope.sources.result_tables import table_html
+from rankscope.sources.result_tables import table_html, with_steps
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -204,6 +204,40 @@ def test_the_times_of_a_step_by_kind(run: Run) -> None:
 
     assert rows[0, "forward"]["busy_ns"] == 60 * MS
     assert (rows[0, "dp-comm"]["wait_ns"], rows[0, "dp-comm"]["transfer_ns"]) == (40 * MS, 10 * MS)
+
+
+def test_the_communications_of_a_step_have_their_waits_and_who_came_last(run: Run) -> None:
+    rows = run.communications(0).to_pylist()
+
+    assert [(row["rank"], row["kind"], row["seq"]) for row in rows] == [
+        (0, "dp-comm", 0),
+        (1, "dp-comm", 0),
+    ]
+    assert [(row["wait_ns"], row["transfer_ns"], row["last_rank"]) for row in rows] == [
+        (40 * MS, 10 * MS, 1),
+        (0, 10 * MS, 1),
+    ]
+
+
+def test_events_and_settings_are_tables(run: Run) -> None:
+    assert {row["kind"] for row in run.events().to_pylist()} == {"exit"}
+    settings = run.settings().to_pylist()
+    assert {row["num_ranks"] for row in settings} <= {1, 2}
+
+
+def test_a_query_has_parameters_and_returns_a_table(stored: str) -> None:
+    sql = "SELECT uniqExact(rank) AS ranks FROM spans WHERE run_id = {run:String}"
+
+    assert rankscope.query(sql, store=stored, run="r").to_pylist() == [{"ranks": 2}]
+
+
+def test_a_sample_has_the_step_that_had_begun_last(run: Run) -> None:
+    steps = run._source.steps("r")
+    at_ns = [int(steps.start_ns.min()) - 1, int(steps.start_ns.min()), int(steps.end_ns.max())]
+
+    found = with_steps(pa.table({"at_ns": at_ns}), steps)
+
+    assert found["step"].to_pylist() == [None, 0, 1]
 
 
 def test_findings_and_samples_are_tables(run: Run) -> None:

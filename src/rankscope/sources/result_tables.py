@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict
 from html import escape
 from itertools import pairwise
@@ -19,13 +20,15 @@ from rankscope.collector.arrow_columns import numbers, optional_numbers, to_nump
 from rankscope.tracer.span import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.analysis.breakdown.kind_times import KindTimes
     from rankscope.analysis.breakdown.waterfall import Waterfall
+    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.context import RankManifest
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, StepTable
 
 SHOWN_ROWS = 20
@@ -51,6 +54,19 @@ _STEPS: dict[str, pa.DataType] = {
     "mfu": pa.float64(),
     "num_tokens": pa.int64(),
     "loss": pa.float64(),
+}
+_EVENTS: dict[str, pa.DataType] = {
+    "epoch": pa.int32(),
+    "rank": pa.int32(),
+    "at_ns": pa.int64(),
+    "kind": pa.string(),
+    "text": pa.string(),
+    "data": pa.string(),
+}
+_SETTINGS: dict[str, pa.DataType] = {
+    "setting": pa.string(),
+    "value": pa.string(),
+    "num_ranks": pa.int32(),
 }
 _WAITS: dict[str, pa.DataType] = {
     "rank": pa.int32(),
@@ -181,6 +197,52 @@ def kind_times_table(times: KindTimes) -> pa.Table:
     columns: dict[str, Any] = {name: getattr(times, name) for name in names}
     kinds = [KINDS[code].value for code in times.kind.tolist()]
     return pa.table(columns).add_column(1, "kind", pa.chunked_array([kinds], pa.string()))
+
+
+def communications_table(timeline: StepTimeline) -> pa.Table:
+    """Return one row per communication of a step and rank; see `StepTimeline`."""
+    rows = np.flatnonzero(timeline.communication)
+    spans, wait_ns = timeline.spans, timeline.wait_ns[rows]
+    known = wait_ns >= 0
+    names = ("rank", "start_ns", "duration_ns", "group_id", "seq", "src_rank", "dst_rank")
+    columns: dict[str, Any] = {name: getattr(spans, name)[rows] for name in names}
+    columns["kind"] = pa.array([KINDS[code].value for code in spans.kind[rows].tolist()])
+    columns["name"] = pa.array([spans.names[code] for code in spans.name[rows].tolist()])
+    columns["num_bytes"] = optional_numbers(spans.num_bytes[rows], spans.num_bytes[rows] >= 0)
+    columns["wait_ns"] = optional_numbers(wait_ns, known)
+    columns["transfer_ns"] = optional_numbers(timeline.transfer_ns[rows], known)
+    columns["last_rank"] = optional_numbers(timeline.last_rank[rows], known)
+    return pa.table(columns)
+
+
+def events_table(events: Iterable[dict[str, Any]]) -> pa.Table:
+    """Return one row per event; its rank is null if it is about the whole job."""
+    rows = [row | {"rank": row["rank"] if row["rank"] >= 0 else None} for row in events]
+    return pa.Table.from_pylist(rows, schema=pa.schema(_EVENTS))
+
+
+def settings_table(manifests: Sequence[RankManifest]) -> pa.Table:
+    """Return one row per setting and value of the newest epoch, with the number of its ranks."""
+    newest = max((one.epoch for one in manifests), default=0)
+    counts = Counter(
+        item for one in manifests if one.epoch == newest for item in one.settings.items()
+    )
+    rows = [
+        {"setting": name, "value": value, "num_ranks": num}
+        for (name, value), num in sorted(counts.items())
+    ]
+    return pa.Table.from_pylist(rows, schema=pa.schema(_SETTINGS))
+
+
+def with_steps(samples: pa.Table, steps: StepTable) -> pa.Table:
+    """Return samples with the step that had begun last; null before the first."""
+    order = np.argsort(steps.start_ns, kind="stable")
+    if not len(order):
+        return samples.append_column("step", pa.nulls(samples.num_rows, pa.int32()))
+    newest = np.maximum.accumulate(steps.epoch[order].astype(np.int64) << 32 | steps.step[order])
+    place = np.searchsorted(steps.start_ns[order], to_numpy(samples["at_ns"]), side="right") - 1
+    step = (newest[np.maximum(place, 0)] & 0xFFFFFFFF).astype(np.int32)
+    return samples.append_column("step", optional_numbers(step, place >= 0))
 
 
 def runs_table(runs: Iterable[RunSummary]) -> pa.Table:

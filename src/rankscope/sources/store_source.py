@@ -17,6 +17,7 @@ from rankscope.analysis.trace.context import (
 )
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
+from rankscope.collector.read.reports import read_comparable_mfu
 from rankscope.collector.read.runs import (
     list_runs,
     read_events,
@@ -319,6 +320,7 @@ def read_context(store: Store, run_id: str, *, first: int | None, last: int | No
         manifests=_manifests(store, run_id),
         exits=_exits(store, run_id),
         previous_manifests=() if previous is None else _manifests(store, previous),
+        previous_mfu=None if previous is None else read_comparable_mfu(store, run_id, previous),
     )
 
 

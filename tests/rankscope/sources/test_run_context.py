@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from rankscope.collector.read.reports import read_comparable_mfu
 from rankscope.collector.read.samples import sample_rows, write_samples
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
@@ -68,12 +69,27 @@ def source(store: Store, tmp_path_factory: pytest.TempPathFactory) -> StoreSourc
     tail = SpoolTail(spool_dir, StoreWriter(store), grace_ns=0)
     tail.poll()
     tail.poll()
+    device = {"run_id": "faster", "epoch": 0, "rank": 0, "device_name": "H100", "process": "p"}
+    store.insert_rows("ranks", [device])
+    store.insert_rows("runs", [{"run_id": "faster", "epoch": 0}])
+    reports = [
+        {"run_id": run_id, "mfu": mfu} for run_id, mfu in (("earlier", 0.5), ("faster", 0.6))
+    ]
+    store.insert_rows("reports", reports)
     return StoreSource(store)
 
 
 @pytest.fixture(scope="module")
 def context(source: StoreSource) -> RunContext:
     return source.context("r")
+
+
+@pytest.mark.slow
+def test_the_usual_mfu_is_that_of_the_previous_run_on_the_same_devices(
+    context: RunContext, store: Store
+) -> None:
+    assert context.previous_mfu == 0.5
+    assert read_comparable_mfu(store, "r", "faster") is None
 
 
 @pytest.mark.slow

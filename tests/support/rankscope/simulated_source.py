@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.analysis.trace.tables import RunSummary
 from rankscope.collector.read.runs import RunRows
 from rankscope.collector.spool.descriptions import manifest_settings
 from rankscope.sources.arrow_tables import microbatch_table, sample_table, span_table, step_table
@@ -16,7 +17,7 @@ from rankscope.sources.store_source import build_run_info, to_event, to_exit
 from rankscope.trainer.simulator.simulation import Simulation
 
 if TYPE_CHECKING:
-    from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanTable, StepTable
+    from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
     from rankscope.trainer.simulator.labels import Label
     from rankscope.trainer.simulator.scenario import Scenario
     from rankscope.trainer.simulator.tables import StepTables
@@ -61,8 +62,21 @@ class SimulatedSource:
         self._info = replace(build_run_info(run_id, rows), accounts={})
 
     def runs(self) -> tuple[RunSummary, ...]:
-        """Return no runs: only a store lists its runs."""
-        return ()
+        """Return the run, which has ended."""
+        info, spans = self._info, self.spans(self._run_id)
+        steps = set(spans.step.tolist())
+        return (
+            RunSummary(
+                run_id=self._run_id,
+                source_format=info.source_format,
+                state="ended",
+                world_size=info.world_size,
+                layout=info.layout,
+                num_spans=len(spans),
+                num_steps=len(steps),
+                started_ns=None,
+            ),
+        )
 
     def run_info(self, run_id: str) -> RunInfo:
         """Return the description of the run.
