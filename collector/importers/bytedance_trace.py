@@ -125,12 +125,16 @@ class TraceRows:
 
     def step_table(self, run_id: str, *, epoch: int, segment: int) -> pa.Table:
         """Return table ``steps``: from the first start to the last end of each (step, rank)."""
-        keys = self.columns["step"].astype(np.int64) << 32 | self.columns["rank"]
+        # A trace has few runs of rows of one rank in one step: only these are sorted.
+        runs = _run_begins(self.columns["step"], self.columns["rank"])
+        first_ns = np.minimum.reduceat(self.start_ns, runs)
+        last_ns = np.maximum.reduceat(self.start_ns + self.duration_ns, runs)
+        keys = self.columns["step"][runs].astype(np.int64) << 32 | self.columns["rank"][runs]
         order = np.argsort(keys, kind="stable")
         firsts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
-        start_ns = np.minimum.reduceat(self.start_ns[order], firsts)
-        end_ns = np.maximum.reduceat((self.start_ns + self.duration_ns)[order], firsts)
-        at = order[firsts]
+        start_ns = np.minimum.reduceat(first_ns[order], firsts)
+        end_ns = np.maximum.reduceat(last_ns[order], firsts)
+        at = runs[order[firsts]]
         num_rows = len(firsts)
         unknown = np.full(num_rows, NONE, dtype=np.int64)
         named = {
