@@ -176,10 +176,24 @@ def _read_to_the_end(tail: SpoolTail, show: Callable[[str], None]) -> SpoolReadi
 
 def say_unread(reading: SpoolReading) -> None:
     """Write what was not read of a spool to stderr."""
-    for line in reading.problems:
+    for line in reading.problems[:MAX_SHOWN]:
         say(line)
-    for problem in _unfinished(reading):
-        say(problem.line())
+    if len(reading.problems) > MAX_SHOWN:
+        say(f"{len(reading.problems) - MAX_SHOWN:,} more problems like these")
+    for line in problem_lines(_unfinished(reading)):
+        say(line)
+
+
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
+    """Return the first problems of each check, one on a line, and the number of its others."""
+    lines = []
+    for what in dict.fromkeys(problem.what for problem in problems):
+        own = [problem for problem in problems if problem.what == what]
+        lines += [problem.line() for problem in own[:MAX_SHOWN]]
+        if len(own) > MAX_SHOWN:
+            more = len(own) - MAX_SHOWN
+            lines.append(f"{own[0].level} {what}: {more:,} more (`check-spool --json` has all)")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ def test_an_import_without_the_sizes_of_the_job_asks_for_them(
     command: Command, tmp_path: Path
 ) -> None:
     file = tmp_path / "x.parquet"
+    file.write_bytes(b"PAR1")
 
     said = command.refuses("import", str(file), "--format", "bytedance", "--run", "x")
 

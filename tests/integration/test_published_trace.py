@@ -64,7 +64,7 @@ def test_the_verdict_comes_first(store_folder: Path) -> None:
     first = done.stdout.splitlines()[0]
     assert done.returncode == 0
     assert "dp 0, stage 0" in first
-    assert "finding" in done.stdout
+    assert "recoverable" in done.stdout
 
 
 def test_an_existing_run_is_not_imported_again(store_folder: Path) -> None:

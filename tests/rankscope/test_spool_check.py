@@ -309,3 +309,15 @@ def imported(spool: Path, tmp_path: Path) -> RunReport:
     import_files([spool], file_format="rankscope", run_id=None, meta=None, store_url=url)
     with open_store(url) as store:
         return analyze_run(StoreSource(store), "example")
+
+
+def test_problems_of_one_kind_are_counted_beyond_the_first_few(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / "run" / f"process-{number}").mkdir(parents=True)
+
+    text, has_errors = check_text(tmp_path, run_id=None, as_json=False)
+
+    assert has_errors
+    assert text.count("process.rsp is missing") == 5
+    assert "error missing-file: 3 more (`check-spool --json` has all)" in text
+    assert text.endswith(": 8 errors, 0 warnings")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.context import RunContext
-    from rankscope.analysis.trace.tables import SpanSource, SpanTable
+    from rankscope.analysis.trace.tables import RunInfo, SpanSource, SpanTable
     from rankscope.collector.store.store import Store as OpenStore
 
     from ..terminal.report_text import View
@@ -145,13 +145,10 @@ def watch_stored(options: AnalyzeOptions) -> None:
 
 
 def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
-    from rankscope.analysis.analyze import analyze_known
     from rankscope.analysis.report.document import to_document
 
-    from ..server.reports import find_run
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.store_source import StoreSource
-    from ..sources.stored_reports import StoredReports
     from ..terminal.report_text import View
 
     show = (lambda _: None) if options.as_json else progress.show
@@ -163,14 +160,8 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             f"run {options.run_id!r} has no rank {options.rank}: give one of"
             f" {min(run.ranks, default=0)} to {max(run.ranks, default=0)}"
         )
-    is_whole = options.first is None and options.last is None
-    report = _find_report(store, options) if is_whole and not options.is_fresh else None
-    if report is None:
-        report = analyze_known(
-            _ShownSource(source, show), run, first=options.first, last=options.last
-        )
-        if is_whole and not store.read_only:
-            StoredReports(store).keep(find_run(source, options.run_id), report)
+    steps = options.first, options.last
+    report = find_or_analyze(store, run, steps=steps, is_fresh=options.is_fresh, show=show)
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
     if options.as_json:
@@ -187,7 +178,44 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     return _format_report(report, tuple(map(format_recurrence, recurrences)), view)
 
 
-def _find_report(store: "OpenStore", options: AnalyzeOptions) -> "RunReport | None":
+def find_or_analyze(
+    store: "OpenStore",
+    run: "RunInfo",
+    *,
+    steps: tuple[int | None, int | None],
+    is_fresh: bool = False,
+    show: "Callable[[str], None]",
+) -> "RunReport":
+    """Return the report of a run that is known already, or analyse the run and keep its report.
+
+    Args:
+        store: The store.
+        run: The run, of that store.
+        steps: First and last step; None: from the first, to the last.
+        is_fresh: Whether to analyse it anyway.
+        show: Takes a line about the progress.
+
+    Raises:
+        EmptyRunError: The run has no spans in these steps.
+        StoreError: The store could not be read.
+    """
+    from rankscope.analysis.analyze import analyze_known
+
+    from ..server.reports import find_run
+    from ..sources.store_source import StoreSource
+    from ..sources.stored_reports import StoredReports
+
+    source = StoreSource(store)
+    is_whole = steps == (None, None)
+    report = _find_report(store, run.run_id) if is_whole and not is_fresh else None
+    if report is None:
+        report = analyze_known(_ShownSource(source, show), run, first=steps[0], last=steps[1])
+        if is_whole and not store.read_only:
+            StoredReports(store).keep(find_run(source, run.run_id), report)
+    return report
+
+
+def _find_report(store: "OpenStore", run_id: str) -> "RunReport | None":
     """Return the report of an ended run that the server of the store shows, or that is stored."""
     from rankscope.collector.client.served_store import ServedStore
 
@@ -197,8 +225,8 @@ def _find_report(store: "OpenStore", options: AnalyzeOptions) -> "RunReport | No
     from ..sources.stored_reports import StoredReports
 
     if isinstance(store, ServedStore):
-        return fetch_report(store.server, options.run_id)
-    return StoredReports(store).find(find_run(StoreSource(store), options.run_id))
+        return fetch_report(store.server, run_id)
+    return StoredReports(store).find(find_run(StoreSource(store), run_id))
 
 
 def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View") -> str:

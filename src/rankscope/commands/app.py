@@ -9,6 +9,7 @@ from .agent import agent
 from .alerts import alerts
 from .analyze import analyze
 from .check_spool import check_spool
+from .compare import compare
 from .demo import demo
 from .doctor import doctor
 from .export import export
@@ -50,6 +51,7 @@ def main(
 app.command("import")(import_)
 app.command("check-spool")(check_spool)
 app.command()(analyze)
+app.command()(compare)
 app.command()(simulate)
 app.command()(export)
 app.command()(runs)

@@ -36,7 +36,9 @@ def check_text(folder: Path, *, run_id: str | None, as_json: bool) -> tuple[str,
     Raises:
         BadInputError: The folder is no spool, or one of its processes still runs.
     """
-    from ..spool_check import Level, check_spool
+    from rankscope.analysis.report.text import format_count
+
+    from ..spool_check import Level, check_spool, problem_lines
 
     if not folder.is_dir():
         raise BadInputError(f"{folder} is not a folder: give the spool, as in RANKSCOPE_TRACE")
@@ -46,9 +48,11 @@ def check_text(folder: Path, *, run_id: str | None, as_json: bool) -> tuple[str,
     if as_json:
         document = {"spool": str(folder), "problems": [asdict(problem) for problem in problems]}
         return json.dumps(document), num_errors > 0
-    lines = [problem.line() for problem in problems]
+    lines = problem_lines(problems)
     if not lines:
         return f"{folder}: no problem found", False
     num_warnings = len(problems) - num_errors
-    lines.append(f"{folder}: {num_errors} errors, {num_warnings} warnings")
+    lines.append(
+        f"{folder}: {format_count(num_errors, 'error')}, {format_count(num_warnings, 'warning')}"
+    )
     return "\n".join(lines), num_errors > 0

@@ -81,6 +81,8 @@ def import_files(
         return import_spool(files[0], run_id=run_id, store_url=store_url)
     if run_id is None:
         raise BadInputError("--format bytedance needs --run NAME, the name of the run")
+    if not files[0].is_file():
+        raise BadInputError(f"{files[0]} is not a file: give the trace")
     from rankscope.collector.importers.bytedance import import_bytedance
 
     from ..sources.store_source import StoreSource

@@ -8,7 +8,9 @@ import typer
 
 from rankscope.analysis.report.text import (
     EMPTY,
+    FINDING_COLUMNS,
     MAX_NAMED,
+    format_finding,
     format_range,
     format_ranges,
     format_time,
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     from rankscope.collector.read.findings import StoredFinding
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
-NO_FINDINGS = "no findings: `rankscope serve` records them while a job trains"
+NO_FINDINGS = (
+    "no findings: `rankscope serve` records them while a job trains;"
+    " `rankscope analyze RUN` diagnoses a run that has ended"
+)
 
 
 def runs(
@@ -152,15 +157,16 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
             finding.cause,
             format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             _format_steps(finding),
+            *format_finding(finding),
             format_time(finding.opened_ns),
             "open" if finding.closed_ns is None else format_time(finding.closed_ns),
-            f"{finding.confidence:.2f}",
             _format_recurrence(one),
         )
         for finding, one in zip(found, recurrences, strict=True)
     ]
-    header = ("run", "cause", "ranks", "steps", "opened (UTC)", "closed (UTC)", "confidence")
-    table = format_table((*header, "follows"), rows, right="lllkkkrl", width=table_width())
+    columns = (each for each in FINDING_COLUMNS if each != "severity")
+    header = ("run", *columns, "opened (UTC)", "closed (UTC)", "follows")
+    table = format_table(header, rows, right="lllkrrrkkl", width=table_width())
     return "\n".join(table) if rows else NO_FINDINGS
 
 

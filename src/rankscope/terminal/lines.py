@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from textwrap import wrap
@@ -21,8 +22,16 @@ DEFAULT_WIDTH = 100
 MIN_COLUMN = 12
 """Columns below which no cell is wrapped: names and dates would be unreadable."""
 
+MAX_WORD = 16
+"""Columns of a word that is never broken: all causes have shorter ones; names of runs may not."""
+
+_WORD = re.compile(r"[^\s-]+-?|$")
+
 DEFAULT_TOP = 5
 """Rows of a list that are printed before the rest is counted."""
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[GMk]Hz|[KMGT]?i?B(?:/s)?)(?![a-z]))")
+_NO_BREAK = "\u00a0"
 
 COLOURS = {"red": 31, "yellow": 33, "green": 32}
 
@@ -110,7 +119,26 @@ class Progress:
 
 def table_width() -> int | None:
     """Return the columns that a table may take: the terminal's; None if it is read by a program."""
-    return terminal_width() if sys.stdout.isatty() else None
+    is_shown = sys.stdout.isatty()
+    return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if is_shown else None
+
+
+def wrap_text(text: str, width: int, *, first: str = "") -> list[str]:
+    """Return a text as lines of a width. A number stays on the line of its unit.
+
+    Args:
+        text: A sentence or more.
+        width: Columns.
+        first: Prefix of the first line; the others are indented like it.
+    """
+    lines = wrap(
+        _BEFORE_UNIT.sub(_NO_BREAK, text),
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_on_hyphens=False,
+    )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def emphasize(text: str, colour: str) -> str:
@@ -158,14 +186,28 @@ def format_rows(
     """
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     if width is not None:
-        widths = _fit(widths, header, right, width)
+        widths = _fit(widths, header, rows, right=right, width=width)
     return [_table_row(row, widths, right) for row in (header, *rows)]
 
 
-def _fit(widths: list[int], header: Sequence[str], right: str, width: int) -> list[int]:
+def _fit(
+    widths: list[int],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: str,
+    width: int,
+) -> list[int]:
     """Return the widths of columns that take at most ``width`` together, if that is possible."""
     widths = list(widths)
-    least = [max(MIN_COLUMN, len(name)) for name in header]
+    least = (
+        [
+            max(len(name), MIN_COLUMN, min(MAX_WORD, max(map(len, _WORD.findall(" ".join(cells))))))
+            for name, *cells in zip(header, *rows, strict=True)
+        ]
+        if rows
+        else [len(name) for name in header]
+    )
     while sum(widths) + len(GAP) * (len(widths) - 1) > width:
         flexible = [
             column
@@ -180,7 +222,7 @@ def _fit(widths: list[int], header: Sequence[str], right: str, width: int) -> li
 
 def _table_row(cells: Sequence[str], widths: Sequence[int], right: str) -> str:
     parts = [
-        wrap(cell, width, break_on_hyphens=False) or [""] if len(cell) > width else [cell]
+        wrap(cell, width) or [""] if len(cell) > width else [cell]
         for cell, width in zip(cells, widths, strict=True)
     ]
     lines = [

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.report import MfuShapeName, Severity
 from rankscope.analysis.report.text import (
+    FINDING_COLUMNS,
     MAX_NAMED,
     UNKNOWN,
     format_account,
     format_bytes,
     format_count,
     format_duration,
+    format_finding,
     format_most_dropped,
+    format_part,
     format_percent,
     format_range,
     format_ranges,
@@ -23,7 +25,7 @@ from rankscope.analysis.report.text import (
     format_slowdown,
 )
 
-from .lines import DEFAULT_TOP, format_rows, format_table
+from .lines import DEFAULT_TOP, format_rows, format_table, wrap_text
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import (
@@ -92,18 +94,18 @@ def report_text(
             if unknown. Empty if all are unknown.
         view: What is printed.
     """
-    blocks = [wrap(verdict, width, break_on_hyphens=False)]
+    blocks = [wrap_text(verdict, width)]
     follows = follows or ("",) * len(report.findings)
     if view.rank is not None:
-        blocks += [wrap(_format_run(report), width), _format_rank(report, view.rank, width)]
+        blocks += [wrap_text(_format_run(report), width), _format_rank(report, view.rank, width)]
     else:
         blocks += [
             _format_findings(report.findings, follows, width, view),
-            wrap(_format_run(report), width),
+            wrap_text(_format_run(report), width),
             _format_times(report, width, view),
         ]
         if _explains_waiting(report) or view.has_details:
-            blocks.append(_format_starved(report.starved, view))
+            blocks.append(_format_starved(report.longest_waits, view))
         if not ends_run(report.top_finding) or view.has_details:
             blocks.append(_format_waterfall(report.waterfall, width, view))
     if view.has_details:
@@ -116,7 +118,10 @@ def _format_shape(report: RunReport) -> str:
     shape = report.mfu_shape
     if shape is None or shape.name is MfuShapeName.STEADY:
         return ""
-    return f"; shape: {shape.name}, {shape.text} (typically {shape.causes})"
+    # A finding is the cause: what the shape typically has could only contradict it.
+    is_explained = report.top_finding.severity not in (Severity.NONE, Severity.MINOR)
+    causes = "" if is_explained else f" (typically {shape.causes})"
+    return f"; shape: {shape.name}, {shape.text}{causes}"
 
 
 def _explains_waiting(report: RunReport) -> bool:
@@ -151,7 +156,7 @@ def _format_rank(report: RunReport, rank: int, width: int) -> list[str]:
     }  # fmt: skip
     lines = [f"rank {rank}{place}"]
     for label, text in rows.items():
-        lines += _wrap(text, width, INDENT + label.ljust(LABEL_WIDTH))
+        lines += wrap_text(text, width, first=INDENT + label.ljust(LABEL_WIDTH))
     return lines
 
 
@@ -161,7 +166,7 @@ def _format_own_time(waterfall: WaterfallSummary | None, rank: int) -> str:
     own = waterfall.by_rank_ns[waterfall.ranks.index(rank)].tolist()
     total = sum(own)
     shares = [
-        f"{_format_part(part)} {_format_percent(time / total)}"
+        f"{format_part(part)} {_format_percent(time / total)}"
         for part, time in zip(waterfall.parts, own, strict=True)
         if total and time / total >= MIN_RATIO
     ]
@@ -224,7 +229,7 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     lines = []
     for label, text in rows.items():
         if text:
-            lines += _wrap(text, width, label.ljust(LABEL_WIDTH))
+            lines += wrap_text(text, width, first=label.ljust(LABEL_WIDTH))
     return lines
 
 
@@ -258,20 +263,17 @@ def _format_findings(
     """Return the findings; none if the verdict has said all that the only one says."""
     if len(findings) == 1 and findings[0].severity is Severity.NONE and not view.has_details:
         return []
-    header = ("finding", "severity", "ranks", "steps", "slowdown", "recoverable", "confidence")
     rows = [
         (
             finding.cause,
             finding.severity or UNKNOWN,
             format_ranges(finding.ranks, max_ranges=MAX_NAMED),
             format_range(finding.steps),
-            format_slowdown(finding.slowdown),
-            _format_percent(finding.recoverable_ratio),
-            f"{finding.confidence:.2f}",
+            *format_finding(finding),
         )
         for finding in findings[: view.top]
     ]
-    head, *lines = format_rows(header, rows, right="llllrrr", width=view.table_width)
+    head, *lines = format_rows(FINDING_COLUMNS, rows, right="lkllrrr", width=view.table_width)
     body = head.split("\n")
     for line, finding, followed in zip(lines, findings, follows, strict=False):
         body.extend(line.split("\n"))
@@ -329,7 +331,7 @@ def _format_waterfall(waterfall: WaterfallSummary | None, width: int, view: View
     if waterfall is None:
         return []
     rows = [
-        (_format_part(part), _format_percent(ratio), _format_waits(part, waterfall))
+        (format_part(part), _format_percent(ratio), _format_waits(part, waterfall))
         for part, ratio in waterfall.mean_ratio.items()
         if ratio is None or ratio >= MIN_RATIO
     ]
@@ -344,12 +346,6 @@ def _format_waterfall(waterfall: WaterfallSummary | None, width: int, view: View
         f" stages, v = {bubble.num_chunks} chunks, m = {bubble.num_microbatches} micro-batches"
     )
     return [*lines, *_paragraph(text, width)]
-
-
-def _format_part(part: str) -> str:
-    if part.startswith("bubble_"):
-        return f"bubble, {part.removeprefix('bubble_').replace('_', '-')}"
-    return part.replace("_", " ")
 
 
 def _format_waits(part: str, waterfall: WaterfallSummary) -> str:
@@ -371,25 +367,14 @@ def _format_quality(report: RunReport, width: int) -> list[str]:
     )
     if most := format_most_dropped(quality.account_by_rank):
         summary += f" ({most})"
-    lines = wrap(summary, width, break_on_hyphens=False)
+    lines = wrap_text(summary, width)
     for warning in quality.warnings:
         lines.extend(_paragraph(warning, width, mark="! "))
     return lines
 
 
 def _paragraph(text: str, width: int, *, mark: str = "") -> list[str]:
-    return _wrap(text, width, INDENT + mark)
-
-
-def _wrap(text: str, width: int, first: str) -> list[str]:
-    """Return a text as lines of a width, the first with a prefix, the others indented like it."""
-    return wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_on_hyphens=False,
-    )
+    return wrap_text(text, width, first=INDENT + mark)
 
 
 def _format_percent(ratio: float | None) -> str:

@@ -51,6 +51,8 @@ def analysis(url: str, run_id: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text)
     for finding in document["findings"]:
         del finding["follows"]  # the state that a server tracks
+    if document["mfu"] is not None:
+        del document["mfu"]["usual"]  # of an earlier run in the same store
     return document
 
 

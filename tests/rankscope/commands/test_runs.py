@@ -46,7 +46,8 @@ def test_a_run_is_listed_with_its_worst_open_finding_and_watched_to_its_end(
 
 
 HEADER = (
-    "run  cause         ranks  steps  opened (UTC)         closed (UTC)         confidence  follows"
+    "run  cause         ranks  steps  slowdown  recoverable  confidence"
+    "  opened (UTC)         closed (UTC)         follows"
 )
 
 
@@ -62,8 +63,14 @@ def test_findings_are_listed_with_their_first_and_last_step(tmp_path: Path) -> N
 
     assert lines == [
         HEADER,
-        "r    slow-compute  5, 7   10-29  1970-01-01 00:00:00  2023-11-14 22:13:20        0.95  -",
-        "r    crash         5, 7   -      1970-01-01 00:00:00  open                       0.95  -",
+        (
+            "r    slow-compute  5, 7   10-29     1.80x         90 %        0.95"
+            "  1970-01-01 00:00:00  2023-11-14 22:13:20  -"
+        ),
+        (
+            "r    crash         5, 7   -           n/a          n/a        0.95"
+            "  1970-01-01 00:00:00  open                 -"
+        ),
     ]
 
 

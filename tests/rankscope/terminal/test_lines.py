@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rankscope.terminal.lines import Progress, emphasize, format_table, say
+from rankscope.terminal.lines import Progress, emphasize, format_table, say, wrap_text
 
 
 class FakeTerminal(io.StringIO):
@@ -39,6 +39,26 @@ def test_the_widest_left_column_is_wrapped_to_the_width() -> None:
         "a run   12  a text of several",
         "            words that is long",
         "b        3  short",
+    ]
+
+
+def test_a_word_of_a_table_is_broken_at_its_hyphen_only() -> None:
+    lines = format_table(("run", "verdict"), [("a", "network-degradation on 0-63")], width=18)
+
+    assert lines == ["run  verdict", "a    network-", "     degradation", "     on 0-63"]
+
+
+def test_a_number_stays_on_the_line_of_its_unit() -> None:
+    text = "Fixing it saves 318 ms per step (63 %), or 4.03 GB/s in 12 steps."
+
+    lines = wrap_text(text, 20, first="! ")
+
+    assert lines == [
+        "! Fixing it saves",
+        "  318 ms per step",
+        "  (63 %), or",
+        "  4.03 GB/s in 12",
+        "  steps.",
     ]
 
 

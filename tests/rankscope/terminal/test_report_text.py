@@ -26,7 +26,7 @@ def test_the_verdict_comes_first_and_the_numbers_follow() -> None:
     blocks = text.split("\n\n")
 
     assert blocks[0] == VERDICT
-    assert blocks[1].startswith("finding ")
+    assert blocks[1].startswith("cause ")
     assert blocks[2].startswith("run demo-42: 8 ranks (dp 2 x tp 2 x pp 2), 30 steps (0 to 29)")
     assert blocks[3].startswith("step time    ")
     assert "M_W" not in text
@@ -69,7 +69,7 @@ def test_a_finding_shows_ranks_steps_numbers_and_evidence() -> None:
         replace(report(), findings=(finding,)), verdict=VERDICT, width=100
     ).splitlines()
 
-    row = lines.index("slow-compute  critical  4-7    10-29     1.38x       94.3 %        0.98")
+    row = lines.index("slow-compute  critical  4-7    10-29     1.38x         94 %        0.98")
     assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
 
 
@@ -117,7 +117,7 @@ def test_a_healthy_run_has_neither_a_table_of_findings_nor_of_waiting_ranks() ->
 
     text = report_text(replace(report(), findings=(healthy,)), verdict="Healthy: noise.", width=80)
 
-    assert "finding " not in text
+    assert "severity" not in text
     assert "waiting rank" not in text
     assert text.startswith("Healthy: noise.\n\nrun demo-42")
 
