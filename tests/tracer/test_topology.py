@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.tracer.capture.derived_layout import AxisGroup, derive_layout
-from rankscope.tracer.topology import Coords, Layout
+from rankscope.tracer.topology import AxisGroup, Coords, Layout, derive_layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Of a mesh, the slowest first."""
