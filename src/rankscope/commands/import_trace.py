@@ -1,5 +1,6 @@
 """`rankscope import`: store a trace that another program recorded, or a spool whose job ended."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,12 @@ from .flags import Store, open_store
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store as OpenStore
 
-BYTEDANCE, RANKSCOPE = "bytedance", "rankscope"
-FORMATS = (BYTEDANCE, RANKSCOPE)
+BYTEDANCE, KINETO, RANKSCOPE = "bytedance", "kineto", "rankscope"
+FORMATS = (BYTEDANCE, KINETO, RANKSCOPE)
 """Formats that `rankscope import` reads."""
+
+TRACE_SUFFIXES = (".json", ".json.gz")
+"""Names of the files of `torch.profiler`."""
 
 
 def import_(
@@ -29,7 +33,8 @@ def import_(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="bytedance (a parquet file), or rankscope (a spool folder whose jobs have ended).",
+            help="bytedance (a parquet file), kineto (JSON files of torch.profiler, one of each"
+            " rank, or their folder), or rankscope (a spool folder whose jobs have ended).",
         ),
     ],
     run: Annotated[
@@ -37,7 +42,8 @@ def import_(
         typer.Option(
             "--run",
             metavar="NAME",
-            help="bytedance: name under which the run is stored. rankscope: the only run to read.",
+            help="bytedance, kineto: name under which the run is stored. rankscope: the only run to"
+            " read.",
             show_default=False,
         ),
     ] = None,
@@ -71,16 +77,18 @@ def import_files(
     """
     if file_format not in FORMATS:
         raise BadInputError(f"--format {file_format} is not supported: give {', '.join(FORMATS)}")
+    if meta is not None and file_format != BYTEDANCE:
+        raise BadInputError("--meta belongs to --format bytedance: leave it out")
+    if file_format != RANKSCOPE and run_id is None:
+        raise BadInputError(f"--format {file_format} needs --run NAME, the name of the run")
+    if file_format == KINETO and run_id is not None:
+        return import_kineto(files, run_id=run_id, store_url=store_url)
     if len(files) != 1:
         raise BadInputError(
             f"--format {file_format} takes one path, got {len(files)}: import each on its own"
         )
-    if file_format == RANKSCOPE:
-        if meta is not None:
-            raise BadInputError("--meta belongs to --format bytedance: leave it out")
+    if file_format == RANKSCOPE or run_id is None:
         return import_spool(files[0], run_id=run_id, store_url=store_url)
-    if run_id is None:
-        raise BadInputError("--format bytedance needs --run NAME, the name of the run")
     if not files[0].is_file():
         raise BadInputError(f"{files[0]} is not a file: give the trace")
     from rankscope.collector.importers.bytedance import import_bytedance
@@ -106,6 +114,39 @@ def import_files(
     if result.already_imported:
         return f"run {run_id} is already stored ({counts}): nothing was written"
     return f"imported run {run_id}: {counts}. Next: rankscope analyze {run_id}"
+
+
+def import_kineto(paths: Sequence[Path], *, run_id: str, store_url: str | None) -> str:
+    """Store the traces of `torch.profiler` of a job's ranks, which are turned into a spool first.
+
+    Raises:
+        BadInputError: A path holds no trace, or a server has the store open.
+        CollectorError: See `collector.importers.kineto.read_traces`.
+        StoreError: The store could not be opened or written.
+    """
+    from rankscope.collector.identity import check_run_name
+    from rankscope.collector.importers.kineto import read_traces
+    from rankscope.collector.importers.spool_folder import write_process
+
+    check_run_name(run_id)
+    files = [file for path in paths for file in _trace_files(path)]
+    with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
+        with Progress() as progress:
+            for number, process in enumerate(read_traces(files, run_id), 1):
+                progress.show(f"read {number} of {len(files)} files")
+                write_process(Path(folder), process)
+        return import_spool(Path(folder), run_id=run_id, store_url=store_url)
+
+
+def _trace_files(path: Path) -> list[Path]:
+    """Return the traces of a folder, or the file itself."""
+    found = sorted(file for suffix in TRACE_SUFFIXES for file in path.glob(f"*{suffix}"))
+    files = found if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise BadInputError(
+            f"{path} is neither a trace nor a folder of {' or '.join(TRACE_SUFFIXES)}"
+        )
+    return files
 
 
 def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> str:

@@ -161,6 +161,7 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
     meta = folder / "sound.yaml"
     meta.write_text(META)
     importing = ["import", "--format", "bytedance", "--run", "r", "--store", store]
+    profiled = ["import", "--format", "kineto", "--run", "r", "--store", store]
     serving = ["serve", "--store", store]
     certified = [*serving, "--tls-key", str(folder / "key.pem"), "--tls-cert"]
     (folder / "key.pem").write_text("no key")
@@ -171,6 +172,8 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
             f"trace {name}": (["what-if", str(path), str(meta)], {}),
             f"meta {name}": (["what-if", str(files["arrow"]), str(path)], {}),
             f"topology {name}": (["topology", str(path)], {}),
+            f"kineto {name}": ([*profiled, with_ending(path, "json")], {}),
+            f"kineto packed {name}": ([*profiled, with_ending(path, "json.gz")], {}),
             f"scenario {name}": (["simulate", with_ending(path, "toml"), "--run", "r"], {}),
             f"tokens {name}": (["token", "list"], {"RANKSCOPE_TOKENS": str(path)}),
             f"certificate {name}": ([*certified, str(path)], {}),
@@ -194,6 +197,8 @@ def texts(folder: Path, marker: Path) -> dict[str, tuple[list[str], dict[str, st
                 found[f"meta text {name}"] = (["what-if", "trace", str(path)], {})
             else:
                 found[f"topology {ending} {name}"] = (["topology", str(path)], {})
+                profiled = ["import", "--format", "kineto", "--run", "r", str(path)]
+                found[f"kineto {ending} {name}"] = (profiled, {})
                 found[f"scenario {ending} {name}"] = (["simulate", str(path), "--run", "r"], {})
     return found
 

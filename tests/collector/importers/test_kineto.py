@@ -1,0 +1,384 @@
+"""Traces of `torch.profiler`: what is found in one, and what a job's traces say together."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.collector.errors import TraceError
+from rankscope.collector.importers.kineto import read_traces
+from rankscope.collector.store.store import open_store
+from rankscope.commands.import_trace import import_files
+from rankscope.errors import BadInputError
+from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.span import NS_PER_MS, SpanFlag, SpanKind
+from tests.support.collector.kineto_builder import AUTOGRAD, BASE_NS, TraceBuilder
+from tests.support.paths import ROOT
+from tests.support.trainer.job import trainer_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.collector.importers.spool_folder import Process, Record
+
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+
+
+def read_one(trace: TraceBuilder, folder: Path) -> Process:
+    (process,) = read_traces([trace.write(folder)], "run")
+    return process
+
+
+def spans(process: Process, kind: SpanKind | None) -> list[tuple[float, float]]:
+    """Return begin and end of the spans of a kind, in ms from the trace's begin."""
+    return [
+        ((each.start_ns - BASE_NS) / NS_PER_MS, (each.end_ns - BASE_NS) / NS_PER_MS)
+        for each in process.records
+        if each.kind is kind
+    ]
+
+
+def of_kind(process: Process, kind: SpanKind) -> list[Record]:
+    return [each for each in process.records if each.kind is kind]
+
+
+def one_step() -> TraceBuilder:
+    trace = TraceBuilder(0, 2)
+    trace.step(5, 0, 100)
+    add_step(trace, 10, reduced=60)
+    return trace
+
+
+def add_step(trace: TraceBuilder, begin: float, *, reduced: float, slow: float = 1.0) -> None:
+    """Add two kernels forward, two backward, an all-reduce, and the optimizer.
+
+    Args:
+        trace: The rank's trace.
+        begin: Begin of the first kernel.
+        reduced: End of the all-reduce.
+        slow: Factor of the forward.
+    """
+    at = begin
+    for name in ("gemm", "gelu"):
+        trace.kernel(name, at, at + 10 * slow)
+        at += 10 * slow
+    trace.backward(at - 2, at + 30)
+    for name in ("gemm_backward", "gelu_backward"):
+        trace.kernel(name, at, at + 10, tid=AUTOGRAD)
+        at += 10
+    trace.comm("allreduce", at, reduced, launch=at - 1)
+    trace.add("Optimizer.step#AdamW.step", "user_annotation", at, at + 5, tid=100)
+    trace.kernel("adam", reduced + 0.005, reduced + 3, launch=at + 1)
+
+
+def test_kernels_are_spans_of_the_phase_that_launched_them(tmp_path: Path) -> None:
+    process = read_one(one_step(), tmp_path)
+
+    assert spans(process, None) == [(0.0, 100.0)]
+    assert spans(process, SpanKind.FORWARD) == [(10.0, 30.0)]
+    assert spans(process, SpanKind.BACKWARD) == [(30.0, 50.0)]
+    assert spans(process, SpanKind.OPTIMIZER) == [(60.005, 63.0)]
+    forward = of_kind(process, SpanKind.FORWARD)[0]
+    assert (forward.step, forward.flags) == (5, ON_DEVICE)
+    assert (forward.launch_ns - BASE_NS) / NS_PER_MS == 9.0
+    assert (process.host, process.manifest["device"]["name"]) == ("host-0", "NVIDIA H100 80GB HBM3")
+
+
+def test_a_kernel_that_begins_as_a_communication_ends_waited_for_it(tmp_path: Path) -> None:
+    process = read_one(one_step(), tmp_path)
+    wait, comm = of_kind(process, SpanKind.WAIT)[0], of_kind(process, SpanKind.DP_COMM)[0]
+
+    assert spans(process, SpanKind.WAIT) == [(50.0, 60.0)]
+    assert wait.comm == comm.comm
+    assert comm.flags == ON_DEVICE | SpanFlag.ASYNC
+    assert comm.comm is not None
+    assert comm.comm.num_bytes == 2000
+
+
+@pytest.mark.parametrize(("begin", "launch"), [(60.1, 51.0), (60.005, 60.001)])
+def test_a_kernel_that_begins_later_or_was_launched_later_did_not_wait(
+    tmp_path: Path, begin: float, launch: float
+) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 50)
+    trace.comm("allreduce", 50, 60, launch=49)
+    trace.kernel("adam", begin, 70, launch=launch)
+
+    assert spans(read_one(trace, tmp_path), SpanKind.WAIT) == []
+
+
+def test_a_wait_inside_of_a_run_of_kernels_is_nested_in_its_span(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 20)
+    trace.comm("allreduce", 20, 30, launch=12)
+    trace.kernel("gelu", 30.004, 40, launch=13)
+    process = read_one(trace, tmp_path)
+
+    assert spans(process, SpanKind.FORWARD) == [(10.0, 40.0)]
+    assert spans(process, SpanKind.WAIT) == [(20.0, 30.0)]
+    assert of_kind(process, SpanKind.WAIT)[0].depth == 1
+
+
+def test_the_time_in_which_a_host_was_late_is_no_compute(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 20)
+    trace.kernel("gelu", 50, 60, launch=49.9)
+    process = read_one(trace, tmp_path)
+
+    assert spans(process, SpanKind.FORWARD) == [(10.0, 20.0), (50.0, 60.0)]
+    assert [each.microbatch for each in of_kind(process, SpanKind.FORWARD)] == [0, 0]
+
+
+def test_what_was_launched_after_the_last_backward_belongs_to_the_optimizer(tmp_path: Path) -> None:
+    trace = one_step()
+    trace.kernel("clip", 51, 52, launch=45)
+    process = read_one(trace, tmp_path)
+
+    assert spans(process, SpanKind.OPTIMIZER) == [(51.0, 63.0)]
+    assert spans(process, SpanKind.FORWARD) == [(10.0, 30.0)]
+
+
+def test_each_forward_after_a_backward_is_another_micro_batch(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    for begin in (10, 30):
+        trace.kernel("gemm", begin, begin + 10)
+        trace.backward(begin + 8, begin + 18)
+        trace.kernel("gemm_backward", begin + 10, begin + 20, tid=AUTOGRAD, launch=begin + 9)
+    process = read_one(trace, tmp_path)
+
+    assert [each.microbatch for each in of_kind(process, SpanKind.FORWARD)] == [0, 1]
+    assert [each.microbatch for each in of_kind(process, SpanKind.BACKWARD)] == [0, 1]
+
+
+def test_communication_without_a_number_is_counted_in_each_step(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    for step, begin in ((7, 0), (8, 100)):
+        trace.step(step, begin, begin + 100)
+        trace.comm("allreduce", begin + 10, begin + 20)
+        trace.comm("allgather", begin + 20, begin + 30)
+    trace.comm("allreduce", 205, 210, launch=204)  # after the last step
+    process = read_one(trace, tmp_path)
+
+    seqs = [each.comm.seq for each in of_kind(process, SpanKind.DP_COMM) if each.comm]
+    assert seqs == [7 << 24, (7 << 24) + 1, 8 << 24, (8 << 24) + 1]
+
+
+def test_the_recorded_number_of_a_collective_is_kept(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.comm("allreduce", 10, 20, Seq=41)
+    process = read_one(trace, tmp_path)
+
+    assert [each.comm.seq for each in of_kind(process, SpanKind.DP_COMM) if each.comm] == [41]
+
+
+def test_sends_and_receives_have_the_global_ranks_of_their_ends(tmp_path: Path) -> None:
+    groups = {"0": ("default_pg", (0, 1, 2, 3)), "3": ("mesh_pp", (1, 3))}
+    trace = TraceBuilder(1, 4, groups=groups)
+    trace.step(0, 0, 100)
+    ends: dict[str, Any] = {"Src Rank": 0, "Dst Rank": 1}
+    trace.comm("send", 10, 20, group="3", **ends)
+    (sent,) = of_kind(read_one(trace, tmp_path), SpanKind.PP_SEND)
+
+    assert sent.comm is not None
+    assert (sent.comm.src_rank, sent.comm.dst_rank) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "layout", "coords"),
+    [
+        ({"0": ("default_pg", (0, 1, 2, 3))}, {"dp": 4}, {"dp": 3}),
+        (
+            {"1": ("mesh_dp", (1, 3)), "2": ("mesh_tp", (2, 3))},
+            {"dp": 2, "tp": 2},
+            {"dp": 1, "tp": 1},
+        ),
+        (
+            {
+                "1": ("DATA_PARALLEL_GROUP", (2, 3)),
+                "2": ("PIPELINE_MODEL_PARALLEL_GROUP", (1, 3)),
+            },
+            {"dp": 2, "pp": 2},
+            {"dp": 1, "pp": 1},
+        ),
+        ({"1": ("mesh_tp", (2, 3))}, None, None),
+    ],
+    ids=["the whole job", "a mesh", "Megatron-LM", "an axis is missing"],
+)
+def test_the_descriptions_of_the_groups_give_the_layout(
+    tmp_path: Path,
+    groups: dict[str, tuple[str, tuple[int, ...]]],
+    layout: dict[str, int] | None,
+    coords: dict[str, int] | None,
+) -> None:
+    trace = TraceBuilder(3, 4, groups=groups)
+    trace.step(0, 0, 100)
+    found = read_one(trace, tmp_path).manifest
+
+    def positive(sizes: dict[str, int] | None, least: int) -> dict[str, int] | None:
+        return sizes and {axis: size for axis, size in sizes.items() if size > least}
+
+    if layout is None:
+        assert (found["layout"], found["coords"]) == (None, None)
+    else:
+        assert positive(found["layout"], 1) == layout
+        assert positive(found["coords"], 0) == coords
+
+
+def stored_report(folder: Path, store_url: str) -> RunReport:
+    done = import_files(
+        [folder], file_format="kineto", run_id="run", meta=None, store_url=store_url
+    )
+    assert done.startswith("imported run run")
+    with open_store(store_url) as store:
+        return analyze_run(StoreSource(store), "run")
+
+
+def test_the_slow_rank_of_a_job_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(4):
+        trace = TraceBuilder(rank, 4)
+        for step in range(8):
+            jitter = 1 + 0.01 * ((3 * rank + 5 * step) % 7)
+            begin = 60 * step
+            trace.step(step, begin, begin + 60)
+            slow = 1.4 if rank == 2 else jitter
+            add_step(trace, begin + 1, reduced=begin + 56, slow=slow)
+        path = trace.write(folder)
+        (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+
+    report = stored_report(folder, f"chdb://{tmp_path / 'store'}")
+
+    top = report.top_finding
+    assert (top.cause, top.ranks) == ("slow-compute", (2,))
+    assert (report.layout.dp, report.steps) == (4, tuple(range(8)))
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no object": ([], "has no object"),
+    "no events": ({"distributedInfo": {}}, "no list of traceEvents"),
+    "no distributed job": ({"traceEvents": []}, "has no distributedInfo"),
+    "a rank of another type": (
+        {"traceEvents": [], "distributedInfo": {"rank": [], "world_size": 2}},
+        "another distributedInfo",
+    ),
+    "a rank out of range": (
+        {"traceEvents": [], "distributedInfo": {"rank": 2, "world_size": 2}},
+        "rank 2 of 2",
+    ),
+    "groups of another type": (
+        {"traceEvents": [], "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [1]}},
+        "another distributedInfo",
+    ),
+    "no step": (
+        {
+            "traceEvents": [
+                7,
+                {},
+                {"ph": "X", "name": 3, "ts": 1, "dur": 1},
+                {"ph": "X", "ts": "x"},
+            ],
+            "distributedInfo": {"rank": 0, "world_size": 2},
+        },
+        "no ProfilerStep",
+    ),
+}
+
+
+@pytest.mark.parametrize(("document", "reason"), BAD.values(), ids=BAD)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, document: Any, reason: str) -> None:  # noqa: ANN401
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(TraceError, match=reason):
+        list(read_traces([path], "run"))
+
+
+def test_a_text_that_is_no_json_and_a_small_file_of_much_text_are_refused(tmp_path: Path) -> None:
+    contents = {"text.json": b"{", "torn.json.gz": gzip.compress(b"[]")[:-8]}
+    contents["bomb.json.gz"] = gzip.compress(b" " * (8 << 20))
+    for name, content in contents.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=r"no JSON file|more than"):
+            list(read_traces([path], "run"))
+
+
+def test_two_files_of_one_rank_and_an_unknown_group_are_refused(tmp_path: Path) -> None:
+    path = one_step().write(tmp_path)
+    again = tmp_path / "again.json"
+    again.write_bytes(path.read_bytes())
+    with pytest.raises(TraceError, match="is of rank 0, as is"):
+        list(read_traces([path, again], "run"))
+
+    trace = one_step()
+    trace.comm("allreduce", 70, 80, group="9")
+    with pytest.raises(TraceError, match="names no known process group"):
+        read_one(trace, tmp_path)
+
+
+def test_a_folder_without_traces_and_a_missing_name_are_refused(tmp_path: Path) -> None:
+    for run_id, reason in (("run", "neither a trace nor a folder"), (None, "needs --run NAME")):
+        with pytest.raises(BadInputError, match=reason):
+            import_files([tmp_path], file_format="kineto", run_id=run_id, meta=None, store_url=None)
+
+
+JOB = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.set_num_threads(1)
+model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]))
+optimizer = torch.optim.AdamW(model.parameters())
+with profile(
+    activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=10),
+    on_trace_ready=lambda done: done.export_chrome_trace(f"{sys.argv[1]}/rank{rank}.json"),
+) as profiler:
+    for _ in range(12):
+        loss = model(torch.randn(8, 64)).pow(2).mean()
+        if rank == 1:
+            time.sleep(0.2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        profiler.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+def test_a_profiled_job_of_two_processes_names_the_rank_that_sleeps(tmp_path: Path) -> None:
+    folder, program = tmp_path / "traces", tmp_path / "job.py"
+    folder.mkdir()
+    program.write_text(JOB)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    subprocess.run(
+        [*launcher, "--nproc-per-node", "2", str(program), str(folder)],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+        env=trainer_environment(),
+        timeout=240,
+    )
+
+    report = stored_report(folder, f"chdb://{tmp_path / 'store'}")
+
+    top = report.top_finding
+    assert (top.cause, top.ranks) == ("host-stall", (1,))
+    assert len(report.steps) == 10
