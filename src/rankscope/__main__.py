@@ -65,7 +65,7 @@ def _run() -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
             return error.exit_code
-        line = " ".join(error.format_message().split())
+        line = " ".join(error.format_message().split()).replace("Value error, ", "")
         context = getattr(error, "ctx", None)
         command = "rankscope" if context is None else context.command_path
         line = line if line.endswith("?") else f"{line.rstrip('.')}."

@@ -95,7 +95,8 @@ def run_agent(options: AgentOptions) -> None:
         for loop in loops:
             loop.start()
             stack.callback(loop.stop)
-        say(f"sending {options.spool} to {options.collectors[0]}")
+        later = "" if options.spool.is_dir() else ", which does not exist yet,"
+        say(f"sending {options.spool}{later} to {options.collectors[0]}")
         _run_until(stopping, agent, link)
 
 
