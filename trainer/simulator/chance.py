@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     SAMPLES = 6
     ENDING = 7
     EXPERTS = 8
+    TOKENS = 9
 
 
 def stream(seed: int, purpose: Purpose, *more: int) -> np.random.Generator:

@@ -80,6 +80,13 @@ class Noise:
     sequence_spread: float = 0.0
     """Standard deviation of the logarithm of a micro-batch's compute: sequence lengths vary."""
 
+    token_spread: float = 0.0
+    """Standard deviation of the logarithm of a step's tokens, equal on all ranks: the batch varies,
+    and compute with it."""
+
+    token_period_steps: int = 1
+    """Steps for which the tokens stay the same."""
+
     expert_spread: float = 0.0
     """Standard deviation of the logarithm of an expert-parallel rank's tokens per micro-batch and
     chunk: the router sends unequal numbers of tokens."""
@@ -313,6 +320,11 @@ class Scenario:
                     f"Scenario.noise.{name} must be at most {MAX_JITTER_RATIO}:"
                     f" {getattr(self.noise, name)}"
                 )
+        if self.noise.token_period_steps < 1:
+            raise ScenarioError(
+                f"Scenario.noise.token_period_steps must be at least 1:"
+                f" {self.noise.token_period_steps}"
+            )
         for name, value in asdict(self.network).items():
             if not 0 < value < math.inf and not name.endswith("latency_ns"):
                 raise ScenarioError(f"Scenario.network.{name} must be above 0: {value}")

@@ -174,7 +174,7 @@ class Simulation:
             lengths,
             self.cluster.placement,
             name,
-            num_tokens=self.scenario.tokens_per_microbatch,
+            num_tokens=done.lengths.num_tokens,
             first_row=spans.num_rows + steps.num_rows,
         )
         middle_ns = self.scenario.started_ns + (int(done.start.min()) + done.last_ns) // 2
@@ -216,7 +216,7 @@ class Simulation:
             rank=rank,
             start_ns=self._unix_ns(done.start.ravel()[by_rank], place.host[rank]),
             end_ns=self._unix_ns(done.end.ravel()[by_rank], place.host[rank]),
-            num_tokens=self.scenario.num_microbatches * self.scenario.tokens_per_microbatch,
+            num_tokens=self.scenario.num_microbatches * done.lengths.num_tokens,
             loss=loss,
             peak_memory_bytes=memory,
         )

@@ -41,13 +41,16 @@ class Lengths:
     sum_squared_lengths: NDArray[np.int64]
     """Of the same shape, tokens squared."""
 
+    num_tokens: int
+    """Tokens of each micro-batch of the step."""
+
 
 def draw_lengths(scenario: Scenario, step: int, *, spread: float) -> Lengths:
     """Return random lengths for the micro-batches of a step, with equal tokens in each.
 
     ::
 
-        factor = 1 - SQUARED_SHARE + SQUARED_SHARE * squares / typical squares
+        factor = (1 - SQUARED_SHARE + SQUARED_SHARE * squares / typical squares) * batch
 
     Args:
         scenario: Sizes and seed.
@@ -60,7 +63,21 @@ def draw_lengths(scenario: Scenario, step: int, *, spread: float) -> Lengths:
     drawn = np.exp(spread * rng.standard_normal(shape))
     factor = np.clip(drawn, MIN_FACTOR, MAX_FACTOR)
     squares = (factor - (1 - SQUARED_SHARE)) / SQUARED_SHARE * typical
-    return Lengths(factor=factor, sum_squared_lengths=np.rint(squares).astype(np.int64))
+    batch = _draw_batch(scenario, step)
+    return Lengths(
+        factor=factor * batch,
+        sum_squared_lengths=np.rint(squares * batch).astype(np.int64),
+        num_tokens=round(scenario.tokens_per_microbatch * batch),
+    )
+
+
+def _draw_batch(scenario: Scenario, step: int) -> float:
+    """Return the tokens of a step over those of a typical one: more sequences, equally long."""
+    noise = scenario.noise
+    if not noise.token_spread:
+        return 1.0
+    rng = stream(scenario.seed, Purpose.TOKENS, step // noise.token_period_steps)
+    return float(np.exp(noise.token_spread * rng.standard_normal()))
 
 
 def draw_loads(scenario: Scenario, step: int) -> NDArray[np.float64] | None:

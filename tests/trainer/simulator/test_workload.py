@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,17 @@ def test_an_all_to_all_takes_the_sum_of_its_slowest_member_s_parts() -> None:
 
     # 1 MB to each of three others: 1 ms each, 3 ms over the slow link.
     assert set((recorded.spans.where(kind="ep-comm")["duration_ns"] / MS).tolist()) == {5.0}
+
+
+def test_steps_with_more_tokens_compute_as_much_longer() -> None:
+    noise = replace(exact().noise, token_spread=0.3, token_period_steps=2)
+    recorded = record(exact(pp=1, dp=2, num_microbatches=1, num_steps=4, noise=noise))
+
+    tokens = recorded.steps.where(rank=0)["num_tokens"]
+    forward = recorded.spans.where(kind="forward", rank=0)["duration_ns"]
+    assert (tokens[0], tokens[2]) == (tokens[1], tokens[3])
+    assert tokens[0] != tokens[2]
+    assert np.allclose(forward / (10 * MS), tokens / 8_192, atol=1e-3)
 
 
 def test_loads_of_a_group_have_mean_one_and_vary() -> None:
