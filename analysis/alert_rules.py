@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .breakdown.drops import DropRule, find_drops
+from .breakdown.drops import DropRule, Measure, find_drops
 from .diagnose import ends_run, is_of_the_work
 from .report.report import Finding, Severity
 from .report.text import format_duration, format_percent, format_seconds
@@ -268,13 +268,20 @@ def _cost(saved_s: float | None, report: RunReport) -> str:
 def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
     """Yield drops of the MFU, or of the steps per second if the MFU is unknown."""
     if report.mfu is not None:
-        rule, by_step = MFU_DROP, report.mfu.by_step
-        settings = rules.mfu_drop
+        rule, by_step, tokens = MFU_DROP, report.mfu.by_step, report.mfu.tokens_by_step
+        settings, measure = rules.mfu_drop, Measure.MFU
     else:
-        rule, settings = STEP_TIME_RISE, rules.step_time_rise
+        rule, tokens = STEP_TIME_RISE, report.tokens_by_step
+        settings, measure = rules.step_time_rise, Measure.STEPS_PER_S
         by_step = {step: 1 / s for step, s in report.actual_s_by_step.items() if s > 0}
     skipped = {*report.warmup_steps, *report.planned_steps}
-    for drop in find_drops(by_step, rule=settings.rule(), skipped_steps=skipped):
+    for drop in find_drops(
+        by_step,
+        rule=settings.rule(),
+        skipped_steps=skipped,
+        tokens_by_step=tokens,
+        measure=measure,
+    ):
         steps = drop.first_step, drop.last_step
         finding = _overlapping(report, steps)
         change, numbers = _describe(report, rule, drop)

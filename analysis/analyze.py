@@ -12,7 +12,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
-from .breakdown.mfu import compute_mfu, explain_missing_mfu
+from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu
 from .breakdown.mfu_shape import with_mfu
 from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
@@ -218,6 +218,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         findings=findings,
         starved=starved,
         mfu=mfu,
+        tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(
             run,
@@ -366,6 +367,7 @@ def _report_without_replay(
         findings=findings
         or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
         mfu=mfu,
+        tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(run, spans, record.steps, reading),
         excess=_excess(None),

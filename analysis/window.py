@@ -222,6 +222,7 @@ class RunWindow:
                 convention=found.convention,
                 mean=float(np.mean(list(by_step.values()))),
                 by_step=by_step,
+                tokens_by_step={**known.tokens_by_step, **found.tokens_by_step},
                 restart_steps=tuple(sorted({*known.restart_steps, *found.restart_steps})),
             )
 

@@ -45,17 +45,23 @@ def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -
     if run.flops_per_token is None or run.layout.dsp > 1 or not run.has_layout:
         return None
     by_step: dict[int, float] = {}
+    tokens: dict[int, int] = {}
     convention = ""
     restart_steps: list[int] = []
     for epoch in sorted(run.epochs, key=lambda known: known.epoch):
         peak = _job_peak(run, epoch)
         if peak is None:
             continue
-        found = _epoch_mfu(run, epoch, steps, flops_per_token=run.flops_per_token, peak=peak)
+        counted = _epoch_tokens(run, epoch, steps)
+        found = {
+            step: run.flops_per_token * num_tokens / (peak * seconds)
+            for step, (num_tokens, seconds) in counted.items()
+        }
         if found:
             if by_step:
                 restart_steps.append(min(found))
             by_step.update(found)
+            tokens.update({step: num_tokens for step, (num_tokens, _) in counted.items()})
             convention = _convention(run, epoch)
     if not by_step:
         return None
@@ -64,6 +70,7 @@ def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -
         convention=convention,
         mean=float(np.mean(list(ordered.values()))),
         by_step=ordered,
+        tokens_by_step={step: tokens[step] for step in ordered},
         restart_steps=tuple(restart_steps),
         usual=usual,
     )
@@ -101,21 +108,42 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     return "no step has an end and tokens of all ranks"
 
 
-def _epoch_mfu(
-    run: RunInfo, epoch: EpochInfo, steps: StepTable, *, flops_per_token: float, peak: float
-) -> dict[int, float]:
+def count_tokens(run: RunInfo, steps: StepTable) -> dict[int, int]:
+    """Return the tokens of each step of the job, in the steps of which `compute_mfu` speaks.
+
+    Without a layout each rank counts as a position of its own, so only their ratios mean something.
+
+    Args:
+        run: Layout and ranks.
+        steps: Any number of epochs.
+    """
+    return {
+        step: num_tokens
+        for epoch in sorted(run.epochs, key=lambda known: known.epoch)
+        for step, (num_tokens, _) in _epoch_tokens(run, epoch, steps).items()
+    }
+
+
+def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int, tuple[int, float]]:
+    """Return tokens and seconds of each step of an epoch that all ranks have ended."""
     ended = select_rows(steps, (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns))
     if not len(ended):
         return {}
-    job_steps = measure_steps(ended)
+    seconds = measure_steps(ended).duration_ns / NS_PER_S
     numbers, num_ranks = np.unique(ended.step, return_counts=True)
     tokens = _tokens_by_step(
         run, epoch, step=ended.step, rank=ended.rank, num_tokens=ended.num_tokens
     )
     is_known = (num_ranks == len(epoch.ranks)) & (tokens >= 0)
-    mfu = flops_per_token * tokens / (peak * job_steps.duration_ns / NS_PER_S)
-    pairs = zip(numbers[is_known].tolist(), mfu[is_known].tolist(), strict=True)
-    return dict(pairs)
+    return {
+        step: (num_tokens, s)
+        for step, num_tokens, s in zip(
+            numbers[is_known].tolist(),
+            tokens[is_known].tolist(),
+            seconds[is_known].tolist(),
+            strict=True,
+        )
+    }
 
 
 def _tokens_by_step(

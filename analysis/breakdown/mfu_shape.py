@@ -70,6 +70,7 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
             mfu = replace(mfu, usual=report.mfu.usual)
         shape = classify_mfu(
             mfu.by_step,
+            tokens_by_step=mfu.tokens_by_step,
             restart_steps=mfu.restart_steps,
             warmup_steps=report.warmup_steps,
             usual=mfu.usual,
@@ -80,6 +81,7 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
 def classify_mfu(
     by_step: Mapping[int, float],
     *,
+    tokens_by_step: Mapping[int, int] | None = None,
     restart_steps: Collection[int] = (),
     warmup_steps: Collection[int] = (),
     usual: float | None = None,
@@ -90,6 +92,7 @@ def classify_mfu(
 
     Args:
         by_step: MFU, unsmoothed.
+        tokens_by_step: Tokens of each step: fewer of them are no drop.
         restart_steps: First steps after restarts of the job.
         warmup_steps: Steps that are left out.
         usual: MFU of an earlier run that compares with this one; None if unknown. Without it, a
@@ -101,7 +104,7 @@ def classify_mfu(
     if len(series) < MIN_STEPS or level <= 0:
         return None
     found = (
-        _find_drop(series)
+        _find_drop(series, tokens_by_step)
         or _find_sag(series, restart_steps)
         or _find_low_level(level, usual)
         or _find_dips(series)
@@ -122,9 +125,9 @@ def classify_mfu(
 _Found = tuple[MfuShapeName, tuple[int, int] | None, str]
 
 
-def _find_drop(series: Series) -> _Found | None:
+def _find_drop(series: Series, tokens_by_step: Mapping[int, int] | None) -> _Found | None:
     """Find a drop that lasts to the end, and longer than a dip."""
-    drops = find_drops(dict(series))
+    drops = find_drops(dict(series), tokens_by_step=tokens_by_step)
     if not drops or drops[-1].is_over:
         return None
     drop = drops[-1]

@@ -118,6 +118,9 @@ class Mfu:
     by_step: dict[int, float]
     """0..1, unsmoothed."""
 
+    tokens_by_step: dict[int, int] = field(default_factory=dict)
+    """Tokens of the same steps."""
+
     restart_steps: tuple[int, ...] = ()
     """First known step after each restart of the job."""
 
@@ -322,6 +325,9 @@ class RunReport:
 
     evidence: RankStepExcess | None = None
     """What the top finding is seen in; None: in ``excess``, or the finding is not about time."""
+
+    tokens_by_step: dict[int, int] = field(default_factory=dict)
+    """Tokens of ``steps``, if ``mfu`` is None and they are known; without a layout, a multiple."""
 
     missing_mfu: str = ""
     """Why ``mfu`` is None, if it is, and what makes it known."""

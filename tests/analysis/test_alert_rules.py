@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.analysis.alert_rules import find_conditions
-from rankscope.analysis.report.report import Finding, Severity
+from rankscope.analysis.report.report import Finding, Mfu, Severity
 from rankscope.analysis.report.tracked_findings import FindingTracker
 from tests.support.dashboard.builders import report
 
@@ -37,3 +37,23 @@ def test_a_finding_alerts_if_something_began(
     found = find_conditions(base, tracker.findings)
 
     assert [each.rule for each in found] == ["finding"] * does_alert
+
+
+def test_a_smaller_batch_is_neither_a_drop_of_the_mfu_nor_a_rise_of_the_step_time() -> None:
+    # Half of each step is fixed. The batch is halved from step 20 on, and doubled from 40 on.
+    batch = [1.0] * 20 + [0.5] * 20 + [2.0] * 20
+    seconds = {step: 0.5 + 0.5 * size for step, size in enumerate(batch)}
+    tokens = {step: round(4096 * size) for step, size in enumerate(batch)}
+    by_step = {step: 0.5 * batch[step] / seconds[step] for step in seconds}
+    mfu = Mfu(convention="", mean=0.5, by_step=by_step, tokens_by_step=tokens)
+    base = replace(report(run="job"), warmup_steps=(), actual_s_by_step=seconds, findings=())
+    known = replace(base, mfu=mfu)
+    unknown = replace(base, mfu=None, tokens_by_step=tokens)
+
+    assert find_conditions(known, ()) == ()
+    assert find_conditions(unknown, ()) == ()
+    without = replace(known, mfu=replace(mfu, tokens_by_step={}))
+    assert [each.rule for each in find_conditions(without, ())] == ["mfu-drop"]
+    assert [each.rule for each in find_conditions(replace(base, mfu=None), ())] == [
+        "step-time-rise"
+    ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.breakdown.drops import Drop, DropRule, find_drops
+from rankscope.analysis.breakdown.drops import Drop, DropRule, Measure, find_drops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,6 +130,86 @@ def test_a_rule_sets_depth_and_length() -> None:
 def test_an_impossible_rule_is_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         DropRule(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def seconds_of(tokens: Iterable[int], *, fixed_s: float = 0.3) -> list[float]:
+    """Return step times of which a part is fixed and the rest is 1 s for 1000 tokens."""
+    return [fixed_s + num / 1000 for num in tokens]
+
+
+def mfu_of(tokens: Iterable[int], seconds: Iterable[float]) -> dict[int, float]:
+    return by_step(num / 2000 / s for num, s in zip(tokens, seconds, strict=True))
+
+
+def test_steps_with_fewer_tokens_have_a_lower_mfu_and_no_drop() -> None:
+    # The batch is halved from step 20 on: 0.3 s of 0.8 s are fixed, before of 1.3 s.
+    tokens = [1000] * 20 + [500] * 20
+    mfu = mfu_of(tokens, seconds_of(tokens))
+
+    assert mfu[20] < 0.9 * mfu[19]
+    assert find_drops(mfu, tokens_by_step=by_step_tokens(tokens)) == ()
+
+
+def test_a_step_with_fewer_tokens_that_takes_longer_is_low() -> None:
+    # The time should be between 0.65 s, if it follows the tokens, and 1.3 s, if it is fixed.
+    tokens = [1000] * 20 + [500] * 3
+    seconds = [*seconds_of(tokens[:20]), 1.5, 1.5, 1.5]
+
+    (drop,) = find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step_tokens(tokens))
+
+    assert (drop.first_step, drop.last_step) == (20, 22)
+    assert drop.depth_ratio == pytest.approx(1 - 1.3 / 1.5)
+
+
+def test_a_larger_batch_takes_longer_and_is_no_drop_of_the_speed() -> None:
+    tokens = [1000] * 20 + [2000] * 20
+    speed = by_step(1 / s for s in seconds_of(tokens))
+
+    assert steps_of(find_drops(speed)) == [(20, 39)]
+    assert (
+        find_drops(speed, tokens_by_step=by_step_tokens(tokens), measure=Measure.STEPS_PER_S) == ()
+    )
+
+
+def test_where_the_tokens_vary_the_baseline_shows_what_fewer_of_them_cost() -> None:
+    # Step 40 has a batch as it was before, and takes 15 % longer than such a step did.
+    tokens = [600, 800, 1000, 700, 1100] * 8 + [600, 600, 600]
+    seconds = seconds_of(tokens)
+    known = by_step_tokens(tokens)
+
+    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=known) == ()
+    slow = [*seconds[:40], *(1.18 * s for s in seconds[40:])]
+    (drop,) = find_drops(mfu_of(tokens, slow), tokens_by_step=known)
+    assert (drop.first_step, drop.last_step) == (40, 42)
+    assert drop.depth_ratio == pytest.approx(1 - 1 / 1.18, abs=0.02)
+
+
+def test_tokens_that_are_unknown_in_one_step_are_left_out_of_all() -> None:
+    tokens = [1000] * 20 + [500] * 3
+    known = {**by_step_tokens(tokens), 4: 0}
+
+    assert steps_of(find_drops(mfu_of(tokens, seconds_of(tokens)), tokens_by_step=known)) == [
+        (20, 22)
+    ]
+
+
+@given(
+    st.lists(st.integers(100, 10_000), min_size=1, max_size=60),
+    st.floats(0.0, 5.0),
+)
+def test_no_batch_is_a_drop_if_each_step_takes_its_fixed_time_and_that_of_its_tokens(
+    tokens: list[int], fixed_s: float
+) -> None:
+    seconds = seconds_of(tokens, fixed_s=fixed_s)
+    known = by_step_tokens(tokens)
+    speed = by_step(1 / s for s in seconds)
+
+    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=known) == ()
+    assert find_drops(speed, tokens_by_step=known, measure=Measure.STEPS_PER_S) == ()
+
+
+def by_step_tokens(tokens: Iterable[int]) -> dict[int, int]:
+    return dict(enumerate(tokens))
 
 
 @given(st.lists(st.floats(0.05, 0.95), max_size=60))

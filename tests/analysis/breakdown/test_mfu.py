@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.breakdown.mfu import compute_mfu, explain_missing_mfu
+from rankscope.analysis.breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu
 from rankscope.analysis.trace.devices import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
@@ -64,7 +64,17 @@ def test_tokens_count_once_per_data_position_and_time_from_first_start_to_last_e
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(240 / 480)}
+    assert mfu.tokens_by_step == {7: 120}
     assert mfu.mean == pytest.approx(0.5)
+
+
+def test_tokens_are_counted_where_the_mfu_is_unknown() -> None:
+    run = run_info(*RANKS, layout=LAYOUT, flops_per_token=None)
+    repeated = replace(step_table(*ONE_STEP[:3]), num_tokens=np.array([50, 50, -1]))
+
+    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+    assert count_tokens(run, step_table(*ONE_STEP)) == {7: 120}
+    assert count_tokens(run, repeated) == {}
 
 
 def test_tokens_reported_by_one_rank_of_a_data_position_are_enough() -> None:
