@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from statistics import median
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .breakdown.drops import DropRule, Measure, find_drops
 from .diagnose import ends_run, is_of_the_work
 from .report.report import Finding, Severity
 from .report.text import format_duration, format_percent, format_seconds
+from .statistics.noise import lower_half_deviation
+from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -239,7 +244,7 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
         severity = one.finding.severity
         if severity not in {Severity.WARNING, Severity.CRITICAL}:
             continue
-        if severity is Severity.WARNING and is_of_the_work(one.finding):
+        if is_of_the_work(one.finding) and not _surely_costs(one.finding, report):
             continue
         steps = None
         if one.onset_step is not None and one.last_step is not None:
@@ -255,6 +260,19 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
             ranks=one.finding.ranks,
             cost=_cost(one.finding.saved_s, report),
         )
+
+
+def _surely_costs(finding: Finding, report: RunReport) -> bool:
+    """Return whether a finding of the work costs so much that it is critical, chance left out.
+
+    It is in all steps alike, so nothing began. What it costs is a mean over the steps seen so far,
+    of which the lengths that they happened to have are a sample.
+    """
+    seconds = np.array(list(report.actual_s_by_step.values()))
+    if finding.severity is not Severity.CRITICAL or finding.saved_s is None or not len(seconds):
+        return False
+    error_s = 2.0 * lower_half_deviation(seconds) / sqrt(len(seconds))
+    return finding.saved_s - error_s >= THRESHOLDS.critical_share * float(seconds.mean())
 
 
 def _cost(saved_s: float | None, report: RunReport) -> str:
@@ -280,6 +298,7 @@ def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
         rule=settings.rule(),
         skipped_steps=skipped,
         tokens_by_step=tokens,
+        squares_by_step=report.squares_by_step,
         measure=measure,
     ):
         steps = drop.first_step, drop.last_step

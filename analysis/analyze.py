@@ -12,7 +12,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
-from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu
+from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu, sum_squares
 from .breakdown.mfu_shape import with_mfu
 from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
@@ -219,6 +219,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
         starved=starved,
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
+        squares_by_step=sum_squares(record.context.microbatches),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
         quality=assess_quality(
             run,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from math import sqrt
+from math import inf, nan, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
-
-    from numpy.typing import NDArray
 
 BASELINE_STEPS = 100
 """Steps of the baseline, the newest. Source: choice, some minutes of training: more than a drop
@@ -35,6 +33,9 @@ MAX_MARGIN_RATIO = 0.5
 MEDIAN_VARIANCE = 1.57
 """Variance of a median over that of a mean of as many normal values: pi / 2. A short baseline is
 uncertain itself. Source: formula."""
+
+TINY = 1e-9
+"""Relative error of the arithmetic, and what makes sizes that vary only together solvable."""
 
 ROBUST = 1.4826
 """Factor from the median absolute deviation to the standard deviation of normal noise."""
@@ -97,8 +98,48 @@ class _Step:
 
     step: int
     value: float
-    tokens: float
-    """1.0 in all steps if those of one are unknown."""
+    sizes: tuple[float, float]
+    """Tokens, and squared lengths; nan if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Time of a step by its sizes: a fixed part, and one that is proportional to each."""
+
+    usual: tuple[float, float]
+    """Medians; nan if one is unknown."""
+
+    shares: tuple[float, float] = (0.0, 0.0)
+    """Shares of a usual step's time that are proportional to them."""
+
+    errors: tuple[float, float, float] = (inf, inf, 0.0)
+    """Variances of the shares, and their covariance."""
+
+    def excess(self, step: _Step) -> tuple[float, float]:
+        """Return the sizes of a step over the usual ones, less 1; 0 if unknown."""
+        (tokens, squares), usual = step.sizes, self.usual
+        return (
+            0.0 if tokens != tokens or usual[0] != usual[0] else tokens / usual[0] - 1,
+            0.0 if squares != squares or usual[1] != usual[1] else squares / usual[1] - 1,
+        )
+
+    def expected(self, step: _Step, measure: Measure) -> float:
+        """Return the least value of a step, relative to a usual one's.
+
+        The time is the longest that two standard errors of the shares allow, and some shares from
+        0 to 1 whose sum is 1 at most.
+        """
+        x, y = self.excess(step)
+        if not x and not y:
+            return 1.0
+        of_x, of_y, of_both = self.errors
+        error = inf if (x and of_x == inf) or (y and of_y == inf) else 0.0
+        if not error:
+            variance = (x * x * of_x if x else 0.0) + (y * y * of_y if y else 0.0)
+            error = 2 * sqrt(max(variance + 2 * x * y * of_both, 0.0))
+        time = 1 + self.shares[0] * x + self.shares[1] * y + error
+        time = min(max(time, 1 + min(x, y, 0.0)), 1 + max(x, y, 0.0))
+        return (1 + x if measure is Measure.MFU else 1.0) / time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +147,19 @@ class _Level:
     """The baseline at one step."""
 
     usual: float
-    """At ``tokens``."""
+    """Of a step of usual sizes."""
 
     deviation: float
-    """Robust deviation of its steps."""
+    """Robust deviation of its steps, all as if of usual sizes."""
 
     num_steps: int
     rule: DropRule
-    tokens: float
-    """Median of its steps."""
-
-    shares: tuple[float, float]
-    """Range of the share of a step's time that grows with its tokens, as its steps leave it."""
-
+    sizes: _Sizes
     measure: Measure
 
     def expected(self, step: _Step) -> float:
-        """Return the least value that a step with its tokens should have."""
-        ratio = step.tokens / self.tokens
-        longest = max(1 + share * (ratio - 1) for share in self.shares)
-        return self.usual / longest * (ratio if self.measure is Measure.MFU else 1.0)
+        """Return the least value that a step of its sizes should have."""
+        return self.usual * self.sizes.expected(step, self.measure)
 
     @property
     def _margin(self) -> float:
@@ -155,6 +189,7 @@ def find_drops(
     rule: DropRule | None = None,
     skipped_steps: Collection[int] = (),
     tokens_by_step: Mapping[int, int] | None = None,
+    squares_by_step: Mapping[int, int] | None = None,
     measure: Measure = Measure.MFU,
 ) -> tuple[Drop, ...]:
     """Return the drops of a value, in step order.
@@ -165,16 +200,19 @@ def find_drops(
     sequence lengths vary, the values do. It ends when ``num_steps`` consecutive steps are above
     the threshold again. Steps that ``by_step`` does not have are skipped.
 
-    The time of a step is a fixed part and one that is proportional to its tokens. So a step with
-    fewer tokens than the baseline's has a lower MFU by nature, and one with more takes longer. How
-    much, the baseline shows if its tokens vary; as far as it does not, any part may be fixed.
+    The time of a step is a fixed part, one that is proportional to its tokens, and one that is
+    proportional to the squared lengths of its sequences (attention). So a step with fewer tokens
+    than the baseline's, or longer sequences, has a lower MFU by nature, and one with more takes
+    longer. How much, the baseline shows if they vary; as far as it does not, any part may be fixed.
 
     Args:
         by_step: MFU or steps per second, by step.
         rule: Depth and length; the default rule (10 %, 3 steps) if None.
         skipped_steps: Steps that are neither compared nor part of the baseline: the warm-up, and
             steps with planned pauses.
-        tokens_by_step: Tokens of each step; those of all steps count as equal if one is unknown.
+        tokens_by_step: Tokens of each step.
+        squares_by_step: Largest sum of squared lengths of a data position in each step: the others
+            wait for it. Sizes that are unknown in one step of a baseline count as equal.
         measure: Quantity of the values.
 
     Source:
@@ -183,9 +221,11 @@ def find_drops(
     """
     skipped = set(skipped_steps)
     steps = [step for step in sorted(by_step) if step not in skipped]
-    tokens = tokens_by_step or {}
-    are_known = all(tokens.get(step, 0) > 0 for step in steps)
-    series = [_Step(step, by_step[step], tokens[step] if are_known else 1.0) for step in steps]
+    sizes = tokens_by_step or {}, squares_by_step or {}
+    series = [
+        _Step(step, by_step[step], (_known(sizes[0].get(step)), _known(sizes[1].get(step))))
+        for step in steps
+    ]
     return tuple(_find_drops(series, rule or DropRule(), measure))
 
 
@@ -224,55 +264,60 @@ def _level(baseline: list[_Step], rule: DropRule, measure: Measure) -> _Level | 
     if len(baseline) < rule.min_baseline_steps:
         return None
     newest = baseline[-BASELINE_STEPS:]
-    tokens = median(step.tokens for step in newest)
-    values = [step.value for step in newest]
-    shares = 0.0, 1.0
-    if any(step.tokens != tokens for step in newest) and min(values) > 0:
-        ratio = np.array([step.tokens / tokens for step in newest])
-        per_token = ratio if measure is Measure.MFU else 1.0
-        share, shares = _fit_share(ratio - 1, per_token / np.array(values))
-        values = (np.array(values) * (1 + share * (ratio - 1)) / per_token).tolist()
+    sizes, values = _fit_sizes(newest, rule, measure)
     usual = median(values)
     return _Level(
         usual=usual,
         deviation=ROBUST * median(abs(value - usual) for value in values),
         num_steps=len(newest),
         rule=rule,
-        tokens=tokens,
-        shares=shares,
+        sizes=sizes,
         measure=measure,
     )
 
 
-def _fit_share(
-    excess: NDArray[np.float64], time: NDArray[np.float64]
-) -> tuple[float, tuple[float, float]]:
-    """Return the share of a step's time that grows with its tokens, and its range, in 0..1.
+def _known(size: int | None) -> float:
+    return float(size) if size is not None and size > 0 else nan
 
-    A line by least squares, once more without the steps that are far from the first one: a pause is
-    no growth. The range is two standard errors to each side.
 
-    Args:
-        excess: Tokens of each step over their median, less 1.
-        time: Time of each step, in any unit.
+def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_Sizes, list[float]]:
+    """Return the time of steps by their sizes, and their values as if they had the usual ones.
+
+    By least squares, once more without the steps that are far from the first result: a pause is no
+    size. A slope needs as many steps beyond the unknowns as a baseline needs.
     """
-    is_used = np.ones(len(excess), dtype=bool)
-    share, error = 0.5, np.inf
+    values = [step.value for step in steps]
+    if all(step.sizes == steps[0].sizes for step in steps) or min(values) <= 0:
+        return _Sizes(usual=steps[0].sizes), values
+    table = np.array([step.sizes for step in steps])
+    usual = np.median(table, axis=0)  # nan if one is
+    unknown = _Sizes(usual=(float(usual[0]), float(usual[1]))), values
+    excess = np.nan_to_num(table / usual - 1)
+    varies = np.flatnonzero(excess.any(axis=0))
+    ratio = 1 + excess[:, 0] if measure is Measure.MFU else np.ones(len(steps))
+    time = ratio / np.array(values)
+    design = np.column_stack([np.ones(len(steps)), excess[:, varies]])
+    is_used = np.ones(len(steps), dtype=bool)
     for _ in range(2):
-        x, y = excess[is_used], time[is_used]
-        spread = float(((x - x.mean()) ** 2).sum())
-        if not spread:
-            break
-        slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
-        rest = time - slope * excess
-        level = float(np.median(rest[is_used]))
-        deviation = ROBUST * float(np.median(np.abs(rest[is_used] - level)))
-        if level <= 0:
-            break
-        share, error = slope / level, deviation / level / sqrt(spread)
-        is_used = np.abs(rest - level) <= max(MIN_DEVIATIONS * deviation, 1e-9 * level)
-    low, middle, high = np.clip([share - 2 * error, share, share + 2 * error], 0.0, 1.0)
-    return float(middle), (float(low), float(high))
+        used = design[is_used]
+        if not len(varies) or len(used) < rule.min_baseline_steps + len(varies):
+            return unknown
+        inverse = np.linalg.inv(used.T @ used + TINY * np.eye(len(varies) + 1))
+        found = inverse @ (used.T @ time[is_used])
+        rest = np.abs(time - design @ found)
+        deviation = ROBUST * float(np.median(rest[is_used]))
+        if found[0] <= 0:
+            return unknown
+        is_used = rest <= max(MIN_DEVIATIONS * deviation, TINY * found[0])
+    shares, covariance = np.zeros(2), np.diag([inf, inf])
+    shares[varies] = found[1:] / found[0]
+    covariance[np.ix_(varies, varies)] = inverse[1:, 1:] * (deviation / found[0]) ** 2
+    sizes = replace(
+        unknown[0],
+        shares=(float(shares[0]), float(shares[1])),
+        errors=(float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1])),
+    )
+    return sizes, (values * (1 + excess @ shares) / ratio).tolist()
 
 
 def _drop(low: list[_Step], level: _Level, *, is_over: bool) -> Drop:

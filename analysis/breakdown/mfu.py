@@ -16,6 +16,7 @@ from ..trace.rows import select_rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..trace.context import MicrobatchTable
     from ..trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 
 TERA = 1e12
@@ -122,6 +123,26 @@ def count_tokens(run: RunInfo, steps: StepTable) -> dict[int, int]:
         for epoch in sorted(run.epochs, key=lambda known: known.epoch)
         for step, (num_tokens, _) in _epoch_tokens(run, epoch, steps).items()
     }
+
+
+def sum_squares(microbatches: MicrobatchTable) -> dict[int, int]:
+    """Return the largest sum of squared lengths of a rank in each step; the others wait for it.
+
+    Steps in which those of a micro-batch are unknown are left out. If a later epoch repeated a
+    step, that epoch's value counts.
+    """
+    numbers = np.column_stack([microbatches.epoch, microbatches.step, microbatches.rank])
+    keys, row = np.unique(numbers, axis=0, return_inverse=True)
+    squares = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(squares, row.ravel(), microbatches.sum_squared_lengths)
+    unknown = {
+        (epoch, step) for epoch, step, _ in numbers[microbatches.sum_squared_lengths < 0].tolist()
+    }
+    found: dict[int, tuple[int, int]] = {}
+    for (epoch, step, _), of_rank in zip(keys.tolist(), squares.tolist(), strict=True):
+        if (epoch, step) not in unknown:  # keys are ascending
+            found[step] = max(found.get(step, (epoch, 0)), (epoch, of_rank))
+    return {step: of_rank for step, (_, of_rank) in found.items()}
 
 
 def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int, tuple[int, float]]:

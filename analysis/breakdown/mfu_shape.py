@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ..report.report import Mfu, RunReport
+    from .drops import Drop
 
     Series = Sequence[tuple[int, float]]
 
@@ -71,6 +72,7 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
         shape = classify_mfu(
             mfu.by_step,
             tokens_by_step=mfu.tokens_by_step,
+            squares_by_step=report.squares_by_step,
             restart_steps=mfu.restart_steps,
             warmup_steps=report.warmup_steps,
             usual=mfu.usual,
@@ -82,6 +84,7 @@ def classify_mfu(
     by_step: Mapping[int, float],
     *,
     tokens_by_step: Mapping[int, int] | None = None,
+    squares_by_step: Mapping[int, int] | None = None,
     restart_steps: Collection[int] = (),
     warmup_steps: Collection[int] = (),
     usual: float | None = None,
@@ -93,6 +96,7 @@ def classify_mfu(
     Args:
         by_step: MFU, unsmoothed.
         tokens_by_step: Tokens of each step: fewer of them are no drop.
+        squares_by_step: Squared sequence lengths of each step: more of them are no drop.
         restart_steps: First steps after restarts of the job.
         warmup_steps: Steps that are left out.
         usual: MFU of an earlier run that compares with this one; None if unknown. Without it, a
@@ -104,7 +108,12 @@ def classify_mfu(
     if len(series) < MIN_STEPS or level <= 0:
         return None
     found = (
-        _find_drop(series, tokens_by_step)
+        _find_drop(
+            find_drops(
+                dict(series), tokens_by_step=tokens_by_step, squares_by_step=squares_by_step
+            ),
+            series,
+        )
         or _find_sag(series, restart_steps)
         or _find_low_level(level, usual)
         or _find_dips(series)
@@ -125,9 +134,8 @@ def classify_mfu(
 _Found = tuple[MfuShapeName, tuple[int, int] | None, str]
 
 
-def _find_drop(series: Series, tokens_by_step: Mapping[int, int] | None) -> _Found | None:
+def _find_drop(drops: Sequence[Drop], series: Series) -> _Found | None:
     """Find a drop that lasts to the end, and longer than a dip."""
-    drops = find_drops(dict(series), tokens_by_step=tokens_by_step)
     if not drops or drops[-1].is_over:
         return None
     drop = drops[-1]

@@ -329,6 +329,9 @@ class RunReport:
     tokens_by_step: dict[int, int] = field(default_factory=dict)
     """Tokens of ``steps``, if ``mfu`` is None and they are known; without a layout, a multiple."""
 
+    squares_by_step: dict[int, int] = field(default_factory=dict)
+    """Largest sum of squared sequence lengths of a rank in each step; empty if unknown."""
+
     missing_mfu: str = ""
     """Why ``mfu`` is None, if it is, and what makes it known."""
 

@@ -245,10 +245,12 @@ class Reports:
             report = analyze_run(entry.window, run_id)
             # The window limits the replay only: alerts need the MFU of all steps of the run.
             planned = set(report.planned_steps)
+            squares = report.squares_by_step
             if entry.report is not None:  # of steps that have left the window too
                 planned.update(entry.report.planned_steps)
+                squares = {**entry.report.squares_by_step, **squares}
             entry.report = replace(
-                with_mfu(report, entry.window.mfu),
+                with_mfu(replace(report, squares_by_step=squares), entry.window.mfu),
                 num_earlier_steps=entry.window.num_earlier_steps,
                 planned_steps=tuple(sorted(planned)),
             )

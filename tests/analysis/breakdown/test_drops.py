@@ -184,6 +184,23 @@ def test_where_the_tokens_vary_the_baseline_shows_what_fewer_of_them_cost() -> N
     assert drop.depth_ratio == pytest.approx(1 - 1 / 1.18, abs=0.02)
 
 
+def test_longer_sequences_take_longer_and_are_no_drop() -> None:
+    # Half of a usual step's time is attention; from step 30 on, sequences are 1.5 times as long.
+    length = [1000, 1050, 900, 1100, 950] * 6 + [1500] * 10
+    squares = [1000 * num for num in length]
+    seconds = [0.5 + num / 2000 for num in length]
+    tokens = by_step_tokens([1000] * 40)
+    known = by_step_tokens(squares)
+
+    assert steps_of(find_drops(mfu_of([1000] * 40, seconds), tokens_by_step=tokens)) == [(30, 39)]
+    mfu = mfu_of([1000] * 40, seconds)
+    assert find_drops(mfu, tokens_by_step=tokens, squares_by_step=known) == ()
+    slow = mfu_of([1000] * 40, [*seconds[:30], *(1.2 * s for s in seconds[30:])])
+    (drop,) = find_drops(slow, tokens_by_step=tokens, squares_by_step=known)
+    assert (drop.first_step, drop.last_step) == (30, 39)
+    assert drop.depth_ratio == pytest.approx(1 - 1 / 1.2, abs=0.01)
+
+
 def test_tokens_that_are_unknown_in_one_step_are_left_out_of_all() -> None:
     tokens = [1000] * 20 + [500] * 3
     known = {**by_step_tokens(tokens), 4: 0}

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu
+from rankscope.analysis.breakdown.mfu import (
+    compute_mfu,
+    count_tokens,
+    explain_missing_mfu,
+    sum_squares,
+)
+from rankscope.analysis.trace.context import MicrobatchTable
 from rankscope.analysis.trace.devices import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
@@ -75,6 +81,29 @@ def test_tokens_are_counted_where_the_mfu_is_unknown() -> None:
     assert compute_mfu(run, step_table(*ONE_STEP)) is None
     assert count_tokens(run, step_table(*ONE_STEP)) == {7: 120}
     assert count_tokens(run, repeated) == {}
+
+
+def test_of_squared_lengths_the_rank_with_most_of_them_counts() -> None:
+    # Rows of (epoch, step, rank, micro-batch, squares).
+    rows = np.array([
+        (0, 4, 0, 0, 10), (0, 4, 0, 1, 20), (0, 4, 1, 0, 25),
+        (0, 5, 0, 0, 99), (1, 5, 0, 0, 7),  # repeated after a restart
+        (0, 6, 0, 0, 10), (0, 6, 1, 0, -1),
+    ])  # fmt: skip
+    epoch, step, rank, microbatch, squares = rows.T
+
+    found = sum_squares(
+        MicrobatchTable(
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            microbatch=microbatch,
+            num_tokens=np.full(len(rows), -1),
+            sum_squared_lengths=squares,
+        )
+    )
+
+    assert found == {4: 30, 5: 7}
 
 
 def test_tokens_reported_by_one_rank_of_a_data_position_are_enough() -> None:
