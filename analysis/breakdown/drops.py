@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from math import inf, nan, sqrt
 from statistics import fmean, median
@@ -12,6 +12,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
 BASELINE_STEPS = 100
 """Steps of the baseline, the newest. Source: choice, some minutes of training: more than a drop
@@ -291,33 +293,46 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
         return _Sizes(usual=steps[0].sizes), values
     table = np.array([step.sizes for step in steps])
     usual = np.median(table, axis=0)  # nan if one is
-    unknown = _Sizes(usual=(float(usual[0]), float(usual[1]))), values
     excess = np.nan_to_num(table / usual - 1)
     varies = np.flatnonzero(excess.any(axis=0))
     ratio = 1 + excess[:, 0] if measure is Measure.MFU else np.ones(len(steps))
     time = ratio / np.array(values)
     design = np.column_stack([np.ones(len(steps)), excess[:, varies]])
-    is_used = np.ones(len(steps), dtype=bool)
-    for _ in range(2):
-        used = design[is_used]
-        if not len(varies) or len(used) < rule.min_baseline_steps + len(varies):
-            return unknown
-        inverse = np.linalg.inv(used.T @ used + TINY * np.eye(len(varies) + 1))
-        found = inverse @ (used.T @ time[is_used])
-        rest = np.abs(time - design @ found)
-        deviation = ROBUST * float(np.median(rest[is_used]))
-        if found[0] <= 0:
-            return unknown
-        is_used = rest <= max(MIN_DEVIATIONS * deviation, TINY * found[0])
+    level, slopes, variance = _fit_line(design, time, np.ones(len(steps), dtype=bool), rule)
+    if level > 0:
+        rest = np.abs(time - design @ (level, *slopes))
+        is_used = rest <= max(MIN_DEVIATIONS * ROBUST * float(np.median(rest)), TINY * level)
+        level, slopes, variance = _fit_line(design, time, is_used, rule)
+    if level <= 0:
+        return _Sizes(usual=(float(usual[0]), float(usual[1]))), values
     shares, covariance = np.zeros(2), np.diag([inf, inf])
-    shares[varies] = found[1:] / found[0]
-    covariance[np.ix_(varies, varies)] = inverse[1:, 1:] * (deviation / found[0]) ** 2
-    sizes = replace(
-        unknown[0],
+    shares[varies] = slopes / level
+    covariance[np.ix_(varies, varies)] = variance / level**2
+    sizes = _Sizes(
+        usual=(float(usual[0]), float(usual[1])),
         shares=(float(shares[0]), float(shares[1])),
         errors=(float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1])),
     )
     return sizes, (values * (1 + excess @ shares) / ratio).tolist()
+
+
+def _fit_line(
+    design: NDArray[np.float64],
+    time: NDArray[np.float64],
+    is_used: NDArray[np.bool_],
+    rule: DropRule,
+) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+    """Return level, slopes and the slopes' variance of a fit by least squares.
+
+    The level is 0 if there are too few steps.
+    """
+    used, num = design[is_used], design.shape[1]
+    if num == 1 or len(used) < rule.min_baseline_steps + num - 1:
+        return 0.0, np.zeros(num - 1), np.zeros((num - 1, num - 1))
+    inverse = np.linalg.inv(used.T @ used + TINY * np.eye(num))
+    found = inverse @ (used.T @ time[is_used])
+    deviation = ROBUST * float(np.median(np.abs(time - design @ found)[is_used]))
+    return float(found[0]), found[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
 
 
 def _drop(low: list[_Step], level: _Level, *, is_over: bool) -> Drop:
