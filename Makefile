@@ -24,7 +24,7 @@ TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-lo
 SHARED_RUN := -m "not alone" $(TWO_PROCESSES) --durations=10
 FAST_RUN := -m "not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults fuzz outage other-torch lock audit browser promtool clean
+.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults fuzz outage other-torch lock audit browser prometheus clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -43,7 +43,7 @@ demo: $(STAMP) ## train on 8 local processes with one slow rank, diagnose it, se
 	@$(BIN)/rankscope demo $(if $(filter 0,$(SERVE)),--no-serve) $(ARGS)
 
 test: $(STAMP) ## everything that a submission must pass
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types check-imports browser promtool
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types check-imports browser prometheus
 	@$(MAKE) --no-print-directory pytest
 
 test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes (3 minutes on two cores)
@@ -77,8 +77,8 @@ endif
 browser: ## a headless Chromium for the browser tests
 	@./tests/browser/install_chromium.sh
 
-promtool: ## promtool for the test of the Prometheus rules
-	@./tests/deploy/install_promtool.sh
+prometheus: ## Prometheus, promtool and Alertmanager for tests
+	@./tests/deploy/install_prometheus.sh
 
 format: $(STAMP) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix $(SOURCES)
