@@ -286,7 +286,7 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
     """Return the time of steps by their sizes, and their values as if they had the usual ones.
 
     By least squares, once more without the steps that are far from the first result: a pause is no
-    size. A slope needs as many steps beyond the unknowns as a baseline needs.
+    size. Each slope must rest on as many steps as a baseline needs.
     """
     values = [step.value for step in steps]
     if all(step.sizes == steps[0].sizes for step in steps) or min(values) <= 0:
@@ -324,14 +324,18 @@ def _fit_line(
 ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
     """Return level, slopes and the slopes' variance of a fit by least squares.
 
-    The level is 0 if there are too few steps.
+    The level is 0 if there are too few steps of other sizes.
     """
     used, num = design[is_used], design.shape[1]
-    if num == 1 or len(used) < rule.min_baseline_steps + num - 1:
+    squared = (used - used.mean(axis=0))[:, 1:] ** 2
+    # Participation ratio: of n steps one of which has another size, it is 1.
+    num_bearing = squared.sum(axis=0) ** 2 / np.maximum((squared**2).sum(axis=0), TINY**4)
+    if num == 1 or num_bearing.min() < rule.min_baseline_steps:
         return 0.0, np.zeros(num - 1), np.zeros((num - 1, num - 1))
     inverse = np.linalg.inv(used.T @ used + TINY * np.eye(num))
     found = inverse @ (used.T @ time[is_used])
-    deviation = ROBUST * float(np.median(np.abs(time - design @ found)[is_used]))
+    freedom = sqrt(len(used) / (len(used) - num))
+    deviation = freedom * ROBUST * float(np.median(np.abs(time - design @ found)[is_used]))
     return float(found[0]), found[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
 
 
