@@ -295,3 +295,29 @@ def test_the_package_names_its_entry_points_and_no_others() -> None:
     assert {name for name in dir(rankscope) if name in rankscope.__all__} == {*rankscope.__all__}
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = rankscope.no_such_thing
+
+
+def test_each_table_is_a_frame_of_polars_with_the_same_rows(run: Run, stored: str) -> None:
+    polars = pytest.importorskip("polars", reason="polars is not installed: 180 MB for one test")
+    tables = {
+        "runs": rankscope.runs(store=stored),
+        "query": rankscope.query("SELECT * FROM spans FINAL", store=stored),
+        "findings": run.findings(),
+        "spans": run.spans(),
+        "steps": run.steps(),
+        "rank_steps": run.rank_steps(),
+        "ranks": run.ranks(),
+        "waits": run.waits(),
+        "kind_times": run.kind_times(1),
+        "communications": run.communications(1),
+        "events": run.events(),
+        "settings": run.settings(),
+        "samples": run.samples(),
+        "waterfall": run.waterfall(),
+        "numbers": compare("r", "ahead", store=stored).numbers(),
+    }
+
+    for name, table in tables.items():
+        frame = polars.from_arrow(table)
+        assert frame.to_dicts() == table.to_pylist(), name
+        assert frame.columns == table.column_names, name
