@@ -298,13 +298,14 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
     ratio = 1 + excess[:, 0] if measure is Measure.MFU else np.ones(len(steps))
     time = ratio / np.array(values)
     design = np.column_stack([np.ones(len(steps)), excess[:, varies]])
-    level, slopes, variance = _fit_line(design, time, np.ones(len(steps), dtype=bool), rule)
-    if level > 0:
-        rest = np.abs(time - design @ (level, *slopes))
-        is_used = rest <= max(MIN_DEVIATIONS * ROBUST * float(np.median(rest)), TINY * level)
-        level, slopes, variance = _fit_line(design, time, is_used, rule)
-    if level <= 0:
+    is_used = _bearing_steps(design, rule.min_baseline_steps)
+    if not is_used.any():
         return _Sizes(usual=(float(usual[0]), float(usual[1]))), values
+    level, slopes, variance = _fit_line(design[is_used], time[is_used])
+    rest = np.abs(time - design @ (level, *slopes))
+    deviation = ROBUST * float(np.median(rest[is_used]))
+    is_used &= rest <= max(MIN_DEVIATIONS * deviation, TINY * level)
+    level, slopes, variance = _fit_line(design[is_used], time[is_used])
     shares, covariance = np.zeros(2), np.diag([inf, inf])
     shares[varies] = slopes / level
     covariance[np.ix_(varies, varies)] = variance / level**2
@@ -316,26 +317,34 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
     return sizes, (values * (1 + excess @ shares) / ratio).tolist()
 
 
-def _fit_line(
-    design: NDArray[np.float64],
-    time: NDArray[np.float64],
-    is_used: NDArray[np.bool_],
-    rule: DropRule,
-) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-    """Return level, slopes and the slopes' variance of a fit by least squares.
+def _bearing_steps(design: NDArray[np.float64], num_steps: int) -> NDArray[np.bool_]:
+    """Return the steps on which slopes may rest: none if fewer than a number bear on each.
 
-    The level is 0 if there are too few steps of other sizes.
+    Single steps that are far larger than the others are left out, since a slope would be theirs.
     """
-    used, num = design[is_used], design.shape[1]
-    squared = (used - used.mean(axis=0))[:, 1:] ** 2
-    # Participation ratio: of n steps one of which has another size, it is 1.
-    num_bearing = squared.sum(axis=0) ** 2 / np.maximum((squared**2).sum(axis=0), TINY**4)
-    if num == 1 or num_bearing.min() < rule.min_baseline_steps:
-        return 0.0, np.zeros(num - 1), np.zeros((num - 1, num - 1))
-    inverse = np.linalg.inv(used.T @ used + TINY * np.eye(num))
-    found = inverse @ (used.T @ time[is_used])
-    freedom = sqrt(len(used) / (len(used) - num))
-    deviation = freedom * ROBUST * float(np.median(np.abs(time - design @ found)[is_used]))
+    is_used = np.ones(len(design), dtype=bool)
+    while is_used.sum() >= num_steps + design.shape[1]:
+        squared = ((design[is_used] - design[is_used].mean(axis=0)) ** 2)[:, 1:]
+        total = squared.sum(axis=0)
+        if not len(total) or total.min() < TINY:
+            break
+        num_bearing = total**2 / (squared**2).sum(axis=0)  # participation ratio: 1 of one step
+        if num_bearing.min() >= num_steps:
+            return is_used
+        largest = squared[:, num_bearing.argmin()].argmax()
+        is_used[np.flatnonzero(is_used)[largest]] = False
+    return np.zeros(len(design), dtype=bool)
+
+
+def _fit_line(
+    design: NDArray[np.float64], time: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+    """Return level, slopes and the slopes' variance of a fit by least squares."""
+    num_steps, num = design.shape
+    inverse = np.linalg.inv(design.T @ design + TINY * np.eye(num))
+    found = inverse @ (design.T @ time)
+    freedom = sqrt(num_steps / max(num_steps - num, 1))
+    deviation = freedom * ROBUST * float(np.median(np.abs(time - design @ found)))
     return float(found[0]), found[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
 
 
