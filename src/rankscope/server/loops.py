@@ -46,7 +46,9 @@ while it allocates."""
 
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
-"""Pause between two analyses of a running job. It doubles while the job makes no progress."""
+PAUSE_GROWTH = 1.1
+"""Pauses between two analyses of a running job, and their growth while it makes no progress. They
+reach about a tenth of that time, by which a hang is found late."""
 
 MAX_UNREPORTED = 100
 """Runs that ended before the start of the server and get a report unasked, the newest."""
@@ -220,7 +222,7 @@ class LiveAnalysis:
         else:
             self._troubles.pop(run.run_id, None)
         last = self._attempts.get(run.run_id)
-        pause_ns = MIN_PAUSE_NS if is_new or last is None else 2 * last.pause_ns
+        pause_ns = MIN_PAUSE_NS if is_new or last is None else round(PAUSE_GROWTH * last.pause_ns)
         ended_ns = self._monotonic_ns()
         self._attempts[run.run_id] = _Attempt(
             ended_ns=ended_ns,

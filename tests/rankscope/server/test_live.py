@@ -15,7 +15,7 @@ from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
 from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import LiveFindings
-from rankscope.server.loops import MAX_PAUSE_NS, MIN_PAUSE_NS, LiveAnalysis
+from rankscope.server.loops import MIN_PAUSE_NS, LiveAnalysis
 from rankscope.server.reports import Reports
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords, Layout
@@ -218,7 +218,7 @@ def test_a_run_is_looked_at_every_few_seconds_and_less_often_without_progress(
         server.advance(4)
         num_reads.append(server.job.num_looks)
     looks = len(set(num_reads))
-    assert 3 <= looks <= 3 + 40 * MIN_PAUSE_NS // MAX_PAUSE_NS + 3
+    assert 10 <= looks <= 20  # of 40: the pauses grow from 2 to 16 s in these 160 s
 
     server.advance(5)
     assert server.reports.revision("tiny") == 3
