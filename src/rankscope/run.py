@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.analyze import analyze_run, read_operations
+from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.report.text import format_percent
 from rankscope.analysis.verdict import verdict_sentence
@@ -19,7 +20,7 @@ from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_filtered_spans
-from rankscope.collector.read.steps import read_step_bounds, read_steps
+from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_steps
 from rankscope.collector.store.location import default_store_url
 
 from .sources.result_tables import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
@@ -57,6 +59,10 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunInfo
     from rankscope.collector.store.store import Store
+
+
+MAX_MARKS = 1_000_000
+"""Newest steps of a run's history."""
 
 
 def open_run(run_id: str, *, store: str | None = None) -> Run:
@@ -139,6 +145,12 @@ class Run:
     def verdict(self) -> str:
         """The diagnosis in one sentence."""
         return verdict_sentence(self.report)
+
+    @cached_property
+    def history(self) -> RunHistory | None:
+        """Incarnations of the job, repeated steps and goodput; None if no step has ended."""
+        rows = read_step_marks(self._store, self.info.run_id, most=MAX_MARKS)
+        return summarize_history(StepMark(**row) for row in rows)
 
     def findings(self) -> pa.Table:
         """Return one row per finding, the verdict's first.

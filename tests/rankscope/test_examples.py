@@ -75,10 +75,13 @@ def test_each_question_of_the_page_is_one_line(names: dict[str, Any]) -> None:
         exec("\n".join(before), known)
         answers[question] = eval(last, known)
 
-    assert len(answers) == 17
+    assert len(answers) == 25
     assert answers["What is wrong?"] == names["run"].verdict
     assert answers["Which ranks are slow?"]["rank"].iloc[0] == 2
+    assert answers["Which ranks waited the least in it?"].index[0] == 2
+    (share,) = (answer for question, answer in answers.items() if "repeated steps" in question)
+    assert 0.99 < share <= 1
     assert answers["For which ranks do the others wait?"].index[0] == 2
     assert answers["What would be saved if rank 2 were healthy?"] > 0.8
-    assert all(isinstance(answers[one], pd.DataFrame) for one in list(questions())[2:5])
+    assert all(isinstance(answers[one], pd.DataFrame) for one in list(questions())[2:4])
     known["run"].close()

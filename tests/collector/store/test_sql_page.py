@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
+from rankscope.collector.read.alerts import StoredAlert, write_alert, write_resolution
 from rankscope.commands.simulate import simulate_run
 from rankscope.run import open_run
+from rankscope.server.finding_tracker import LiveFindings
 from rankscope.simulation import SimulateOptions
 from tests.support.paths import ROOT
 from tests.support.rankscope.rollup_runs import untimed_rollups
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 PAGE = ROOT / "docs" / "sql.md"
 
 QUERY = re.compile(r"^### ([^\n]*)\n.*?^```sql\n(.*?)^```", re.MULTILINE | re.DOTALL)
-RUN = {"run": "slow"}
+RUN = {"run": "slow", "other": "before"}
 SLOW_RANK = 1
 
 SELECT_TABLES = """
@@ -84,6 +88,27 @@ def run_store(store: Store) -> Store:
         )
     )
     untimed_rollups(store).turn()
+    store.insert_rows(
+        "manifests",
+        [
+            {"run_id": run_id, "manifest_hash": str(k), "settings": {"NCCL_ALGO": algo, "A": "b"}}
+            for k, (run_id, algo) in enumerate(
+                (("slow", "Tree"), ("slow", "Ring"), ("before", "Ring"))
+            )
+        ],
+    )
+    with open_run("slow", store=store.url) as run:
+        LiveFindings(store).update(run.report, is_over=False, cost=None)
+    alerts = [
+        StoredAlert(
+            run_id="slow", at_ns=1_000 + k, rule="loss", key=str(k), severity="warning",
+            first_step=2, last_step=3, text="the loss is no number",
+        )
+        for k in range(2)
+    ]  # fmt: skip
+    for alert in alerts:
+        write_alert(store, alert)
+    write_resolution(store, replace(alerts[0], resolved_ns=2_000))
     return store
 
 
@@ -96,10 +121,11 @@ def answers(run_store: Store) -> dict[str, Rows]:
 def test_the_ready_queries_agree_with_the_report(
     run_store: Store, answers: dict[str, Rows]
 ) -> None:
-    assert len(answers) == 10
+    assert len(answers) == 13
     with open_run("slow", store=run_store.url) as run:
         steps = run.steps().to_pylist()
         waits = run.kind_times(3).to_pylist()
+        known = {one.kind: one for one in run.report.bandwidth}
 
     times = [row["step_s"] for row in answers["How long is each step of the job?"]]
     assert times == pytest.approx([row["actual_s"] for row in steps])
@@ -112,6 +138,20 @@ def test_the_ready_queries_agree_with_the_report(
     costs = answers["What does communication cost each rank?"]
     assert {row["kind"] for row in costs} == {row["kind"] for row in waits if "-" in row["kind"]}
     assert len(answers["Did a device clock fall while the run trained?"]) == 8
+    speeds = answers["How fast is each link and group?"]
+    assert {row["src_rank"] >= 0 for row in speeds} == {True, False}
+    p2p = [row["median_gb_per_s"] for row in speeds if row["src_rank"] >= 0]
+    assert fmean(p2p) == pytest.approx(known["pp-send"].algorithm_bytes_per_s / 1e9, rel=0.1)
+    (host,) = answers["Which hosts were named most often, over all runs?"]
+    assert (host["host"], host["times"], host["causes"]) == ("sim-00000", 1, ["slow-compute"])
+    alerts = answers["Which alerts were raised, and which are active?"]
+    assert [(row["alert_key"], row["is_active"]) for row in alerts] == [("1", 1), ("0", 0)]
+    settings = {
+        row["setting"]: row for row in answers["Which settings differ from those of another run?"]
+    }
+    assert settings["NCCL_ALGO"]["before"] == ["Ring"]
+    assert settings["NCCL_ALGO"]["now"] == ["Ring", "Tree"]
+    assert "A" not in settings  # it is equal
 
 
 @pytest.mark.slow
