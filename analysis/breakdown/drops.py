@@ -317,23 +317,39 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
     return sizes, (values * (1 + excess @ shares) / ratio).tolist()
 
 
-def _bearing_steps(design: NDArray[np.float64], num_steps: int) -> NDArray[np.bool_]:
-    """Return the steps on which slopes may rest: none if fewer than a number bear on each.
+def _bearing_steps(design: NDArray[np.float64], num: int) -> NDArray[np.bool_]:
+    """Return the steps on which slopes may rest: none if a size has not changed often enough.
 
-    Single steps that are far larger than the others are left out, since a slope would be theirs.
+    A level may have changed for another reason together with a size, so at least ``num`` changes
+    must bear on each slope. Single steps that are far larger than the others are left out, since
+    the slope would be theirs.
     """
-    is_used = np.ones(len(design), dtype=bool)
-    while is_used.sum() >= num_steps + design.shape[1]:
-        squared = ((design[is_used] - design[is_used].mean(axis=0)) ** 2)[:, 1:]
-        total = squared.sum(axis=0)
-        if not len(total) or total.min() < TINY:
-            break
-        num_bearing = total**2 / (squared**2).sum(axis=0)  # participation ratio: 1 of one step
-        if num_bearing.min() >= num_steps:
+    none = np.zeros(len(design), dtype=bool)
+    is_used, columns = ~none, range(1, design.shape[1])
+    while columns and is_used.sum() >= num + design.shape[1]:
+        excess = {k: _changes(design[is_used, k]) for k in columns}
+        bearing = {k: _num_bearing(each) for k, each in excess.items()}
+        least = min(columns, key=bearing.__getitem__)
+        if bearing[least] >= num:
             return is_used
-        largest = squared[:, num_bearing.argmin()].argmax()
-        is_used[np.flatnonzero(is_used)[largest]] = False
-    return np.zeros(len(design), dtype=bool)
+        largest = excess[least][np.abs(excess[least] - excess[least].mean()).argmax()]
+        is_used &= design[:, least] != largest
+    return none
+
+
+def _changes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values without those that equal the one before."""
+    return values[np.append(True, np.diff(values) != 0)]
+
+
+def _num_bearing(values: NDArray[np.float64]) -> float:
+    """Return the number of values that bear on a slope, by their participation ratio.
+
+    It is their number if all are as far from the mean, and 1 if one of them is far from the others.
+    """
+    squared = (values - values.mean()) ** 2
+    total = float(squared.sum())
+    return total**2 / float((squared**2).sum()) if total > TINY**2 else 0.0
 
 
 def _fit_line(

@@ -210,6 +210,15 @@ def test_one_step_with_another_batch_does_not_show_what_a_batch_costs() -> None:
     assert find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step_tokens(tokens)) == ()
 
 
+def test_a_level_that_changed_with_the_batch_is_not_taken_for_what_a_batch_costs() -> None:
+    # The machines became 4 % slower when the batch became 5 % smaller; later it grows by 24 %.
+    tokens = [1000] * 10 + [950] * 10 + [1240] * 10
+    slowness = [1.0] * 10 + [1.04] * 20
+    seconds = [slow * num / 1000 for slow, num in zip(slowness, tokens, strict=True)]
+
+    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step_tokens(tokens)) == ()
+
+
 def test_tokens_that_are_unknown_in_one_step_are_left_out_of_all() -> None:
     tokens = [1000] * 20 + [500] * 3
     known = {**by_step_tokens(tokens), 4: 0}
