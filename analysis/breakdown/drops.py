@@ -339,7 +339,9 @@ def _bearing_steps(design: NDArray[np.float64], num: int) -> NDArray[np.bool_]:
 
 def _changes(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return values without those that equal the one before."""
-    return values[np.append(True, np.diff(values) != 0)]
+    is_new = np.ones(len(values), dtype=bool)
+    is_new[1:] = values[1:] != values[:-1]
+    return values[is_new]
 
 
 def _num_bearing(values: NDArray[np.float64]) -> float:
