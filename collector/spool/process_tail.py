@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..clock.map import ClockMap
     from ..identity import Row
     from .cut import Resume
+    from .deaths import DeathWatch
     from .process import ProcessFiles
     from .segment import Reading
 
@@ -89,9 +90,12 @@ class ProcessTail:
         clock: ClockMap,
         resume: Resume,
         grace_ns: int,
+        deaths: DeathWatch,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         self.files = files
+        self._deaths = deaths
+        self._pidfd = deaths.follow(files.identity)
         self.state = RUNNING
         self.exit_ns: int | None = None
         self.problems: list[str] = []
@@ -219,10 +223,11 @@ class ProcessTail:
             return []
         if self._exit_record is None:
             self.state = LOST
-            self.exit_ns = self.last_end_ns or None
+            open_spans = self._open_spans()
+            self.exit_ns = self._last_sign_ns(open_spans) or None
             if not self._numbers and not self._unreadable and self._has_stored_rows():
                 return []  # an earlier reader stored the event, and then deleted the segments
-            return [self._lost_event()]
+            return [self._lost_event(open_spans)]
         row = exit_event(self.files, self._exit_record)
         self.state = exit_state(self._exit_record)
         self.exit_ns = row["at_ns"] or None
@@ -278,6 +283,9 @@ class ProcessTail:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+        if self._pidfd is not None:
+            self._deaths.leave(self._pidfd)
+            self._pidfd = None
 
     def _report_long_lines(self) -> None:
         """Report the first skipped line of each file, and at the end their number."""
@@ -392,13 +400,20 @@ class ProcessTail:
         if not open_spans or open_spans == self._reported_stall:
             return []
         self._reported_stall = open_spans
-        at_ns = max(self.last_end_ns, *(span["start_ns"] for span in open_spans))
+        at_ns = self._last_sign_ns(open_spans)
         return [self._open_event("stalled", STALLED_LINE, open_spans, at_ns)]
 
-    def _lost_event(self) -> Row:
+    def _lost_event(self, open_spans: list[dict[str, Any]]) -> Row:
         """Return the event of a process that ended without an exit record."""
-        at_ns = self.last_end_ns or self.files.identity.anchor_unix_ns
-        return self._open_event("lost", LOST_LINE, self._open_spans(), at_ns)
+        at_ns = self._last_sign_ns(open_spans) or self.files.identity.anchor_unix_ns
+        return self._open_event("lost", LOST_LINE, open_spans, at_ns)
+
+    def _last_sign_ns(self, open_spans: list[dict[str, Any]]) -> int:
+        """Return when the process ended, or else when it last began or ended a span."""
+        died_ns = None if self._pidfd is None else self._deaths.died_ns(self._pidfd)
+        if died_ns is not None:
+            return self._clock.unix_at(died_ns)
+        return max([self.last_end_ns, *(int(span["start_ns"]) for span in open_spans)])
 
     def _open_event(
         self, kind: str, line: int, open_spans: list[dict[str, Any]], at_ns: int

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.spool import PROCESS_FILE
 
 from ..clock.map import AnchorClocks
+from .deaths import DeathWatch
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import TEMPORARY, process_folders, run_folders
 from .process import LineBudget, ProcessFiles, SpoolFolderError
@@ -134,6 +135,7 @@ class SpoolTail:
         self._manifests: set[tuple[str, str]] = set()
         self._new_manifests: list[Row] = []
         self._num_processes = 0
+        self._deaths = DeathWatch()
         self._unreadable: set[Path] = set()
         self._problems: list[str] = []
 
@@ -209,6 +211,7 @@ class SpoolTail:
         for tail in self._active.values():
             tail.close()
         self._active.clear()
+        self._deaths.close()
 
     def _find_processes(self) -> bool:
         """Start to follow new process folders; return whether there were any."""
@@ -322,6 +325,7 @@ class SpoolTail:
             ),
             resume=resume,
             grace_ns=self._grace_ns,
+            deaths=self._deaths,
             chunk_rows=self._batch_rows // CHUNKS_PER_BATCH,
         )
         self._active[files.folder] = tail

@@ -73,27 +73,34 @@ sys.stdin.read()
 
 
 @pytest.mark.multiproc
+@pytest.mark.parametrize("is_watched", [True, False])
 def test_all_committed_rows_of_a_killed_process_are_stored(
-    store: Store, run_id: str, tmp_path: Path
+    store: Store, run_id: str, tmp_path: Path, *, is_watched: bool
 ) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), run_id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         tail = SpoolTail(tmp_path, StoreWriter(store))
-        assert tail.poll().num_running == 1
+        if is_watched:
+            assert tail.poll().num_running == 1
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     progress = tail.poll()
 
     assert progress.num_running == 0
-    assert read_spans(store, run_id)["step"].to_pylist() == list(range(1000))
+    spans = read_spans(store, run_id)
+    assert spans["step"].to_pylist() == list(range(1000))
     info = StoreSource(store).run_info(run_id)
     assert info.account.dropped == {"torn": 1}
     assert info.epochs[0].ranks[0].exit_state == "lost"
     (event,) = read_events(store, run_id)
     assert (event["kind"], event["text"]) == ("lost", "lost at step 1000, open span = all_reduce")
+    # The moment of its end; or else it lived at least until it began what it was in.
+    began_ns = spans["start_ns"][0].as_py() + 10_000
+    assert event["at_ns"] > began_ns if is_watched else event["at_ns"] == began_ns
+    tail.close()
 
 
 TERMINATED = """

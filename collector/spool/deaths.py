@@ -1,0 +1,93 @@
+"""Times at which processes of this host end, to the millisecond.
+
+A process that is killed leaves no record, and its launcher ends the others within a tenth of a
+second: a poll finds all of them gone at once, and which of them was the first is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from .liveness import Liveness, read_liveness
+
+if TYPE_CHECKING:
+    from rankscope.tracer.spool import SpoolIdentity
+
+JOIN_S = 5.0
+
+
+class DeathWatch:
+    """A thread that waits for the ends of processes.
+
+    Without `os.pidfd_open` (Linux 5.3) it knows none.
+    """
+
+    def __init__(self) -> None:
+        self._died_ns: dict[int, int] = {}
+        """Monotonic time of this host by descriptor."""
+
+        self._epoll: select.epoll | None = None
+        self._wake = -1
+        self._thread: threading.Thread | None = None
+
+    def follow(self, identity: SpoolIdentity) -> int | None:
+        """Wait for the end of a process; return its descriptor, or None if it can't be watched."""
+        if not hasattr(os, "pidfd_open"):
+            return None
+        try:
+            pidfd = os.pidfd_open(identity.pid)
+        except OSError:  # gone, or forbidden
+            return None
+        # Only now: the descriptor stays that of this process, even if its pid is used again.
+        if read_liveness(identity) is not Liveness.ALIVE:
+            os.close(pidfd)
+            return None
+        epoll = self._epoll or self._start()
+        epoll.register(pidfd, select.EPOLLIN)
+        return pidfd
+
+    def died_ns(self, pidfd: int) -> int | None:
+        """Return when a process ended, in monotonic time of this host; None if it runs."""
+        return self._died_ns.get(pidfd)
+
+    def leave(self, pidfd: int) -> None:
+        """Stop waiting for a process."""
+        self._died_ns.pop(pidfd, None)
+        if self._epoll is not None:
+            with suppress(FileNotFoundError):  # it has ended
+                self._epoll.unregister(pidfd)
+        os.close(pidfd)
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is None or self._epoll is None:
+            return
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(JOIN_S)
+        self._epoll.close()
+        os.close(self._wake)
+        self._epoll = self._thread = None
+
+    def _start(self) -> select.epoll:
+        self._epoll, self._wake = select.epoll(), os.eventfd(0)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._epoll,), name="deaths", daemon=True
+        )
+        self._thread.start()
+        return self._epoll
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            found = [descriptor for descriptor, _ in epoll.poll()]
+            now_ns = time.monotonic_ns()
+            if self._wake in found:
+                return
+            for descriptor in found:
+                self._died_ns[descriptor] = now_ns
+                epoll.unregister(descriptor)
