@@ -88,6 +88,7 @@ class DeathWatch:
             now_ns = time.monotonic_ns()
             if self._wake in found:
                 return
-            for descriptor in found:
-                self._died_ns[descriptor] = now_ns
+            # On a busy machine several at once; the kernel lists them in the order of their ends.
+            for place, descriptor in enumerate(found):
+                self._died_ns[descriptor] = now_ns + place
                 epoll.unregister(descriptor)
