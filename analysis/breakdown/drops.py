@@ -36,6 +36,9 @@ MEDIAN_VARIANCE = 1.57
 """Variance of a median over that of a mean of as many normal values: pi / 2. A short baseline is
 uncertain itself. Source: formula."""
 
+FIT_SHARE = 0.1
+"""Growth of the baseline after which its sizes are fitted again. Source: choice, for speed."""
+
 TINY = 1e-9
 """Relative error of the arithmetic, and what makes sizes that vary only together solvable."""
 
@@ -125,6 +128,14 @@ class _Sizes:
             0.0 if squares != squares or usual[1] != usual[1] else squares / usual[1] - 1,
         )
 
+    def as_usual(self, step: _Step, measure: Measure) -> float:
+        """Return the value of a step as if it had the usual sizes; its own if they are unknown."""
+        if self.errors[0] == inf and self.errors[1] == inf:
+            return step.value
+        x, y = self.excess(step)
+        time = 1 + self.shares[0] * x + self.shares[1] * y
+        return step.value * time / (1 + x if measure is Measure.MFU else 1.0)
+
     def expected(self, step: _Step, measure: Measure) -> float:
         """Return the least value of a step, relative to a usual one's.
 
@@ -152,9 +163,17 @@ class _Level:
     """Of a step of usual sizes."""
 
     deviation: float
-    """Robust deviation of its steps, all as if of usual sizes."""
+    """Robust deviation of ``values``."""
+
+    values: list[float]
+    """Its steps, all as if of usual sizes."""
 
     num_steps: int
+    """Steps of the series that it is made of, older ones included."""
+
+    num_fitted: int
+    """As many when the sizes were fitted."""
+
     rule: DropRule
     sizes: _Sizes
     measure: Measure
@@ -179,7 +198,7 @@ class _Level:
             return False
         root = sqrt(len(low))
         # Of the difference between the mean of the low steps and the median of the baseline.
-        error = self.deviation * sqrt(1 / len(low) + MEDIAN_VARIANCE / self.num_steps)
+        error = self.deviation * sqrt(1 / len(low) + MEDIAN_VARIANCE / len(self.values))
         below = self.usual * (1 - fmean(step.value / self.expected(step) for step in low))
         depth = self.usual * self.rule.depth_ratio - self._margin / root
         return below >= max(depth * (1 - 1e-12), MIN_DEVIATIONS * error)
@@ -238,7 +257,7 @@ def _find_drops(series: list[_Step], rule: DropRule, measure: Measure) -> Iterat
     recovered: list[_Step] = []
     """Steps above the threshold since the last low step of a drop."""
     is_drop = False
-    level = _level(baseline, rule, measure)
+    level = _level(baseline, rule, measure, None)
     for step in series:
         if level is not None and level.is_low(step):
             low.append(step)
@@ -257,21 +276,32 @@ def _find_drops(series: list[_Step], rule: DropRule, measure: Measure) -> Iterat
         low.clear()
         recovered.clear()
         is_drop = False
-        level = _level(baseline, rule, measure)
+        level = _level(baseline, rule, measure, level)
     if is_drop and level is not None:
         yield _drop(low, level, is_over=False)
 
 
-def _level(baseline: list[_Step], rule: DropRule, measure: Measure) -> _Level | None:
+def _level(
+    baseline: list[_Step], rule: DropRule, measure: Measure, before: _Level | None
+) -> _Level | None:
+    """Return the level of a baseline that has grown; its sizes are fitted now and then."""
     if len(baseline) < rule.min_baseline_steps:
         return None
     newest = baseline[-BASELINE_STEPS:]
-    sizes, values = _fit_sizes(newest, rule, measure)
+    if before is None or len(baseline) - before.num_fitted >= FIT_SHARE * len(newest):
+        sizes, num_fitted = _fit_sizes(newest, rule, measure), len(baseline)
+        values = [sizes.as_usual(step, measure) for step in newest]
+    else:
+        sizes, num_fitted = before.sizes, before.num_fitted
+        added = [sizes.as_usual(step, measure) for step in baseline[before.num_steps :]]
+        values = [*before.values, *added][-BASELINE_STEPS:]
     usual = median(values)
     return _Level(
         usual=usual,
         deviation=ROBUST * median(abs(value - usual) for value in values),
-        num_steps=len(newest),
+        values=values,
+        num_steps=len(baseline),
+        num_fitted=num_fitted,
         rule=rule,
         sizes=sizes,
         measure=measure,
@@ -282,15 +312,15 @@ def _known(size: int | None) -> float:
     return float(size) if size is not None and size > 0 else nan
 
 
-def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_Sizes, list[float]]:
-    """Return the time of steps by their sizes, and their values as if they had the usual ones.
+def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> _Sizes:
+    """Return the time of steps by their sizes.
 
     By least squares, once more without the steps that are far from the first result: a pause is no
     size. Each slope must rest on as many steps as a baseline needs.
     """
     values = [step.value for step in steps]
     if all(step.sizes == steps[0].sizes for step in steps) or min(values) <= 0:
-        return _Sizes(usual=steps[0].sizes), values
+        return _Sizes(usual=steps[0].sizes)
     table = np.array([step.sizes for step in steps])
     usual = np.median(table, axis=0)  # nan if one is
     excess = np.nan_to_num(table / usual - 1)
@@ -300,7 +330,7 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
     design = np.column_stack([np.ones(len(steps)), excess[:, varies]])
     is_used = _bearing_steps(design, rule.min_baseline_steps)
     if not is_used.any():
-        return _Sizes(usual=(float(usual[0]), float(usual[1]))), values
+        return _Sizes(usual=(float(usual[0]), float(usual[1])))
     level, slopes, variance = _fit_line(design[is_used], time[is_used])
     rest = np.abs(time - design @ (level, *slopes))
     deviation = ROBUST * float(np.median(rest[is_used]))
@@ -309,12 +339,11 @@ def _fit_sizes(steps: list[_Step], rule: DropRule, measure: Measure) -> tuple[_S
     shares, covariance = np.zeros(2), np.diag([inf, inf])
     shares[varies] = slopes / level
     covariance[np.ix_(varies, varies)] = variance / level**2
-    sizes = _Sizes(
+    return _Sizes(
         usual=(float(usual[0]), float(usual[1])),
         shares=(float(shares[0]), float(shares[1])),
         errors=(float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1])),
     )
-    return sizes, (values * (1 + excess @ shares) / ratio).tolist()
 
 
 def _bearing_steps(design: NDArray[np.float64], num: int) -> NDArray[np.bool_]:
