@@ -255,24 +255,13 @@ def _read_events(trace: RankTrace, events: list[Event]) -> None:
         if each["cat"] in LAUNCHES and "correlation" in each["args"]
     }
     for event in events:
-        begin, end = _times(trace, event)
-        name, thread = event["name"], _thread(event)
         if event["cat"] in KERNELS:
             launch = launches.get(str(event["args"].get("correlation")), event)
+            begin, end = _times(trace, event)
             work = Work(begin, end, _times(trace, launch)[0], _thread(launch), event)
-            (trace.comm if COMM_KERNEL.match(name) else trace.compute).append(work)
-        elif event["cat"].startswith("gpu_"):
-            continue  # a copy of the annotation on the device
-        elif found := STEP.fullmatch(name):
-            trace.steps.append((begin, end, int(found[1])))
-        elif name.startswith(BACKWARD_PREFIX):
-            trace.backward.setdefault(thread, []).append((begin, end))
-        elif name.startswith(OPTIMIZER_PREFIX):
-            trace.optimizer.setdefault(thread, []).append((begin, end))
-        elif name.startswith(LOADER_PREFIX):
-            trace.loader.append((begin, end))
-        elif name.startswith(GLOO_PREFIX) and not trace.is_of_device:
-            trace.comm.append(Work(begin, end, begin, thread, event))
+            (trace.comm if COMM_KERNEL.match(event["name"]) else trace.compute).append(work)
+        elif not event["cat"].startswith("gpu_"):  # a copy of an annotation on the device
+            _read_annotation(trace, event)
     if not trace.is_of_device:
         trace.compute = _outermost_operators(trace, events)
     for regions in (trace.backward, trace.optimizer):
@@ -282,6 +271,21 @@ def _read_events(trace: RankTrace, events: list[Event]) -> None:
     trace.loader.sort()
     for items in (trace.compute, trace.comm):
         items.sort(key=lambda each: each[:2])
+
+
+def _read_annotation(trace: RankTrace, event: Event) -> None:
+    begin, end = _times(trace, event)
+    name, thread = event["name"], _thread(event)
+    if found := STEP.fullmatch(name):
+        trace.steps.append((begin, end, int(found[1])))
+    elif name.startswith(BACKWARD_PREFIX):
+        trace.backward.setdefault(thread, []).append((begin, end))
+    elif name.startswith(OPTIMIZER_PREFIX):
+        trace.optimizer.setdefault(thread, []).append((begin, end))
+    elif name.startswith(LOADER_PREFIX):
+        trace.loader.append((begin, end))
+    elif name.startswith(GLOO_PREFIX) and not trace.is_of_device:
+        trace.comm.append(Work(begin, end, begin, thread, event))
 
 
 def _times(trace: RankTrace, event: Event) -> tuple[int, int]:
@@ -393,7 +397,6 @@ def _compute_records(trace: RankTrace, phases: list[tuple[int, SpanKind] | None]
     if trace.is_of_device:
         flags = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
     comm = sorted(_numbered_comm(trace), key=lambda each: each[0].end_ns)
-    ends = [work.end_ns for work, _ in comm]
     busy_ns, microbatch, before = 0, NONE, (NONE, SpanKind.OTHER)
     run: Record | None = None
     for work, phase in zip(trace.compute, phases, strict=True):
@@ -402,13 +405,13 @@ def _compute_records(trace: RankTrace, phases: list[tuple[int, SpanKind] | None]
         step, kind = phase
         is_late = busy_ns < work.launch_ns and work.start_ns - busy_ns >= LATE_NS
         goes_on = phase == before and not is_late
-        last = bisect_right(ends, work.start_ns) - 1
-        if last >= 0 and _has_waited(trace, work, comm[last][0], busy_ns):
-            begin = max(busy_ns, comm[last][0].launch_ns)
+        found = _find_wait(trace, work, comm, busy_ns)
+        if found is not None:
+            begin, end, about = found
             depth = 1 if goes_on else 0
             records.append(
-                Record(SpanKind.WAIT, "wait", COMPUTE_TRACK, step, begin, ends[last], flags,
-                       depth=depth, comm=comm[last][1])
+                Record(SpanKind.WAIT, "wait", COMPUTE_TRACK, step, begin, end, flags, depth=depth,
+                       comm=about)
             )  # fmt: skip
         if run is None or not goes_on:
             if phase != before and kind is SpanKind.FORWARD:
@@ -424,22 +427,33 @@ def _compute_records(trace: RankTrace, phases: list[tuple[int, SpanKind] | None]
     return records
 
 
-def _has_waited(trace: RankTrace, work: Work, comm: Work, busy_ns: int) -> bool:
-    """Return whether work waited for the communication that had ended last before its begin.
+def _find_wait(
+    trace: RankTrace, work: Work, comm: Sequence[tuple[Work, Comm]], busy_ns: int
+) -> tuple[int, int, Comm] | None:
+    """Return begin, end and communication of the wait that ended as work began, if any.
 
     Args:
-        trace: Says whether the work is of a device, which gets it before it can begin.
+        trace: Says whether the work is of a device, which gets it before it can begin. A thread of
+            gloo may lose its core between the end of a communication and that of its record, so on
+            a host one that ends a little later counts too, if the idle time was most of it.
         work: A kernel or operator.
-        comm: The communication.
-        busy_ns: End of the compute before.
+        comm: All communication, by its end.
+        busy_ns: End of the compute before; 0 at the first.
     """
-    slack_ns = DEVICE_SLACK_NS if trace.is_of_device else HOST_SLACK_NS
-    return (
-        0 < busy_ns < comm.end_ns
-        and comm.launch_ns < comm.end_ns
-        and work.start_ns - comm.end_ns <= slack_ns
-        and (work.launch_ns < comm.end_ns or not trace.is_of_device)
-    )
+    slack_ns, until_ns = DEVICE_SLACK_NS, work.start_ns
+    if not trace.is_of_device:
+        slack_ns = HOST_SLACK_NS
+        until_ns += max(slack_ns, (work.start_ns - busy_ns) // 10)
+    last = bisect_right(comm, until_ns, key=lambda each: each[0].end_ns) - 1
+    if not busy_ns or last < 0:
+        return None
+    waited, about = comm[last]
+    begin, end = max(busy_ns, waited.launch_ns), min(waited.end_ns, work.start_ns)
+    had_launched = work.launch_ns < waited.end_ns or not trace.is_of_device
+    is_most = 2 * (end - begin) >= waited.end_ns - waited.launch_ns
+    if begin >= end or work.start_ns - end > slack_ns or not had_launched:
+        return None
+    return (begin, end, about) if waited.end_ns <= work.start_ns or is_most else None
 
 
 def _comm_records(trace: RankTrace) -> Iterator[Record]:
@@ -470,15 +484,18 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
         key = (group.name, ends, step)
         counts[key] = counts.get(key, -1) + 1
         seq = args.get("Seq")
-        yield work, Comm(
-            group_id=make_group_id(group.name, group.members),
-            axis=group.axis,
-            kind=group.kind if ends is None else _p2p_kind(trace.rank, ends),
-            # The window of the profiler begins in the same step on all ranks, not in the same call.
-            seq=seq if ends is None and _is_count(seq) else (step << 24) + counts[key],
-            src_rank=NONE if ends is None else ends[0],
-            dst_rank=NONE if ends is None else ends[1],
-            num_bytes=_num_bytes(args),
+        yield (
+            work,
+            Comm(
+                group_id=make_group_id(group.name, group.members),
+                axis=group.axis,
+                kind=group.kind if ends is None else _p2p_kind(trace.rank, ends),
+                # The profiler begins in the same step on all ranks, not in the same call.
+                seq=seq if ends is None and _is_count(seq) else (step << 24) + counts[key],
+                src_rank=NONE if ends is None else ends[0],
+                dst_rank=NONE if ends is None else ends[1],
+                num_bytes=_num_bytes(args),
+            ),
         )
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.tracer.span import KIND_CODES, NONE, MonotonicNs, SpanFlag, SpanKind, UnixNs
+from rankscope.tracer.span import KIND_CODES, NONE, MonotonicNs, SpanKind, UnixNs
 from rankscope.tracer.spool import (
     COMM,
     CORE,
@@ -66,7 +66,9 @@ class Record:
     step: int
     start_ns: int
     end_ns: int
-    flags: SpanFlag = SpanFlag(0)
+    flags: int = 0
+    """Bits of `SpanFlag`."""
+
     launch_ns: int = 0
     microbatch: int = NONE
     depth: int = 0
@@ -150,7 +152,7 @@ def write_process(spool: Path, process: Process) -> None:
 def _pack(record: Record, row: int, names: dict[str, int]) -> bytes:
     """Return the bytes of a record; its names are numbered in ``names``."""
     is_step = record.kind is None
-    flags, second = int(record.flags), b""
+    flags, second = record.flags, b""
     if record.comm is not None:
         flags |= HAS_COMM
         one = record.comm
