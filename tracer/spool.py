@@ -35,6 +35,9 @@ GROUPS_FILE = "groups.jsonl"
 EVENTS_FILE = "events.jsonl"
 DEVICE_CLOCK_FILE = "device_clock.jsonl"
 EXIT_FILE = "exit.json"
+CAUSED_BY = "\ncaused by "
+"""In the message of an exit record, before each exception that the one above was raised from."""
+
 
 IDENTITY = struct.Struct("<8sIIIIIIIIII16s16s64s64s")
 """magic, version, header_bytes, record_bytes, capacity, segment, lane, rank, world_size, epoch,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.spool import CAUSED_BY
+
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
@@ -269,9 +271,13 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
 
 
 def format_exit(ended: RankExit) -> str:
-    """Return the exception and the first line of its message, at most `MAX_LINE` characters."""
-    message = ended.message.strip().split("\n")[0].strip()
-    text = f"{ended.exception}: {message}" if message else ended.exception
+    """Return the exception, or the one that it was raised from, with its first line.
+
+    It has at most `MAX_LINE` characters.
+    """
+    text, _, cause = ended.message.strip().rpartition(CAUSED_BY)
+    message = (cause if text else f"{ended.exception}: {cause}").split("\n")[0].strip()
+    text = message if ended.message.strip() else ended.exception
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
 
 

@@ -8,13 +8,16 @@ import os
 import traceback
 from typing import TYPE_CHECKING
 
-from ..spool import EXIT_FILE
+from ..spool import CAUSED_BY, EXIT_FILE
 from .plain_values import plain_text, type_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_MESSAGE = 4_000
+"""Characters of the message, half of them of its causes."""
+
+MAX_CAUSES = 8
 MAX_TRACEBACK = 64_000
 MAX_FRAMES = 200
 RESERVED_BYTES = 1 << 16
@@ -34,7 +37,7 @@ def failed_record(exc: BaseException, at_ns: int) -> dict[str, object]:
         "at_ns": at_ns,
         "exception": {
             "type": _qualified_name(exc),
-            "message": _message(exc),
+            "message": _message_with_causes(exc),
             "traceback": _traceback(exc),
         },
     }
@@ -102,6 +105,21 @@ def _qualified_name(exc: BaseException) -> str:
     module = type.__dict__["__module__"].__get__(type(exc))
     name = type_name(exc)
     return name if module == "builtins" else f"{module}.{name}"[:500]
+
+
+def _message_with_causes(exc: BaseException) -> str:
+    """Return the message, and below it that of each exception that it was raised from.
+
+    A library that wraps an exception, as torch's pipelining does, says with it where it was, and
+    not what happened.
+    """
+    causes: list[str] = []
+    cause = exc.__cause__ if issubclass(type(exc), BaseException) else None
+    while cause is not None and len(causes) < MAX_CAUSES:
+        causes.append(f"{CAUSED_BY}{_qualified_name(cause)}: {_message(cause)}")
+        cause = cause.__cause__
+    text = "".join(causes)[-MAX_MESSAGE // 2 :]
+    return _message(exc)[: MAX_MESSAGE - len(text)] + text
 
 
 def _message(exc: BaseException) -> str:

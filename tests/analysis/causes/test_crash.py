@@ -50,6 +50,17 @@ def test_a_lost_connection_follows_a_failure_even_if_it_is_recorded_before_it() 
     assert "exception (ValueError: bad token)" in finding.evidence
 
 
+def test_an_exception_raised_from_a_lost_connection_is_one() -> None:
+    message = "[Stage 1] failed to run forward:\nargs: ...\ncaused by RuntimeError: {}"
+    cut_off_in_stage = failed(0, 9.0, "RuntimeError", message.format("Connection closed by peer"))
+    out_of_memory = failed(5, 10.0, "RuntimeError", message.format("CUDA out of memory.\nmore"))
+
+    (finding,) = find_crashes(run_of(), context_of(cut_off_in_stage, out_of_memory))
+
+    assert finding.ranks == (5,)
+    assert "CUDA out of memory (RuntimeError: CUDA out of memory.)" in finding.evidence
+
+
 def test_failures_that_the_clocks_cannot_order_are_all_named() -> None:
     run = run_of(clock_error_ns=50_000_000)
     near = context_of(failed(1, 10.00, *CUDA_OOM), failed(6, 10.04, "ValueError", "x"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rankscope.tracer.record.exit_record import failed_record
+from rankscope.tracer.record.exit_record import MAX_MESSAGE, failed_record
 from rankscope.tracer.record.plain_values import (
     MAX_ITEMS,
     MAX_TEXT,
@@ -59,6 +59,22 @@ def test_an_object_that_is_not_an_exception_gives_an_exit_record_too() -> None:
     assert isinstance(exception, dict)
     assert exception["traceback"] == ""
     assert exception["type"].endswith("Opaque")
+
+
+def test_an_exit_record_has_the_messages_of_the_causes() -> None:
+    lost = RuntimeError("Connection closed by peer [10.0.0.3]:2345")
+    wrapped = RuntimeError("[Stage 1] failed to run forward:\nargs: ...")
+    wrapped.__cause__ = lost
+    lost.__cause__ = wrapped  # a job can build a cycle
+
+    exception = failed_record(wrapped, 5)["exception"]
+
+    assert isinstance(exception, dict)
+    assert exception["message"].startswith(
+        "[Stage 1] failed to run forward:\nargs: ...\n"
+        "caused by RuntimeError: Connection closed by peer [10.0.0.3]:2345\n"
+    )
+    assert len(exception["message"]) <= MAX_MESSAGE
 
 
 def test_a_recursive_or_shared_container_costs_no_more_than_any_other() -> None:
