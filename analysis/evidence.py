@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arrays.sorting import stable_argsort
+from .arrays.sorting import first_rows, stable_argsort
 from .breakdown.waterfall import CODE, Part
 from .causes.link_profile import against_own_steps, find_slow_links
 from .replay.model import COMPUTE_KINDS, HOST_KINDS, has_kind
 from .report.report import Proof, RankStepExcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -106,8 +106,24 @@ def tabulate_evidence(
     )
 
 
+def find_step_begins(spans: SpanTable) -> dict[int, tuple[int, int]]:
+    """Return, by step, its newest epoch and the first start of a span in that.
+
+    Args:
+        spans: Spans, fastest in the order of (epoch, step).
+    """
+    changes = (spans.step[1:] != spans.step[:-1]) | (spans.epoch[1:] != spans.epoch[:-1])
+    begins = np.flatnonzero(np.append(True, changes))
+    first_ns = np.minimum.reduceat(spans.start_ns, begins)
+    found: dict[int, tuple[int, int]] = {}
+    columns = (column.tolist() for column in (spans.step[begins], spans.epoch[begins], -first_ns))
+    for step, *key in zip(*columns, strict=True):
+        found[step] = max(found.get(step, tuple(key)), tuple(key))
+    return {step: (epoch, -negated) for step, (epoch, negated) in found.items()}
+
+
 def with_proofs(
-    findings: Iterable[Finding], reading: Reading, spans: SpanTable
+    findings: Iterable[Finding], reading: Reading, begin_by_step: Mapping[int, tuple[int, int]]
 ) -> tuple[Finding, ...]:
     """Return findings, each with what proves it.
 
@@ -120,7 +136,7 @@ def with_proofs(
     Args:
         findings: The findings.
         reading: The operations of the run.
-        spans: The spans that these were made of.
+        begin_by_step: Epoch and begin of each step, as of `find_step_begins`.
     """
     findings = tuple(findings)
     # Sorted once by rank: each of many replicas can have a finding.
@@ -136,7 +152,7 @@ def with_proofs(
         replace(
             each,
             proof=_find_proof(
-                each, reading, spans, [by_rank[one] for one in each.ranks if one in by_rank]
+                each, reading, begin_by_step, [by_rank[one] for one in each.ranks if one in by_rank]
             ),
         )
         for each in findings
@@ -144,7 +160,10 @@ def with_proofs(
 
 
 def _find_proof(
-    finding: Finding, reading: Reading, spans: SpanTable, of_ranks: list[NDArray[np.int64]]
+    finding: Finding,
+    reading: Reading,
+    begin_by_step: Mapping[int, tuple[int, int]],
+    of_ranks: list[NDArray[np.int64]],
 ) -> Proof | None:
     """Return the proof of one finding; ``of_ranks`` has the operations of each of its ranks."""
     model, operations = reading.model, reading.model.operations
@@ -154,7 +173,7 @@ def _find_proof(
         return None
     first = np.searchsorted(numbers, finding.steps[0])
     end = np.searchsorted(numbers, finding.steps[1], side="right")
-    begin, stop = np.searchsorted(operations.step, [first, end])
+    begin, stop = first_rows(operations.step, len(numbers))[[first, end]].tolist()
     if not finding.ranks:
         rows = np.arange(begin, stop)
     elif of_ranks:
@@ -177,9 +196,7 @@ def _find_proof(
     chosen = whole[is_bad][begin_ns[bad[is_bad]].argmin()]
     own = bad[whole == chosen]
     step = operations.steps[worst]
-    of_step = np.flatnonzero(spans.step == step)
-    epoch = int(spans.epoch[of_step].max())
-    step_ns = int(spans.start_ns[of_step[spans.epoch[of_step] == epoch]].min())
+    epoch, step_ns = begin_by_step[step]
     return Proof(
         epoch=epoch,
         step=step,

@@ -242,7 +242,7 @@ class Prepared:
             spans=spans,
             context=source.context(run_id),
         )
-        self._reading, self._replayer = analyze._read_replayable(record)
+        self._reading, self._replayer = analyze._read_replayable(record, lambda: record.spans)
         self._record = record
         self._result = None if self._replayer is None else what_if(self._replayer)
         self._prices: dict[Any, tuple[Finding, ...]] = {}

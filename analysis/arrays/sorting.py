@@ -235,6 +235,17 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
     return found
 
 
+def first_rows(ascending: NDArray[np.integer[Any]], num: int) -> NDArray[np.int64]:
+    """Return the index of the first row of each value from 0 to ``num``.
+
+    Args:
+        ascending: Shape (rows,), sorted, from 0 to ``num`` - 1. Searched for numbers of another
+            type, all of it would be converted.
+        num: Number of values.
+    """
+    return np.searchsorted(ascending, np.arange(num + 1, dtype=ascending.dtype))
+
+
 def is_in_sorted(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> NDArray[np.bool_]:
     """Return ``np.isin(values, ascending)``; fastest if the values ascend too.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.grouping import factorize
+from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.intervals import NOT_FOUND
 from ..arrays.sorting import find_positions, stable_argsort
 from ..replay.model import (
@@ -20,13 +20,12 @@ from ..replay.model import (
     COMPUTE_KINDS,
     FORWARD_KINDS,
     WaitIntervals,
-    has_kind,
     split_by_time,
 )
 from ..replay.what_if import Replayer
 from ..report.report import WaitsOn, WaterfallSummary
 from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
-from .occupancy import Occupancy, compute_occupancy, find_next_operations, find_rank_steps
+from .occupancy import Occupancy, compute_occupancy, find_rank_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from ..replay.model import Reading, ReplayModel
     from ..replay.program import OperationTimes
     from ..report.report import PipelineBubble
-    from ..trace.tables import RunInfo, SpanTable, StepTable
+    from ..trace.tables import RunInfo, StepTable
     from .starved import WaitAttribution
 
 
@@ -93,6 +92,8 @@ MAX_CULPRITS = 8
 """Ranks that ``waiting_on`` of a summary names, the largest share first."""
 
 _PART_OF_KIND = {"gc": Part.GC, "checkpoint": Part.CHECKPOINT, "data": Part.INPUT}
+_PARTS_BESIDE_KINDS = (Part.EXPOSED_TRANSFER, Part.HOST_GAP, Part.UNKNOWN)
+"""Parts of the columns of `Occupancy.spent_ns` after those of the kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,6 @@ class WaitingAttribution:
 def build_waterfall(
     run: RunInfo,
     reading: Reading,
-    spans: SpanTable,
     steps: StepTable,
     *,
     ideal: Callable[[slice], OperationTimes] | None = None,
@@ -154,7 +154,6 @@ def build_waterfall(
     Args:
         run: Layout and source format.
         reading: Operations and waits of the run.
-        spans: Its spans.
         steps: Its step rows.
         ideal: Returns the times of some steps' operations in the ideal full replay; None: replay
             it.
@@ -162,10 +161,10 @@ def build_waterfall(
     Raises:
         CycleError: Operations of a step wait for each other.
     """
-    rank_steps = find_rank_steps(run, reading, spans, steps)
+    rank_steps = find_rank_steps(reading, steps)
     if run.layout.pp > 1 and ideal is None:
         ideal = Replayer(reading.model).full_ideal_times
-    ranks = np.unique(rank_steps.rank)
+    ranks = sorted_unique(rank_steps.rank)
     shape = (len(ranks), len(reading.steps))
     time_ns, total_ns = np.zeros((*shape, len(PARTS)), np.int64), np.zeros(shape, np.int64)
     waiting, useful_ns = np.zeros(len(reading.waits.rank), dtype=np.int64), 0
@@ -173,16 +172,19 @@ def build_waterfall(
     begin_ns, end_ns = rank_steps.bounds(len(reading.steps))
     for block in split_by_time(reading.model, reading.waits, begin_ns=begin_ns, end_ns=end_ns):
         own = rank_steps.of_block(block.first_step, len(block.model.operations.steps))
-        filled = compute_occupancy(block.model, block.waits, own)
+        filled = compute_occupancy(
+            block.model,
+            block.waits,
+            own,
+            launched=COMPUTE_KINDS | {"gc"} if is_bytedance else frozenset(),
+        )
         time = np.zeros((len(own), len(PARTS)), dtype=np.int64)
-        useful_ns += _add_compute(time, filled, block.model)
+        useful_ns += _add_operations(time, filled, block.model)
         scheduled = None
         if run.layout.pp > 1 and ideal is not None:
             of_block = slice(block.first_step, block.first_step + len(block.model.operations.steps))
             scheduled = ideal_wait_ns(block.model, block.waits, ideal(of_block))
         waiting[block.wait_rows] = _add_waits(time, filled, block.model, block.waits, scheduled)
-        follows = find_next_operations(block.model, filled, own) if is_bytedance else None
-        _add_rest(time, filled, block.model, follows)
         row, column = find_positions(own.rank, ranks), own.step_index + block.first_step
         time_ns[row, column] = time
         total_ns[row, column] = own.end_ns - own.start_ns
@@ -249,26 +251,31 @@ def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> Waterf
     )
 
 
-def _add_compute(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel) -> int:
-    """Add compute; return the useful forward and backward compute of all ranks, in ns."""
-    is_compute = has_kind(model, COMPUTE_KINDS)
-    rows = np.flatnonzero(filled.own != NOT_FOUND)
-    rows = rows[is_compute[filled.own[rows]]]
+def _add_operations(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel) -> int:
+    """Add all but waits; return the useful forward and backward compute of all ranks, in ns."""
     num_kinds = len(model.kinds)
-    own = filled.own[rows]
-    cell = filled.rank_step[rows] * num_kinds + model.kind[own]
-    size = len(time) * num_kinds
-    actual = _sums(cell, filled.length_ns[rows], size)
-    of_operation = np.full(len(model.operations), NOT_FOUND)
-    of_operation[own] = cell
-    seen = np.flatnonzero(of_operation != NOT_FOUND)
-    ideal = np.bincount(of_operation[seen], weights=model.ideal_ns[seen], minlength=size)
-    useful = np.minimum(actual, np.rint(ideal).astype(np.int64)).reshape(-1, num_kinds)
+    is_compute = np.array([name in COMPUTE_KINDS for name in model.kinds], dtype=np.bool_)
+    actual = filled.spent_ns[1, :, :num_kinds] * is_compute
+    seen = np.flatnonzero(filled.of_compute != NOT_FOUND)
+    cell = filled.of_compute[seen].astype(np.int64) * num_kinds + model.kind[seen]
+    ideal = np.bincount(cell, weights=model.ideal_ns[seen], minlength=actual.size)
+    useful = np.minimum(actual, np.rint(ideal).astype(np.int64).reshape(actual.shape))
     time[:, CODE[Part.USEFUL_COMPUTE]] += useful.sum(axis=1)
-    slow = actual.reshape(-1, num_kinds) - useful
-    time[:, CODE[Part.SLOW_COMPUTE]] += slow.sum(axis=1)
+    time[:, CODE[Part.SLOW_COMPUTE]] += (actual - useful).sum(axis=1)
+    has_compute = actual.sum(axis=1, keepdims=True) > 0
+    before, after = filled.spent_ns * ~np.append(is_compute, [False] * 3)
+    # Without any compute, nothing was input for it.
+    for spent, gap in ((before * has_compute, Part.INPUT), (before * ~has_compute + after, None)):
+        for column, part in enumerate([*map(_part_of_kind, model.kinds), *_PARTS_BESIDE_KINDS]):
+            own = gap if gap and part is Part.HOST_GAP else part
+            time[:, CODE[own]] += spent[:, column]
     of_pipeline = [name in FORWARD_KINDS | BACKWARD_KINDS for name in model.kinds]
     return int(useful[:, of_pipeline].sum())
+
+
+def _part_of_kind(kind: str) -> Part:
+    """Return the part to which time of a host operation belongs."""
+    return _PART_OF_KIND.get(kind, Part.HOST_GAP)
 
 
 def _add_waits(
@@ -279,69 +286,16 @@ def _add_waits(
     scheduled_ns: NDArray[np.int64] | None,
 ) -> NDArray[np.int64]:
     """Add waits as bubble, up to what the schedule causes, and as waiting; return the latter."""
-    rows = np.flatnonzero(filled.wait != NOT_FOUND)
-    wait = filled.wait[rows]
-    waited = _sums(wait, filled.length_ns[rows], len(waits.rank))
-    bubble = np.zeros_like(waited)
-    if scheduled_ns is not None:
-        bubble = np.minimum(waited, scheduled_ns)
-    rank_step = np.full(len(waited), NOT_FOUND)
-    rank_step[wait] = filled.rank_step[rows]
-    seen = np.flatnonzero(rank_step != NOT_FOUND)
-    of_wait = rank_step[seen]
-    np.add.at(time[:, CODE[Part.WAITING]], of_wait, (waited - bubble)[seen])
-    position = schedule_parts(model, waits)[seen]
-    for which, part in BUBBLES.items():
-        at = position == which
-        np.add.at(time[:, CODE[part]], of_wait[at], bubble[seen[at]])
+    waited = filled.waited_ns
+    bubble = np.zeros_like(waited) if scheduled_ns is None else np.minimum(waited, scheduled_ns)
+    seen = np.flatnonzero(filled.of_wait != NOT_FOUND)
+    of_wait = filled.of_wait[seen]
+    code = np.array([CODE[BUBBLES[part]] for part in SchedulePart])
+    cell = of_wait.astype(np.int64) * len(PARTS)
+    for part, value in (
+        (CODE[Part.WAITING], waited - bubble),
+        (code[schedule_parts(model, waits)[seen]], bubble),
+    ):
+        sums = np.bincount(cell + part, weights=value[seen], minlength=time.size)
+        time += sums.astype(np.int64).reshape(time.shape)
     return waited - bubble
-
-
-def _add_rest(
-    time: NDArray[np.int64],
-    filled: Occupancy,
-    model: ReplayModel,
-    follows: NDArray[np.int64] | None,
-) -> None:
-    """Add transfers, host time and unknown time.
-
-    Args:
-        time: Shape (rank steps, parts), to which is added.
-        filled: What fills the steps.
-        model: Their operations.
-        follows: `find_next_operations` in the ByteDance format; None in our own, which records
-            what a host does.
-    """
-    part = np.full(len(filled.own), CODE[Part.UNKNOWN], dtype=np.int64)
-    is_compute = has_kind(model, COMPUTE_KINDS)
-    by_own, free = filled.own != NOT_FOUND, (filled.own == NOT_FOUND) & (filled.wait == NOT_FOUND)
-    code = np.array([CODE[_PART_OF_KIND.get(name, Part.HOST_GAP)] for name in model.kinds])
-    part[by_own] = code[model.kind[filled.own[by_own]]]
-    part[filled.transfer != NOT_FOUND] = CODE[Part.EXPOSED_TRANSFER]
-    if follows is not None:
-        # Only compute and gc have launch gaps in this format.
-        launched = is_compute | has_kind(model, frozenset({"gc"}))
-        known = free & (filled.transfer == NOT_FOUND) & (follows != NOT_FOUND)
-        known[known] = launched[follows[known]]
-        part[known] = CODE[Part.HOST_GAP]
-    early = filled.end_ns <= _first_compute(filled, model, len(time))[filled.rank_step]
-    part[early & (part == CODE[Part.HOST_GAP])] = CODE[Part.INPUT]
-    counted = free.copy()
-    counted[by_own] = ~is_compute[filled.own[by_own]]
-    cell = filled.rank_step[counted] * len(PARTS) + part[counted]
-    time += _sums(cell, filled.length_ns[counted], time.size).reshape(time.shape)
-
-
-def _first_compute(filled: Occupancy, model: ReplayModel, num: int) -> NDArray[np.int64]:
-    """Return the begin of each rank's first compute of each step; the minimum int64 if none."""
-    first = np.full(num, np.iinfo(np.int64).max)
-    rows = np.flatnonzero(filled.own != NOT_FOUND)
-    rows = rows[has_kind(model, COMPUTE_KINDS, filled.own[rows])]
-    np.minimum.at(first, filled.rank_step[rows], filled.end_ns[rows] - filled.length_ns[rows])
-    return np.where(first == np.iinfo(np.int64).max, np.iinfo(np.int64).min, first)
-
-
-def _sums(index: NDArray[np.int64], value: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return sums of integers by index; exact below 2^53, a hundred days in ns."""
-    sums: NDArray[np.int64] = np.bincount(index, weights=value, minlength=size).astype(np.int64)
-    return sums

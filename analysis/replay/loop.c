@@ -1,4 +1,5 @@
-/* The replay loop: operations in topological order, with any durations.
+/* The replay loop: operations in topological order, with any durations; and other passes over the
+   operations of a run that visit each once.
 
    The Python counterparts in loop.py say what each function computes, and do the same. All arrays
    are contiguous; their lengths are checked here, their values (row numbers) by the caller. */
@@ -10,7 +11,7 @@
 
 /* -- arguments ---------------------------------------------------------------------------- */
 
-#define MAX_ARRAYS 16
+#define MAX_ARRAYS 32
 
 typedef struct {
     Py_buffer views[MAX_ARRAYS];
@@ -562,9 +563,382 @@ replay_parts(PyObject *Py_UNUSED(self), PyObject *args)
     return result;
 }
 
+/* -- waits -------------------------------------------------------------------------------- */
+
+static PyObject *
+last_members(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Arrays a = {.num = 0};
+    PyObject *group_, *start_, *rank_, *last_, *result = NULL;
+    int32_t num, num_groups, *last, *best;
+    const int32_t *group, *rank;
+    const int64_t *start;
+    if (!PyArg_ParseTuple(args, "iiOOOO", &num, &num_groups, &group_, &start_, &rank_, &last_)) {
+        return NULL;
+    }
+    if ((group = borrow(&a, group_, num, 4, 0)) && (start = borrow(&a, start_, num, 8, 0))
+        && (rank = borrow(&a, rank_, num, 4, 0)) && (last = borrow(&a, last_, num, 4, 1))) {
+        if ((best = PyMem_RawMalloc(((size_t)num_groups + 1) * sizeof(int32_t))) == NULL) {
+            (void)PyErr_NoMemory();
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            for (int32_t k = 0; k < num_groups; k++) {
+                best[k] = -1;
+            }
+            for (int32_t row = 0; row < num; row++) {
+                int32_t *found = group[row] < 0 ? NULL : &best[group[row]];
+                if (found != NULL
+                    && (*found < 0 || start[row] > start[*found]
+                        || (start[row] == start[*found] && rank[row] <= rank[*found]))) {
+                    *found = row;
+                }
+            }
+            for (int32_t row = 0; row < num; row++) {
+                last[row] = group[row] < 0 ? row : best[group[row]];
+            }
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        }
+        PyMem_RawFree(best);
+    }
+    release(&a);
+    return result;
+}
+
+typedef struct {
+    const int32_t *before, *last, *rank, *operation;
+    const int64_t *start, *end, *begin, *until;
+    const double *duration, *ideal, *gap, *ideal_gap;
+    double min_ratio, min_ns;
+    int32_t max_hops, num_shares, room;
+    int64_t *chain;   /* the excess of an operation and of all before it; -1: not known yet */
+    int32_t *source;  /* the nearest of these that has any */
+    int32_t *path, *wait_of, *on;
+    int64_t *share_ns;
+} Walk;
+
+static int64_t
+excess(const Walk *w, double recorded, double ideal)
+{
+    double above = recorded - ideal, least = w->min_ratio * ideal;
+    return above > (least > w->min_ns ? least : w->min_ns) ? (int64_t)above : 0;
+}
+
+static int64_t
+gap_excess(const Walk *w, int32_t row)
+{
+    return excess(w, w->gap[row], w->ideal_gap[row]);
+}
+
+static int64_t
+own_excess(const Walk *w, int32_t row)
+{
+    return excess(w, w->duration[row], w->ideal[row]) + gap_excess(w, w->last[row]);
+}
+
+/* The excess of an operation and of all before it; 0 without an operation. */
+static int64_t
+chain_excess(Walk *w, int32_t row)
+{
+    int32_t length = 0, at = row;
+    while (at >= 0 && w->chain[at] == -1) {
+        w->chain[at] = -2;  /* on the path: a cycle ends here */
+        w->path[length++] = at;
+        at = w->before[w->last[at]];
+    }
+    at = at >= 0 && w->chain[at] >= 0 ? at : -1;
+    while (length) {
+        int32_t next = w->path[--length];
+        int64_t own = own_excess(w, next);
+        w->chain[next] = own + (at < 0 ? 0 : w->chain[at]);
+        w->source[next] = own > 0 ? next : at < 0 ? -1 : w->source[at];
+        at = next;
+    }
+    return row < 0 ? 0 : w->chain[row];
+}
+
+/* Add time to a rank's share of a wait, in order of ranks; 0 if there is no room. */
+static int
+charge(Walk *w, int32_t first, int32_t wait, int32_t on, int64_t ns)
+{
+    int32_t k = w->num_shares;
+    if (ns == 0) {
+        return 1;
+    }
+    while (k > first && w->on[k - 1] > on) {
+        k--;
+    }
+    if (k > first && w->on[k - 1] == on) {
+        w->share_ns[k - 1] += ns;
+        return 1;
+    }
+    if (w->num_shares == w->room) {
+        return 0;
+    }
+    for (int32_t m = w->num_shares++; m > k; m--) {
+        w->on[m] = w->on[m - 1], w->share_ns[m] = w->share_ns[m - 1];
+    }
+    w->on[k] = on, w->share_ns[k] = ns, w->wait_of[w->num_shares - 1] = wait;
+    return 1;
+}
+
+/* Attribute one wait; 0 if there is no room. */
+static int
+attribute_wait(Walk *w, int32_t wait)
+{
+    const int32_t first = w->num_shares, operation = w->operation[wait];
+    int32_t member = w->last[operation], at = w->before[member];
+    int64_t since = w->begin[wait], until = w->until[wait], own = gap_excess(w, member);
+    int64_t left = own + chain_excess(w, at) - gap_excess(w, operation)
+        - chain_excess(w, w->before[operation]);
+    left = left < 0 ? 0 : left > until - since ? until - since : left;
+    since += left;
+    int has_room = 1, on = w->rank[member];
+    for (int32_t hop = 0; has_room && left > 0; hop++) {
+        has_room = charge(w, first, wait, on, left < own ? left : own);
+        left -= left < own ? left : own;
+        at = at < 0 ? -1 : w->source[at];
+        if (at < 0 || hop == w->max_hops) {
+            break;
+        }
+        own = own_excess(w, at), on = w->rank[w->last[at]];
+        at = w->before[w->last[at]];
+    }
+    since -= left;
+    /* The rest is the time of what the last member followed on, and of what was before that. */
+    int32_t mark = -1;
+    int64_t hops = 0, limit = 1;
+    at = w->before[member], on = w->rank[member];
+    while (has_room) {
+        int64_t done = at < 0 || w->end[at] < since ? since : w->end[at];
+        done = done < until ? done : until;
+        has_room = charge(w, first, wait, on, until - done);
+        if (at < 0 || done <= since || !has_room) {
+            break;
+        }
+        member = w->last[at], on = w->rank[member];
+        int64_t began = w->start[member] > since ? w->start[member] : since;
+        began = began < done ? began : done;
+        has_room = charge(w, first, wait, on, done - began);
+        if (began < until) {
+            hops = 0, limit = 1, mark = -1;
+        } else if (at == mark) {  /* a cycle (Brent's method): clocks contradict each other */
+            return has_room && charge(w, first, wait, on, until - since);
+        } else if (++hops == limit) {
+            hops = 0, limit *= 2, mark = at;
+        }
+        until = began, at = w->before[member];
+    }
+    w->num_shares = has_room ? w->num_shares : first;
+    return has_room;
+}
+
+static PyObject *
+attribute(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Walk w;
+    Arrays a = {.num = 0};
+    PyObject *before, *last, *rank, *start, *end, *duration, *ideal, *gap, *ideal_gap, *operation;
+    PyObject *begin, *until, *wait_of, *on, *share_ns, *result = NULL;
+    int32_t num, num_waits, wait;
+    if (!PyArg_ParseTuple(args, "iOOOOOOOOOiiOOOddiiOOO", &num, &before, &last, &rank, &start, &end,
+                          &duration, &ideal, &gap, &ideal_gap, &num_waits, &wait, &operation, &begin,
+                          &until, &w.min_ratio, &w.min_ns, &w.max_hops, &w.room, &wait_of, &on,
+                          &share_ns)) {
+        return NULL;
+    }
+    w.num_shares = 0;
+    if ((w.before = borrow(&a, before, num, 4, 0)) && (w.last = borrow(&a, last, num, 4, 0))
+        && (w.rank = borrow(&a, rank, num, 4, 0)) && (w.start = borrow(&a, start, num, 8, 0))
+        && (w.end = borrow(&a, end, num, 8, 0)) && (w.duration = borrow(&a, duration, num, 8, 0))
+        && (w.ideal = borrow(&a, ideal, num, 8, 0)) && (w.gap = borrow(&a, gap, num, 8, 0))
+        && (w.ideal_gap = borrow(&a, ideal_gap, num, 8, 0))
+        && (w.operation = borrow(&a, operation, num_waits, 4, 0))
+        && (w.begin = borrow(&a, begin, num_waits, 8, 0))
+        && (w.until = borrow(&a, until, num_waits, 8, 0))
+        && (w.wait_of = borrow(&a, wait_of, w.room, 4, 1)) && (w.on = borrow(&a, on, w.room, 4, 1))
+        && (w.share_ns = borrow(&a, share_ns, w.room, 8, 1))) {
+        size_t rows = (size_t)num + 1;
+        w.chain = PyMem_RawMalloc(rows * sizeof(int64_t));
+        w.source = PyMem_RawMalloc(2 * rows * sizeof(int32_t));
+        if (w.chain == NULL || w.source == NULL) {
+            (void)PyErr_NoMemory();
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            w.path = w.source + rows;
+            for (int32_t row = 0; row < num; row++) {
+                w.chain[row] = -1;
+            }
+            while (wait < num_waits && attribute_wait(&w, wait)) {
+                wait++;
+            }
+            Py_END_ALLOW_THREADS
+            result = Py_BuildValue("ii", wait, w.num_shares);
+        }
+        PyMem_RawFree(w.chain);
+        PyMem_RawFree(w.source);
+    }
+    release(&a);
+    return result;
+}
+
+/* -- occupancy ---------------------------------------------------------------------------- */
+
+typedef struct {
+    int32_t num, at;
+    const int32_t *row;   /* in the order of (rank, start) */
+    const int32_t *rank;  /* of a row, as start and end are */
+    const int64_t *start, *end;
+} Intervals;
+
+/* Go on to the first interval that is left at this moment, or is of a later rank. */
+static int
+seek(Intervals *list, int32_t rank, int64_t now)
+{
+    for (; list->at < list->num; list->at++) {
+        int32_t row = list->row[list->at];
+        if (list->rank[row] > rank) {
+            return 0;
+        }
+        if (list->rank[row] == rank && list->end[row] > now && list->end[row] > list->start[row]) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+typedef struct {
+    int32_t num_steps, num_kinds;
+    const int32_t *rank, *step;      /* of each rank step, in the order of (rank, start) */
+    const int64_t *start, *end;
+    const int16_t *kind;             /* of an operation */
+    const int32_t *step_of;
+    const uint8_t *is_compute, *is_launched;  /* of a kind */
+    Intervals own, waits, transfers, next;
+    int64_t *spent;                  /* before the first compute, then after it */
+    int64_t *waited;
+    int32_t *of_compute, *of_wait;
+} Fill;
+
+/* The column of time in which a rank does nothing: is the operation that begins next launched? */
+static int32_t
+free_column(Fill *f, int32_t s, int64_t until)
+{
+    Intervals *next = &f->next;
+    for (; next->at < next->num; next->at++) {
+        int32_t row = next->row[next->at];
+        if (next->rank[row] > f->rank[s]
+            || (next->rank[row] == f->rank[s] && next->start[row] >= until)) {
+            int is_known = next->rank[row] == f->rank[s] && f->step_of[row] == f->step[s];
+            return f->num_kinds + (is_known && f->is_launched[f->kind[row]] ? 1 : 2);
+        }
+    }
+    return f->num_kinds + 2;
+}
+
+static void
+fill_step(Fill *f, int32_t s, int64_t now)
+{
+    Intervals *lists[] = {&f->own, &f->waits, &f->transfers};
+    const int32_t width = f->num_kinds + 3;
+    int64_t *spent = f->spent + (Py_ssize_t)s * width;
+    while (now < f->end[s]) {
+        int64_t until = f->end[s];
+        int32_t owner = 3, row = -1;
+        for (int32_t k = 2; k >= 0; k--) {
+            Intervals *list = lists[k];
+            if (!seek(list, f->rank[s], now)) {
+                continue;
+            }
+            int32_t found = list->row[list->at];
+            int64_t border = list->start[found] > now ? list->start[found] : list->end[found];
+            until = border < until ? border : until;
+            if (list->start[found] <= now) {
+                owner = k, row = found;
+            }
+        }
+        int32_t column = f->num_kinds;  /* a transfer */
+        if (owner == 0) {
+            column = f->kind[row];
+            if (f->is_compute[column]) {
+                f->of_compute[row] = s;
+                spent = f->spent + ((Py_ssize_t)f->num_steps + s) * width;
+            }
+        } else if (owner == 1) {
+            f->waited[row] += until - now;
+            f->of_wait[row] = s;
+        } else if (owner == 3) {
+            column = free_column(f, s, until);
+        }
+        if (owner != 1) {
+            spent[column] += until - now;
+        }
+        now = until;
+    }
+}
+
+static int
+borrow_intervals(Arrays *a, Intervals *list, PyObject *source)
+{
+    PyObject *row, *rank, *start, *end;
+    int32_t num_rows;
+    list->at = 0;
+    return PyArg_ParseTuple(source, "iiOOOO", &list->num, &num_rows, &row, &rank, &start, &end)
+        && (list->row = borrow(a, row, list->num, 4, 0))
+        && (list->rank = borrow(a, rank, num_rows, 4, 0))
+        && (list->start = borrow(a, start, num_rows, 8, 0))
+        && (list->end = borrow(a, end, num_rows, 8, 0));
+}
+
+static PyObject *
+fill(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Fill f;
+    Arrays a = {.num = 0};
+    PyObject *rank, *step, *start, *end, *kind, *step_of, *is_compute, *is_launched;
+    PyObject *own, *waits, *transfers, *next, *spent, *waited, *of_compute, *of_wait;
+    PyObject *result = NULL;
+    int32_t num_rows, num_waits;
+    if (!PyArg_ParseTuple(args, "iOOOOiOOiOOO!O!O!O!OOiOO", &f.num_steps, &rank, &step, &start, &end,
+                          &num_rows, &kind, &step_of, &f.num_kinds, &is_compute, &is_launched,
+                          &PyTuple_Type, &own, &PyTuple_Type, &waits, &PyTuple_Type, &transfers,
+                          &PyTuple_Type, &next, &spent, &of_compute, &num_waits, &waited, &of_wait)) {
+        return NULL;
+    }
+    if ((f.rank = borrow(&a, rank, f.num_steps, 4, 0))
+        && (f.step = borrow(&a, step, f.num_steps, 4, 0))
+        && (f.start = borrow(&a, start, f.num_steps, 8, 0))
+        && (f.end = borrow(&a, end, f.num_steps, 8, 0))
+        && (f.kind = borrow(&a, kind, num_rows, 2, 0))
+        && (f.step_of = borrow(&a, step_of, num_rows, 4, 0))
+        && (f.is_compute = borrow(&a, is_compute, f.num_kinds, 1, 0))
+        && (f.is_launched = borrow(&a, is_launched, f.num_kinds, 1, 0))
+        && borrow_intervals(&a, &f.own, own) && borrow_intervals(&a, &f.waits, waits)
+        && borrow_intervals(&a, &f.transfers, transfers) && borrow_intervals(&a, &f.next, next)
+        && (f.spent = borrow(&a, spent, (Py_ssize_t)2 * f.num_steps * (f.num_kinds + 3), 8, 1))
+        && (f.of_compute = borrow(&a, of_compute, num_rows, 4, 1))
+        && (f.waited = borrow(&a, waited, num_waits, 8, 1))
+        && (f.of_wait = borrow(&a, of_wait, num_waits, 4, 1))) {
+        Py_BEGIN_ALLOW_THREADS
+        int64_t reach = 0;
+        for (int32_t s = 0; s < f.num_steps; s++) {
+            int is_first = s == 0 || f.rank[s] != f.rank[s - 1];
+            fill_step(&f, s, is_first || f.start[s] > reach ? f.start[s] : reach);
+            reach = is_first || f.end[s] > reach ? f.end[s] : reach;
+        }
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    }
+    release(&a);
+    return result;
+}
+
 /* -- module ------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
+    {"attribute", attribute, METH_VARARGS, "See loop.attribute."},
+    {"fill", fill, METH_VARARGS, "See loop.fill."},
+    {"last_members", last_members, METH_VARARGS, "See loop.last_members."},
     {"sort", sort, METH_VARARGS, "See loop.sort."},
     {"replay", replay, METH_VARARGS, "See loop.replay."},
     {"replay_alone", replay_alone, METH_VARARGS, "See loop.replay_alone."},

@@ -1,4 +1,4 @@
-"""The replay loop: rows in topological order, with any durations.
+"""The replay loop: rows in topological order, with any durations; and other passes over all rows.
 
 ``loop.c`` is compiled into ``_loop`` at installation and replays a million rows in 10 ms. Without a
 C compiler `python_loop` does the same, some hundred times slower.
@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .python_loop import replay, replay_alone, replay_parts, replay_variants, sort
+    from .python_loop import (
+        attribute,
+        fill,
+        last_members,
+        replay,
+        replay_alone,
+        replay_parts,
+        replay_variants,
+        sort,
+    )
 else:
     try:
         from . import _loop as functions
@@ -27,10 +36,15 @@ else:
         )
     replay, replay_alone, sort = functions.replay, functions.replay_alone, functions.sort
     replay_parts, replay_variants = functions.replay_parts, functions.replay_variants
+    attribute, fill, last_members = functions.attribute, functions.fill, functions.last_members
 
 __all__ = [
     "MAX_WIDTH",
     "Graph",
+    "Intervals",
+    "attribute",
+    "fill",
+    "last_members",
     "replay",
     "replay_alone",
     "replay_parts",
@@ -62,3 +76,21 @@ class Graph(NamedTuple):
 
     pred: NDArray[np.int32]
     """Shape (edges,): positions that are waited for."""
+
+
+class Intervals(NamedTuple):
+    """Intervals of ranks: some rows of a table."""
+
+    num: int
+    num_rows: int
+    row: NDArray[np.int32]
+    """Shape (intervals,): rows, in the order of rank and start."""
+
+    rank: NDArray[np.int32]
+    """Shape (rows,)."""
+
+    start: NDArray[np.int64]
+    """Shape (rows,)."""
+
+    end: NDArray[np.int64]
+    """Shape (rows,)."""

@@ -11,8 +11,10 @@ import numpy as np
 
 from rankscope.tracer.span import KINDS
 
+from ..arrays.grouping import NO_GROUP, factorize
 from ..arrays.intervals import Line
-from ..arrays.sorting import stable_argsort
+from ..arrays.sorting import first_rows, stable_argsort
+from . import loop
 from .operations import Operations
 
 if TYPE_CHECKING:
@@ -128,6 +130,10 @@ class Reading:
     """Steps that cannot be replayed, and why."""
 
     warnings: tuple[str, ...]
+    bounds_ns: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Begin and end of each step on every rank, shape (steps,) each; None: on each rank as its step
+    row says."""
+
     experts: NDArray[np.bool_] | None = None
     """Shape (ops,): the compute of experts, which ``items`` exclude; None if there is none."""
 
@@ -260,6 +266,20 @@ def has_kind(
     return found
 
 
+def last_members(model: ReplayModel) -> NDArray[np.int32]:
+    """Return the member of each operation's instance that began last; itself outside any.
+
+    Of several it is the one of the lowest rank.
+    """
+    operations, num = model.operations, len(model.rank)
+    code, num_groups = np.full(num, NO_GROUP, dtype=np.int32), 0
+    members = np.flatnonzero(operations.group != NO_GROUP)
+    code[members], num_groups = factorize(operations.group[members])
+    last = np.empty(num, dtype=np.int32)
+    loop.last_members(num, num_groups, code, operations.start_ns, model.rank, last)
+    return last
+
+
 def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
     """Trim waits of one rank that overlap, so that each moment belongs to the earlier one."""
     if not len(waits.rank):
@@ -324,7 +344,7 @@ def split_by_time(
         end_ns: Shape (steps,): ... and the last; None: only those of the operations.
     """
     operations = model.operations
-    first_row = np.searchsorted(operations.step, np.arange(len(operations.steps) + 1))
+    first_row = first_rows(operations.step, len(operations.steps))
     starts = [0, len(operations.steps)]
     if len(operations) > BLOCK_OPERATIONS and np.diff(first_row).all():
         earliest = np.minimum.reduceat(operations.start_ns, first_row[:-1])
@@ -375,7 +395,7 @@ def split_by_time(
 def _rows_by_block(block: NDArray[np.int32], num: int) -> list[NDArray[np.int64]] | list[slice]:
     """Return the rows of each block, ascending: a slice if all rows are in order of their block."""
     if not (block[1:] < block[:-1]).any():
-        return [slice(*ends) for ends in pairwise(np.searchsorted(block, np.arange(num + 1)))]
+        return [slice(*ends) for ends in pairwise(first_rows(block, num).tolist())]
     by_block = stable_argsort(block)
     return np.split(by_block, np.searchsorted(block[by_block], np.arange(1, num)))
 

@@ -318,7 +318,7 @@ class Run:
 
         spans = self._source.spans(self.info.run_id)
         steps = align_steps_to_device(spans, self._source.steps(self.info.run_id))
-        return waterfall_table(build_waterfall(self.info, self.reading, spans, steps))
+        return waterfall_table(build_waterfall(self.info, self.reading, steps))
 
     def figure_steps(self) -> go.Figure:
         """Draw step time and MFU by step, as the overview does.

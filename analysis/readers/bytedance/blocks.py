@@ -13,14 +13,14 @@ so such a step is left out and named.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ...arrays.sorting import argsort_rows
+from ...arrays.sorting import argsort_rows, find_positions, first_rows
 from .format import (
     BACKWARD_COMPUTE,
     CODE,
@@ -34,7 +34,7 @@ from .format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from .format import Columns, IntArray
 
 NUM_TYPES = len(TYPES)
+NOTHING_KNOWN = "it has no operation of a known type"
+"""Why a step is left out of which no operation is replayed."""
+
 UNKNOWN, NO_PARTNERS = -1, -2
 """Instead of a type's code: the type is unknown; or it joins replicas, of which there is one."""
 
@@ -104,12 +107,6 @@ class Blocks:
     count: NDArray[np.int64]
     """Shape (steps, replicas, stages x types): number of operations of each block."""
 
-    first: NDArray[np.int64]
-    """Shape (steps, replicas): index of the replica's first operation in ``order``."""
-
-    lowest_rank: NDArray[np.int64]
-    """Shape (replicas, stages): lowest rank of the worker; -1 if the run has no such worker."""
-
     repeated: dict[int, str]
     """Steps with a repeated operation."""
 
@@ -119,6 +116,28 @@ class Blocks:
         """Return the steps with a missing or surplus operation, and which it is."""
         shape = (*self.count.shape[:2], self.num_stages, NUM_TYPES)
         return find_contradictions(self.count.reshape(shape), self.steps) | self.repeated
+
+
+def measure_bounds(
+    steps: NDArray[np.int64], columns: Columns
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], list[int]]:
+    """Return the first start and the last end of each step, and the steps that are not listed.
+
+    Args:
+        steps: Shape (steps,): step numbers, ascending.
+        columns: Operations, in any order.
+    """
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    begins = np.flatnonzero(np.append(True, columns.step[1:] != columns.step[:-1]))
+    number = columns.step[begins[: len(columns.step)]].astype(np.int64)
+    known = np.isin(number, steps)
+    at = find_positions(number[known], steps)
+    if len(number):
+        end_ns = columns.start_ns + columns.duration_ns
+        np.minimum.at(first, at, np.minimum.reduceat(columns.start_ns, begins)[known])
+        np.maximum.at(last, at, np.maximum.reduceat(end_ns, begins)[known])
+    return (first, last), np.unique(number[~known]).tolist()
 
 
 def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
@@ -135,7 +154,7 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
     taken, warnings = _find_known_types(trace, type_by_name)
     operations = trace if taken is None else take_rows(trace, taken)
     steps, find_step_index = _index_steps(operations.step)
-    replicas, worker_by_rank, lowest_rank = _index_workers(run)
+    replicas, worker_by_rank = _index_workers(run)
     _check_ranks(run, operations.rank, worker_by_rank)
     num_workers = len(replicas) * run.layout.pp
     num_blocks = len(steps) * num_workers * NUM_TYPES
@@ -154,7 +173,6 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
 
     map_slices(number, len(block), slice_rows=max(SLICE_ROWS, num_blocks))
     count = block_sizes.reshape(len(steps), len(replicas), run.layout.pp * NUM_TYPES)
-    per_replica = count.sum(axis=2)
     order, repeated = _sort_by_seq(operations, block, block_sizes), dict[int, str]()
     if order is None:
         order, repeated, more = _sort_by_start(operations, block)
@@ -169,8 +187,6 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
         num_stages=run.layout.pp,
         order=order,
         count=count,
-        first=(np.cumsum(per_replica) - per_replica.ravel()).reshape(per_replica.shape),
-        lowest_rank=lowest_rank,
         repeated=repeated,
         warnings=warnings,
     )
@@ -227,10 +243,8 @@ def _mark_values(values: IntArray, lowest: int, highest: int) -> NDArray[np.bool
     return seen
 
 
-def _index_workers(
-    run: RunInfo,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the dp positions, the worker number of each rank, and each worker's lowest rank.
+def _index_workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the dp positions, and the worker number of each rank.
 
     The number of a rank that the run does not list is -1.
     """
@@ -240,10 +254,7 @@ def _index_workers(
     worker = replica * run.layout.pp + np.array([info.coords.pp for info in infos])
     worker_by_rank = np.full(int(rank.max()) + 1, -1)
     worker_by_rank[rank] = worker
-    lowest = np.full(len(replicas) * run.layout.pp, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, worker, rank)
-    lowest[lowest == np.iinfo(np.int64).max] = -1
-    return replicas.astype(np.int64), worker_by_rank, lowest.reshape(len(replicas), run.layout.pp)
+    return replicas.astype(np.int64), worker_by_rank
 
 
 def _check_ranks(run: RunInfo, rank: IntArray, worker_by_rank: NDArray[np.int64]) -> None:
@@ -407,49 +418,92 @@ class Rows:
     steps: tuple[int, ...]
     """Step numbers, ascending."""
 
-    row: NDArray[np.int64]
+    bounds_ns: tuple[NDArray[np.int64], NDArray[np.int64]]
+    """Shape (steps,) each: first start and last end of the step's operations, of any type."""
+
+    uneven: dict[int, str]
+    """Steps with a missing or surplus operation, and which it is."""
+
+    warnings: tuple[str, ...]
+    row: IntArray
     """Row in the span table."""
 
     step: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    """The rank that the trace names."""
+
     dp: NDArray[np.int32]
     stage: NDArray[np.int32]
     type: NDArray[np.int8]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     chunk: NDArray[np.int32]
-    worker: NDArray[np.int64]
+    worker: NDArray[np.int32]
     """Index of the (step, dp, stage)."""
 
     worker_dp: NDArray[np.int64]
     """Shape (workers,): index of the (step, dp)."""
 
     worker_stage: NDArray[np.int32]
-    nth: NDArray[np.int64]
-    """Position in the block."""
-
     first: NDArray[np.int64]
     """Shape (workers, types): index of the block's first row."""
 
     count: NDArray[np.int64]
     """Shape (workers, types): number of operations of the block."""
 
+    def __len__(self) -> int:
+        return len(self.step)
+
     def part(self, rows: slice, workers: slice) -> Rows:
         """Return some of the rows, numbered from 0: those of neighbouring steps' workers."""
+        return self._take(
+            rows, workers, self.worker[rows] - np.int32(workers.start or 0),
+            self.first[workers] - (rows.start or 0)
+        )  # fmt: skip
+
+    def without(self, left_out: Iterable[int]) -> Rows:
+        """Return the rows of the other steps."""
+        kept = ~np.isin(self.steps, [*left_out])
+        workers = np.flatnonzero(kept[self.step[self.first[:, 0]]])
+        rows = np.flatnonzero(kept[self.step])
+        worker = np.repeat(np.arange(len(workers), dtype=np.int32), self.count[workers].sum(axis=1))
+        sizes = self.count[workers].ravel()
+        first = (np.cumsum(sizes) - sizes).reshape(len(workers), NUM_TYPES)
+        found = self._take(rows, workers, worker, first)
+        number = (np.cumsum(kept) - 1).astype(np.int32)
+        return replace(
+            found,
+            steps=tuple(np.array(self.steps)[kept].tolist()),
+            bounds_ns=(self.bounds_ns[0][kept], self.bounds_ns[1][kept]),
+            uneven={},
+            step=number[found.step],
+        )
+
+    def _take(
+        self,
+        rows: slice | NDArray[np.int64],
+        workers: slice | NDArray[np.int64],
+        worker: NDArray[np.int32],
+        first: NDArray[np.int64],
+    ) -> Rows:
         return Rows(
             steps=self.steps,
+            bounds_ns=self.bounds_ns,
+            uneven=self.uneven,
+            warnings=self.warnings,
             row=self.row[rows],
             step=self.step[rows],
+            rank=self.rank[rows],
             dp=self.dp[rows],
             stage=self.stage[rows],
             type=self.type[rows],
             start=self.start[rows],
             end=self.end[rows],
             chunk=self.chunk[rows],
-            worker=self.worker[rows] - workers.start,
+            worker=worker,
             worker_dp=self.worker_dp[workers],
             worker_stage=self.worker_stage[workers],
-            nth=self.nth[rows],
-            first=self.first[workers] - rows.start,
+            first=first,
             count=self.count[workers],
         )
 
@@ -457,14 +511,20 @@ class Rows:
         """Return the rows of one type, in order."""
         return np.flatnonzero(self.type == CODE[name])
 
+    def nth(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of some rows in their blocks."""
+        found: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
+        return found
 
-def sort_rows(run: RunInfo, spans: Columns) -> tuple[Rows, Blocks]:
-    """Return a trace's operations sorted, and their blocks.
+
+def sort_rows(run: RunInfo, spans: Columns) -> Rows:
+    """Return a trace's operations sorted.
 
     Raises:
         KeyError: An operation's rank is not in ``run``.
     """
     blocks = build_blocks(run, spans)
+    bounds_ns, unknown = measure_bounds(blocks.steps, spans)
     num_stages, num_replicas = blocks.num_stages, len(blocks.replicas)
     count = blocks.count.reshape(-1, NUM_TYPES)
     worker = np.flatnonzero(count.any(axis=1))
@@ -475,24 +535,26 @@ def sort_rows(run: RunInfo, spans: Columns) -> tuple[Rows, Blocks]:
     first = np.cumsum(block_sizes) - block_sizes
     operations, order = blocks.operations, blocks.order
     start = operations.start_ns[order]
-    rows = Rows(
+    return Rows(
         steps=tuple(blocks.steps.tolist()),
-        row=(order if blocks.taken is None else blocks.taken[order]).astype(np.int64, copy=False),
+        bounds_ns=bounds_ns,
+        uneven=blocks.find_contradictions() | dict.fromkeys(unknown, NOTHING_KNOWN),
+        warnings=blocks.warnings,
+        row=order if blocks.taken is None else blocks.taken[order],
         step=np.repeat((step_dp // num_replicas).astype(np.int32), num),
+        rank=operations.rank[order].astype(np.int32, copy=False),
         dp=np.repeat(blocks.replicas[step_dp % num_replicas].astype(np.int32), num),
         stage=np.repeat(stage.astype(np.int32), num),
         type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(worker)), block_sizes),
         start=start,
         end=start + operations.duration_ns[order],
         chunk=operations.chunk[order].astype(np.int32, copy=False),
-        worker=np.repeat(np.arange(len(worker)), num),
+        worker=np.repeat(np.arange(len(worker), dtype=np.int32), num),
         worker_dp=step_dp,
         worker_stage=stage.astype(np.int32),
-        nth=np.arange(len(order)) - np.repeat(first, block_sizes),
         first=first.reshape(count.shape),
         count=count,
     )
-    return rows, blocks
 
 
 def map_steps(work: Callable[[Rows, slice], Result], rows: Rows) -> list[Result]:
@@ -501,9 +563,8 @@ def map_steps(work: Callable[[Rows, slice], Result], rows: Rows) -> list[Result]
     Operations of different steps do not depend on each other. ``work`` gets the rows of some steps,
     numbered from 0, and which rows of all they are. What it sorts stays in a processor's cache.
     """
-    steps = _step_borders(rows)
-    borders = np.searchsorted(rows.step, steps).tolist()
-    workers = np.append(rows.worker, len(rows.first))[borders].tolist()
+    borders = _row_borders(rows)
+    workers = np.searchsorted(rows.first[:, 0], borders).tolist()
 
     def work_on(part: int) -> Result:
         own = slice(borders[part], borders[part + 1])
@@ -523,22 +584,19 @@ def map_steps_of(
         rows: All operations.
         operations: Some of them, in the order of `map_steps`; in any order within its parts.
     """
-    num_by_step = np.bincount(rows.step[operations], minlength=len(rows.steps))
-    borders = np.append(0, np.cumsum(num_by_step))[_step_borders(rows)].tolist()
+    # In order of the parts, the operations before a part's first row are the lower ones.
+    borders = np.searchsorted(operations, _row_borders(rows)).tolist()
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(lambda ends: work(slice(*ends)), pairwise(borders)))
 
 
-def _step_borders(rows: Rows) -> list[int]:
-    """Return the index of the first step of each part with `STEPS_ROWS`, and the steps' number."""
-    first_row = np.searchsorted(rows.step, np.arange(len(rows.steps) + 1)).tolist()
+def _row_borders(rows: Rows) -> list[int]:
+    """Return the first row of each part, of whole steps with `STEPS_ROWS`, and the rows' number."""
     borders = [0]
-    for step, begin in enumerate(first_row):
-        if begin - first_row[borders[-1]] >= STEPS_ROWS:
-            borders.append(step)
-    if first_row[borders[-1]] < len(rows.step):
-        borders.append(len(rows.steps))
-    return borders
+    for begin in first_rows(rows.step, len(rows.steps)).tolist():
+        if begin - borders[-1] >= STEPS_ROWS:
+            borders.append(begin)
+    return borders if borders[-1] == len(rows.step) else [*borders, len(rows.step)]
 
 
 def rows_by_start(rows: Rows, names: tuple[str, ...]) -> NDArray[np.int64]:

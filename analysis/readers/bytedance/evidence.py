@@ -146,7 +146,7 @@ def find_transfers(trace: Trace) -> Transfers:
             operation=operation,
         ),
         make_link=link,
-        num_operations=len(rows.row),
+        num_operations=len(rows),
         link_extent=lambda found: (len(found.members), False),
     )
 
@@ -207,7 +207,7 @@ def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
         Shape (ops,), ns. The largest integer if there was none, and everywhere if transfers overlap
         the computes.
     """
-    since = np.full(len(trace.rows.row), np.iinfo(np.int64).max)
+    since = np.full(len(trace.rows), np.iinfo(np.int64).max)
 
     def measure(rows: Rows, part: slice) -> int:
         since[part], num_overlapping = _time_since_last_transfer(rows)
@@ -220,11 +220,11 @@ def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
 
 def _time_since_last_transfer(rows: Rows) -> tuple[NDArray[np.int64], int]:
     """Return the same for some steps, and the number of computes that overlap a transfer."""
-    since = np.full(len(rows.row), np.iinfo(np.int64).max)
+    since = np.full(len(rows), np.iinfo(np.int64).max)
     transfers = np.flatnonzero(is_one_of(rows.type, PEER_TO_PEER_CODES))
     if not len(transfers):
         return since, 0
-    worker = rows.worker.astype(np.int32)
+    worker = rows.worker
     line = Line.over(worker, rows.start, rows.end)
     start = line.place(worker, rows.start)
     end = np.sort(line.place(worker[transfers], rows.end[transfers]))
@@ -361,7 +361,7 @@ def _count_overlapping(
         (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])
     )
     middle = (rows.start[computes] + rows.end[computes]) // 2
-    position = line.place(rows.worker[computes].astype(np.int32), middle)
+    position = line.place(rows.worker[computes], middle)
     is_open = np.searchsorted(start, position) > np.searchsorted(end, position, side="right")
     return int(is_open.sum())
 

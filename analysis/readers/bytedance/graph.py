@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...arrays.grouping import NO_GROUP, cumcount, is_one_of, max_over_group
-from ...arrays.sorting import argsort_rows, find_positions
+from ...arrays.sorting import argsort_rows
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
 from .blocks import Rows, describe_unpaired, map_steps, rows_by_start, sort_rows
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from ...trace.tables import RunInfo
     from .format import Columns
 
-NOTHING_KNOWN = "it has no operation of a known type"
-"""Why a step is left out of which no operation is replayed."""
-
 COMMUNICATION_CODES = tuple(CODE[name] for name in COMMUNICATION)
 
 WARM_UP_COMPUTES = 2
@@ -73,7 +70,7 @@ def infer_dependencies(
         The dependencies; the instance of each operation, shape (ops,), or `NO_GROUP`; unpaired
         sends and receives, as `link_pipeline` returns them.
     """
-    edges, group = Edges(), np.full(len(rows.row), NO_GROUP, dtype=np.int64)
+    edges, group = Edges(), np.full(len(rows), NO_GROUP, dtype=np.int64)
     unpaired = [
         link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
         for direction in DIRECTIONS
@@ -129,11 +126,17 @@ def _pick_by_chunk(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first or last row of a type for each (worker, chunk), and the key of that."""
     members = rows.of(name)
-    key = rows.worker[members] * (int(rows.chunk.max(initial=0)) + 2) + rows.chunk[members] + 1
+    key = _worker_chunk(rows, members)
     if last:
         members, key = members[::-1], key[::-1]
     keys, at = np.unique(key, return_index=True)
     return members[at], keys
+
+
+def _worker_chunk(rows: Rows, members: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number for the (worker, chunk) of each of some rows."""
+    worker = rows.worker[members].astype(np.int64)
+    return worker * (int(rows.chunk.max(initial=0)) + 2) + rows.chunk[members] + 1
 
 
 def _match_keys(
@@ -163,8 +166,7 @@ def _add_step_end_edges(
     if overlapped:
         last_backward, key = _pick_by_chunk(rows, BACKWARD_COMPUTE, last=True)
         scatters = rows.of(GRADS_REDUCE_SCATTER)
-        base = int(rows.chunk.max(initial=0)) + 2
-        wanted = rows.worker[scatters] * base + rows.chunk[scatters] + 1
+        wanted = _worker_chunk(rows, scatters)
         at = np.searchsorted(key, wanted)
         known = (at < len(key)) & (key[np.minimum(at, len(key) - 1)] == wanted)
         edges.add(last_backward[at[known]], scatters[known])
@@ -190,7 +192,8 @@ def _number_collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -
     for name, scope in scopes:
         members = rows.of(name)
         if len(members):
-            key = scope[members] * (int(rows.nth[members].max()) + 1) + rows.nth[members]
+            nth = rows.nth(members)
+            key = scope[members] * (int(nth.max()) + 1) + nth
             _, instance = np.unique(key, return_inverse=True)
             group[members] = int(group.max(initial=-1)) + 1 + instance
 
@@ -207,9 +210,6 @@ class Trace:
     arrival_ns: NDArray[np.int64]
     """Shape (ops,): latest start over the operation's group; its own start without a group."""
 
-    rank: NDArray[np.int32]
-    """Shape (ops,): the rank that the trace names."""
-
     num_clock_errors: int
     """Transfers that were negative by 10 ms or more and count as 0."""
 
@@ -217,17 +217,17 @@ class Trace:
     """Sends and receives that are unpaired although the worker at the other end has operations in
     the step."""
 
-    uneven: dict[int, str]
-    """Steps with a missing or surplus operation, and which it is."""
-
-    warnings: tuple[str, ...]
+    @property
+    def rank(self) -> NDArray[np.int32]:
+        """Shape (ops,): the rank that the trace names."""
+        return self.rows.rank
 
     def find_contradictions(self) -> dict[int, str]:
-        """Return the steps that contradict themselves, and how: a replay would prove nothing."""
+        """Return the steps whose replay would prove nothing, and why."""
         steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
         numbers = (self.rows.steps[step] for step in steps.tolist())
         unpaired = dict(zip(numbers, num.tolist(), strict=True))
-        return describe_unpaired(unpaired) | self.uneven
+        return describe_unpaired(unpaired) | self.rows.uneven
 
 
 def read_trace(run: RunInfo, spans: Columns) -> Trace:
@@ -241,9 +241,13 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
     Returns:
         The operations, sorted by (step, dp, stage, type, seq).
     """
-    rows, blocks = sort_rows(run, spans)
+    return infer_trace(run, sort_rows(run, spans))
+
+
+def infer_trace(run: RunInfo, rows: Rows) -> Trace:
+    """Infer groups and dependencies of sorted operations; see `read_trace`."""
     overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
-    num = len(rows.row)
+    num = len(rows)
     group, arrival = np.empty(num, dtype=np.int32), np.empty(num, dtype=np.int64)
     duration, gap = np.empty((2, num))
 
@@ -288,11 +292,8 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
         rows=rows,
         computes=computes,
         arrival_ns=arrival,
-        rank=spans.rank[rows.row].astype(np.int32, copy=False),
         num_clock_errors=len(clock_error),
         unpaired=unpaired,
-        uneven=blocks.find_contradictions(),
-        warnings=blocks.warnings,
     )
 
 
@@ -333,28 +334,11 @@ def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> 
     compute that began before its dependencies ended has no gap; the error of the full replay shows
     the effect.
     """
-    first_of_step = np.full(int(rows.step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_of_step, rows.step, rows.start)
-    ready = first_of_step[rows.step]
+    begins = np.flatnonzero(np.diff(rows.step, prepend=-1))
+    first = np.minimum.reduceat(rows.start, begins) if len(begins) else rows.start
+    ready = np.repeat(first, np.diff(begins, append=len(rows)))
     np.maximum.at(ready, dst, rows.end[src])
     gaps = np.maximum(rows.start - ready, 0)
     gaps[is_one_of(rows.type, COMMUNICATION_CODES)] = 0
     in_ns: NDArray[np.float64] = gaps.astype(np.float64)
     return in_ns
-
-
-def find_unreplayable(trace: Trace, columns: Columns) -> dict[int, str]:
-    """Return the steps of a trace whose replay would prove nothing, and why."""
-    unknown: list[int] = np.setdiff1d(columns.step, trace.rows.steps).tolist()
-    return trace.find_contradictions() | dict.fromkeys(unknown, NOTHING_KNOWN)
-
-
-def recorded_times(steps: tuple[int, ...], columns: Columns) -> NDArray[np.int64]:
-    """Return the last end - first start of each step, over all its operations."""
-    index = find_positions(columns.step, np.array(steps))
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, columns.start_ns)
-    np.maximum.at(last, index, columns.start_ns + columns.duration_ns)
-    times: NDArray[np.int64] = last - first
-    return times

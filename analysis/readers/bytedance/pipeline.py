@@ -41,7 +41,7 @@ class Edges:
         self._src.append(src)
         self._dst.append(dst)
 
-    def chain(self, rows: NDArray[np.int64], key: NDArray[np.int64]) -> None:
+    def chain(self, rows: NDArray[np.int64], key: NDArray[np.int32]) -> None:
         """Make each row wait for the one before it of the same key; rows are sorted by key."""
         same = key[1:] == key[:-1]
         self.add(rows[:-1][same], rows[1:][same])
@@ -137,7 +137,7 @@ def link_pipeline(
     sends, send_compute = sends[is_inner], send_compute[is_inner]
 
     edges.add(recvs, recv_compute)
-    later = rows.nth[recv_compute] > 0
+    later = rows.nth(recv_compute) > 0
     edges.add(recv_compute[later] - 1, recvs[later])
     edges.add(send_compute, sends)
     return _pair_transfers(rows, group, sends, recvs, direction, num_stages)

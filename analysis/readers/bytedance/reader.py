@@ -12,9 +12,8 @@ from rankscope.tracer.span import KIND_CODES, SpanKind
 from ...arrays.grouping import NO_GROUP, cumcount, is_one_of, max_over_group
 from ...arrays.sorting import argsort_rows
 from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlaps
-from ...trace.rows import select_rows
 from ..waits import WaitSplit, split_at_arrivals
-from .blocks import map_steps_of
+from .blocks import map_steps_of, sort_rows
 from .evidence import find_gaps, find_transfers
 from .format import (
     BACKWARD_COMPUTE,
@@ -26,7 +25,7 @@ from .format import (
     GRADS_REDUCE_SCATTER,
     SEPARATE_GRADS,
 )
-from .graph import build_model, find_unreplayable, read_trace, recorded_times
+from .graph import build_model, infer_trace, read_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,12 +46,13 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
         run: Layout, and the (dp, stage) of each rank.
         spans: Its operations.
     """
-    trace = read_trace(run, spans)
-    left_out, warnings = find_unreplayable(trace, spans), list(trace.warnings)
+    rows = sort_rows(run, spans)
+    del spans  # unless the caller keeps them, their memory is free for what follows
+    trace = infer_trace(run, rows)
+    left_out, warnings = trace.find_contradictions(), list(rows.warnings)
     if left_out:
-        spans = select_rows(spans, ~np.isin(spans.step, list(left_out)))
-        trace = read_trace(run, spans)
-    rows = trace.rows
+        rows = rows.without(left_out)
+        trace = infer_trace(run, rows)
     if trace.num_clock_errors:
         warnings.append(
             f"{trace.num_clock_errors} transfers were negative by 10 ms or more (clock error)"
@@ -73,7 +73,8 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
             waits=waits,
             gaps=gaps,
             steps=rows.steps,
-            actual_ns=recorded_times(rows.steps, spans),
+            actual_ns=rows.bounds_ns[1] - rows.bounds_ns[0],
+            bounds_ns=rows.bounds_ns,
             transfers=transfers.result(),
             left_out=left_out,
             warnings=tuple(warnings),
@@ -135,7 +136,7 @@ def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.in
     """Return communications that a compute waits for, and the end of the compute before that."""
     rows, operations = trace.rows, trace.operations
     computes = trace.computes
-    previous_end = np.full(len(rows.row), np.iinfo(np.int64).min)
+    previous_end = np.full(len(rows), np.iinfo(np.int64).min)
     follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
     previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
     is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))

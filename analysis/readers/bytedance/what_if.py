@@ -8,21 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...replay.step_graph import find_cycles
 from ...replay.what_if import Replayer, WhatIf, what_if
 from ...trace.errors import CycleError, EmptyRunError
-from .format import take_rows
-from .graph import (
-    NOTHING_KNOWN,
-    build_model,
-    find_unreplayable,
-    read_trace,
-    recorded_times,
-)
+from .blocks import NOTHING_KNOWN, sort_rows
+from .graph import build_model, infer_trace
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from ...trace.tables import RunInfo
@@ -60,29 +53,29 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
         CycleError: Operations depend on each other.
     """
     left_out: dict[int, str] = {}
-    warnings: tuple[str, ...] | None = None
-    while len(columns.step):
-        trace = read_trace(run, columns)
-        warnings = trace.warnings if warnings is None else warnings  # those of the whole trace
-        replayer, wrong = _try_to_compile(trace, columns)
+    rows = sort_rows(run, columns)
+    while len(rows):
+        trace = infer_trace(run, rows)
+        replayer, wrong = _try_to_compile(trace)
         if replayer is not None:
             return TraceWhatIf(
                 result=what_if(replayer),
-                actual_ns=recorded_times(trace.rows.steps, columns),
+                actual_ns=rows.bounds_ns[1] - rows.bounds_ns[0],
                 num_operations=len(trace.operations),
                 num_clock_errors=trace.num_clock_errors,
                 left_out=left_out,
-                warnings=warnings,
+                warnings=rows.warnings,
             )
         left_out |= wrong
-        columns = take_rows(columns, np.flatnonzero(~np.isin(columns.step, list(wrong))))
+        rows = rows.without(wrong)
+    left_out |= rows.uneven
     reason = next(iter(left_out.values()), NOTHING_KNOWN)
     raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
 
 
-def _try_to_compile(trace: Trace, columns: Columns) -> tuple[Replayer | None, dict[int, str]]:
+def _try_to_compile(trace: Trace) -> tuple[Replayer | None, dict[int, str]]:
     """Return the replay of a trace, or the steps to leave out of it first, and why."""
-    wrong = find_unreplayable(trace, columns)
+    wrong = trace.find_contradictions()
     if wrong:
         return None, wrong
     model = build_model(trace)

@@ -18,7 +18,7 @@ Op = tuple[int, int, int, int]
 def model_of(
     ops: list[Op], edges: list[tuple[int, int]], *, ideal_ns: list[int] | None = None
 ) -> ReplayModel:
-    rank, start, end, group = np.array(ops, dtype=np.int64).T
+    rank, start, end, group = np.array(ops, dtype=np.int64).T.copy()
     table = np.array(edges, dtype=np.int64).reshape(-1, 2)
     zero = np.zeros(len(ops))
     operations = Operations(
@@ -50,12 +50,12 @@ def model_of(
 
 def waits(*rows: tuple[int, int, int, int]) -> WaitIntervals:
     """Return waits of (rank, operation, start, end)."""
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
     return WaitIntervals(
-        rank=table[:, 0].astype(np.int32),
-        operation=table[:, 1],
-        start_ns=table[:, 2],
-        end_ns=table[:, 3],
+        rank=table[0].astype(np.int32),
+        operation=table[1],
+        start_ns=table[2],
+        end_ns=table[3],
     )
 
 

@@ -38,7 +38,7 @@ BUBBLES = (Part.BUBBLE_WARM_UP, Part.BUBBLE_STEADY, Part.BUBBLE_COOL_DOWN)
 
 def split(source: Source) -> Waterfall:
     info, spans, steps = source.info, source.span_table, source.step_table
-    return build_waterfall(info, read_operations(info, spans, steps), spans, steps)
+    return build_waterfall(info, read_operations(info, spans, steps), steps)
 
 
 def shares(waterfall: Waterfall, row: int) -> dict[Part, float]:

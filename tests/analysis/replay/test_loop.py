@@ -265,3 +265,105 @@ def test_arrays_of_another_length_are_refused() -> None:
         _loop.replay(graph, 0, 2, np.empty(3), None, None, np.empty(2))
     with pytest.raises(ValueError, match="not in the graph"):
         _loop.replay(graph, 0, 3, np.empty(2), None, None, np.empty(2))
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_last_member_is_that_of_a_search(data: st.DataObject) -> None:
+    num = data.draw(st.integers(1, 8))
+    numbers = st.lists(st.integers(0, 3), min_size=num, max_size=num)
+    start, rank = (np.array(data.draw(numbers)) for _ in range(2))
+    group = np.array(data.draw(numbers), dtype=np.int32) - 1
+
+    for functions in (_loop, python_loop):
+        last = np.empty(num, dtype=np.int32)
+        functions.last_members(num, 3, group, start, rank.astype(np.int32), last)
+
+        for k in range(num):
+            members = [m for m in range(num) if group[m] == group[k] != NO_GROUP] or [k]
+            assert last[k] == max(members, key=lambda m: (start[m], -rank[m], m))
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_waits_are_attributed_alike_in_c_and_python(data: st.DataObject) -> None:
+    # GIVEN operations with any predecessors, also in cycles, and waits of any length
+    num, num_waits = data.draw(st.integers(1, 10)), data.draw(st.integers(0, 6))
+    time = st.integers(0, 60)
+
+    def draw(of: st.SearchStrategy[int], size: int) -> list[int]:
+        return data.draw(st.lists(of, min_size=size, max_size=size))
+
+    before = np.array(draw(st.integers(-1, num - 1), num), dtype=np.int32)
+    last = np.array(draw(st.integers(0, num - 1), num), dtype=np.int32)
+    rank = np.array(draw(st.integers(0, 3), num), dtype=np.int32)
+    start, end = (np.array(draw(time, num)) for _ in range(2))
+    times = [np.array(draw(time, num), dtype=np.float64) for _ in range(4)]
+    operation = np.array(draw(st.integers(0, num - 1), num_waits), dtype=np.int32)
+    begin = np.array(draw(time, num_waits), dtype=np.int64)
+    until = begin + np.array(draw(time, num_waits), dtype=np.int64)
+    room = data.draw(st.integers(4, 30))
+    found = []
+    for functions in (_loop, python_loop):
+        # WHEN all are attributed, in as many parts as the room for their shares needs
+        wait, shares = 0, list[tuple[int, ...]]()
+        while wait < num_waits:
+            out = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int64)
+            wait, size = functions.attribute(
+                num, before, last, rank, start, end, *times, num_waits, wait, operation, begin,
+                until, 0.1, 5.0, 4, room, *out
+            )  # fmt: skip
+            shares += zip(*(column[:size].tolist() for column in out), strict=True)
+        found.append(shares)
+
+    # THEN both agree, and the shares of each wait sum to it
+    assert found[0] == found[1]
+    for number in range(num_waits):
+        total = sum(share for wait, _, share in found[0] if wait == number)
+        assert total == until[number] - begin[number]
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_steps_are_filled_alike_in_c_and_python(data: st.DataObject) -> None:
+    # GIVEN steps, operations and waits of two ranks, all of which may overlap
+    def draw_table(size: int) -> list[NDArray[np.int64]]:
+        row = st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 15))
+        table = data.draw(st.lists(row, min_size=size, max_size=size))
+        rank, start, length = np.array(table, dtype=np.int64).reshape(-1, 3).T.copy()
+        order = np.lexsort((start, rank))
+        return [order, rank, start, start + length]
+
+    def listed(order: NDArray[np.int64], table: list[NDArray[np.int64]]) -> loop.Intervals:
+        rank, start, end = table[1].astype(np.int32), table[2], table[3]
+        return loop.Intervals(len(order), len(rank), order.astype(np.int32), rank, start, end)
+
+    num, num_waits, num_steps = (data.draw(st.integers(0, most)) for most in (12, 6, 4))
+    operations, waits, steps = map(draw_table, (num, num_waits, num_steps))
+    order, by_rank = operations[0], [column[steps[0]] for column in steps[1:]]
+    kind = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num, max_size=num)), np.int16)
+    step_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num, max_size=num)), np.int32)
+    lists = (
+        listed(order[kind[order] < 2], operations), listed(waits[0], waits),
+        listed(order[kind[order] == 2], operations), listed(order, operations),
+    )  # fmt: skip
+    found = []
+    for functions in (_loop, python_loop):
+        filled, waiting = np.zeros((2, num_steps, 6), np.int64), np.zeros(num_waits, np.int64)
+        of_compute, of_wait = np.full(num, -1, np.int32), np.full(num_waits, -1, np.int32)
+        functions.fill(
+            num_steps, by_rank[0].astype(np.int32), np.arange(num_steps, dtype=np.int32),
+            *by_rank[1:], num, kind, step_of, 3, np.array([1, 0, 0], np.uint8),
+            np.array([1, 0, 1], np.uint8), *lists, filled, of_compute, num_waits, waiting, of_wait
+        )  # fmt: skip
+        found.append([each.tolist() for each in (filled, of_compute, waiting, of_wait)])
+
+    # THEN both agree, and each moment of the steps is counted once
+    assert found[0] == found[1]
+    spent, _, waited, _ = map(np.array, found[0])
+    moments = {
+        (rank, moment)
+        for rank, start, end in zip(*(column.tolist() for column in by_rank), strict=True)
+        for moment in range(start, end)
+    }
+    assert spent.sum() + waited.sum() == len(moments)

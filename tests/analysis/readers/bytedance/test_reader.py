@@ -86,7 +86,7 @@ def test_empty_receive_after_the_last_compute_is_unpaired() -> None:
 
     recv = trace.rows.type == CODE["forward-recv"]
     assert trace.operations.group[recv].tolist()[-1] == NONE
-    assert trace.warnings == ()
+    assert trace.rows.warnings == ()
 
 
 def test_step_without_its_optimizer_is_left_out_and_named() -> None:

@@ -106,7 +106,7 @@ def test_parts_of_the_waterfall_sum_to_each_step_exactly(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout, "slow-compute"))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=1), source.steps(RUN, last=1)
 
-    waterfall = build_waterfall(run, read_operations(run, spans, steps), spans, steps)
+    waterfall = build_waterfall(run, read_operations(run, spans, steps), steps)
 
     assert (waterfall.time_ns.sum(axis=2) == waterfall.total_ns).all()
     assert (waterfall.time_ns >= 0).all()
