@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from .statistics.peers import ComputeProfile
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
+    Waiting = tuple[WaitAttribution, tuple[Starved, ...]]
+    """Who caused the waits, and the ranks that wait."""
+
 K = TypeVar("K")
 
 MAX_OVERRUN_RATIO = 0.05
@@ -109,10 +112,10 @@ def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int |
     def take_spans() -> SpanTable:
         return held.pop() if held else source.spans(run_id, first=first, last=last)
 
-    reading, replayer = _read_replayable(record, take_spans)
-    if replayer is None:
+    reading, replay = _read_replayable(record, take_spans)
+    if replay is None:
         return _report_without_replay(record, findings_of_record(record), reading)
-    return _report_with_replay(replace(record, reading=reading), reading, replayer)
+    return _report_with_replay(replace(record, reading=reading), reading, *replay)
 
 
 def _without_columns(spans: SpanTable) -> SpanTable:
@@ -145,7 +148,7 @@ def _read(run: RunInfo, take_spans: Callable[[], SpanTable], steps: StepTable) -
 
 def _read_replayable(
     record: Record, take_spans: Callable[[], SpanTable]
-) -> tuple[Reading, Replayer | None]:
+) -> tuple[Reading, tuple[Replayer, Waiting] | None]:
     """Read the steps that can be replayed.
 
     Steps whose operations wait for each other in a cycle are left out, and so are steps without
@@ -156,7 +159,7 @@ def _read_replayable(
         take_spans: Returns its spans, and does not hold them.
 
     Returns:
-        The remaining operations and their replay; None if no step remains.
+        The remaining operations, their replay and who waited; None if no step remains.
     """
     run, steps = record.run, record.steps
     reading = _read(run, take_spans, steps)
@@ -164,8 +167,11 @@ def _read_replayable(
         if not len(reading.model.rank):
             empty = dict.fromkeys(reading.steps, "its spans are in other steps")
             return replace(reading, left_out=reading.left_out | empty), None
+        with ThreadPoolExecutor(1) as executor:
+            compiled = executor.submit(Replayer, reading.model)
+            waiting = _find_waiting(run, reading)
         try:
-            return reading, Replayer(reading.model)
+            return reading, (compiled.result(), waiting)
         except CycleError:
             cyclic = find_cycles(reading.model)
             if not cyclic:
@@ -180,7 +186,9 @@ def _read_replayable(
     return reading, None
 
 
-def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) -> RunReport:
+def _report_with_replay(
+    record: Record, reading: Reading, replayer: Replayer, waiting: Waiting
+) -> RunReport:
     """Replay the run, compare its ranks, diagnose it, and report."""
     run = record.run
     begin_by_step = find_step_begins(record.spans)
@@ -190,12 +198,12 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
     # numpy releases the interpreter lock in long operations, so both threads progress.
     with ThreadPoolExecutor(1) as executor:
         recorded = executor.submit(_recorded_times, record, reading, replayer)
-        waited = executor.submit(_find_waiting, run, reading)
-        result = what_if(replayer)
-        case = _build_case(record, reading, replayer, result)
+        what_if_of_parts = executor.submit(what_if, replayer)
+        case = _build_case(record, reading, replayer)
         findings = combine_findings(_diagnose(run, case), findings_of_record(record))
         full_ns, waterfall = recorded.result()
-        attribution, starved = waited.result()
+        result = what_if_of_parts.result()
+    attribution, starved = waiting
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
@@ -268,7 +276,7 @@ def _report_with_replay(record: Record, reading: Reading, replayer: Replayer) ->
     )
 
 
-def _find_waiting(run: RunInfo, reading: Reading) -> tuple[WaitAttribution, tuple[Starved, ...]]:
+def _find_waiting(run: RunInfo, reading: Reading) -> Waiting:
     """Return who caused the waits, and the ranks that wait."""
     found = attribute_waits(reading.model, reading.waits)
     total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
@@ -285,9 +293,7 @@ def _recorded_times(
     )
 
 
-def _build_case(
-    record: Record, reading: Reading, replayer: Replayer, result: WhatIf
-) -> Case | None:
+def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | None:
     """Compare the compute of the ranks, at equal lengths of micro-batches if these are declared.
 
     Returns:
@@ -308,7 +314,7 @@ def _build_case(
         ranks=record.run.ranks,
         steps=record.steps,
         context=record.context,
-        slowdown=result.slowdown(result.replayed_ns),
+        slowdown=ratio(float(replayer.recorded().mean()), float(replayer.ideal().mean())),
         equalized=equalized,
     )
 

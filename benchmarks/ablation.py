@@ -40,7 +40,6 @@ from rankscope.analysis import analyze, diagnose
 from rankscope.analysis.causes.detector import Record
 from rankscope.analysis.causes.order import FROM_RECORDS, FROM_REPLAY
 from rankscope.analysis.price.findings import price_candidates
-from rankscope.analysis.replay.what_if import what_if
 from rankscope.analysis.statistics.thresholds import THRESHOLDS
 from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.store.store import open_store
@@ -242,9 +241,9 @@ class Prepared:
             spans=spans,
             context=source.context(run_id),
         )
-        self._reading, self._replayer = analyze._read_replayable(record, lambda: record.spans)
+        self._reading, replay = analyze._read_replayable(record, lambda: record.spans)
+        self._replayer = None if replay is None else replay[0]
         self._record = record
-        self._result = None if self._replayer is None else what_if(self._replayer)
         self._prices: dict[Any, tuple[Finding, ...]] = {}
 
     def read_again(self) -> Prepared:
@@ -256,9 +255,9 @@ class Prepared:
         if not is_price_known:
             self._prices = {}
         unpriced = diagnose.findings_of_record(self._record)
-        if self._replayer is None or self._result is None:
+        if self._replayer is None:
             return unpriced
-        case = analyze._build_case(self._record, self._reading, self._replayer, self._result)
+        case = analyze._build_case(self._record, self._reading, self._replayer)
         with mock.patch.object(diagnose, "price_candidates", self._price):
             priced = analyze._diagnose(self._record.run, case)
         return diagnose.combine_findings(priced, unpriced)

@@ -43,6 +43,18 @@ def factorize(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], in
     return _make_dense(*_pack(columns))
 
 
+def code_groups(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int32], int]:
+    """Return the code of each row's group, `NO_GROUP` without one, and the number of codes.
+
+    Args:
+        group: Shape (rows,).
+    """
+    code, num = np.full(len(group), NO_GROUP, dtype=np.int32), 0
+    members = np.flatnonzero(group != NO_GROUP)
+    code[members], num = factorize(group[members])
+    return code, num
+
+
 def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Return the codes of `factorize` before they are made dense, which needs no sort.
 

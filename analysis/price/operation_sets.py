@@ -264,7 +264,7 @@ def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None
     found: dict[int, float | None] = {}
     for rank_by_dp in replicas.values():
         mask = np.isin(replayer.model.rank, list(rank_by_dp.values()))
-        for dp, times in replayer.put_back_by_dp(mask).items():
+        for dp, times in replayer.put_back_by_dp(mask.astype(np.uint32), 1)[0].items():
             if dp in rank_by_dp:
                 found[rank_by_dp[dp]] = ratio(float(times.mean()), ideal)
     return dict(sorted(found.items()))

@@ -265,65 +265,6 @@ replay(PyObject *Py_UNUSED(self), PyObject *args)
     return result;
 }
 
-static PyObject *
-replay_alone(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    Graph g;
-    Arrays a = {.num = 0};
-    PyObject *graph, *recorded_, *ideal_, *replica_, *own_, *others_, *result = NULL;
-    int32_t low, high, num_replicas;
-    if (!PyArg_ParseTuple(args, "O!iiOOOiOO", &PyTuple_Type, &graph, &low, &high, &recorded_,
-                          &ideal_, &replica_, &num_replicas, &own_, &others_)) {
-        return NULL;
-    }
-    const double *recorded, *ideal;
-    const int32_t *replica;
-    double *own, *others;
-    if (borrow_graph(&a, &g, graph) && has_positions(&g, low, high)
-        && (recorded = borrow(&a, recorded_, g.num_rows, 8, 0))
-        && (ideal = borrow(&a, ideal_, g.num_rows, 8, 0))
-        && (replica = borrow(&a, replica_, g.num_rows, 4, 0))
-        && (own = borrow(&a, own_, high - low, 8, 1))
-        && (others = borrow(&a, others_, high - low, 8, 1))) {
-        double *gates = PyMem_RawMalloc(((size_t)num_replicas + 1) * sizeof(double));
-        if (gates == NULL) {
-            (void)PyErr_NoMemory();
-        } else {
-            Py_BEGIN_ALLOW_THREADS
-            own -= low, others -= low;  /* by position */
-            for (int32_t at = low; at < high;) {
-                double gate = -INFINITY, others_gate = -INFINITY;
-                int32_t stop = at, is_shared = 0;
-                do {
-                    own[stop] = latest(&g, stop, own);
-                    others[stop] = latest(&g, stop, others);
-                    gate = own[stop] > gate ? own[stop] : gate;
-                    others_gate = others[stop] > others_gate ? others[stop] : others_gate;
-                    is_shared |= replica[g.order[stop]] != replica[g.order[at]];
-                } while (!g.last[stop++]);
-                for (int32_t k = at; is_shared && k < stop; k++) {
-                    gates[replica[g.order[k]]] = -INFINITY;
-                }
-                for (int32_t k = at; is_shared && k < stop; k++) {
-                    double *found = &gates[replica[g.order[k]]];
-                    double arrival = own[k] > others[k] ? own[k] : others[k];
-                    *found = arrival > *found ? arrival : *found;
-                }
-                for (; at < stop; at++) {
-                    int32_t row = g.order[at];
-                    own[at] = (is_shared ? gates[replica[row]] : gate) + recorded[row];
-                    others[at] = (is_shared ? gates[replica[row]] : others_gate) + ideal[row];
-                }
-            }
-            Py_END_ALLOW_THREADS
-            result = Py_NewRef(Py_None);
-        }
-        PyMem_RawFree(gates);
-    }
-    release(&a);
-    return result;
-}
-
 /* -- variants ----------------------------------------------------------------------------- */
 
 #define MAX_WIDTH 32  /* variants replayed together: the bits of a mask */
@@ -466,25 +407,52 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
 
 typedef struct {
     Graph graph;
-    int32_t low, high;
+    int32_t low, high, num_replicas;
     const double *recorded, *ideal;
     const uint32_t *parts;
     const uint8_t *closes;
-    double *lanes;  /* of position p, at (p - low) * LANES */
+    const int32_t *replica;  /* NULL: all are recorded at once */
+    double *lanes;           /* of position p, at (p - low) * LANES */
+    double *others;          /* likewise, of the replicas that are ideal */
+    double *gates, *latest;  /* of each replica */
 } Parts;
 
 /* Compiled for each width of vectors: the widest takes a fifth less time. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) \
     && __GNUC__ >= 12
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define VECTORIZED
 #endif
-static void
-replay_lanes(const Parts *v, int shift, double *latest_end)
+
+static inline void
+latest_lanes(const Parts *v, const double *lanes, int32_t position, double *arrival)
 {
     const Graph *g = &v->graph;
+    int32_t p = g->first[position], end = g->first[position + 1];
     for (int w = 0; w < LANES; w++) {
-        latest_end[w] = 0.0;
+        arrival[w] = p < end ? -INFINITY : 0.0;
     }
+    for (; p < end; p++) {
+        const double *ends = lanes + (Py_ssize_t)(g->pred[p] - v->low) * LANES;
+        for (int w = 0; w < LANES; w++) {
+            arrival[w] = ends[w] > arrival[w] ? ends[w] : arrival[w];
+        }
+    }
+}
+
+static inline void
+keep_latest(double *latest, const double *value)
+{
+    for (int w = 0; w < LANES; w++) {
+        latest[w] = value[w] > latest[w] ? value[w] : latest[w];
+    }
+}
+
+VECTORIZED static void
+replay_lanes(const Parts *v, int shift)
+{
+    const Graph *g = &v->graph;
     for (int32_t at = v->low; at < v->high;) {
         double gate[LANES];
         int32_t stop = at;
@@ -493,19 +461,8 @@ replay_lanes(const Parts *v, int shift, double *latest_end)
         }
         do {
             double arrival[LANES];
-            int32_t p = g->first[stop], end = g->first[stop + 1];
-            for (int w = 0; w < LANES; w++) {
-                arrival[w] = p < end ? -INFINITY : 0.0;
-            }
-            for (; p < end; p++) {
-                const double *ends = v->lanes + (Py_ssize_t)(g->pred[p] - v->low) * LANES;
-                for (int w = 0; w < LANES; w++) {
-                    arrival[w] = ends[w] > arrival[w] ? ends[w] : arrival[w];
-                }
-            }
-            for (int w = 0; w < LANES; w++) {
-                gate[w] = arrival[w] > gate[w] ? arrival[w] : gate[w];
-            }
+            latest_lanes(v, v->lanes, stop, arrival);
+            keep_latest(gate, arrival);
         } while (!g->last[stop++]);
         for (; at < stop; at++) {
             int32_t row = g->order[at];
@@ -515,8 +472,54 @@ replay_lanes(const Parts *v, int shift, double *latest_end)
             for (int w = 0; w < LANES; w++) {
                 ends[w] = gate[w] + (parts & (uint32_t)1 << w ? recorded : ideal);
             }
-            for (int w = 0; v->closes[row] && w < LANES; w++) {
-                latest_end[w] = ends[w] > latest_end[w] ? ends[w] : latest_end[w];
+            if (v->closes[row]) {
+                keep_latest(v->latest, ends);
+            }
+        }
+    }
+}
+
+VECTORIZED static void
+replay_alone_lanes(const Parts *v, int shift)
+{
+    const Graph *g = &v->graph;
+    for (int32_t at = v->low; at < v->high;) {
+        int32_t stop = at, is_shared = 0;
+        do {
+            Py_ssize_t place = (Py_ssize_t)(stop - v->low) * LANES;
+            latest_lanes(v, v->lanes, stop, v->lanes + place);
+            latest_lanes(v, v->others, stop, v->others + place);
+            is_shared |= v->replica[g->order[stop]] != v->replica[g->order[at]];
+        } while (!g->last[stop++]);
+        /* An item of one replica has a gate in each of its two runs, a shared one in each replica. */
+        double gate[2 * LANES];
+        for (int32_t k = at; k < stop; k++) {
+            double *gates = is_shared ? v->gates + (Py_ssize_t)v->replica[g->order[k]] * LANES : gate;
+            for (int w = 0; w < LANES; w++) {
+                gates[w] = gate[LANES + w] = -INFINITY;
+            }
+        }
+        for (int32_t k = at; k < stop; k++) {
+            Py_ssize_t place = (Py_ssize_t)(k - v->low) * LANES;
+            double *gates = is_shared ? v->gates + (Py_ssize_t)v->replica[g->order[k]] * LANES : gate;
+            keep_latest(gates, v->lanes + place);
+            keep_latest(is_shared ? gates : gate + LANES, v->others + place);
+        }
+        for (; at < stop; at++) {
+            int32_t row = g->order[at];
+            Py_ssize_t place = (Py_ssize_t)(at - v->low) * LANES;
+            const double *own = is_shared ? v->gates + (Py_ssize_t)v->replica[row] * LANES : gate;
+            const double *other = is_shared ? own : gate + LANES;
+            const double ideal = v->ideal[row], recorded = v->recorded[row];
+            const uint32_t parts = v->parts[row] >> shift;
+            for (int w = 0; w < LANES; w++) {
+                v->lanes[place + w] = own[w] + (parts & (uint32_t)1 << w ? recorded : ideal);
+                v->others[place + w] = other[w] + ideal;
+            }
+            if (v->closes[row]) {
+                double *latest = v->latest + (Py_ssize_t)v->replica[row] * LANES;
+                keep_latest(latest, v->lanes + place);
+                keep_latest(latest, v->others + place);
             }
         }
     }
@@ -527,37 +530,169 @@ replay_parts(PyObject *Py_UNUSED(self), PyObject *args)
 {
     Parts v;
     Arrays a = {.num = 0};
-    PyObject *graph, *recorded, *ideal, *parts, *closes, *latest_, *result = NULL;
+    PyObject *graph, *recorded, *ideal, *parts, *closes, *replica, *latest_, *result = NULL;
     int32_t width;
     double *latest_ends;
-    if (!PyArg_ParseTuple(args, "O!iiOOOOiO", &PyTuple_Type, &graph, &v.low, &v.high, &recorded,
-                          &ideal, &parts, &closes, &width, &latest_)) {
+    if (!PyArg_ParseTuple(args, "O!iiOOOOOiiO", &PyTuple_Type, &graph, &v.low, &v.high, &recorded,
+                          &ideal, &parts, &closes, &replica, &v.num_replicas, &width, &latest_)) {
         return NULL;
     }
+    v.replica = NULL;
     if (borrow_graph(&a, &v.graph, graph) && has_positions(&v.graph, v.low, v.high)
         && (v.recorded = borrow(&a, recorded, v.graph.num_rows, 8, 0))
         && (v.ideal = borrow(&a, ideal, v.graph.num_rows, 8, 0))
         && (v.parts = borrow(&a, parts, v.graph.num_rows, 4, 0))
         && (v.closes = borrow(&a, closes, v.graph.num_rows, 1, 0))
-        && (latest_ends = borrow(&a, latest_, width, 8, 1))) {
-        if (width > MAX_WIDTH) {
+        && (replica == Py_None || (v.replica = borrow(&a, replica, v.graph.num_rows, 4, 0)))
+        && (latest_ends = borrow(&a, latest_, (Py_ssize_t)width * v.num_replicas, 8, 1))) {
+        size_t num = ((size_t)(v.high - v.low) + 1) * LANES, num_replicas = (size_t)v.num_replicas;
+        if (width > MAX_WIDTH || v.num_replicas < 1) {
             PyErr_SetString(PyExc_ValueError, "too many scenarios");
-        } else if ((v.lanes = PyMem_RawMalloc(((size_t)(v.high - v.low) + 1) * LANES
+        } else if ((v.lanes = PyMem_RawMalloc(((v.replica ? 2 : 1) * num + 2 * num_replicas * LANES)
                                               * sizeof(double))) == NULL) {
             (void)PyErr_NoMemory();
         } else {
             Py_BEGIN_ALLOW_THREADS
+            v.latest = v.lanes + num, v.gates = v.latest + num_replicas * LANES;
+            v.others = v.gates + num_replicas * LANES;
             for (int32_t begin = 0; begin < width; begin += LANES) {
-                double found[LANES];
-                replay_lanes(&v, begin, found);
+                for (size_t k = 0; k < num_replicas * LANES; k++) {
+                    v.latest[k] = 0.0;
+                }
+                (v.replica == NULL ? replay_lanes : replay_alone_lanes)(&v, begin);
                 for (int32_t w = begin; w < width && w < begin + LANES; w++) {
-                    latest_ends[w] = found[w - begin];
+                    for (int32_t r = 0; r < v.num_replicas; r++) {
+                        latest_ends[(Py_ssize_t)w * v.num_replicas + r]
+                            = v.latest[(Py_ssize_t)r * LANES + w - begin];
+                    }
                 }
             }
             Py_END_ALLOW_THREADS
             PyMem_RawFree(v.lanes);
             result = Py_NewRef(Py_None);
         }
+    }
+    release(&a);
+    return result;
+}
+
+/* -- replicas ----------------------------------------------------------------------------- */
+
+typedef struct {
+    int32_t subgraph, lead, first_lead, num;  /* of the last subgraph, of the first; subgraphs */
+    int32_t is_uneven;
+} Spread;
+
+typedef struct {
+    Graph graph;
+    int32_t num_replicas;
+    const int32_t *first, *label, *group;
+    const uint8_t *closes;
+    int32_t *lead, *position;
+    Spread *spread;
+} Replicas;
+
+/* Note the first member of each row's group in its subgraph. */
+static void
+find_leads(const Replicas *v, int32_t subgraph)
+{
+    for (int32_t row = v->first[subgraph]; row < v->first[subgraph + 1]; row++) {
+        Spread *s = v->group[row] < 0 ? NULL : &v->spread[v->group[row]];
+        int32_t local = row - v->first[subgraph];
+        if (s != NULL && (s->num == 0 || s->subgraph != subgraph)) {
+            s->first_lead = s->num ? s->first_lead : local;
+            s->is_uneven |= s->first_lead != local;
+            s->subgraph = subgraph, s->lead = local, s->num++;
+        }
+        v->lead[row] = s == NULL ? -1 : s->lead;
+    }
+}
+
+/* A hash of what a row waits for in its replica, in any order; another one if it is outside. */
+static uint64_t
+hash_predecessors(const Replicas *v, int32_t row, int32_t begin, int32_t end)
+{
+    const Graph *g = &v->graph;
+    int32_t position = v->position[row];
+    uint64_t sum = 0;
+    for (int32_t p = g->first[position]; p < g->first[position + 1]; p++) {
+        int32_t src = g->order[g->pred[p]];
+        if (src < begin || src >= end) {
+            return UINT64_MAX - (uint64_t)row;  /* equal to that of no other row */
+        }
+        /* The finaliser of splitmix64. */
+        uint64_t hash = ((uint64_t)(src - begin) + 1) * UINT64_C(0x9E3779B97F4A7C15);
+        hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+        hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
+        sum += hash ^ hash >> 31;
+    }
+    return sum;
+}
+
+/* Does a row of a replica do the same as the one in its place in the first replica? */
+static int
+is_alike(const Replicas *v, int32_t row, int32_t model)
+{
+    const Spread *s = v->group[row] < 0 ? NULL : &v->spread[v->group[row]];
+    const Spread *t = v->group[model] < 0 ? NULL : &v->spread[v->group[model]];
+    if (v->label[row] != v->label[model] || v->closes[row] != v->closes[model]
+        || v->lead[row] != v->lead[model] || (s == NULL) != (t == NULL)) {
+        return 0;
+    }
+    return s == NULL
+        || (s->num == t->num && (s->num == 1 || (s->num == v->num_replicas && !s->is_uneven)));
+}
+
+static PyObject *
+compare_replicas(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Replicas v;
+    Arrays a = {.num = 0};
+    PyObject *graph, *first, *label, *group, *closes, *equal_, *result = NULL;
+    int32_t num_steps, num_groups;
+    uint8_t *equal;
+    if (!PyArg_ParseTuple(args, "O!iiOOOiOO", &PyTuple_Type, &graph, &num_steps, &v.num_replicas,
+                          &first, &label, &group, &num_groups, &closes, &equal_)) {
+        return NULL;
+    }
+    if (borrow_graph(&a, &v.graph, graph)
+        && (v.first = borrow(&a, first, (Py_ssize_t)num_steps * v.num_replicas + 1, 4, 0))
+        && (v.label = borrow(&a, label, v.graph.num_rows, 4, 0))
+        && (v.group = borrow(&a, group, v.graph.num_rows, 4, 0))
+        && (v.closes = borrow(&a, closes, v.graph.num_rows, 1, 0))
+        && (equal = borrow(&a, equal_, num_steps, 1, 1))) {
+        size_t num = (size_t)v.graph.num_rows + 1;
+        v.lead = PyMem_RawMalloc(2 * num * sizeof(int32_t));
+        v.spread = PyMem_RawCalloc((size_t)num_groups + 1, sizeof(Spread));
+        if (v.lead == NULL || v.spread == NULL) {
+            (void)PyErr_NoMemory();
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            v.position = v.lead + num;
+            for (int32_t k = 0; k < v.graph.num_rows; k++) {
+                v.position[v.graph.order[k]] = k;
+            }
+            for (int32_t s = 0; s < num_steps; s++) {
+                int32_t base = v.first[s * v.num_replicas];
+                for (int32_t r = 0; r < v.num_replicas; r++) {
+                    find_leads(&v, s * v.num_replicas + r);
+                }
+                for (int32_t r = 0; r < v.num_replicas; r++) {
+                    int32_t begin = v.first[s * v.num_replicas + r];
+                    int32_t end = v.first[s * v.num_replicas + r + 1];
+                    for (int32_t row = begin; equal[s] && row < end; row++) {
+                        int32_t model = base + row - begin;
+                        equal[s] = is_alike(&v, row, model)
+                            && hash_predecessors(&v, row, begin, end)
+                                == hash_predecessors(&v, model, base, base + end - begin);
+                    }
+                }
+            }
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        }
+        PyMem_RawFree(v.lead);
+        PyMem_RawFree(v.spread);
     }
     release(&a);
     return result;
@@ -937,11 +1072,11 @@ fill(PyObject *Py_UNUSED(self), PyObject *args)
 
 static PyMethodDef functions[] = {
     {"attribute", attribute, METH_VARARGS, "See loop.attribute."},
+    {"compare_replicas", compare_replicas, METH_VARARGS, "See loop.compare_replicas."},
     {"fill", fill, METH_VARARGS, "See loop.fill."},
     {"last_members", last_members, METH_VARARGS, "See loop.last_members."},
     {"sort", sort, METH_VARARGS, "See loop.sort."},
     {"replay", replay, METH_VARARGS, "See loop.replay."},
-    {"replay_alone", replay_alone, METH_VARARGS, "See loop.replay_alone."},
     {"replay_parts", replay_parts, METH_VARARGS, "See loop.replay_parts."},
     {"replay_variants", replay_variants, METH_VARARGS, "See loop.replay_variants."},
     {NULL, NULL, 0, NULL},

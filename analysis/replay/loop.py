@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from .python_loop import (
         attribute,
+        compare_replicas,
         fill,
         last_members,
         replay,
-        replay_alone,
         replay_parts,
         replay_variants,
         sort,
@@ -34,7 +34,7 @@ else:
             " as long. Install one (gcc), then rankscope again.",
             stacklevel=2,
         )
-    replay, replay_alone, sort = functions.replay, functions.replay_alone, functions.sort
+    replay, sort, compare_replicas = functions.replay, functions.sort, functions.compare_replicas
     replay_parts, replay_variants = functions.replay_parts, functions.replay_variants
     attribute, fill, last_members = functions.attribute, functions.fill, functions.last_members
 
@@ -43,10 +43,10 @@ __all__ = [
     "Graph",
     "Intervals",
     "attribute",
+    "compare_replicas",
     "fill",
     "last_members",
     "replay",
-    "replay_alone",
     "replay_parts",
     "replay_variants",
     "sort",

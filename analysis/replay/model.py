@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.tracer.span import KINDS
 
-from ..arrays.grouping import NO_GROUP, factorize
+from ..arrays.grouping import code_groups
 from ..arrays.intervals import Line
 from ..arrays.sorting import first_rows, stable_argsort
 from . import loop
@@ -272,9 +272,7 @@ def last_members(model: ReplayModel) -> NDArray[np.int32]:
     Of several it is the one of the lowest rank.
     """
     operations, num = model.operations, len(model.rank)
-    code, num_groups = np.full(num, NO_GROUP, dtype=np.int32), 0
-    members = np.flatnonzero(operations.group != NO_GROUP)
-    code[members], num_groups = factorize(operations.group[members])
+    code, num_groups = code_groups(operations.group)
     last = np.empty(num, dtype=np.int32)
     loop.last_members(num, num_groups, code, operations.start_ns, model.rank, last)
     return last

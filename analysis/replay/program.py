@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.grouping import NO_GROUP, factorize
+from ..arrays.grouping import NO_GROUP, code_groups
 from ..arrays.sorting import stable_argsort
 from ..trace.errors import CycleError
 from . import loop
-from .equal_replicas import find_steps_of_equal_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,7 +110,7 @@ class Program:
         for step, low, high in self._steps():
             loop.replay_parts(
                 self.graph, low, high, recorded_ns, ideal_ns, parts, self.operations.closes_step,
-                num, latest
+                None, 1, num, latest
             )  # fmt: skip
             times[:, step] = latest
         return times
@@ -188,9 +186,13 @@ class Program:
         return OperationTimes(start_ns=start, gate_ns=end - duration_ns[low:high], end_ns=end)
 
     def isolated_step_times(
-        self, recorded_ns: NDArray[np.float64], ideal_ns: NDArray[np.float64]
+        self,
+        recorded_ns: NDArray[np.float64],
+        ideal_ns: NDArray[np.float64],
+        parts: NDArray[np.uint32],
+        num: int,
     ) -> NDArray[np.float64]:
-        """Replay every step once per replica, with that one as recorded and all others ideal.
+        """Replay every step once per replica, with parts of it as recorded and all others ideal.
 
         The ideal replicas of a step are equal, so one of them represents all: the cost is that of
         two replays, for any number of replicas. A step whose replicas differ in structure costs a
@@ -199,32 +201,32 @@ class Program:
         Args:
             recorded_ns: Shape (ops,): durations of the replica put back.
             ideal_ns: Shape (ops,): durations of all others; equal for operations of equal label.
+            parts: Shape (ops,): bit ``w`` is set if scenario ``w`` puts the operation back.
+            num: Number of scenarios, at most `loop.MAX_WIDTH`.
 
         Returns:
-            Shape (replicas, steps), ns, in the order of ``replicas``.
+            Shape (scenarios, replicas, steps), ns, in the order of ``replicas``.
         """
-        num = len(self.replicas)
-        if num == 1:  # there are no others
-            return self.step_times(recorded_ns)[None]
-        times = np.zeros((num, len(self.has_equal_replicas)))
-        buffers, graph = (self._buffer(), self._buffer()), self.graph
-        duration_ns = ideal_ns if self.has_equal_replicas.all() else ideal_ns.copy()
+        num_replicas = len(self.replicas)
+        if num_replicas == 1:  # there are no others
+            return self.partial_step_times(recorded_ns, ideal_ns, parts, num)[:, None]
+        graph, closes = self.graph, self.operations.closes_step
+        times = np.zeros((num, num_replicas, len(self.has_equal_replicas)))
+        latest, of_one = np.empty((num, num_replicas)), np.empty(num)
         for step, low, high in self._steps():
-            own, others = (buffer[: high - low] for buffer in buffers)
             if self.has_equal_replicas[step]:
-                loop.replay_alone(
-                    graph, low, high, recorded_ns, ideal_ns, self.replica, num, own, others
-                )
-                at = self._closing(step)
-                latest = np.maximum(own, others)[at - low]
-                np.maximum.at(times[:, step], self.replica[graph.order[at]], latest)
+                loop.replay_parts(
+                    graph, low, high, recorded_ns, ideal_ns, parts, closes, self.replica,
+                    num_replicas, num, latest
+                )  # fmt: skip
+                times[:, :, step] = latest
                 continue
-            for number in range(num):
-                mine = low + np.flatnonzero(self.replica[low:high] == number)
-                duration_ns[mine] = recorded_ns[mine]
-                loop.replay(graph, low, high, duration_ns, None, None, own)
-                duration_ns[mine] = ideal_ns[mine]
-                times[number, step] = self._last_end(step, own)
+            for number in range(num_replicas):
+                own = np.where(self.replica == number, parts, np.uint32(0))
+                loop.replay_parts(
+                    graph, low, high, recorded_ns, ideal_ns, own, closes, None, 1, num, of_one
+                )
+                times[:, number, step] = of_one
         return times
 
     def isolated_cost(self) -> int:
@@ -295,14 +297,22 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
     replicas = np.flatnonzero(np.bincount(operations.replica))
     number = np.cumsum(np.bincount(operations.replica) > 0, dtype=np.int32) - np.int32(1)
     replica = number[operations.replica]
-    with ThreadPoolExecutor(1) as pool:
-        sorting = pool.submit(
-            sort_graph, len(operations), operations.src, operations.dst, operations.group
-        )
-        has_equal_replicas = np.zeros(len(operations.steps), dtype=np.bool_)
-        if compare_replicas and len(replicas) > 1:
-            has_equal_replicas = find_steps_of_equal_replicas(operations, replica, len(replicas))
-        graph = sorting.result()
+    code, num_groups = code_groups(operations.group)
+    graph, num_sorted = _sort(len(replica), operations.src, operations.dst, code, num_groups)
+    if num_sorted < len(replica):
+        raise CycleError(len(replica) - num_sorted)
+    has_equal_replicas = np.zeros(len(operations.steps), dtype=np.bool_)
+    if compare_replicas and len(replicas) > 1:
+        subgraph = operations.step * np.int32(len(replicas)) + replica
+        num_each = np.bincount(subgraph, minlength=len(operations.steps) * len(replicas))
+        by_step = num_each.reshape(-1, len(replicas))
+        has_equal_replicas = (by_step == by_step[:, :1]).all(axis=1)
+        loop.compare_replicas(
+            graph, len(operations.steps), len(replicas),
+            np.append(0, np.cumsum(num_each)).astype(np.int32),
+            operations.label.astype(np.int32, copy=False), code, num_groups,
+            operations.closes_step, has_equal_replicas
+        )  # fmt: skip
     num_by_step = np.bincount(operations.step, minlength=len(operations.steps))
     return Program(
         operations=operations,
@@ -350,11 +360,19 @@ def try_to_sort(
     If some could not, the graph's ``order`` begins with those that could, and its edges are not
     filled in.
     """
-    code = np.full(num_rows, NO_GROUP, dtype=np.int32)
-    num_groups = 0
+    code, num_groups = np.full(num_rows, NO_GROUP, dtype=np.int32), 0
     if group is not None:
-        members = np.flatnonzero(group != NO_GROUP)
-        code[members], num_groups = factorize(group[members])
+        code, num_groups = code_groups(group)
+    return _sort(num_rows, src, dst, code, num_groups)
+
+
+def _sort(
+    num_rows: int,
+    src: NDArray[np.integer[Any]],
+    dst: NDArray[np.integer[Any]],
+    code: NDArray[np.int32],
+    num_groups: int,
+) -> tuple[loop.Graph, int]:
     graph = loop.Graph(
         num_rows=num_rows,
         num_edges=len(src),
@@ -364,5 +382,4 @@ def try_to_sort(
         pred=np.zeros(len(src), dtype=np.int32),
     )
     edges = src.astype(np.int32, copy=False), dst.astype(np.int32, copy=False)
-    num_sorted = loop.sort(graph, num_groups, *edges, code)
-    return graph, num_sorted
+    return graph, loop.sort(graph, num_groups, *edges, code)

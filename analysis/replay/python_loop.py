@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -123,38 +124,67 @@ def replay(  # noqa: PLR0913 - as the compiled one
         at = stop
 
 
-def replay_alone(  # noqa: PLR0913 - as the compiled one
+def replay_parts(  # noqa: PLR0913 - as the compiled one
     graph: Graph,
     low: int,
     high: int,
     recorded: Float64s,
     ideal: Float64s,
-    replica: Int32s,
+    parts: NDArray[np.uint32],
+    closes: NDArray[np.bool_],
+    replica: Int32s | None,
     num_replicas: int,
-    own: Float64s,
-    others: Float64s,
+    width: int,
+    latest: Float64s,
     /,
 ) -> None:
-    """Replay each replica with its recorded durations while all others are ideal, all at once.
+    """Replay one step in several scenarios, each with the recorded times of some rows.
 
-    The replicas must have equal structure. Then the ideal ones of a step are equal, and stand at
-    the rows of the recorded one: each row has two ends, and an item of several replicas takes the
-    later arrival of both.
+    With ``replica`` each scenario is replayed once per replica, whose rows alone have recorded
+    times, all at once: the replicas must have equal structure. Then the ideal ones of a step are
+    equal, and are held at the rows of the recorded one: each row has two ends, and an item of
+    several replicas takes the later arrival of both.
 
     Args:
         graph: The rows.
-        low: First position, of a step's first row.
-        high: The position after the last, of a step's last row.
+        low: Position of the step's first row.
+        high: The position after its last row.
         recorded: Shape (rows,), by row, in any unit.
-        ideal: Likewise; equal for equal work.
-        replica: Shape (rows,), by row: number of the replica, below ``num_replicas``.
-        num_replicas: Number of replicas, at least 2.
-        own: Shape (high - low,), by position: ends of the recorded replica; filled in.
-        others: Likewise of the ideal ones.
+        ideal: Likewise: the times of all other rows; with replicas equal for equal work.
+        parts: Shape (rows,), by row: bit ``w`` is set if scenario ``w`` has the recorded time.
+        closes: Shape (rows,), by row: the step ends when the last of these has ended.
+        replica: Shape (rows,), by row: number of the replica, below ``num_replicas``; or None.
+        num_replicas: Number of replicas; 1 without any.
+        width: Number of scenarios, at most `loop.MAX_WIDTH`.
+        latest: Shape (width, replicas): the step's time in each scenario; filled in.
     """
+    own, others = np.empty((2, high - low))
+    rows = graph.order[low:high]
+    is_closing = closes[rows].astype(np.bool_)
+    for number in range(width):
+        durations = np.where(parts >> number & 1, recorded, ideal)
+        if replica is None:
+            replay(graph, low, high, durations, None, None, own)
+            latest[number] = own[is_closing].max(initial=0.0)
+            continue
+        _replay_alone(graph, low, durations, ideal, replica, own, others)
+        latest[number] = 0.0
+        ends = np.maximum(own, others)[is_closing]
+        np.maximum.at(latest[number], replica[rows][is_closing], ends)
+
+
+def _replay_alone(  # noqa: PLR0913 - columns
+    graph: Graph,
+    low: int,
+    duration: Float64s,
+    ideal: Float64s,
+    replica: Int32s,
+    own: Float64s,
+    others: Float64s,
+) -> None:
+    """Fill in the ends of the replica that is recorded, and of the ideal ones, by position."""
     order, first, pred = graph.order.tolist(), graph.first.tolist(), graph.pred.tolist()
-    gates = [0.0] * num_replicas
-    at = low
+    at, high = low, low + len(own)
     while at < high:
         stop = at + 1
         while not graph.last[stop - 1]:
@@ -164,49 +194,14 @@ def replay_alone(  # noqa: PLR0913 - as the compiled one
         for ends in (own, others):
             for k in range(at, stop):
                 ends[k - low] = _latest(ends, low, pred[first[k] : first[k + 1]])
-        is_shared = len(set(numbers)) > 1
-        for number in numbers:
-            gates[number] = -np.inf
+        gates = dict.fromkeys(numbers, -np.inf)
         for k, number in zip(range(at, stop), numbers, strict=True):
             gates[number] = max(gates[number], own[k - low], others[k - low])
         gate, others_gate = (ends[at - low : stop - low].max() for ends in (own, others))
         for k, row, number in zip(range(at, stop), rows, numbers, strict=True):
-            own[k - low] = (gates[number] if is_shared else gate) + recorded[row]
-            others[k - low] = (gates[number] if is_shared else others_gate) + ideal[row]
+            own[k - low] = (gates[number] if len(gates) > 1 else gate) + duration[row]
+            others[k - low] = (gates[number] if len(gates) > 1 else others_gate) + ideal[row]
         at = stop
-
-
-def replay_parts(  # noqa: PLR0913 - as the compiled one
-    graph: Graph,
-    low: int,
-    high: int,
-    recorded: Float64s,
-    ideal: Float64s,
-    parts: NDArray[np.uint32],
-    closes: NDArray[np.bool_],
-    width: int,
-    latest: Float64s,
-    /,
-) -> None:
-    """Replay one step in several scenarios, each with the recorded times of some rows.
-
-    Args:
-        graph: The rows.
-        low: Position of the step's first row.
-        high: The position after its last row.
-        recorded: Shape (rows,), by row, in any unit.
-        ideal: Likewise: the times of all other rows.
-        parts: Shape (rows,), by row: bit ``w`` is set if scenario ``w`` has the recorded time.
-        closes: Shape (rows,), by row: the step ends when the last of these has ended.
-        width: Number of scenarios, at most `loop.MAX_WIDTH`.
-        latest: Shape (width,): the step's time in each scenario; filled in.
-    """
-    ends = np.empty(high - low)
-    closing = np.flatnonzero(closes[graph.order[low:high]])
-    for number in range(width):
-        durations = np.where(parts >> number & 1, recorded, ideal)
-        replay(graph, low, high, durations, None, None, ends)
-        latest[number] = ends[closing].max(initial=0.0)
 
 
 def replay_variants(  # noqa: PLR0913 - as the compiled one
@@ -258,6 +253,55 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
             gaps[row[mine]] = new_gap[mine]
         replay(graph, low, high, durations, gaps, None, by_position)
         latest[number] = by_position[closing].max(initial=0.0)
+
+
+def compare_replicas(  # noqa: PLR0913 - as the compiled one
+    graph: Graph,
+    num_steps: int,
+    num_replicas: int,
+    first: Int32s,
+    label: Int32s,
+    group: Int32s,
+    _num_groups: int,
+    closes: NDArray[np.bool_],
+    equal: NDArray[np.bool_],
+    /,
+) -> None:
+    """Find the steps of which each replica has the same operations and dependencies.
+
+    No edge leads from one of them into another, and each group that spans replicas joins the same
+    operation of all.
+
+    Args:
+        graph: The rows, in the order of (step, replica).
+        num_steps: Number of steps.
+        num_replicas: Replicas of each step.
+        first: Shape (steps x replicas + 1,): first row of each, and the number of rows.
+        label: Shape (rows,).
+        group: Shape (rows,): the row's group, or `NO_GROUP`.
+        closes: Shape (rows,).
+        equal: Shape (steps,): whether the replicas have equally many rows; made false for steps
+            whose replicas differ.
+    """
+    position, groups = np.argsort(graph.order), group.tolist()
+    for step in np.flatnonzero(equal).tolist():
+        borders = first[step * num_replicas : (step + 1) * num_replicas + 1].tolist()
+        leads: dict[int, dict[int, int]] = defaultdict(dict)
+        for number, (begin, end) in enumerate(pairwise(borders)):
+            for row in range(begin, end):
+                leads[groups[row]].setdefault(number, row - begin)
+        shapes: list[list[Any]] = []
+        for number, (begin, end) in enumerate(pairwise(borders)):
+            shapes.append([])
+            for row in range(begin, end):
+                at, found = position[row], leads[groups[row]]
+                shape = None if groups[row] == NO_GROUP else (found[number], len(found) > 1)
+                sources = graph.order[graph.pred[graph.first[at] : graph.first[at + 1]]]
+                equal[step] &= bool(((sources >= begin) & (sources < end)).all())
+                equal[step] &= shape is None or len(found) in {1, num_replicas}
+                own = sorted((sources - begin).tolist())
+                shapes[-1].append((label[row], closes[row], shape, own))
+        equal[step] &= all(each == shapes[0] for each in shapes)
 
 
 def last_members(  # as the compiled one

@@ -126,24 +126,25 @@ class Replayer:
         return self._device.step_times(np.where(is_ideal, self._ideal_ns, self._recorded_ns))
 
     def put_back_by_dp(
-        self, part: NDArray[np.bool_] | None = None
-    ) -> dict[int, NDArray[np.float64]]:
-        """Return, for each dp position, the step times of the ideal run with only it put back.
+        self, parts: NDArray[np.uint32], num: int
+    ) -> tuple[dict[int, NDArray[np.float64]], ...]:
+        """Return, for parts and dp positions, the step times of the ideal run with one put back.
 
         Args:
-            part: Shape (ops,): put back only these of its operations; None for all.
+            parts: Shape (ops,): bit ``w`` is set if the operation is in part ``w``.
+            num: Number of parts, at most `loop.MAX_WIDTH`.
 
         Returns:
-            By dp position, shape (steps,), ns. Empty if the replay would exceed
+            For each part, by dp position, shape (steps,), ns. Empty if the replay would exceed
             `MAX_ISOLATED_COST`, because many dp positions differ in structure.
         """
         if self._device.isolated_cost() > MAX_ISOLATED_COST:
-            return {}
-        recorded = self._recorded_ns
-        if part is not None:
-            recorded = np.where(part[self._device_rows], recorded, self._ideal_ns)
-        times = self._device.isolated_step_times(recorded, self._ideal_ns)
-        return {int(dp): times[index] for index, dp in enumerate(self._device.replicas)}
+            return ({},) * num
+        times = self._device.isolated_step_times(
+            self._recorded_ns, self._ideal_ns, parts[self._device_rows], num
+        )
+        replicas = self._device.replicas.tolist()
+        return tuple(dict(zip(replicas, of_part, strict=True)) for of_part in times)
 
     def full_recorded(self) -> NDArray[np.float64]:
         """Return T of the full replay: recorded durations and launch gaps. Shape (steps,), ns."""
@@ -214,10 +215,15 @@ def what_if(replayer: Replayer) -> WhatIf:
     """Return T, T_ideal, and T with each kind, dp position, stage and worker put back."""
     model = replayer.model
     stages = np.flatnonzero(np.bincount(model.stage)).tolist()
+    by_dp: dict[int, NDArray[np.float64]] = {}
     by_worker: dict[tuple[int, int], NDArray[np.float64]] = {}
-    for stage in stages:
-        for dp, times in replayer.put_back_by_dp(model.stage == stage).items():
-            by_worker[dp, stage] = times
+    for begin in range(0, len(stages), MAX_WIDTH - 1):
+        block = stages[begin : begin + MAX_WIDTH - 1]
+        bits = np.ones(max(stages) + 1, dtype=np.uint32)  # the first part is the whole position
+        bits[block] |= np.uint32(2) << np.arange(len(block), dtype=np.uint32)
+        by_dp, *by_stage = replayer.put_back_by_dp(bits[model.stage], 1 + len(block))
+        for stage, of_stage in zip(block, by_stage, strict=True):
+            by_worker |= {(dp, stage): times for dp, times in of_stage.items()}
     kinds = np.flatnonzero(np.bincount(model.kind, minlength=len(model.kinds))).tolist()
     times_of = _put_back_each(replayer, kinds, stages)
     result = WhatIf(
@@ -225,7 +231,7 @@ def what_if(replayer: Replayer) -> WhatIf:
         replayed_ns=times_of["all", 0],
         ideal_ns=times_of["none", 0],
         by_kind_ns={model.kinds[code]: times_of["kind", code] for code in kinds},
-        by_dp_ns=replayer.put_back_by_dp(),
+        by_dp_ns=by_dp,
         by_stage_ns={stage: times_of["stage", stage] for stage in stages},
         by_worker_ns=by_worker,
         m_w=None,

@@ -112,9 +112,15 @@ def test_the_replay_is_that_of_its_rules(rows: Rows) -> None:
     assert graphs[0] == graphs[1]
 
 
-@given(row_sets(), st.lists(st.floats(0, 100), min_size=48, max_size=48))
+@given(
+    row_sets(),
+    st.lists(st.floats(0, 100), min_size=48, max_size=48),
+    st.lists(st.sampled_from([0, 1, 256, 257]), min_size=48, max_size=48),
+)
 @settings(max_examples=100, deadline=None)
-def test_replicas_alone_are_those_of_a_replay_for_each(rows: Rows, recorded: list[float]) -> None:
+def test_replicas_alone_are_those_of_a_replay_for_each(
+    rows: Rows, recorded: list[float], masks: list[int]
+) -> None:
     # GIVEN three replicas of equal rows; each group with two rows or more joins all replicas
     num, num_replicas = len(rows.group), 3
     whole = Rows(
@@ -130,23 +136,22 @@ def test_replicas_alone_are_those_of_a_replay_for_each(rows: Rows, recorded: lis
     own_ns = np.resize(np.array(recorded), len(ideal))
     graph = sorted_by(_loop, whole)
     size = len(ideal)
+    parts = np.array(masks[:num] * num_replicas, dtype=np.uint32)
+    closes = np.ones(size, dtype=np.bool_)
     for functions in (_loop, python_loop):
-        # WHEN all are put back alone at once
-        own, others = np.empty((2, size))
-        functions.replay_alone(graph, 0, size, own_ns, ideal, replica, num_replicas, own, others)
-        at = replica[graph.order]
-        for number in range(num_replicas):
-            # THEN its own rows end as in a replay of its own, and so do those of the others
-            ends = np.empty(size)
-            duration = np.where(replica == number, own_ns, ideal)
-            functions.replay(graph, 0, size, duration, None, None, ends)
-            assert own[at == number].tolist() == pytest.approx(ends[at == number].tolist())
-            other = (number + 1) % num_replicas
-            by_row, others_by_row = np.empty((2, size))
-            by_row[graph.order], others_by_row[graph.order] = ends, others
-            assert others_by_row[replica == number].tolist() == pytest.approx(
-                by_row[replica == other].tolist()
-            )
+        # WHEN two parts of each are put back alone, all at once
+        found = np.empty((9, num_replicas))
+        functions.replay_parts(
+            graph, 0, size, own_ns, ideal, parts, closes, replica, num_replicas, 9, found
+        )
+
+        # THEN the step ends as in a replay of its own
+        for part in (0, 8):
+            for number in range(num_replicas):
+                ends = np.empty(size)
+                is_own = (replica == number) & (parts >> part & 1 != 0)
+                functions.replay(graph, 0, size, np.where(is_own, own_ns, ideal), None, None, ends)
+                assert found[part, number] == pytest.approx(ends.max(initial=0.0))
 
 
 @given(row_sets(), st.data())
@@ -200,7 +205,7 @@ def test_parts_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject) -
         latest, parts = np.empty(width), np.array(masks, dtype=np.uint32)
         functions.replay_parts(
             sorted_by(functions, rows), 0, num, np.array(rows.duration), ideal, parts, closes,
-            width, latest
+            None, 1, width, latest
         )  # fmt: skip
 
         # THEN each ends as in a replay of its own

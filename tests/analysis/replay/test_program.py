@@ -19,6 +19,8 @@ from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from rankscope.analysis.replay.model import ReplayModel
 
 CLUSTER = gpt_cluster(
@@ -58,6 +60,16 @@ def compared(model: ReplayModel) -> Program:
     return compile_program(model.operations, compare_replicas=True)
 
 
+def alone(
+    program: Program, duration_ns: NDArray[np.float64], model: ReplayModel
+) -> NDArray[np.float64]:
+    """Return the step times with each whole replica put back, shape (replicas, steps)."""
+    whole = np.ones(len(duration_ns), dtype=np.uint32)
+    times: NDArray[np.float64]
+    (times,) = program.isolated_step_times(duration_ns, model.ideal_ns, whole, 1)
+    return times
+
+
 def test_replicas_of_equal_structure_are_found() -> None:
     even, uneven = noisy_model(dp=3, pp=2), noisy_model(dp=3, pp=2, uneven=True)
 
@@ -73,7 +85,7 @@ def test_step_without_operations_takes_no_time(uneven: bool) -> None:  # noqa: F
     program = compile_program(operations, compare_replicas=True)
     duration_ns = model.operations.duration_ns
 
-    isolated = program.isolated_step_times(duration_ns, model.ideal_ns)
+    isolated = alone(program, duration_ns, model)
 
     assert isolated.shape == (2, 4)
     assert isolated[:, -1].tolist() == [0.0, 0.0]
@@ -87,7 +99,7 @@ def test_isolated_replica_is_exact(uneven: bool) -> None:  # noqa: FBT001
     operations = model.operations
     program = compared(model)
 
-    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns)
+    found = alone(program, operations.duration_ns, model)
 
     for dp in range(4):
         put_back = np.where(model.dp == dp, operations.duration_ns, model.ideal_ns)
@@ -99,7 +111,7 @@ def test_single_replica_is_put_back_as_a_whole() -> None:
     operations = model.operations
     program = compared(model)
 
-    found = program.isolated_step_times(operations.duration_ns, model.ideal_ns)
+    found = alone(program, operations.duration_ns, model)
 
     # One of the three steps is faster than ideal. An ideal replica next to it would hide that.
     assert (found[0] < program.step_times(model.ideal_ns)).any()
