@@ -265,6 +265,16 @@ class Store:
         with _translated_errors():
             client.raw_insert(table, None, lines.encode(), fmt="JSONEachRow")
 
+    def stop_merges(self) -> None:
+        """Leave the merging of inserted parts to other processes, if the engine is embedded.
+
+        For a process that reads and ends. Otherwise its engine merges what the process before has
+        inserted, beside the work: for 7.5 million new spans 1.4 to 2.1 s of CPU time, where reading
+        all of their parts takes 0.2 s more than reading one.
+        """
+        if self.path is not None and not self.read_only:
+            self.command("SYSTEM STOP MERGES")
+
     def schema_version(self) -> int:
         """Return the version of the tables; 0 if there are none yet."""
         from clickhouse_connect.driver.exceptions import DatabaseError

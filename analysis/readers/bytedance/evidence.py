@@ -65,12 +65,15 @@ def find_gaps(trace: Trace) -> GapItems:
     was waited for together with others blocks the worker until all of them have ended.
     """
     rows, operations = trace.rows, trace.operations
-    gap = np.minimum(operations.gap_ns.astype(np.int64), time_since_last_transfer(trace))
     numbers = np.array(rows.steps, dtype=np.int32)
     place = np.full(len(TYPES), -1, dtype=np.int8)
     place[CODE[FORWARD_COMPUTE]] = Place.FORWARD
     place[CODE[BACKWARD_COMPUTE]] = Place.BACKWARD
-    late = np.flatnonzero((gap > 0) & (place[rows.type] >= 0))
+    late = np.flatnonzero(operations.gap_ns > 0)
+    late = late[place[rows.type[late]] >= 0]
+    since_ns = time_since_last_transfer(trace, late)
+    gap_ns = np.minimum(operations.gap_ns[late].astype(np.int64), since_ns)
+    late, gap_ns = late[gap_ns > 0], gap_ns[gap_ns > 0]
     gap_place = place[rows.type[late]]
     first = _find_first_computes(trace)
     gap_place[np.isin(late, first)] = Place.INPUT
@@ -80,7 +83,7 @@ def find_gaps(trace: Trace) -> GapItems:
         step=numbers[rows.step[both]],
         rank=trace.rank[both],
         place=np.concatenate((gap_place, np.full(len(pauses), Place.GC))).astype(np.int8),
-        gap_ns=np.concatenate((gap[late], (rows.end - rows.start)[pauses])),
+        gap_ns=np.concatenate((gap_ns, rows.end[pauses] - rows.start[pauses])),
         operation=both,
     )
 
@@ -200,17 +203,22 @@ def _find_members(trace: Trace) -> Members:
     return Members(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
+def time_since_last_transfer(trace: Trace, operations: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the time from the end of the worker's last send or receive to each operation's start.
 
+    Args:
+        trace: The trace.
+        operations: Shape (operations,): some of its operations, ascending.
+
     Returns:
-        Shape (ops,), ns. The largest integer if there was none, and everywhere if transfers overlap
-        the computes.
+        Shape (operations,), ns. The largest integer if there was none, and everywhere if transfers
+        overlap the computes.
     """
-    since = np.full(len(trace.rows), np.iinfo(np.int64).max)
+    since = np.full(len(operations), np.iinfo(np.int64).max)
 
     def measure(rows: Rows, part: slice) -> int:
-        since[part], num_overlapping = _time_since_last_transfer(rows)
+        own = slice(*np.searchsorted(operations, (part.start, part.stop)).tolist())
+        since[own], num_overlapping = _time_since_last_transfer(rows, operations[own] - part.start)
         return num_overlapping
 
     if sum(map_steps(measure, trace.rows)) > MAX_OVERLAP_RATIO * len(trace.computes):
@@ -218,21 +226,24 @@ def time_since_last_transfer(trace: Trace) -> NDArray[np.int64]:
     return since
 
 
-def _time_since_last_transfer(rows: Rows) -> tuple[NDArray[np.int64], int]:
+def _time_since_last_transfer(
+    rows: Rows, operations: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int]:
     """Return the same for some steps, and the number of computes that overlap a transfer."""
-    since = np.full(len(rows), np.iinfo(np.int64).max)
+    since = np.full(len(operations), np.iinfo(np.int64).max)
     transfers = np.flatnonzero(is_one_of(rows.type, PEER_TO_PEER_CODES))
     if not len(transfers):
         return since, 0
-    worker = rows.worker
-    line = Line.over(worker, rows.start, rows.end)
-    start = line.place(worker, rows.start)
-    end = np.sort(line.place(worker[transfers], rows.end[transfers]))
-    num_overlapping = _count_overlapping(rows, line, np.sort(start[transfers]), end)
+    line = Line.over(rows.worker, rows.start, rows.end)
+    begin, end = (
+        np.sort(line.place(rows.worker[transfers], times[transfers]))
+        for times in (rows.start, rows.end)
+    )
+    start = line.place(rows.worker[operations], rows.start[operations])
     last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
     known = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
     since[known] = np.maximum(start[known] - end[last[known]], 0)
-    return since, num_overlapping
+    return since, _count_overlapping(rows, line, begin, end)
 
 
 def is_delayed_in_call(

@@ -306,17 +306,17 @@ def build_model(trace: Trace) -> ReplayModel:
     operations = trace.operations
     kinds = tuple(dict.fromkeys(FOLDED.get(name, name) for name in TYPES))
     kind_of_type = np.array([kinds.index(FOLDED.get(name, name)) for name in TYPES])
-    ideal, ideal_gap = np.empty(len(operations)), np.empty(len(operations))
+    ideal, ideal_gap = np.zeros((2, len(TYPES)))
     for code, name in enumerate(TYPES):
-        rows = trace.rows.type == code
-        if rows.any():
+        rows = trace.rows.of(name)
+        if len(rows):
             typical = np.median if name in COMMUNICATION else np.mean
-            ideal[rows] = typical(operations.duration_ns[rows])
-            ideal_gap[rows] = np.median(operations.gap_ns[rows])
+            ideal[code] = typical(operations.duration_ns[rows])
+            ideal_gap[code] = np.median(operations.gap_ns[rows])
     return ReplayModel(
         operations=operations,
-        ideal_ns=ideal,
-        ideal_gap_ns=ideal_gap,
+        ideal_ns=ideal[trace.rows.type],
+        ideal_gap_ns=ideal_gap[trace.rows.type],
         kind=kind_of_type[trace.rows.type].astype(np.int16),
         kinds=kinds,
         rank=trace.rank,

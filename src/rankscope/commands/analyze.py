@@ -115,6 +115,7 @@ def analyze_stored(options: AnalyzeOptions) -> str:
         open_existing_store(options.store_url) as store,
         Progress() as progress,
     ):
+        store.stop_merges()
         return _analyze_open(store, options, progress)
 
 

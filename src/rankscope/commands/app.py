@@ -1,6 +1,5 @@
 """The command `rankscope` with its subcommands, each of which loads what it needs when it runs."""
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -30,6 +29,8 @@ app = typer.Typer(
 
 def print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes the flag's value
     """Print the version and exit."""
+    from importlib.metadata import version
+
     if is_wanted:
         typer.echo(f"rankscope {version('rankscope')}")
         raise typer.Exit

@@ -84,7 +84,7 @@ def two_microbatches(*, first_send_ends_ms: float, second_forward_ms: float) -> 
 
 def since_last_transfer_ms(trace: Trace) -> float:
     """Return the time before the first stage's second forward-compute."""
-    found = time_since_last_transfer(trace)
+    found = time_since_last_transfer(trace, np.arange(len(trace.rows)))
     row = np.flatnonzero(
         (trace.rank == 0)
         & (trace.rows.type == CODE["forward-compute"])
