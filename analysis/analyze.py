@@ -47,6 +47,7 @@ from .trace.rows import make_span_table, select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from .breakdown.waterfall import Waterfall
     from .replay.model import Reading
     from .replay.what_if import WhatIf
-    from .report.report import Finding, Starved
+    from .report.report import Finding, Quality, Starved
     from .statistics.peers import ComputeProfile
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
@@ -199,6 +200,7 @@ def _report_with_replay(
     with ThreadPoolExecutor(1) as executor:
         recorded = executor.submit(_recorded_times, record, reading, replayer)
         what_if_of_parts = executor.submit(what_if, replayer)
+        quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
         case = _build_case(record, reading, replayer)
         findings = combine_findings(_diagnose(run, case), findings_of_record(record))
         full_ns, waterfall = recorded.result()
@@ -243,14 +245,7 @@ def _report_with_replay(
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
         squares_by_step=sum_squares(record.context.microbatches),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
-        quality=assess_quality(
-            run,
-            record.spans,
-            record.steps,
-            reading,
-            samples=record.context.samples,
-            has_worker_slowdown=bool(result.by_dp_ns),
-        ),
+        quality=quality.result(),
         excess=_excess(None if case is None else case.profile),
         paced=run.paced,
         bandwidth=measure_bandwidths(
@@ -290,6 +285,17 @@ def _recorded_times(
     full_ns = float(replayer.full_recorded().mean())
     return full_ns, build_waterfall(
         record.run, reading, record.steps, ideal=replayer.full_ideal_times
+    )
+
+
+def _assess_quality(record: Record, reading: Reading, result: Future[WhatIf]) -> Quality:
+    return assess_quality(
+        record.run,
+        record.spans,
+        record.steps,
+        reading,
+        samples=record.context.samples,
+        has_worker_slowdown=bool(result.result().by_dp_ns),
     )
 
 

@@ -117,24 +117,30 @@ def _find_stream_bounds(
     """Return the first start and last end on each step's stream; -1 if unknown."""
     first = np.full(len(steps), -1, dtype=np.int64)
     last = first.copy()
-    # A communication begins after the stream has reached its launch.
-    begins = is_one_of(spans.kind, STREAM_CODES) | is_communication(spans)
-    begins &= is_device_timed(spans.flags)
-    ends = is_one_of(spans.kind, STREAM_CODES) & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
-    rows = np.flatnonzero(begins | ends)
+    on_stream = is_one_of(spans.kind, STREAM_CODES)
+    ends = on_stream & ((spans.flags & SpanFlag.DEVICE_END_KNOWN) != 0)
     if not ends.any() or not len(steps):
         return first, last
+    # A communication begins after the stream has reached its launch.
+    begins = (on_stream | is_communication(spans)) & is_device_timed(spans.flags)
+    rows = np.flatnonzero(begins | ends)
+    columns = spans.epoch[rows], spans.rank[rows], spans.step[rows]
+    # Spans of one rank in one step follow each other: only their extremes are grouped.
+    runs = np.flatnonzero(
+        np.append(True, np.logical_or.reduce([each[1:] != each[:-1] for each in columns]))
+    )
+    start_ns = spans.start_ns[rows]
+    end_ns = np.where(ends[rows], start_ns + spans.duration_ns[rows], -1)
     key, num = factorize(
-        np.concatenate((steps.epoch, spans.epoch[rows])),
-        np.concatenate((steps.rank, spans.rank[rows])),
-        np.concatenate((steps.step, spans.step[rows])),
+        *(
+            np.concatenate((of_step, of_span[runs]))
+            for of_step, of_span in zip((steps.epoch, steps.rank, steps.step), columns, strict=True)
+        )
     )
     earliest = np.full(num, np.iinfo(np.int64).max)
     latest = np.full(num, -1, dtype=np.int64)
-    np.minimum.at(earliest, key[len(steps) :], spans.start_ns[rows])
-    has_end = ends[rows]
-    end_ns = (spans.start_ns + spans.duration_ns)[rows]
-    np.maximum.at(latest, key[len(steps) :][has_end], end_ns[has_end])
+    np.minimum.at(earliest, key[len(steps) :], np.minimum.reduceat(start_ns, runs))
+    np.maximum.at(latest, key[len(steps) :], np.maximum.reduceat(end_ns, runs))
     last = latest[key[: len(steps)]]
     first = np.where(last >= 0, earliest[key[: len(steps)]], -1)
     return first, last

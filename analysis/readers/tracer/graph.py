@@ -90,7 +90,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         return labels, work, ideal
 
     # numpy releases the interpreter's lock while it works on long arrays.
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         labelled = pool.submit(labels_and_ideals)
         src, dst = _all_edges(matched, pieces)
         is_comm = np.arange(len(rank_step)) >= num_pieces
@@ -103,39 +103,48 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         gap = np.where(begins, delay[rank_step], 0.0)
         ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
-    replica = position[0][rank_step][order]
-    group = np.concatenate(
-        (np.full(num_pieces, NO_GROUP, dtype=np.int64), _group_instances(matched))
-    )
+        own = rank_step[order]
+        columns = {
+            "label": labels,
+            "group": np.append(np.full(num_pieces, NO_GROUP), _group_instances(matched)),
+            "duration_ns": duration,
+            "gap_ns": gap,
+            "start_ns": np.append(matched.line.time_at(pieces.start), spans.start_ns[comm]),
+            "end_ns": np.append(
+                matched.line.time_at(pieces.end), spans.start_ns[comm] + spans.duration_ns[comm]
+            ),
+            "ideal_ns": ideal,
+            "ideal_gap_ns": ideal_gap,
+            "kind": kind,
+            "on_device": is_comm | is_own_compute(pieces, len(rank_step)),
+            "span": np.append(pieces.compute, np.full(len(comm), GAP)),
+            "work": work,
+        }
+        # Two at once: each is a pass of random reads.
+        taken = zip(columns, pool.map(lambda name: columns[name].take(order), columns), strict=True)
+        of_model = dict(taken)
+    of_operations = {
+        name: of_model.pop(name)
+        for name in ("label", "group", "duration_ns", "gap_ns", "start_ns", "end_ns")
+    }
+    replica = position[0][own]
     operations = Operations(
         steps=numbers,
-        step=rank_steps.step_index[rank_step][order],
+        step=rank_steps.step_index[own],
         replica=replica,
-        label=labels[order],
-        group=group[order],
-        duration_ns=duration[order],
-        gap_ns=gap[order],
-        start_ns=np.concatenate((matched.line.time_at(pieces.start), spans.start_ns[comm]))[order],
-        end_ns=np.concatenate(
-            (matched.line.time_at(pieces.end), (spans.start_ns + spans.duration_ns)[comm])
-        )[order],
         closes_step=np.ones(len(order), dtype=np.bool_),
         src=number[src],
         dst=number[dst],
+        **of_operations,
     )
     model = ReplayModel(
         operations=operations,
-        ideal_ns=ideal[order],
-        ideal_gap_ns=ideal_gap[order],
         overlap_ns=overlap_ns,
-        kind=kind[order],
         kinds=tuple(kind.value for kind in KINDS),
-        rank=rank_steps.rank[rank_step][order],
+        rank=rank_steps.rank[own],
         dp=replica,
-        stage=stage[order],
-        on_device=(is_comm | is_own_compute(pieces, len(rank_step)))[order],
-        span=np.append(pieces.compute, np.full(len(comm), GAP))[order],
-        work=work[order],
+        stage=position[1][own],
+        **of_model,
     )
     return model, number
 
