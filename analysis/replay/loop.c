@@ -271,16 +271,59 @@ replay(PyObject *Py_UNUSED(self), PyObject *args)
 
 typedef struct {
     Graph graph;
-    int32_t low, high, width, num_changes;
+    int32_t low, high, num_variants, num_changes;
+    int32_t base;                /* the first variant of those replayed together */
     const double *duration, *gap, *new_duration, *new_gap;
-    const double *ends;          /* of position p, at p - low */
+    const double *ends;          /* of position p, at p - low, as are all columns by position */
     const int32_t *first_change; /* of row r, at r - low: a step's rows are its positions */
     const int32_t *variant;
     const uint8_t *closes;
-    double *lanes;      /* of position p, at (p - low) * width; only of the variants that differ */
-    uint32_t *differs;  /* of position p, at p - low: the variants that end at another time */
-    double *latest;
+    double *lanes;               /* of position p, at (p - low) * MAX_WIDTH; where one differs */
+    uint32_t *differs;           /* the variants that end at another time */
+    int32_t *begin;              /* the first position of the item, less low */
+    int32_t *position;           /* of a row */
+    int32_t *first_out, *out;    /* the items that wait for a position */
+    int32_t *visited, *closing, *changed_row;
+    int32_t num_closing;
+    uint64_t *pending;           /* a bit for the first position of each item to visit */
 } Variants;
+
+/* Fill in what the items of the step are, and which of them wait for each position. */
+static void
+find_successors(Variants *v)
+{
+    const Graph *g = &v->graph;
+    const int32_t low = v->low, num = v->high - v->low;
+    for (int32_t k = 0; k < num; k++) {
+        v->begin[k] = k == 0 || g->last[low + k - 1] ? k : v->begin[k - 1];
+        v->position[g->order[low + k] - low] = k;
+        for (int32_t e = g->first[low + k]; e < g->first[low + k + 1]; e++) {
+            v->first_out[g->pred[e] - low + 1]++;
+        }
+    }
+    counts_to_firsts(v->first_out, num);
+    for (int32_t k = 0; k < num; k++) {
+        for (int32_t c = v->first_change[k]; c < v->first_change[k + 1]; c++) {
+            v->changed_row[c] = k;
+        }
+        if (v->closes[g->order[low + k]]) {
+            v->closing[v->num_closing++] = k;
+        }
+        for (int32_t e = g->first[low + k]; e < g->first[low + k + 1]; e++) {
+            v->out[v->first_out[g->pred[e] - low]++] = v->begin[k];
+        }
+    }
+    for (int32_t k = num; k > 0; k--) {
+        v->first_out[k] = v->first_out[k - 1];
+    }
+    v->first_out[0] = 0;
+}
+
+static inline void
+visit_later(const Variants *v, int32_t item)
+{
+    v->pending[item >> 6] |= (uint64_t)1 << (item & 63);
+}
 
 /* Replay an item in one variant; set its bit at the positions that end at another time. */
 static void
@@ -293,13 +336,12 @@ replay_item(const Variants *v, int32_t at, int32_t stop, int w)
         double arrival = g->first[k] < g->first[k + 1] ? -INFINITY : 0.0;
         for (int32_t e = g->first[k]; e < g->first[k + 1]; e++) {
             Py_ssize_t pred = g->pred[e] - v->low;
-            double end = v->differs[pred] >> w & 1 ? v->lanes[pred * v->width + w]
-                                                   : v->ends[pred];
+            double end = v->differs[pred] >> w & 1 ? v->lanes[pred * MAX_WIDTH + w] : v->ends[pred];
             arrival = end > arrival ? end : arrival;
         }
         double gap = v->gap == NULL ? 0.0 : v->gap[row];
         for (int32_t c = v->first_change[row - v->low]; c < v->first_change[row - v->low + 1]; c++) {
-            gap = v->new_gap != NULL && v->variant[c] == w ? v->new_gap[c] : gap;
+            gap = v->new_gap != NULL && v->variant[c] == v->base + w ? v->new_gap[c] : gap;
         }
         arrival += gap;
         gate = arrival > gate ? arrival : gate;
@@ -308,51 +350,78 @@ replay_item(const Variants *v, int32_t at, int32_t stop, int w)
         int32_t row = g->order[k];
         double duration = v->duration[row];
         for (int32_t c = v->first_change[row - v->low]; c < v->first_change[row - v->low + 1]; c++) {
-            duration = v->variant[c] == w ? v->new_duration[c] : duration;
+            duration = v->variant[c] == v->base + w ? v->new_duration[c] : duration;
         }
         double end = gate + duration;
         if (end != v->ends[k - v->low]) {
-            v->lanes[(Py_ssize_t)(k - v->low) * v->width + w] = end;
+            v->lanes[(Py_ssize_t)(k - v->low) * MAX_WIDTH + w] = end;
             v->differs[k - v->low] |= (uint32_t)1 << w;
         }
     }
 }
 
-static void
-replay_all_variants(const Variants *v)
+/* Replay an item in all variants in which it may differ; return the position after it. */
+static int32_t
+replay_variants_of(const Variants *v, int32_t at)
 {
-    const int32_t width = v->width;
     const Graph *g = &v->graph;
-    for (int w = 0; w < width; w++) {
-        v->latest[w] = 0.0;
+    int32_t stop = at;
+    uint32_t differs = 0;
+    do {
+        int32_t row = g->order[stop];
+        for (int32_t c = v->first_change[row - v->low]; c < v->first_change[row - v->low + 1]; c++) {
+            int32_t w = v->variant[c] - v->base;
+            differs |= w >= 0 && w < MAX_WIDTH ? (uint32_t)1 << w : 0;
+        }
+        for (int32_t e = g->first[stop]; e < g->first[stop + 1]; e++) {
+            differs |= v->differs[g->pred[e] - v->low];
+        }
+    } while (!g->last[stop++]);
+    for (int w = 0; w < MAX_WIDTH && differs >> w; w++) {
+        if (differs >> w & 1) {
+            replay_item(v, at, stop, w);
+        }
     }
-    for (int32_t at = v->low; at < v->high;) {
-        int32_t stop = at;
-        uint32_t differs = 0;
-        do {
-            int32_t row = g->order[stop];
-            for (int32_t c = v->first_change[row - v->low]; c < v->first_change[row - v->low + 1]; c++) {
-                differs |= (uint32_t)1 << v->variant[c];
-            }
-            for (int32_t e = g->first[stop]; e < g->first[stop + 1]; e++) {
-                differs |= v->differs[g->pred[e] - v->low];
-            }
-        } while (!g->last[stop++]);
-        for (int w = 0; differs >> w && w < width; w++) {
-            if (differs >> w & 1) {
-                replay_item(v, at, stop, w);
+    return stop;
+}
+
+/* Replay the variants from `base` on: only the items that differ in one of them. */
+static void
+replay_block(Variants *v, double *latest)
+{
+    const int32_t num = v->high - v->low;
+    int32_t num_visited = 0, width = v->num_variants - v->base;
+    width = width < MAX_WIDTH ? width : MAX_WIDTH;
+    for (int32_t c = 0; c < v->num_changes; c++) {
+        if (v->variant[c] >= v->base && v->variant[c] < v->base + width) {
+            visit_later(v, v->begin[v->position[v->changed_row[c]]]);
+        }
+    }
+    for (int32_t word = 0; word <= num >> 6; word++) {
+        while (v->pending[word]) {
+            int32_t item = word << 6 | __builtin_ctzll(v->pending[word]);
+            v->pending[word] &= v->pending[word] - 1;
+            int32_t stop = replay_variants_of(v, v->low + item) - v->low;
+            for (int32_t k = item; k < stop; k++) {
+                for (int32_t o = v->first_out[k]; v->differs[k] && o < v->first_out[k + 1]; o++) {
+                    visit_later(v, v->out[o]);
+                }
+                v->visited[num_visited++] = k;
             }
         }
-        for (; at < stop; at++) {
-            if (!v->closes[g->order[at]]) {
-                continue;
-            }
-            for (int w = 0; w < width; w++) {
-                double end = v->differs[at - v->low] >> w & 1
-                    ? v->lanes[(Py_ssize_t)(at - v->low) * width + w] : v->ends[at - v->low];
-                v->latest[w] = end > v->latest[w] ? end : v->latest[w];
-            }
+    }
+    for (int w = 0; w < width; w++) {
+        latest[w] = 0.0;
+    }
+    for (int32_t n = 0; n < v->num_closing; n++) {
+        int32_t k = v->closing[n];
+        for (int w = 0; w < width; w++) {
+            double end = v->differs[k] >> w & 1 ? v->lanes[(Py_ssize_t)k * MAX_WIDTH + w] : v->ends[k];
+            latest[w] = end > latest[w] ? end : latest[w];
         }
+    }
+    while (num_visited) {
+        v->differs[v->visited[--num_visited]] = 0;
     }
 }
 
@@ -362,10 +431,11 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
     Variants v;
     Arrays a = {.num = 0};
     PyObject *graph, *duration, *gap, *ends, *closes, *first, *variant, *new_duration, *new_gap;
-    PyObject *latest, *result = NULL;
+    PyObject *latest_, *result = NULL;
+    double *latest;
     if (!PyArg_ParseTuple(args, "O!iiOOOOOiOOOiO", &PyTuple_Type, &graph, &v.low, &v.high, &duration,
                           &gap, &ends, &closes, &first, &v.num_changes, &variant, &new_duration,
-                          &new_gap, &v.width, &latest)) {
+                          &new_gap, &v.num_variants, &latest_)) {
         return NULL;
     }
     v.gap = v.new_gap = NULL;
@@ -378,24 +448,29 @@ replay_variants(PyObject *Py_UNUSED(self), PyObject *args)
         && (v.variant = borrow(&a, variant, v.num_changes, 4, 0))
         && (v.new_duration = borrow(&a, new_duration, v.num_changes, 8, 0))
         && (new_gap == Py_None || (v.new_gap = borrow(&a, new_gap, v.num_changes, 8, 0)))
-        && (v.latest = borrow(&a, latest, v.width, 8, 1))) {
-        if (v.width > MAX_WIDTH) {
-            PyErr_SetString(PyExc_ValueError, "too many variants");
-        } else {
-            size_t num = (size_t)(v.high - v.low) + 1;
-            v.lanes = PyMem_RawMalloc(num * v.width * sizeof(double));
-            v.differs = PyMem_RawCalloc(num, sizeof(uint32_t));
-            if (v.lanes != NULL && v.differs != NULL) {
-                Py_BEGIN_ALLOW_THREADS
-                replay_all_variants(&v);
-                Py_END_ALLOW_THREADS
-                result = Py_NewRef(Py_None);
-            } else {
-                (void)PyErr_NoMemory();
+        && (latest = borrow(&a, latest_, v.num_variants, 8, 1))) {
+        size_t num = (size_t)(v.high - v.low) + 1;
+        size_t num_edges = (size_t)(v.graph.first[v.high] - v.graph.first[v.low]);
+        v.lanes = PyMem_RawMalloc(num * MAX_WIDTH * sizeof(double));
+        v.differs = PyMem_RawCalloc(6 * num + num_edges + (size_t)v.num_changes, sizeof(int32_t));
+        v.pending = PyMem_RawCalloc(num / 64 + 1, sizeof(uint64_t));
+        if (v.lanes != NULL && v.differs != NULL && v.pending != NULL) {
+            Py_BEGIN_ALLOW_THREADS
+            v.first_out = (int32_t *)v.differs + num, v.begin = v.first_out + num;
+            v.position = v.begin + num, v.visited = v.position + num, v.out = v.visited + num;
+            v.closing = v.out + num_edges, v.changed_row = v.closing + num, v.num_closing = 0;
+            find_successors(&v);
+            for (v.base = 0; v.base < v.num_variants; v.base += MAX_WIDTH) {
+                replay_block(&v, latest + v.base);
             }
-            PyMem_RawFree(v.lanes);
-            PyMem_RawFree(v.differs);
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        } else {
+            (void)PyErr_NoMemory();
         }
+        PyMem_RawFree(v.lanes);
+        PyMem_RawFree(v.differs);
+        PyMem_RawFree(v.pending);
     }
     release(&a);
     return result;

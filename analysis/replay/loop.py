@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MAX_WIDTH = 32
-"""Most variants of `replay_variants`, and scenarios of `replay_parts`: the bits of a mask."""
+"""Most scenarios of `replay_parts`: the bits of a mask."""
 
 
 class Graph(NamedTuple):

@@ -135,28 +135,29 @@ class Program:
         """
         graph, closes = self.graph, self.operations.closes_step
         times, buffer = np.empty((len(changes), len(self.has_equal_replicas))), self._buffer()
-        blocks = [
-            _sort_changes(changes[begin : begin + loop.MAX_WIDTH], self.first_position)
-            for begin in range(0, len(changes), loop.MAX_WIDTH)
-        ]
+        rows = np.concatenate([change.rows for change in changes])
+        by_row = stable_argsort(rows)
+        sizes = [len(change.rows) for change in changes]
+        variant = np.repeat(np.arange(len(changes), dtype=np.int32), sizes)[by_row]
+        new_ns, new_gap_ns = (
+            np.concatenate(columns)[by_row] for columns in list(zip(*changes, strict=True))[1:]
+        )
+        rows = rows[by_row]
+        first_of_step = np.searchsorted(rows, self.first_position).tolist()
         for step, low, high in self._steps():
-            ends = buffer[: high - low]
+            ends, latest = buffer[: high - low], np.empty(len(changes))
             loop.replay(graph, low, high, duration_ns, gap_ns, None, ends)
-            times[:, step] = self._last_end(step, ends)
-            for number, block in enumerate(blocks):
-                own = slice(block.first_of_step[step], block.first_of_step[step + 1])
-                row = block.row[own]
-                if not len(row):
-                    continue
-                latest = np.empty(block.num)
-                first = np.zeros(high - low + 1, dtype=np.int32)
-                np.cumsum(np.bincount(row - low, minlength=high - low), out=first[1:])
-                loop.replay_variants(
-                    graph, low, high, duration_ns, gap_ns, ends, closes, first, len(row),
-                    block.variant[own], block.duration_ns[own], block.gap_ns[own], block.num, latest
-                )  # fmt: skip
-                begin = number * loop.MAX_WIDTH
-                times[begin : begin + block.num, step] = latest
+            own = slice(first_of_step[step], first_of_step[step + 1])
+            if own.start == own.stop:
+                times[:, step] = self._last_end(step, ends)
+                continue
+            first = np.zeros(high - low + 1, dtype=np.int32)
+            np.cumsum(np.bincount(rows[own] - low, minlength=high - low), out=first[1:])
+            loop.replay_variants(
+                graph, low, high, duration_ns, gap_ns, ends, closes, first, int(first[-1]),
+                variant[own], new_ns[own], new_gap_ns[own], len(changes), latest
+            )  # fmt: skip
+            times[:, step] = latest
         return times
 
     def operation_times(
@@ -253,34 +254,6 @@ class Program:
         """Return the last end of a step's closing operations, given the ends by position."""
         at = self._closing(step) - self.first_position[step]
         return float(ends[at].max(initial=0.0))
-
-
-class _Changes(NamedTuple):
-    """Changes that are replayed together, sorted by row."""
-
-    num: int
-    row: NDArray[np.int64]
-    variant: NDArray[np.int32]
-    duration_ns: NDArray[np.float64]
-    gap_ns: NDArray[np.float64]
-    first_of_step: list[int]
-    """Index of each step's first row, and the number of rows."""
-
-
-def _sort_changes(changes: Sequence[Change], first_row: NDArray[np.int64]) -> _Changes:
-    rows = np.concatenate([change.rows for change in changes])
-    order = stable_argsort(rows)
-    variant = np.repeat(
-        np.arange(len(changes), dtype=np.int32), [len(change.rows) for change in changes]
-    )
-    return _Changes(
-        num=len(changes),
-        row=rows[order],
-        variant=variant[order],
-        duration_ns=np.concatenate([change.duration_ns for change in changes])[order],
-        gap_ns=np.concatenate([change.gap_ns for change in changes])[order],
-        first_of_step=np.searchsorted(rows[order], first_row).tolist(),
-    )
 
 
 def compile_program(operations: Operations, *, compare_replicas: bool = False) -> Program:

@@ -239,7 +239,7 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
         variant: Shape (changes,): the variant, below ``width``.
         new_duration: Shape (changes,).
         new_gap: Likewise; None: gaps do not change.
-        width: Number of variants, at most `loop.MAX_WIDTH`.
+        width: Number of variants.
         latest: Shape (width,): the step's time in each variant; filled in.
     """
     row = np.repeat(np.arange(low, high), np.diff(first))[:num_changes]
