@@ -100,8 +100,7 @@ def price_candidates(
     recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
     unblamed = Times(remove_partner_waits(model, workers), model.ideal_gap_ns)
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
-    of_stage_ns = ideal.duration_ns * _stage_ratio(model, candidates, ideal, unblamed)
-    fixes = _fixes(candidates, ideal, of_stage_ns, model)
+    fixes = _fixes(candidates, ideal, _stage_ratio(model, candidates, ideal, unblamed), model)
     in_fixed_stage = _in_fixed_stage(fixes, model)
     fixed = _fix_all(fixes, unblamed, ideal, in_fixed_stage)
     num_sharing = (
@@ -132,23 +131,19 @@ def price_candidates(
     ]
     both_ns = _mean_step_with_each(replayer, fixed, [*fixes, *fixes], [*healthy, *with_fault])
     fixed_ns, with_fault_ns = both_ns[: len(fixes)], both_ns[len(fixes) :]
-    faulty = Times(
-        np.where(num_sharing[0] > 0, recorded.duration_ns, fixed.duration_ns),
-        np.where(num_sharing[1] > 0, recorded.gap_ns, fixed.gap_ns),
-    )
-    faulty_ns = faulty.mean_step_ns(replayer)
-    without_ns = _mean_step_with_each(replayer, faulty, fixes, without)
-    ideal_run = _ideal_run(fixes, ideal, model)
-    for column, of_fixed, num in zip(ideal_run, fixed, num_sharing, strict=True):
-        np.copyto(column, of_fixed, where=num > 1)
-    ideal_ns = ideal_run.mean_step_ns(replayer)
+    shared = [(np.flatnonzero(num > 0), np.flatnonzero(num > 1)) for num in num_sharing]
     # All that was recorded, but for what was found. Beside chance it may have a level that changed,
     # or single long steps (a checkpoint): each inflates one of the two estimates.
-    usual = Times(
-        np.where(num_sharing[0] > 0, fixed.duration_ns, recorded.duration_ns),
-        np.where(num_sharing[1] > 0, fixed.gap_ns, recorded.gap_ns),
-    )
-    usual_ns = replayer.full_with(*usual)
+    usual = Times(*(each.copy() for each in recorded))
+    ideal_run = _ideal_run(fixes, ideal, model)
+    for column, other, own, (rows, several) in zip(usual, ideal_run, fixed, shared, strict=True):
+        column[rows], other[several] = own[rows], own[several]
+    usual_ns, ideal_ns = replayer.full_with(*usual), ideal_run.mean_step_ns(replayer)
+    faulty = fixed  # from here on: what no candidate explains, and every candidate's excess
+    for column, own, (rows, _) in zip(faulty, recorded, shared, strict=True):
+        column[rows] = own[rows]
+    faulty_ns = faulty.mean_step_ns(replayer)
+    without_ns = _mean_step_with_each(replayer, faulty, fixes, without)
     noise_s = min(lower_half_deviation(usual_ns), median_change_deviation(usual_ns)) / NS_PER_S
     findings = []
     for fix, base_ns, with_ns, rest_ns in zip(
@@ -204,21 +199,26 @@ def confidence(excess_ratio: float, threshold: float) -> float:
 def _fixes(
     candidates: Sequence[Candidate],
     ideal: Times,
-    of_stage_ns: NDArray[np.float64],
+    stage_ratio: NDArray[np.float64],
     model: ReplayModel,
 ) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
-    of_stage = Times(of_stage_ns, ideal.gap_ns)
-    return [
-        Fix(each, part, _fixed_times(each, part, of_stage if is_of_device(each) else ideal, model))
-        for each, part in zip(candidates, parts, strict=True)
-    ]
+    fixes = []
+    for each, part in zip(candidates, parts, strict=True):
+        own = ideal.at(part)
+        if is_of_device(each):
+            of_stage = np.where(
+                model.on_device[part], stage_ratio[model.kind[part], model.stage[part]], 1
+            )
+            own = Times(own.duration_ns * of_stage, own.gap_ns)
+        fixes.append(Fix(each, part, _fixed_times(each, part, own, model)))
+    return fixes
 
 
 def _stage_ratio(
     model: ReplayModel, candidates: Sequence[Candidate], ideal: Times, unblamed: Times
 ) -> NDArray[np.float64]:
-    """Return what compute takes on the healthy ranks of its stage, over its ideal. Shape (ops,).
+    """Return what compute takes on the healthy ranks of its stage, over its ideal.
 
     The ideal is a mean over all stages. A slow rank of a stage with more work, once fixed, still
     has that work. The ratio is 1 for all else than compute, and if the stage has no other compute
@@ -229,24 +229,27 @@ def _stage_ratio(
         candidates: All candidates.
         ideal: The ideal run.
         unblamed: The run, without waits for partners in compute.
+
+    Returns:
+        Shape (kinds, stages).
     """
-    found = np.ones(len(model.rank))
+    found = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
     slow = [each for each in candidates if is_of_device(each)]
     if not slow:
         return found
     compute = np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
-    number, num = factorize(model.kind[compute], model.stage[compute])
+    cell = model.kind[compute].astype(np.int64) * found.shape[1] + model.stage[compute]
     inside = np.zeros(len(model.rank), dtype=np.bool_)
     for each in candidates:
         if each.part is not None and each.cause.subject is not Subject.STAGE:
             inside[_recorded_part(each, model)] = True
     healthy = ~inside[compute]
     took_ns, expected_ns = (
-        np.bincount(number[healthy], weights=times[compute[healthy]], minlength=num)
+        np.bincount(cell[healthy], weights=times[compute[healthy]], minlength=found.size)
         for times in (unblamed.duration_ns, ideal.duration_ns)
     )
     is_known = (took_ns > 0) & (expected_ns > 0)
-    found[compute] = np.divide(took_ns, expected_ns, out=np.ones(num), where=is_known)[number]
+    np.divide(took_ns, expected_ns, out=found.reshape(-1), where=is_known)
     return found
 
 
@@ -281,8 +284,8 @@ def _own_parts(
 def _fixed_times(
     candidate: Candidate, rows: NDArray[np.int64], ideal: Times, model: ReplayModel
 ) -> Times:
-    """Return the times of a candidate's operations without its cause."""
-    duration_ns, gap_ns = ideal.at(rows)
+    """Return the times of a candidate's operations, given their ideals, without its cause."""
+    duration_ns, gap_ns = ideal
     if not candidate.on_host:
         # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave would.
         shorter = np.minimum(duration_ns, model.operations.duration_ns[rows])
@@ -366,8 +369,8 @@ def _take_out(
 
 
 def _ideal_run(fixes: Sequence[Fix], ideal: Times, model: ReplayModel) -> Times:
-    """Return the ideal run, with the candidates' own fixed times if they give any."""
-    times = Times(*(each.copy() for each in ideal))
+    """Make the ideal run that of the candidates' own fixed times, if they give any; return it."""
+    times = Times(ideal.duration_ns, ideal.gap_ns.copy())
     for fix in fixes:
         if fix.candidate.fixed_ns is not None or fix.candidate.on_host:
             for column, own in zip(times, fix.fixed, strict=True):

@@ -40,9 +40,9 @@ def remove_partner_waits(
         workers: The worker of each rank, as `find_workers` returns it.
 
     Returns:
-        Shape (ops,), ns.
+        Shape (ops,), ns; the operations' own column if no worker has partners.
     """
-    duration_ns = model.operations.duration_ns.copy()
+    duration_ns = model.operations.duration_ns
     number = {worker: index for index, worker in enumerate(sorted(set(workers.values())))}
     if len(number) == len(workers):
         return duration_ns
@@ -62,6 +62,7 @@ def remove_partner_waits(
     )
     shortest = np.full(num, np.inf)
     np.minimum.at(shortest, piece, duration_ns[rows])
+    duration_ns = duration_ns.copy()
     duration_ns[rows] = shortest[piece]
     return duration_ns
 
