@@ -134,7 +134,12 @@ def price_candidates(
     shared = [(np.flatnonzero(num > 0), np.flatnonzero(num > 1)) for num in num_sharing]
     # All that was recorded, but for what was found. Beside chance it may have a level that changed,
     # or single long steps (a checkpoint): each inflates one of the two estimates.
-    usual = Times(*(each.copy() for each in recorded))
+    usual = Times(
+        *(
+            each.copy() if len(rows) else each
+            for each, (rows, _) in zip(recorded, shared, strict=True)
+        )
+    )
     ideal_run = _ideal_run(fixes, ideal, model)
     for column, other, own, (rows, several) in zip(usual, ideal_run, fixed, shared, strict=True):
         column[rows], other[several] = own[rows], own[several]
