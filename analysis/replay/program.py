@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.grouping import NO_GROUP, code_groups
 from ..arrays.sorting import stable_argsort
-from ..trace.errors import CycleError
+from ..trace.errors import AnalysisError, CycleError
 from . import loop
 
 if TYPE_CHECKING:
@@ -274,6 +274,9 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
     graph, num_sorted = _sort(len(replica), operations.src, operations.dst, code, num_groups)
     if num_sorted < len(replica):
         raise CycleError(len(replica) - num_sorted)
+    num_by_step = np.bincount(operations.step, minlength=len(operations.steps))
+    first_position = np.concatenate(([0], np.cumsum(num_by_step)))
+    _check_steps(graph, first_position)
     has_equal_replicas = np.zeros(len(operations.steps), dtype=np.bool_)
     if compare_replicas and len(replicas) > 1:
         subgraph = operations.step * np.int32(len(replicas)) + replica
@@ -286,16 +289,30 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
             operations.label.astype(np.int32, copy=False), code, num_groups,
             operations.closes_step, has_equal_replicas
         )  # fmt: skip
-    num_by_step = np.bincount(operations.step, minlength=len(operations.steps))
     return Program(
         operations=operations,
         graph=graph,
-        first_position=np.concatenate(([0], np.cumsum(num_by_step))),
+        first_position=first_position,
         closing=np.flatnonzero(operations.closes_step[graph.order]),
         replicas=replicas,
         replica=replica,
         has_equal_replicas=has_equal_replicas,
     )
+
+
+def _check_steps(graph: loop.Graph, first_position: NDArray[np.int64]) -> None:
+    """Check that the rows of each step are its positions, and wait for no other step.
+
+    The loop replays one step after the other, and follows these numbers without a look.
+
+    Raises:
+        AnalysisError: They are not.
+    """
+    for step, (low, high) in enumerate(pairwise(first_position.tolist())):
+        edges = slice(int(graph.first[low]), int(graph.first[high]))
+        for numbers in (graph.order[low:high], graph.pred[edges]):
+            if len(numbers) and not (low <= numbers.min() and numbers.max() < high):
+                raise AnalysisError(f"operations of the step at index {step} wait for another step")
 
 
 def sort_graph(
@@ -355,4 +372,7 @@ def _sort(
         pred=np.zeros(len(src), dtype=np.int32),
     )
     edges = src.astype(np.int32, copy=False), dst.astype(np.int32, copy=False)
+    for rows in edges:
+        if len(rows) and not (rows.min() >= 0 and rows.max() < num_rows):
+            raise AnalysisError("an operation waits for one that there is not")
     return graph, loop.sort(graph, num_groups, *edges, code)

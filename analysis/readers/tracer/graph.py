@@ -313,7 +313,7 @@ def _buffered_edges(
     matched: MatchedWaits, num_pieces: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the edges from buffered sends to their receives."""
-    buffered = matched.buffered
+    buffered = matched.buffered & ~matched.in_several_steps
     instance = matched.split.instance[matched.comm]
     sends = np.flatnonzero(buffered)
     receives = np.flatnonzero(np.isin(instance, instance[sends]) & ~buffered)

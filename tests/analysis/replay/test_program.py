@@ -14,6 +14,7 @@ from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.program import Program, compile_program
 from rankscope.analysis.replay.step_graph import build_step_graph, replayed_times
 from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
@@ -104,6 +105,23 @@ def test_isolated_replica_is_exact(uneven: bool) -> None:  # noqa: FBT001
     for dp in range(4):
         put_back = np.where(model.dp == dp, operations.duration_ns, model.ideal_ns)
         assert found[dp] == pytest.approx(program.step_times(put_back), rel=1e-12)
+
+
+@pytest.mark.parametrize(("src", "dst"), [(0, -1), (-1, 0)])
+def test_operations_that_wait_for_another_step_are_refused(src: int, dst: int) -> None:
+    operations = noisy_model(dp=2, pp=2).operations
+    rows = np.arange(len(operations), dtype=np.int32)
+    edges = {"src": rows[[src]], "dst": rows[[dst]]}
+
+    with pytest.raises(AnalysisError, match="another step"):
+        compile_program(replace(operations, src=edges["src"], dst=edges["dst"]))
+
+
+def test_operations_that_wait_for_a_missing_one_are_refused() -> None:
+    operations = noisy_model(dp=2, pp=2).operations
+
+    with pytest.raises(AnalysisError, match="there is not"):
+        compile_program(replace(operations, src=operations.src + len(operations)))
 
 
 def test_single_replica_is_put_back_as_a_whole() -> None:
