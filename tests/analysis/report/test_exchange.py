@@ -63,6 +63,9 @@ def test_a_report_reads_back_equal(report: RunReport) -> None:
         '["array", "int64", [99999], ""]',
         '["dict", [[], 1]]',
         '["Severity", {"a": 1}]',
+        '["rows", "WaitsOn", [1], []]',
+        '["rows", "WaitsOn", [1]]',
+        '["rows", "Popen", ["true"]]',
         "[" * 100_000,
     ],
 )
