@@ -147,7 +147,7 @@ def compute_occupancy(
         waited_ns=np.zeros(num_waits, dtype=np.int64),
         of_wait=np.full(num_waits, NOT_FOUND, dtype=np.int32),
     )
-    loop.fill(
+    loop.functions.fill(
         len(rank_steps), rank_steps.rank, rank_steps.step_index.astype(np.int32),
         rank_steps.start_ns, rank_steps.end_ns, num, model.kind, operations.step, len(model.kinds),
         is_compute, is_launched,

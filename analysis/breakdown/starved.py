@@ -102,7 +102,7 @@ def _attribute(
     share_ns = np.empty(room, dtype=np.int64)
     wait = 0
     while True:
-        wait, num_shares = loop.attribute(
+        wait, num_shares = loop.functions.attribute(
             len(last), before, last, model.rank, operations.start_ns, operations.end_ns,
             operations.duration_ns, model.ideal_ns, operations.gap_ns, model.ideal_gap_ns,
             num_waits, wait, waits.operation.astype(np.int32), waits.start_ns, waits.end_ns,

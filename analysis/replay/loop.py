@@ -13,16 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .python_loop import (
-        attribute,
-        compare_replicas,
-        fill,
-        last_members,
-        replay,
-        replay_parts,
-        replay_variants,
-        sort,
-    )
+    from . import python_loop as functions
 else:
     try:
         from . import _loop as functions
@@ -34,23 +25,8 @@ else:
             " as long. Install one (gcc), then rankscope again.",
             stacklevel=2,
         )
-    replay, sort, compare_replicas = functions.replay, functions.sort, functions.compare_replicas
-    replay_parts, replay_variants = functions.replay_parts, functions.replay_variants
-    attribute, fill, last_members = functions.attribute, functions.fill, functions.last_members
 
-__all__ = [
-    "MAX_WIDTH",
-    "Graph",
-    "Intervals",
-    "attribute",
-    "compare_replicas",
-    "fill",
-    "last_members",
-    "replay",
-    "replay_parts",
-    "replay_variants",
-    "sort",
-]
+__all__ = ["MAX_WIDTH", "Graph", "Intervals", "functions"]
 
 MAX_WIDTH = 32
 """Most scenarios of `replay_parts`: the bits of a mask."""

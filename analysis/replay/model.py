@@ -274,7 +274,7 @@ def last_members(model: ReplayModel) -> NDArray[np.int32]:
     operations, num = model.operations, len(model.rank)
     code, num_groups = code_groups(operations.group)
     last = np.empty(num, dtype=np.int32)
-    loop.last_members(num, num_groups, code, operations.start_ns, model.rank, last)
+    loop.functions.last_members(num, num_groups, code, operations.start_ns, model.rank, last)
     return last
 
 

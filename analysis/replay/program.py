@@ -84,7 +84,7 @@ class Program:
         times, buffer = np.zeros(len(self.has_equal_replicas)), self._buffer()
         for step, low, high in self._steps():
             ends = buffer[: high - low]
-            loop.replay(self.graph, low, high, duration_ns, gap_ns, None, ends)
+            loop.functions.replay(self.graph, low, high, duration_ns, gap_ns, None, ends)
             times[step] = self._last_end(step, ends)
         return times
 
@@ -108,7 +108,7 @@ class Program:
         """
         times, latest = np.empty((num, len(self.has_equal_replicas))), np.empty(num)
         for step, low, high in self._steps():
-            loop.replay_parts(
+            loop.functions.replay_parts(
                 self.graph, low, high, recorded_ns, ideal_ns, parts, self.operations.closes_step,
                 None, 1, num, latest
             )  # fmt: skip
@@ -146,14 +146,14 @@ class Program:
         first_of_step = np.searchsorted(rows, self.first_position).tolist()
         for step, low, high in self._steps():
             ends, latest = buffer[: high - low], np.empty(len(changes))
-            loop.replay(graph, low, high, duration_ns, gap_ns, None, ends)
+            loop.functions.replay(graph, low, high, duration_ns, gap_ns, None, ends)
             own = slice(first_of_step[step], first_of_step[step + 1])
             if own.start == own.stop:
                 times[:, step] = self._last_end(step, ends)
                 continue
             first = np.zeros(high - low + 1, dtype=np.int32)
             np.cumsum(np.bincount(rows[own] - low, minlength=high - low), out=first[1:])
-            loop.replay_variants(
+            loop.functions.replay_variants(
                 graph, low, high, duration_ns, gap_ns, ends, closes, first, int(first[-1]),
                 variant[own], new_ns[own], new_gap_ns[own], len(changes), latest
             )  # fmt: skip
@@ -180,7 +180,7 @@ class Program:
         borders = self.first_position[:-1][steps], self.first_position[1:][steps]
         low, high = (int(borders[0][0]), int(borders[1][-1])) if len(borders[0]) else (0, 0)
         by_position, arrived = np.empty((2, high - low))
-        loop.replay(self.graph, low, high, duration_ns, gap_ns, arrived, by_position)
+        loop.functions.replay(self.graph, low, high, duration_ns, gap_ns, arrived, by_position)
         row = self.graph.order[low:high] - low
         start, end = np.empty((2, high - low))
         start[row], end[row] = arrived, by_position
@@ -216,7 +216,7 @@ class Program:
         latest, of_one = np.empty((num, num_replicas)), np.empty(num)
         for step, low, high in self._steps():
             if self.has_equal_replicas[step]:
-                loop.replay_parts(
+                loop.functions.replay_parts(
                     graph, low, high, recorded_ns, ideal_ns, parts, closes, self.replica,
                     num_replicas, num, latest
                 )  # fmt: skip
@@ -224,7 +224,7 @@ class Program:
                 continue
             for number in range(num_replicas):
                 own = np.where(self.replica == number, parts, np.uint32(0))
-                loop.replay_parts(
+                loop.functions.replay_parts(
                     graph, low, high, recorded_ns, ideal_ns, own, closes, None, 1, num, of_one
                 )
                 times[:, number, step] = of_one
@@ -283,7 +283,7 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
         num_each = np.bincount(subgraph, minlength=len(operations.steps) * len(replicas))
         by_step = num_each.reshape(-1, len(replicas))
         has_equal_replicas = (by_step == by_step[:, :1]).all(axis=1)
-        loop.compare_replicas(
+        loop.functions.compare_replicas(
             graph, len(operations.steps), len(replicas),
             np.append(0, np.cumsum(num_each)).astype(np.int32),
             operations.label.astype(np.int32, copy=False), code, num_groups,
@@ -375,4 +375,4 @@ def _sort(
     for rows in edges:
         if len(rows) and not (rows.min() >= 0 and rows.max() < num_rows):
             raise AnalysisError("an operation waits for one that there is not")
-    return graph, loop.sort(graph, num_groups, *edges, code)
+    return graph, loop.functions.sort(graph, num_groups, *edges, code)

@@ -235,7 +235,7 @@ def _longest_paths(
     """Return the length of the longest path that ends with each node."""
     graph = sort_graph(num_nodes, *edges)
     by_position, ends = np.empty((2, num_nodes))
-    loop.replay(graph, 0, num_nodes, lengths, None, None, by_position)
+    loop.functions.replay(graph, 0, num_nodes, lengths, None, None, by_position)
     ends[graph.order] = by_position
     return ends
 

@@ -360,12 +360,16 @@ def _apply_migrations(store: Store, *, is_server: bool) -> int:
         raise StoreVersionError(store.url, found=found, known=newest)
     if found < newest:
         store.command(CREATE_VERSION_TABLE)
+    rows: list[Row] = []
     for migration in known_migrations()[found:]:
         is_needed = not (is_server and migration.is_embedded_only)
         for statement in migration.statements() if is_needed else ():
             store.command(statement)
-        row = {"version": migration.version, "name": migration.name}
-        store.insert_rows("schema_version", [row])
+        rows.append({"version": migration.version, "name": migration.name})
+        # A new embedded store has nothing to lose by all of them once more: it notes them at once.
+        if is_server or found or migration.version == newest:
+            store.insert_rows("schema_version", rows)
+            rows = []
     return newest
 
 
