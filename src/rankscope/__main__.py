@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -78,6 +79,7 @@ def _run() -> int:
             raise
         return _fail(format_error(error), code)
     sys.stdout.flush()
+    gc.freeze()  # the collections at the interpreter's end would visit all objects: 0.06 s
     if status == INTERRUPTED:  # typer turns a KeyboardInterrupt into this status
         raise KeyboardInterrupt
     return status or 0

@@ -93,9 +93,10 @@ def import_files(
         raise BadInputError(f"{files[0]} is not a file: give the trace")
     from rankscope.collector.importers.bytedance import import_bytedance
 
+    from ..memory import without_collection
     from ..sources.store_source import StoreSource
 
-    with open_store(store_url) as store, Progress() as progress:
+    with without_collection(), open_store(store_url) as store, Progress() as progress:
         what = f"importing {files[0].name} as run {run_id}"
         progress.show(what)
         result = import_bytedance(
