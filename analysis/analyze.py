@@ -47,7 +47,7 @@ from .trace.rows import make_span_table, select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
 
     from numpy.typing import NDArray
 
@@ -97,15 +97,15 @@ def analyze_known(
 
 def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int | None) -> RunReport:
     run_id = run.run_id
-    record = Record(
-        run=run,
-        steps=source.steps(run_id, first=first, last=last),
-        spans=source.spans(run_id, first=first, last=last),
-        context=source.context(run_id, first=first, last=last),
-    )
-    if not len(record.spans):
+    steps = source.steps(run_id, first=first, last=last)
+    spans = source.spans(run_id, first=first, last=last)
+    # The engine and numpy release the interpreter's lock in long operations: two cores work.
+    with ThreadPoolExecutor(1) as executor:
+        context = executor.submit(source.context, run_id, first=first, last=last)
+        aligned = align_steps_to_device(spans, steps) if len(spans) else steps
+    record = Record(run=run, steps=aligned, spans=spans, context=context.result())
+    if not len(spans):
         return _report_without_spans(record, is_whole_run=first is None and last is None)
-    record = replace(record, steps=align_steps_to_device(record.spans, record.steps))
     held = [record.spans]
     if run.source_format == "bytedance":
         record = replace(record, spans=_without_columns(record.spans))
@@ -113,10 +113,13 @@ def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int |
     def take_spans() -> SpanTable:
         return held.pop() if held else source.spans(run_id, first=first, last=last)
 
-    reading, replay = _read_replayable(record, take_spans)
-    if replay is None:
-        return _report_without_replay(record, findings_of_record(record), reading)
-    return _report_with_replay(replace(record, reading=reading), reading, *replay)
+    del spans
+    with ThreadPoolExecutor(1) as executor:
+        reading, replay = _read_replayable(record, take_spans, executor)
+        if replay is not None:
+            record = replace(record, reading=reading)
+            return _report_with_replay(record, reading, *replay, executor)
+    return _report_without_replay(record, findings_of_record(record), reading)
 
 
 def _without_columns(spans: SpanTable) -> SpanTable:
@@ -148,8 +151,8 @@ def _read(run: RunInfo, take_spans: Callable[[], SpanTable], steps: StepTable) -
 
 
 def _read_replayable(
-    record: Record, take_spans: Callable[[], SpanTable]
-) -> tuple[Reading, tuple[Replayer, Waiting] | None]:
+    record: Record, take_spans: Callable[[], SpanTable], executor: Executor
+) -> tuple[Reading, tuple[Replayer, Future[Waiting]] | None]:
     """Read the steps that can be replayed.
 
     Steps whose operations wait for each other in a cycle are left out, and so are steps without
@@ -158,6 +161,7 @@ def _read_replayable(
     Args:
         record: The run; the steps are those of the device.
         take_spans: Returns its spans, and does not hold them.
+        executor: Finds who waited, beside what follows.
 
     Returns:
         The remaining operations, their replay and who waited; None if no step remains.
@@ -168,11 +172,9 @@ def _read_replayable(
         if not len(reading.model.rank):
             empty = dict.fromkeys(reading.steps, "its spans are in other steps")
             return replace(reading, left_out=reading.left_out | empty), None
-        with ThreadPoolExecutor(1) as executor:
-            compiled = executor.submit(Replayer, reading.model)
-            waiting = _find_waiting(run, reading)
+        waiting = executor.submit(_find_waiting, run, reading)
         try:
-            return reading, (compiled.result(), waiting)
+            return reading, (Replayer(reading.model), waiting)
         except CycleError:
             cyclic = find_cycles(reading.model)
             if not cyclic:
@@ -188,7 +190,11 @@ def _read_replayable(
 
 
 def _report_with_replay(
-    record: Record, reading: Reading, replayer: Replayer, waiting: Waiting
+    record: Record,
+    reading: Reading,
+    replayer: Replayer,
+    waiting: Future[Waiting],
+    executor: Executor,
 ) -> RunReport:
     """Replay the run, compare its ranks, diagnose it, and report."""
     run = record.run
@@ -196,17 +202,15 @@ def _report_with_replay(
     if reading.bounds_ns is not None:
         begins_ns = zip(reading.steps, reading.bounds_ns[0].tolist(), strict=True)
         begin_by_step = {step: (run.epochs[-1].epoch, begin_ns) for step, begin_ns in begins_ns}
-    # numpy releases the interpreter lock in long operations, so both threads progress.
-    with ThreadPoolExecutor(1) as executor:
-        recorded = executor.submit(_recorded_times, record, reading, replayer)
-        what_if_of_parts = executor.submit(what_if, replayer)
-        quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
-        case = _build_case(record, reading, replayer)
-        links = None if case is None else executor.submit(summarize_links, case.links, run.ranks)
-        findings = combine_findings(_diagnose(run, case), findings_of_record(record))
-        full_ns, waterfall = recorded.result()
-        result = what_if_of_parts.result()
-    attribution, starved = waiting
+    recorded = executor.submit(_recorded_times, record, reading, replayer)
+    what_if_of_parts = executor.submit(what_if, replayer)
+    quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
+    case = _build_case(record, reading, replayer)
+    links = None if case is None else executor.submit(summarize_links, case.links, run.ranks)
+    findings = combine_findings(_diagnose(run, case), findings_of_record(record))
+    full_ns, waterfall = recorded.result()
+    result = what_if_of_parts.result()
+    attribution, starved = waiting.result()
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)

@@ -93,10 +93,12 @@ def _lone_group_warnings(
         dtype=np.bool_,
     )
     rows = np.flatnonzero(is_between[transfers.link]) if len(is_between) else np.zeros(0, np.int64)
-    pairs = np.unique((transfers.alike[rows], transfers.link[rows]), axis=1)
-    if not len(rows) or np.bincount(pairs[0]).max() > 1:
+    pair, num_pairs = factorize(transfers.alike[rows], transfers.link[rows])
+    one = np.zeros(num_pairs, dtype=np.int64)
+    one[pair] = rows
+    if not num_pairs or np.bincount(transfers.alike[one]).max() > 1:
         return []
-    num = format_count(len(sorted_unique(pairs[1])), "link")
+    num = format_count(len(sorted_unique(transfers.link[one])), "link")
     text = (
         f"insufficient evidence about links: {num} between hosts, without an alike one, compared"
         " with its own other steps only. Whether it is slow from the first step on is unknown:"

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.tracer.span import NS_PER_S
 
+from ..arrays.grouping import factorize
 from ..readers.tracer.device_steps import measure_steps
 from ..report.report import Mfu
 from ..trace.devices import peak_flops_per_s
@@ -131,18 +132,17 @@ def sum_squares(microbatches: MicrobatchTable) -> dict[int, int]:
     Steps in which those of a micro-batch are unknown are left out. If a later epoch repeated a
     step, that epoch's value counts.
     """
-    numbers = np.column_stack([microbatches.epoch, microbatches.step, microbatches.rank])
-    keys, row = np.unique(numbers, axis=0, return_inverse=True)
-    squares = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(squares, row.ravel(), microbatches.sum_squared_lengths)
-    unknown = {
-        (epoch, step) for epoch, step, _ in numbers[microbatches.sum_squared_lengths < 0].tolist()
-    }
-    found: dict[int, tuple[int, int]] = {}
-    for (epoch, step, _), of_rank in zip(keys.tolist(), squares.tolist(), strict=True):
-        if (epoch, step) not in unknown:  # keys are ascending
-            found[step] = max(found.get(step, (epoch, 0)), (epoch, of_rank))
-    return {step: of_rank for step, (_, of_rank) in found.items()}
+    epoch, step, squared = microbatches.epoch, microbatches.step, microbatches.sum_squared_lengths
+    of_rank, num_ranks = factorize(epoch, step, microbatches.rank)
+    of_step, num_steps = factorize(epoch, step)
+    sums, largest = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_steps, dtype=np.int64)
+    np.add.at(sums, of_rank, squared)
+    np.maximum.at(largest, of_step, sums[of_rank])
+    is_known, first = np.ones(num_steps, dtype=np.bool_), np.zeros(num_steps, dtype=np.int64)
+    is_known[of_step[squared < 0]] = False
+    first[of_step] = np.arange(len(of_step))
+    rows = first[is_known]
+    return dict(zip(step[rows].tolist(), largest[is_known].tolist(), strict=True))  # epochs ascend
 
 
 def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int, tuple[int, float]]:

@@ -93,10 +93,11 @@ def _baseline_of_few_peers(
     """
     own = np.quantile(lost_ns, BASELINE_QUANTILE, axis=1)
     baseline = np.broadcast_to(own[:, None], lost_ns.shape).copy()
-    for row in range(len(lost_ns)):
-        peers = np.flatnonzero(stage == stage[row])
-        peers = peers[peers != row]
-        if 0 < len(peers) < MIN_ROWS_OF_KIND - 1:
+    stages, size = np.unique(stage, return_counts=True)
+    for each in stages[(size > 1) & (size < MIN_ROWS_OF_KIND)].tolist():
+        rows = np.flatnonzero(stage == each)
+        for row in rows.tolist():
+            peers = rows[rows != row]
             baseline[row] = np.minimum(own[row], lost_ns[peers].max(axis=0))
     return baseline
 
