@@ -46,7 +46,7 @@ NETWORK_EXCEPTIONS = ("connectionerror", "connectionreseterror", "brokenpipeerro
 lost connection only if the message is about the job's communication."""
 
 CAUSE = Cause(
-    name="crash", one="failed first", several="failed first", ends_run=True, has_place=True
+    name="crash", one="failed first", several="failed together", ends_run=True, has_place=True
 )
 
 
@@ -123,7 +123,8 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     its time. Of the others the earliest is named, with those on other hosts that failed within
     ``run.clock_error_ns`` of it, because the clocks cannot order them (if the clock error is
     unknown, all on other hosts). If all others timed out while one was lost, that one was silent
-    first: a hang, not a crash.
+    first: a hang, not a crash. Processes that were ended one after the other, as by a launcher
+    that stops the job, have no first one (`_ended_together`).
 
     The confidence is not calibrated: `crash_confidence`, or `crash_lost_confidence` if the process
     was lost, times `crash_unordered_factor` if several ranks could not be ordered.
@@ -137,7 +138,10 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
         failures = find_failures(epoch, context)
         own = tuple(failure for failure in failures if not failure.follows)
         if own and not is_silence(failures):
-            found.append((epoch.epoch, _first(own, run.clock_error_ns), failures))
+            first = _first(own, run.clock_error_ns)
+            if len(own) == len(failures):
+                first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
+            found.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
     for place, (_, first, _) in enumerate(found):
         merged.setdefault((_ranks(first), first[0].reason), []).append(place)
@@ -196,6 +200,27 @@ def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure,
     )
 
 
+def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ...]:
+    """Return the lost processes of a host whose order says nothing, the first one included.
+
+    A launcher that stops a job, or the kernel that ends all processes of a group, ends one after
+    the other. If one died before that, the launcher noticed it first (torchrun looks every 0.1 s):
+    its distance to the next is longer than from that one to the last. Only if no process noticed a
+    broken connection.
+    """
+    timed = [
+        failure
+        for failure in own
+        if failure.reason is ExitClass.LOST
+        and failure.host == first.host
+        and failure.ended.at_ns is not None
+    ]
+    times = sorted(map(_at_ns, timed))
+    if first not in timed or len(times) == 1 or times[1] - times[0] > times[-1] - times[1] > 0:
+        return (first,)
+    return tuple(timed)
+
+
 def _at_ns(failure: Failure) -> int:
     return failure.ended.at_ns or 0
 
@@ -226,10 +251,18 @@ def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Fai
     host = f" (host {failure.host})" if failure.host else ""
     step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
     message = format_exit(failure.ended)
-    text = f"rank {failure.ended.rank}{host} failed first{step}: {failure.reason.value}"
+    verb = "failed first" if len(first) == 1 else "failed"
+    text = f"rank {failure.ended.rank}{host} {verb}{step}: {failure.reason.value}"
     text += f" ({message})" if message else ""
-    if len(first) > 1:
-        text += f"; the clocks cannot order {format_ranks(_ranks(first[1:]))} against it"
+    together = [other for other in first[1:] if other.host == failure.host]
+    if elsewhere := [other for other in first[1:] if other not in together]:
+        text += f"; the clocks cannot order {format_ranks(_ranks(elsewhere))} against it"
+    if together:
+        last_ns = max(map(_at_ns, together))
+        text += (
+            f"; {format_ranks(_ranks(together))} of its host ended within"
+            f" {format_duration(last_ns - _at_ns(failure))} of it, as if the job had been stopped"
+        )
     named = {other.ended.rank for other in first}
     rest = [other for other in failures if other.ended.rank not in named]
     text += _others_text([other for other in rest if other.follows], failure, "followed")

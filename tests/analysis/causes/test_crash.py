@@ -85,6 +85,23 @@ def test_a_rank_without_an_exit_record_is_named_with_less_confidence() -> None:
     assert "no exit record" in finding.evidence
 
 
+def test_ranks_that_ended_one_after_the_other_have_no_first_one() -> None:
+    stopped = [lost(rank, 10.0 + 0.002 * rank) for rank in range(4)]
+
+    (finding,) = find_crashes(run_of(), context_of(*stopped))
+    assert finding.ranks == (0, 1, 2, 3)
+    assert (
+        "ranks 1 to 3 of its host ended within 6.00 ms of it, as if the job had been stopped"
+        in finding.evidence
+    )
+
+    killed = [lost(2, 9.94), *(each for each in stopped if each.rank != 2)]
+    assert find_crashes(run_of(), context_of(*killed))[0].ranks == (2,)
+    noticed = context_of(*stopped[:3], cut_off(3, 10.0))
+    assert find_crashes(run_of(), noticed)[0].ranks == (0,)
+    assert find_crashes(run_of(), context_of(lost(1, 10.0), lost(2, 10.05)))[0].ranks == (1, 2)
+
+
 def test_a_rank_that_was_lost_after_the_others_timed_out_is_no_crash() -> None:
     assert find_crashes(run_of(), context_of(lost(3), timed_out(0), timed_out(1))) == ()
 
