@@ -372,19 +372,15 @@ class Alerting:
         self.deliver()
 
     def _reread(self) -> None:
-        begun_ns = self._unix_ns()
+        with self._lock:
+            before = set(self._alerts)  # all of them are on disk
         silences, stored = read_silences(self._store), read_alerts(self._store)
         with self._lock:
             self._silences, self._read_ns = silences, self._unix_ns()
             # Those of a run that was deleted since.
             names = {alert.alert_id for alert in stored}
-            gone = [
-                key
-                for key, alert in self._alerts.items()
-                if key not in names and alert.at_ns < begun_ns
-            ]
-            for alert_id in gone:
-                del self._alerts[alert_id]
+            for alert_id in before - names:
+                self._alerts.pop(alert_id, None)
             for alert in stored:
                 known = self._alerts.get(alert.alert_id)
                 if known is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.report.report import RunReport
+    from rankscope.collector.read.alerts import StoredAlert
     from rankscope.collector.store.store import Store
 
 pytestmark = pytest.mark.slow
@@ -552,6 +553,27 @@ def test_the_alerts_of_a_deleted_run_are_forgotten(empty_store: Store) -> None:
     alerting.turn()
 
     assert alerting.alerts == ()
+
+
+def test_an_alert_that_is_raised_while_alerts_are_read_is_raised_once(
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
+
+    def read_then_raise(store: Store) -> tuple[StoredAlert, ...]:
+        found = read_alerts(store)
+        clock.now_ns -= 1  # its time was taken before the read; storing it took longer
+        alerting.evaluate(report_with(DROPS_AT_10))
+        clock.now_ns += 1
+        return found
+
+    monkeypatch.setattr("rankscope.server.alerting.read_alerts", read_then_raise)
+    clock.now_ns += MINUTE_NS
+    alerting.turn()
+
+    assert alerting.evaluate(report_with(DROPS_AT_10)) == ()
+    assert first_steps(empty_store) == [10]
 
 
 def test_alerts_are_settled_of_runs_that_ended_a_day_ago_and_have_none(empty_store: Store) -> None:
