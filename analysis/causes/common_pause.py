@@ -81,9 +81,10 @@ def pause_candidate(
     mine = gaps.is_at(*Place) & np.isin(gaps.column, columns)
     expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in Place]
     steps = gaps.profile.steps[columns]
-    distances = np.unique(np.diff(columns))
+    distances = np.diff(columns)
     how_often = format_count(len(columns), "time")
-    if len(distances) == 1 and distances[0] > 1:
+    # One distance agrees with itself: a period needs two.
+    if len(distances) > 1 and distances[0] > 1 and (distances == distances[0]).all():
         how_often = f"every {int(distances[0])} steps"
     typical = format_duration(float(np.median(lost_ns[:, columns])))
     return Candidate(
