@@ -41,7 +41,7 @@ class DeathWatch:
             return None
         try:
             pidfd = os.pidfd_open(identity.pid)
-        except OSError:  # gone, or forbidden
+        except (OSError, OverflowError):  # gone, forbidden, or no pid: the file is damaged
             return None
         # Only now: the descriptor stays that of this process, even if its pid is used again.
         if read_liveness(identity) is not Liveness.ALIVE:

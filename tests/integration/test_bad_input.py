@@ -68,7 +68,7 @@ def command(
         (["nosuch"], "nosuch"),
         (["runs", "--store", "sqlite:///x"], "chdb:///absolute/path"),
         (["runs", "--store", "chdb://relative"], "absolute"),
-        (["import", "x.parquet", "--format", "kineto", "--run", "x"], "give bytedance"),
+        (["import", "x.parquet", "--format", "kineto", "--run", "x"], "a folder of .json"),
         (["import", "a", "b", "--format", "bytedance", "--run", "x"], "takes one path, got 2"),
         (["import", "x.parquet", "--format", "bytedance"], "--run"),
         (["serve", "--host", "0.0.0.0"], "TLS"),

@@ -58,6 +58,7 @@ def test_what_is_gone_is_not_watched_and_no_thread_runs(tmp_path: Path) -> None:
     watch = DeathWatch()
 
     assert watch.follow(identity(tmp_path, 2**22 - 1)) is None
+    assert watch.follow(identity(tmp_path, 2**32 - 1, rank=2)) is None  # of a damaged file
     watch.close()
     assert watch.follow(identity(tmp_path, os.getpid(), rank=1)) is not None
     watch.close()
