@@ -103,7 +103,7 @@ def _held_up(report: RunReport, finding: Finding) -> str:
     """Return how many ranks wait for the culprits, and which one loses most."""
     pronoun, cause = _pronoun(finding), CAUSES[finding.cause]
     if cause is hang.CAUSE:
-        return f" All other ranks wait for {pronoun}."
+        return f" All other ranks wait for {pronoun}." if finding.ranks else ""
     if cause.subject is Subject.JOB or cause.ends_run:
         return ""
     culprits = set(finding.ranks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S
 from rankscope.tracer.spool import CAUSED_BY
 
 from ..report.report import Finding
@@ -15,7 +16,7 @@ from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..trace.context import EventRecord, RankExit, RunContext
     from ..trace.tables import EpochInfo, RunInfo
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 MAX_LINE = 160
 """Characters of a message that the evidence quotes."""
+
+SILENCE_NS = 60 * NS_PER_S
+"""Time without a sign of a rank after which the collector writes an event ``stalled``."""
 
 DIED = frozenset({"failed", "lost"})
 
@@ -152,21 +156,38 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
 
 
 def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
-    """Return the processes of an epoch that failed or were lost, in order of time."""
+    """Return the processes of an epoch that failed or were lost, in order of time.
+
+    Those that are lost after a rank has been silent for `SILENCE_NS` were stopped: the job hung.
+    """
     hosts = {info.rank: info.host for info in epoch.ranks}
     events: dict[int, list[EventRecord]] = {}
     for event in context.events:
         if event.epoch == epoch.epoch:
             events.setdefault(event.rank, []).append(event)
-    return tuple(
-        Failure(
-            ended=ended,
-            reason=classify_exit(ended, events.get(ended.rank, ())),
-            host=hosts.get(ended.rank, ""),
-        )
-        for ended in context.exits
-        if ended.epoch == epoch.epoch and ended.state in DIED
+    exits = [ended for ended in context.exits if ended.epoch == epoch.epoch]
+    silent_ns = min(
+        (ns for ended in exits for ns in _silent_since(ended, events.get(ended.rank, ()))),
+        default=None,
     )
+    failures = []
+    for ended in exits:
+        if ended.state not in DIED:
+            continue
+        reason = classify_exit(ended, events.get(ended.rank, ()))
+        is_stop = silent_ns is not None and (ended.at_ns or 0) - silent_ns >= SILENCE_NS
+        if is_stop and reason is ExitClass.LOST:
+            reason = ExitClass.STOPPED
+        failures.append(Failure(ended=ended, reason=reason, host=hosts.get(ended.rank, "")))
+    return tuple(failures)
+
+
+def _silent_since(ended: RankExit, events: Iterable[EventRecord]) -> Iterator[int]:
+    """Yield since when a rank was silent, if it was so in the step in which it ended."""
+    for event in events:
+        step = event.data.get("step")
+        if event.kind == "stalled" and isinstance(step, int) and step == ended.step:
+            yield event.at_ns
 
 
 def is_silence(failures: Iterable[Failure]) -> bool:
@@ -258,10 +279,10 @@ def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Fai
     if elsewhere := [other for other in first[1:] if other not in together]:
         text += f"; the clocks cannot order {format_ranks(_ranks(elsewhere))} against it"
     if together:
-        last_ns = max(map(_at_ns, together))
+        apart_ns = max(_at_ns(other) - _at_ns(failure) for other in together)
         text += (
             f"; {format_ranks(_ranks(together))} of its host ended within"
-            f" {format_duration(last_ns - _at_ns(failure))} of it, as if the job had been stopped"
+            f" {format_duration(max(apart_ns, NS_PER_MS))} of it, as if the job had been stopped"
         )
     named = {other.ended.rank for other in first}
     rest = [other for other in failures if other.ended.rank not in named]

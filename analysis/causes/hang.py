@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..trace.context import EventRecord, RunContext
     from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
+    from .crash import Failure
     from .detector import Record
 
 
@@ -46,7 +47,14 @@ UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
 Instance = tuple[int, int, int, int]
 """(group_id, seq, src_rank, dst_rank): equal for all members of one communication."""
 
-CAUSE = Cause(name="hang", one="hangs", several="hang", ends_run=True, has_place=True)
+CAUSE = Cause(
+    name="hang",
+    one="hangs",
+    several="hang",
+    sentence="The job hangs",
+    ends_run=True,
+    has_place=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +107,10 @@ def find_hangs(
     When communication times out, the healthy ranks report the operation in which they are blocked,
     and the silent rank is the culprit. Not named are ranks that are blocked elsewhere, because they
     wait themselves, and silent tensor-parallel partners that came further in their step. While a
-    silent rank writes a checkpoint, nothing hangs. If no rank is silent, the ranks entered their
-    collectives in different orders, and those that are missing are named.
+    silent rank writes a checkpoint, nothing hangs. If no rank is silent, and a rank has been
+    stalled in a communication that all members have entered, its transfer does not end
+    (`_find_full`). Otherwise the ranks entered their collectives in different orders, and those
+    that are missing are named.
 
     Blocked ranks are those with spans flagged open or error, or with open spans in the events
     ``stalled`` and ``lost``.
@@ -134,8 +144,10 @@ def _find_hang(
     blocked = [one for one in known if one.rank not in ended]
     stuck = _find_stuck(epoch, blocked, find_entered_ranks(epoch.epoch, spans, blocked))
     missing = frozenset[int]().union(*(one.missing for one in stuck))
-    if not missing:
-        return None
+    if not missing - {one.rank for one in blocked}:
+        full = _find_full(run, epoch, blocked, failures, context)
+        if full is not None or not missing:
+            return full
     traced = {info.rank for info in epoch.ranks} - _without_capture(epoch.epoch, steps, blocked)
     silent = missing - {one.rank for one in blocked}
     if silent and not silent & traced:
@@ -154,6 +166,67 @@ def _find_hang(
     finding = _finding(run, stuck, culprits, is_cycle=not silent, lost=lost, steps=steps)
     after = "; it had already ended without an error" if ended & set(culprits) else ""
     return replace(finding, evidence=finding.evidence + _work_text(culprits, work) + after)
+
+
+def _find_full(
+    run: RunInfo,
+    epoch: EpochInfo,
+    blocked: Iterable[Blocked],
+    failures: Iterable[Failure],
+    context: RunContext,
+) -> Finding | None:
+    """Return the hang in a communication that all members have entered; the earliest one.
+
+    That all are inside is a hang only if one of them was stalled there or timed out. The transfer
+    itself does not end then, or a process stands still. Each process reports where its own step
+    lasts long (event ``stack``): if most members did, the others stand still.
+    """
+    events = [event for event in context.events if event.epoch == epoch.epoch]
+    stalled = {event.rank for event in events if event.kind == "stalled"}
+    stalled |= {one.ended.rank for one in failures if one.reason is ExitClass.TIMEOUT}
+    groups = {group.group_id: group for group in epoch.groups}
+    inside: dict[Instance, dict[int, Blocked]] = defaultdict(dict)
+    for one in blocked:
+        inside[one.instance][one.rank] = one
+    for instance in sorted(inside, key=lambda each: each[1]):
+        found, group = inside[instance], groups.get(instance[0])
+        shown = next(iter(found.values()))
+        members = _members(shown, () if group is None else group.members)
+        if len(members) > 1 and set(members) == found.keys() and stalled & found.keys():
+            break
+    else:
+        return None
+    reported = {
+        event.rank
+        for event in events
+        if event.kind == "stack"
+        and event.rank in found
+        and event.data.get("step") == found[event.rank].step
+    }
+    num = len(members)
+    is_known = num > len(reported) > THRESHOLDS.majority_ratio * num
+    still = tuple(sorted(set(members) - reported)) if is_known else ()
+    confidence = THRESHOLDS.hang_confidence * (len(reported) / (num - len(still)) if still else 1.0)
+    name = "" if group is None else group.name
+    text = (
+        f"all {num:,} members have entered"
+        f" {_format_instance(_StuckInstance(blocked=(shown,), missing=frozenset(), members=members, group_name=name))},"
+        " which does not end: "
+    )
+    text += (
+        f"{format_ranks(still)} {'stands' if len(still) == 1 else 'stand'} still in it, without the"
+        f" reports of a long step that the other {len(reported):,} sent"
+        if still
+        else "a link, an adapter or a device of theirs, or a process that stands still"
+    )
+    steps = [one.step for one in found.values() if one.step >= 0]
+    return Finding(
+        cause=CAUSE.name,
+        ranks=still,
+        steps=(min(steps), max(steps)) if steps else None,
+        confidence=confidence * (THRESHOLDS.hang_dropped_factor if run.num_dropped else 1.0),
+        evidence=text,
+    )
 
 
 def _without_capture(epoch: int, steps: StepTable, blocked: Iterable[Blocked]) -> set[int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.causes.crash import find_crashes
 from rankscope.analysis.causes.hang import find_hangs
 from rankscope.analysis.trace.context import RankExit, RunContext
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable, StepTable
@@ -217,6 +218,71 @@ def test_ranks_that_are_blocked_by_a_crash_are_no_hang() -> None:
     crashed = context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0))
 
     assert find_hangs(job(), spans, UP_TO_16, crashed) == ()
+
+
+def slow(rank: int, *, step: int = 17) -> EventRecord:
+    return event(rank, "stack", step=step)
+
+
+def test_if_all_members_are_inside_those_without_a_sign_stand_still() -> None:
+    waiting = [stalled(rank) for rank in range(8)]
+    signs = [slow(rank) for rank in range(8) if rank != 5] + [slow(5, step=16)]
+
+    (finding,) = find_hangs(job(), table([]), UP_TO_16, RunContext(events=(*waiting, *signs)))
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.95)
+    assert finding.evidence == (
+        "all 8 members have entered all_reduce 41 (dp-comm) of group dp with 8 ranks, which does"
+        " not end: rank 5 stands still in it, without the reports of a long step that the other 7"
+        " sent"
+    )
+
+
+@pytest.mark.parametrize("reporting", [range(8), range(0), range(4)])
+def test_if_all_members_are_inside_and_alike_no_rank_is_named(reporting: range) -> None:
+    waiting = [stalled(rank) for rank in range(8)]
+    signs = [slow(rank) for rank in reporting]
+
+    (finding,) = find_hangs(job(), table([]), UP_TO_16, RunContext(events=(*waiting, *signs)))
+
+    assert finding.ranks == ()
+    assert finding.evidence.endswith("a process that stands still")
+
+
+def test_the_communication_that_all_have_entered_explains_those_that_wait_elsewhere() -> None:
+    inside = [comm(4, TP_HIGH, seq=5), comm(5, TP_HIGH, seq=5)]
+    spans = table([*inside, *(comm(rank) for rank in range(8) if rank not in {4, 5})])
+    events = [replace(stalled(4), data={"step": 17}), slow(4)]
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=tuple(events)))
+
+    assert finding.ranks == ()
+    assert "tp 2 with 2 ranks, which does not end" in finding.evidence
+
+
+def test_members_that_are_inside_when_the_job_is_killed_do_not_hang() -> None:
+    gone = [replace(stalled(rank), kind="lost") for rank in range(8)]
+    context = context_of(*(lost(rank, step=17) for rank in range(8)), events=gone)
+
+    assert find_hangs(job(), table([]), UP_TO_16, context) == ()
+
+
+def test_a_hung_job_that_is_stopped_has_hung_and_not_crashed() -> None:
+    since_ns = 100 * SECOND
+    waiting = [replace(stalled(rank), at_ns=since_ns) for rank in range(8) if rank != 5]
+    stopped = context_of(*(lost(rank, 170.0, step=17) for rank in range(8)), events=waiting)
+
+    (finding,) = find_hangs(job(), table([]), UP_TO_16, stopped)
+    assert finding.ranks == (5,)
+    assert find_crashes(job(), stopped) == ()
+
+    # The others have waited only since rank 5 died, or they went on after they had waited.
+    died = context_of(lost(5, 101.0, step=17), *stopped.exits[:5], events=waiting)
+    went_on = context_of(*(lost(rank, 170.0, step=30) for rank in range(8)), events=waiting)
+    assert find_hangs(job(), table([]), UP_TO_16, died) == ()
+    assert find_crashes(job(), died)[0].ranks == (5,)
+    assert len(find_crashes(job(), went_on)) == 1
 
 
 def test_a_silent_rank_that_was_lost_in_the_end_is_named_with_less_confidence() -> None:
