@@ -107,14 +107,6 @@ def merge_parts(
     return sorted_unique(np.concatenate(parts)) if parts else None, fixed_ns
 
 
-def in_steps(model: ReplayModel, steps: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which operations are in the steps from one to another, both included. Shape (ops,)."""
-    numbers = np.array(model.operations.steps)
-    shows = (numbers >= steps[0]) & (numbers <= steps[1])
-    inside: NDArray[np.bool_] = shows[model.operations.step]
-    return inside
-
-
 def shows_in(candidate: Candidate, steps: Sequence[int]) -> NDArray[np.bool_]:
     """Return in which steps a candidate shows. Shape (steps,)."""
     numbers = np.array(steps)

@@ -11,7 +11,6 @@ from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import in_steps
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
-    from ..statistics.peers import ComputeProfile
     from ..trace.context import SampleTable
     from ..trace.tables import RankInfo
     from .candidate import Candidate
@@ -32,7 +30,8 @@ name, so only sums are searched for words."""
 CLOCK_WORDS = ("clock", "frequency", "freq")
 POWER_WORDS = ("power",)
 THROTTLE_WORDS = ("throttle",)
-
+WORD_GROUPS = (THROTTLE_WORDS, CLOCK_WORDS, POWER_WORDS)
+"""Words in the names of readings. A name belongs to the first group that has one of its words."""
 
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 UNITS = {"hz": "Hz", "w": "W"}
@@ -117,11 +116,9 @@ def name_worker(partners: tuple[int, ...], evidence: str) -> str:
 
 def explain_by_clock(
     found: Sequence[Candidate],
-    profile: ComputeProfile,
     model: ReplayModel,
     *,
     workers: Mapping[int, tuple[int, ...]],
-    devices: Devices,
 ) -> tuple[Candidate, ...]:
     """Return slow compute with the part that a lower clock explains as `clock-throttle`.
 
@@ -131,10 +128,8 @@ def explain_by_clock(
 
     Args:
         found: Slow ranks; partners are merged.
-        profile: Compute of each rank against its peers.
         model: The operations.
         workers: Identity of each rank, equal for partners whose compute looks the same.
-        devices: The samples.
     """
     explained: list[Candidate] = []
     for each in found:
@@ -144,91 +139,36 @@ def explain_by_clock(
             continue
         worker = workers[each.ranks[0]]
         partners = tuple(sorted(rank for rank, other in workers.items() if other == worker))
+        share = format_percent(max_explained(drop))
         rest = (1.0 + each.excess_ratio) / (1.0 + max_explained(drop)) - 1.0
-        if rest < max(THRESHOLDS.min_excess_ratio, each.threshold):
-            explained.append(replace(each, cause=CAUSE, evidence=f"{each.evidence}; {drop}"))
-        elif len(partners) == 1:
-            share = format_percent(max_explained(drop))
-            evidence = f"{each.evidence}; {drop}, which explains at most {share}"
+        is_rest_due = rest >= max(THRESHOLDS.min_excess_ratio, each.threshold)
+        if not is_rest_due or len(partners) == 1:
+            note = f", which explains at most {share}" if is_rest_due else ""
+            evidence = f"{each.evidence}; {drop}{note}"
             explained.append(replace(each, cause=CAUSE, evidence=evidence))
-        else:
-            slow, throttle = _split(each, drop, partners)
-            explained.append(slow)
-            # A share that would not be reported by itself is no candidate.
-            if throttle.excess_ratio >= each.threshold:
-                fixed_ns = _without_throttle_ns(each, throttle.excess_ratio, model, workers)
-                steps = _steps_with_low_clock(throttle, profile, devices)
-                explained.append(replace(throttle, fixed_ns=fixed_ns, steps=steps))
+            continue
+        throttled, unknown = (
+            format_ranks(each.ranks),
+            "which of its ranks causes the rest is unknown",
+        )
+        evidence = (
+            f"{each.evidence}; {throttled}: {drop}, which explains at most {share}; {unknown}"
+        )
+        evidence = name_worker(partners, evidence)
+        explained.append(replace(each, ranks=partners, clock_drop=None, evidence=evidence))
+        # A share that would not be reported by itself is no candidate.
+        if max_explained(drop) >= each.threshold:
+            # Its share of what was recorded, which is 1 + excess times the usual duration.
+            healthy = 1.0 - max_explained(drop) / (1.0 + each.excess_ratio)
+            computes = model.on_device & has_kind(model, COMPUTE_KINDS)
+            took_ns = np.where(computes, remove_partner_waits(model, workers), np.nan)
+            evidence = (
+                f"{throttled}: {drop}, which makes compute {share} longer; the worker's is"
+                f" {format_percent(each.excess_ratio)} longer, and {unknown}"
+            )
+            throttle = replace(each, cause=CAUSE, evidence=evidence, fixed_ns=took_ns * healthy)
+            explained.append(replace(throttle, excess_ratio=max_explained(drop)))
     return tuple(explained)
-
-
-def _split(
-    found: Candidate, drop: ClockDrop, partners: tuple[int, ...]
-) -> tuple[Candidate, Candidate]:
-    """Return the slow compute of all partners, and the throttle with its share."""
-    share = format_percent(max_explained(drop))
-    throttled, unknown = format_ranks(found.ranks), "which of its ranks causes the rest is unknown"
-    slow = replace(
-        found,
-        ranks=partners,
-        clock_drop=None,
-        evidence=name_worker(
-            partners,
-            f"{found.evidence}; {throttled}: {drop}, which explains at most {share}; {unknown}",
-        ),
-    )
-    throttle = replace(
-        found,
-        cause=CAUSE,
-        excess_ratio=max_explained(drop),
-        evidence=(
-            f"{throttled}: {drop}, which makes compute {share} longer; the worker's is"
-            f" {format_percent(found.excess_ratio)} longer, and {unknown}"
-        ),
-    )
-    return slow, throttle
-
-
-def _without_throttle_ns(
-    found: Candidate,
-    share_ratio: float,
-    model: ReplayModel,
-    workers: Mapping[int, tuple[int, ...]],
-) -> NDArray[np.float64]:
-    """Return what a worker's compute takes without a throttle that is a share of its excess.
-
-    The recorded duration is ``1 + excess`` times the usual one, and the throttle's share of it is
-    ``share``.
-
-    Returns:
-        Shape (ops,), ns; NaN for all but compute in the candidate's steps.
-    """
-    took = remove_partner_waits(model, workers)
-    fixed = took * (1.0 - share_ratio / (1.0 + found.excess_ratio))
-    computes = model.on_device & has_kind(model, COMPUTE_KINDS)
-    return np.where(in_steps(model, found.steps) & computes, fixed, np.nan)
-
-
-def _steps_with_low_clock(
-    throttle: Candidate, profile: ComputeProfile, devices: Devices
-) -> tuple[int, int]:
-    """Return the steps around a throttle's in which both clock and compute show it.
-
-    It may last longer than the slow phase of the worker, if a partner was slower for a while.
-    """
-    excess = profile.excess_ratio[np.isin(profile.ranks, throttle.ranks)]
-    steps = profile.steps.tolist()
-    shows = [
-        bool((excess[:, column] > throttle.excess_ratio / 2).any())
-        and any(devices.find_drop(rank, (step, step)) is not None for rank in throttle.ranks)
-        for column, step in enumerate(steps)
-    ]
-    first, last = steps.index(throttle.steps[0]), steps.index(throttle.steps[1])
-    while first > 0 and shows[first - 1]:
-        first -= 1
-    while last + 1 < len(steps) and shows[last + 1]:
-        last += 1
-    return steps[first], steps[last]
 
 
 def find_clock_drop(
@@ -246,73 +186,58 @@ def find_clock_drop(
         device: Its local rank.
         phase_ns: (begin, end) of the phase, Unix time.
     """
-    place = (host, device)
-    clocks = _drops(samples, CLOCK_WORDS, place, phase_ns)
+    if host not in samples.hosts:
+        return None
+    is_mine = (samples.host == samples.hosts.index(host)) & (samples.device == device)
+    found: dict[tuple[str, ...], list[ClockDrop]] = {words: [] for words in WORD_GROUPS}
+    for code, name in enumerate(samples.names):
+        words = next((each for each in WORD_GROUPS if any(word in name for word in each)), None)
+        if words is not None and PART_MARK not in name:
+            drop = _drop(samples, code, is_mine, phase_ns, is_clock=words is CLOCK_WORDS)
+            found[words] += () if drop is None else (drop,)
+    clocks = found[CLOCK_WORDS]
     lower = [each for each in clocks if _is_lower(each)]
     if lower:
         return min(lower, key=lambda each: each.inside / each.usual)
-    for each in _drops(samples, THROTTLE_WORDS, place, phase_ns):
-        if each.inside > each.usual:
-            return each
-    power = () if clocks else _drops(samples, POWER_WORDS, place, phase_ns)
-    return next((each for each in power if _is_lower(each)), None)
+    raised = (each for each in found[THROTTLE_WORDS] if each.inside > each.usual)
+    weak = (each for each in found[POWER_WORDS] if not clocks and _is_lower(each))
+    return next(raised, None) or next(weak, None)
 
 
 def _is_lower(drop: ClockDrop) -> bool:
     return drop.inside < (1.0 - THRESHOLDS.min_clock_drop_ratio) * drop.usual
 
 
-def _drops(
-    samples: SampleTable,
-    words: tuple[str, ...],
-    place: tuple[str, int],
-    phase_ns: tuple[int, int],
-) -> tuple[ClockDrop, ...]:
-    """Return what each reading of a device did whose name has one of some words."""
-    found = [
-        _drop(samples, code, place, phase_ns)
-        for code, name in enumerate(samples.names)
-        if PART_MARK not in name and _word_group(name) is words
-    ]
-    return tuple(each for each in found if each is not None)
-
-
-def _word_group(name: str) -> tuple[str, ...] | None:
-    """Return the group of words that a reading's name belongs to; throttle reasons come first."""
-    for words in (THROTTLE_WORDS, CLOCK_WORDS, POWER_WORDS):
-        if any(word in name for word in words):
-            return words
-    return None
-
-
 def _drop(
-    samples: SampleTable, code: int, place: tuple[str, int], phase_ns: tuple[int, int]
+    samples: SampleTable,
+    code: int,
+    is_mine: NDArray[np.bool_],
+    phase_ns: tuple[int, int],
+    *,
+    is_clock: bool,
 ) -> ClockDrop | None:
     """Return what one reading of a device did; None if there is nothing to compare it with."""
-    host, device = place
-    if host not in samples.hosts:
-        return None
     rows = samples.name == code
-    mine = rows & (samples.host == samples.hosts.index(host)) & (samples.device == device)
     within = (samples.at_ns >= phase_ns[0]) & (samples.at_ns <= phase_ns[1])
-    inside = samples.value[mine & within]
-    peers, own = samples.value[rows & ~mine & within], samples.value[mine & ~within]
-    if not len(inside) or not (len(peers) or len(own)):
+    inside = samples.value[rows & is_mine & within]
+    of_peers, of_own = (
+        float(np.median(values)) if len(values) else -np.inf
+        for values in (
+            samples.value[rows & ~is_mine & within],
+            samples.value[rows & is_mine & ~within],
+        )
+    )
+    usual = max(of_peers, of_own)
+    if not len(inside) or usual == -np.inf:
         return None
-    of_peers, of_own = _median(peers), _median(own)
-    name, usual = samples.names[code], max(of_peers, of_own)
     explained = None
-    if _word_group(name) is CLOCK_WORDS:
+    if is_clock:
         low = float(np.quantile(inside, THRESHOLDS.low_clock_quantile, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf
     return ClockDrop(
-        name=name,
-        inside=_median(inside),
+        name=samples.names[code],
+        inside=float(np.median(inside)),
         usual=usual,
         is_of_peers=of_peers >= of_own,
         explained_ratio=explained,
     )
-
-
-def _median(values: NDArray[np.float64]) -> float:
-    return float(np.median(values)) if len(values) else -np.inf

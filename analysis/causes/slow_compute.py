@@ -16,16 +16,11 @@ from ..report.text import format_count, format_steps
 from ..statistics.peers import Basis
 from ..statistics.phases import find_recurring_phases
 from ..statistics.thresholds import THRESHOLDS
-from . import clock_throttle, data_stall, gc_pause, host_stall
+from . import clock_throttle, data_stall, gc_pause, host_stall, stage_imbalance
 from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps, shows_in
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
-from .stage_imbalance import (
-    SlowRanks,
-    find_slow_stages,
-    find_stages_turned_slow,
-    stage_candidate,
-)
+from .stage_imbalance import SlowRanks, find_slow_stages, find_stages_turned_slow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +72,7 @@ def find_slow_compute(
     stalled = [each for each in found if each.cause in HOLDS_UP_PARTNERS]
     compute = drop_waiting_partners(compute, stalled, case.workers)
     merged = merge_workers(compute, case.workers)
-    explained = explain_by_clock(merged, profile, model, workers=case.workers, devices=devices)
+    explained = explain_by_clock(merged, model, workers=case.workers)
     return merge_hosts(explained, case.ranks)
 
 
@@ -98,34 +93,36 @@ def find_compute_candidates(
         workers: Identity of each rank, equal for partners whose compute looks the same.
         devices: Samples of the devices, if any.
     """
-    stages, single = find_slow_stages(profile), find_slow_ranks(profile, workers)
+    stages = find_slow_stages(profile)
     in_slow_stage = {rank for stage in stages for rank in stage.ranks}
     turned_slow = [
-        stage
-        for stage in find_stages_turned_slow(profile)
-        if in_slow_stage.isdisjoint(stage.ranks)
-        and {rank for each in single if _is_in_stage(each, stage) for rank in each.ranks}
-        <= set(stage.ranks)
+        each for each in find_stages_turned_slow(profile) if in_slow_stage.isdisjoint(each.ranks)
     ]
-    slow = [
-        each
-        for each in single
-        if (each.basis is not Basis.STAGES or not in_slow_stage.issuperset(each.ranks))
-        and not any(_is_in_stage(each, stage) for stage in turned_slow)
+    phases = [
+        phase
+        for phase in find_slow_ranks(profile, workers)
+        if not (
+            profile.basis[phase.row] is Basis.STAGES
+            and int(profile.ranks[phase.row]) in in_slow_stage
+        )
+        and not any(
+            phase.row in stage.rows
+            and phase.first <= stage.phase.last
+            and stage.phase.first <= phase.last
+            for stage in turned_slow
+        )
     ]
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
-    alike = [tuple(partners[workers[each.ranks[0]]]) for each in slow]
+    alike = [tuple(partners[workers[int(profile.ranks[phase.row])]]) for phase in phases]
     rows = rows_of_ranks(model, alike)
     found = [
-        _rank_candidate(each, rows[ranks_alike], devices, ranks_alike)
-        for each, ranks_alike in zip(slow, alike, strict=True)
+        _rank_candidate(profile, phase, rows[of_worker], devices, of_worker)
+        for phase, of_worker in zip(phases, alike, strict=True)
     ]
     found += [
-        _without_slow_ranks(
-            stage_candidate(stage, profile, model, ranks, if_slow=CAUSE), found, model
-        )
+        _without_slow_ranks(_stage_candidate(stage, model, ranks), found, model)
         for stage in (*stages, *turned_slow)
     ]
     if profile.is_equalized:
@@ -149,100 +146,108 @@ def _without_slow_ranks(
 
 
 def find_slow_ranks(
-    profile: ComputeProfile, workers: Mapping[int, tuple[int, ...]] | None = None
-) -> tuple[SlowRanks, ...]:
+    profile: ComputeProfile, workers: Mapping[int, tuple[int, ...]]
+) -> tuple[Phase, ...]:
     """Find ranks that compute longer than their peers, lastingly or in some steps.
 
     Args:
         profile: Compute of each rank against its peers.
         workers: Identity of each rank, equal for partners whose compute looks the same: a slow one
-            makes all of them longer; None: no two ranks do.
+            makes all of them longer.
     """
     few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
-    partners = None
-    if workers is not None:
-        identities = [workers[rank] for rank in profile.ranks.tolist()]
-        numbers = {worker: number for number, worker in enumerate(dict.fromkeys(identities))}
-        partners = np.array([numbers[worker] for worker in identities])
-    phases = find_recurring_phases(profile.excess_ratio, has_few_peers=few, partners=partners)
-    return tuple(_measure_rank(profile, phase) for phase in phases)
-
-
-def _measure_rank(profile: ComputeProfile, phase: Phase) -> SlowRanks:
-    row, columns = phase.row, np.arange(phase.first, phase.last + 1)
-    if phase.columns is not None:
-        columns = np.array(phase.columns)
-    return SlowRanks(
-        ranks=(int(profile.ranks[row]),),
-        steps=(int(profile.steps[phase.first]), int(profile.steps[phase.last])),
-        num_steps=phase.num_steps,
-        excess_ratio=phase.excess_ratio,
-        deviation=phase.deviation,
-        threshold=phase.threshold,
-        baseline_ns=float(np.nanmedian(profile.expected_ns[row, columns])),
-        compute_ns=float(np.nanmedian(profile.total_ns[row, columns])),
-        num_peers=int((profile.stage == profile.stage[row]).sum()) - 1,
-        basis=profile.basis[row],
-        shown_steps=None if phase.columns is None else tuple(profile.steps[columns].tolist()),
-    )
-
-
-def _is_in_stage(one: SlowRanks, stage: SlowRanks) -> bool:
-    """Return whether slow ranks are part of a slow stage in some of the same steps."""
-    return (
-        set(one.ranks) <= set(stage.ranks)
-        and one.steps[0] <= stage.steps[1]
-        and stage.steps[0] <= one.steps[1]
+    numbers: dict[tuple[int, ...], int] = {}
+    partners = [numbers.setdefault(workers[rank], len(numbers)) for rank in profile.ranks.tolist()]
+    return find_recurring_phases(
+        profile.excess_ratio, has_few_peers=few, partners=np.array(partners)
     )
 
 
 def _rank_candidate(
-    slow: SlowRanks, part: NDArray[np.int64], devices: Devices, partners: tuple[int, ...]
+    profile: ComputeProfile,
+    phase: Phase,
+    part: NDArray[np.int64],
+    devices: Devices,
+    partners: tuple[int, ...],
 ) -> Candidate:
     """Return a slow rank as a candidate: all its partners, or those whose clock was lower.
 
     Args:
-        slow: The rank.
+        profile: Compute of each rank against its peers.
+        phase: The steps in which the rank is slow.
         part: The operations of its partners, ascending.
         devices: Samples of the devices.
         partners: Ranks, itself included, that look the same in the trace.
     """
+    row, steps = phase.row, phase.steps(profile.steps)
     # Between the slow steps of an intermittent rank its clock is high: look at the first one only.
-    steps = slow.steps if slow.shown_steps is None else (slow.steps[0], slow.steps[0])
-    drops = {rank: devices.find_drop(rank, steps) for rank in partners}
-    throttled = tuple(rank for rank, drop in drops.items() if drop is not None)
+    read = steps if phase.columns is None else (steps[0], steps[0])
+    drops = {rank: devices.find_drop(rank, read) for rank in partners}
     drop = max((each for each in drops.values() if each), key=max_explained, default=None)
-    evidence = _rank_evidence(slow)
+    num_peers = int((profile.stage == profile.stage[row]).sum()) - 1
+    slow = SlowRanks(
+        rows=np.array([row]),
+        phase=phase,
+        profile=profile,
+        expected_ns=profile.expected_ns[row],
+        against={
+            Basis.PEERS: f"for the {num_peers:,} other ranks of its stage",
+            Basis.FEW_PEERS: "for the others of its stage; the ranks of other stages agree",
+            Basis.STAGES: "for ranks of stages of equal work",
+            Basis.EARLIER: "in its own earlier steps",
+            Basis.NOTHING: "",
+        }[profile.basis[row]],
+    )
+    when = format_steps(steps)
+    if phase.columns is not None:
+        when = f"{len(phase.columns)} of the {phase.num_steps} {when}"
+    elif phase.num_steps > 1:
+        when += f" ({format_count(phase.num_steps, 'step')} traced)"
+    evidence = f"rank {slow.ranks[0]}: {slow.evidence}, in {when}"
     return Candidate(
         cause=CAUSE,
-        ranks=throttled or partners,
-        steps=slow.steps,
+        ranks=tuple(rank for rank, lower in drops.items() if lower is not None) or partners,
+        steps=steps,
         part=part,
-        excess_ratio=slow.excess_ratio,
-        threshold=slow.threshold,
+        excess_ratio=phase.excess_ratio,
+        threshold=phase.threshold,
         evidence=name_worker(partners, evidence) if drop is None else evidence,
         clock_drop=drop,
-        shown_steps=slow.shown_steps,
+        shown_steps=phase.shown_steps(profile.steps),
     )
 
 
-def _rank_evidence(slow: SlowRanks) -> str:
-    against = {
-        Basis.PEERS: f"for the {slow.num_peers:,} other ranks of its stage",
-        Basis.FEW_PEERS: "for the others of its stage; the ranks of other stages agree",
-        Basis.STAGES: "for ranks of stages of equal work",
-        Basis.EARLIER: "in its own earlier steps",
-        Basis.NOTHING: "",
-    }[slow.basis]
-    steps = format_steps(slow.steps)
-    when = f"in {steps} ({format_count(slow.num_steps, 'step')} traced)"
-    if slow.num_steps == 1:
-        when = f"in {steps}"
-    if slow.shown_steps is not None:
-        when = f"in {len(slow.shown_steps)} of the {slow.num_steps} {steps}"
-    return (
-        f"rank {slow.ranks[0]}: {slow.compute_text} {against}"
-        f" ({slow.excess_text}; waiting not counted), {when}"
+def _stage_candidate(
+    slow: SlowRanks, model: ReplayModel, ranks: Mapping[int, RankInfo]
+) -> Candidate:
+    """Return the slow ranks of a stage as a candidate.
+
+    A stage with more work has it on all ranks and in all steps. So a stage has slow ranks instead
+    if some of its ranks are not longer, or if it is on one host of several and slow for a while.
+
+    Args:
+        slow: The ranks.
+        model: The operations.
+        ranks: Host of each rank.
+    """
+    profile = slow.profile
+    stage = int(profile.stage[slow.rows[0]])
+    hosts = {ranks[rank].host for rank in slow.ranks}
+    is_one_host = len(hosts) == 1 and len({info.host for info in ranks.values()}) > 1
+    is_partial = len(slow.rows) < int((profile.stage == stage).sum())
+    is_always = slow.phase.num_steps == len(profile.steps)
+    is_slow = is_partial or (is_one_host and not is_always)
+    subject = f"{'' if is_partial else 'all '}{len(slow.rows):,} traced ranks of stage {stage}"
+    if is_slow and is_one_host:
+        subject += f" on host {min(hosts)}"
+    return Candidate(
+        cause=CAUSE if is_slow else stage_imbalance.CAUSE,
+        ranks=slow.ranks,
+        steps=slow.steps,
+        part=np.flatnonzero(np.isin(model.rank, slow.ranks)),
+        excess_ratio=slow.phase.excess_ratio,
+        threshold=slow.phase.threshold,
+        evidence=f"{subject}: {slow.evidence}, in {format_steps(slow.steps)}",
     )
 
 

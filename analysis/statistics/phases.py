@@ -59,9 +59,22 @@ class Phase:
         return self.last - self.first + 1
 
     @property
+    def inside(self) -> slice:
+        """Columns from the first to the last."""
+        return slice(self.first, self.last + 1)
+
+    @property
     def margin(self) -> float:
         """The excess over its threshold, as a factor."""
         return self.excess_ratio / self.threshold
+
+    def steps(self, numbers: NDArray[np.int32]) -> tuple[int, int]:
+        """Return the first and the last step, given the number of each column."""
+        return int(numbers[self.first]), int(numbers[self.last])
+
+    def shown_steps(self, numbers: NDArray[np.int32]) -> tuple[int, ...] | None:
+        """Return the steps above the noise, if those between them are not; None: all."""
+        return None if self.columns is None else tuple(numbers[list(self.columns)].tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

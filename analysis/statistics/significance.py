@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .noise import NORMAL_MEDIAN, required_deviations, required_t
+from ..arrays.group_stats import row_medians
+from .baseline import faster_steps_baseline
+from .noise import NORMAL_MEDIAN, required_deviations, required_t, step_deviation
 from .peers import median_of_peers
-from .phases import MEDIAN_STANDARD_ERROR
+from .phases import MEDIAN_STANDARD_ERROR, find_phases
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -51,6 +53,54 @@ def is_significant(
         critical_t * residuals.std(ddof=2), required_deviations(num_tests) * min_deviation
     )
     return bool(tested.mean() - baseline.mean() >= threshold * standard_error)
+
+
+class TurnedSlow(NamedTuple):
+    """Series that became slower together in some steps."""
+
+    phase: Phase
+    excess: NDArray[np.float64]
+    """Shape (series, steps): over their own other steps, with the change of others taken out."""
+
+    expected: NDArray[np.float64]
+    """Shape (series, steps)."""
+
+
+def find_turned_slow(
+    mine: NDArray[np.float64],
+    others: NDArray[np.float64],
+    *,
+    num_series: int,
+    min_deviation: float = 0.0,
+) -> TurnedSlow | None:
+    """Find steps in which half of some series, or more, are slower than in their other steps.
+
+    What the others changed by in a step (a first step that warms up) is the job's change and taken
+    out. If the others became faster, or all became slower, these series did not change.
+
+    Args:
+        mine: Shape (series, steps); NaN if unknown.
+        others: Shape (others, steps): what shows the change of the job.
+        num_series: Sets of series that are searched.
+        min_deviation: Lower bound of the noise, if known from elsewhere.
+    """
+    relative = others / row_medians(others)[:, None]
+    common = row_medians(relative.T)
+    expected = faster_steps_baseline(mine / common) * common
+    excess = np.minimum(mine / expected, mine / faster_steps_baseline(mine)) - 1.0
+    # The upper median: exactly half of them may be slow.
+    level = np.sort(excess, axis=0)[(~np.isnan(excess)).sum(axis=0) // 2, np.arange(mine.shape[1])]
+    phases = find_phases(
+        level[None],
+        has_few_peers=np.ones(1, dtype=np.bool_),
+        min_steps=THRESHOLDS.min_lasting_steps,
+        deviation=max(step_deviation(relative / common - 1.0), min_deviation),
+    )
+    if not phases or not is_significant(
+        level, phases[0], num_series=num_series, min_deviation=min_deviation
+    ):
+        return None
+    return TurnedSlow(phases[0], excess, expected)
 
 
 def level_standard_error(ratios: NDArray[np.float64]) -> float:
