@@ -92,7 +92,7 @@ def pause_candidate(
         ranks=tuple(gaps.profile.ranks.tolist()),
         steps=(int(steps[0]), int(steps[-1])),
         part=gaps.part(mine),
-        fixed_ns=gaps.fixed_ns_by_place(mine, expected),
+        fixed_ns=gaps.fixed_ns(mine, expected),
         excess_ratio=float(np.median((lost_ns / gaps.compute_ns[:, None])[:, columns])),
         threshold=THRESHOLDS.min_excess_ratio,
         evidence=(

@@ -20,9 +20,8 @@ from .host_gaps import (
     WORKING_PLACES,
     HostGaps,
     Loss,
-    find_late_rows,
     find_late_stages,
-    stall_candidate,
+    stall_candidates,
 )
 
 if TYPE_CHECKING:
@@ -69,17 +68,16 @@ def find_data_stalls(
     expected[~enough] = _baseline_of_few_peers(lost_ns, gaps.profile.stage)[~enough]
     excess = (lost_ns - expected) / gaps.compute_ns[:, None]
     excess[:, ~steps] = np.nan
-    found = [
-        stall_candidate(CAUSE, gaps, phase, [phase.row], LOSS, [(INPUT_PLACES, expected)])
-        for phase in _phases_outside_pauses(excess, steps, has_few_peers=~enough)
-    ]
-    named = {rank for candidate in found for rank in candidate.ranks}
-    for phase in find_late_stages(gaps, lost_ns, steps, always=True):
-        late = find_late_rows(gaps, lost_ns, phase)
-        rows = [row for row in late if int(gaps.profile.ranks[row]) not in named]
-        if rows:
-            found.append(stall_candidate(CAUSE, gaps, phase, rows, LOSS))
-    return tuple(found)
+    return tuple(
+        stall_candidates(
+            CAUSE,
+            gaps,
+            LOSS,
+            single=_phases_outside_pauses(excess, steps, has_few_peers=~enough),
+            expected=[(INPUT_PLACES, expected)],
+            stages=find_late_stages(gaps, lost_ns, steps, always=True),
+        )
+    )
 
 
 def _baseline_of_few_peers(

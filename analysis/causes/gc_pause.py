@@ -198,5 +198,5 @@ def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> C
         ),
         on_host=True,
         # The ideal of these gaps is their median: if hosts launch in time, that is a pause itself.
-        fixed_ns=gaps.fixed_ns(chosen, None),
+        fixed_ns=gaps.fixed_ns(chosen),
     )

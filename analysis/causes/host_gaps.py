@@ -5,6 +5,7 @@ A host gap is time of a rank outside its compute in which it waited for no other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,6 @@ from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from ..replay.model import GapItems
@@ -34,6 +33,9 @@ INPUT_PLACES = (Place.INPUT, Place.DATA)
 WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
 
 _NO_SAVES = np.zeros(0, dtype=np.int64)
+
+Expected = Sequence[tuple[tuple[Place, ...], "NDArray[np.float64]"]]
+"""Places in a step, and what a rank loses there: shape (ranks, steps), ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +83,12 @@ class HostGaps:
         operation = operation[operation >= 0]
         return sorted_unique(operation) if len(operation) else None
 
-    def fixed_ns(
-        self, chosen: NDArray[np.bool_], expected: NDArray[np.float64] | None
-    ) -> NDArray[np.float64]:
+    def fixed_ns(self, chosen: NDArray[np.bool_], expected: Expected = ()) -> NDArray[np.float64]:
         """Return the durations of the operations if chosen gaps were as long as expected.
 
         Args:
             chosen: Shape (gaps,).
-            expected: Shape (ranks, steps), ns: sum of the chosen gaps of a rank in a step; None: 0.
+            expected: What a rank loses in some places of a step; in all others nothing.
 
         Returns:
             Shape (ops,), ns: as recorded, except for operations that are a chosen gap.
@@ -97,34 +97,12 @@ class HostGaps:
         chosen = chosen & (self.gaps.operation >= 0) & (self.row >= 0)
         # An operation that holds the gap before a step has a duration of its own besides.
         chosen &= self.duration_ns[self.gaps.operation] == self.gaps.gap_ns
-        operation, gap = self.gaps.operation[chosen], self.gaps.gap_ns[chosen].astype(np.float64)
-        if expected is None:
-            fixed[operation] = 0.0
-            return fixed
-        row, column = self.row[chosen], self.column[chosen]
-        whole = sum_cells(expected.shape, row, column, gap)[row, column]
-        fixed[operation] = expected[row, column] * np.divide(
-            gap, whole, out=np.zeros_like(gap), where=whole > 0
-        )
-        return fixed
-
-    def fixed_ns_by_place(
-        self,
-        chosen: NDArray[np.bool_],
-        expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]],
-    ) -> NDArray[np.float64]:
-        """Return the same as `fixed_ns`, with an expected time for each of several places.
-
-        Args:
-            chosen: Shape (gaps,).
-            expected: (places, matrix as in `fixed_ns`).
-        """
-        fixed = self.duration_ns.copy()
+        fixed[self.gaps.operation[chosen]] = 0.0
         for places, level in expected:
             mine = chosen & self.is_at(*places)
-            found = self.fixed_ns(mine, level)
-            operation = self.gaps.operation[mine & (self.gaps.operation >= 0)]
-            fixed[operation] = found[operation]
+            row, column, gap = self.row[mine], self.column[mine], self.gaps.gap_ns[mine]
+            whole = np.maximum(sum_cells(level.shape, row, column, gap)[row, column], 1.0)
+            fixed[self.gaps.operation[mine]] = level[row, column] * gap / whole
         return fixed
 
 
@@ -193,16 +171,19 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
         gaps: The run's gaps.
         saves: Numbers of the steps with a ``checkpoint`` event.
     """
-    inside = gaps.total_ns(Place.CHECKPOINT)
-    evaluating = gaps.total_ns(Place.EVALUATION)
-    data = gaps.total_ns(Place.DATA)
-    before, after = gaps.total_ns(*INPUT_PLACES), gaps.total_ns(*WORKING_PLACES)
-    unusual = before - row_medians(before)[:, None] + after - row_medians(after)[:, None]
-    lost = inside + evaluating + unusual
-    columns = np.flatnonzero(
-        (lost / gaps.compute_ns[:, None] >= THRESHOLDS.min_excess_ratio).mean(axis=0)
-        >= THRESHOLDS.all_ranks_share
+    inside, evaluating, data = (
+        gaps.total_ns(place) for place in (Place.CHECKPOINT, Place.EVALUATION, Place.DATA)
     )
+    before, after = gaps.total_ns(*INPUT_PLACES), gaps.total_ns(*WORKING_PLACES)
+    unusual = _above_median(before) + _above_median(after)
+    lost = inside + evaluating + unusual
+
+    def is_common(lost_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+        late = lost_ns / gaps.compute_ns[:, None] >= THRESHOLDS.min_excess_ratio
+        steps: NDArray[np.bool_] = late.mean(axis=0) >= THRESHOLDS.all_ranks_share
+        return steps
+
+    columns = np.flatnonzero(is_common(lost))
 
     def median_of_ranks(value: NDArray[np.float64]) -> NDArray[np.float64]:
         level: NDArray[np.float64] = np.median(value[:, columns], axis=0)
@@ -214,10 +195,11 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     is_saved = in_spans | (inside[:, columns].max(axis=0) >= median_of_ranks(lost) / 2)
     is_saved |= np.isin(gaps.profile.steps[columns], saves)
     planned = is_saved | in_evaluation | (median_of_ranks(after) > median_of_ranks(before))
-    in_data = median_of_ranks(data - row_medians(data)[:, None]) > median_of_ranks(lost) / 2
+    in_data = median_of_ranks(_above_median(data)) > median_of_ranks(lost) / 2
     for chosen in _split_by_length(median_of_ranks(lost), ~planned & ~in_data):
         planned[chosen] = _is_regular(columns[chosen])
-    other_steps = _find_other_steps(gaps) if len(columns) else np.ones(len(lost[0]), dtype=np.bool_)
+    whole = _above_median(before + after + inside + evaluating)
+    other_steps = ~is_common(whole) | (len(columns) == 0)
     places = _find_places(gaps, other_steps)
     return CommonPauses(
         columns=columns,
@@ -230,6 +212,11 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
         places=places,
         covers_gap=places[gaps.gaps.place, gaps.column],
     )
+
+
+def _above_median(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each row above its median."""
+    return value - row_medians(value)[:, None]
 
 
 def _split_by_length(
@@ -251,18 +238,6 @@ def _is_regular(columns: NDArray[np.int64]) -> bool:
     """
     distances = np.unique(np.diff(columns))
     return len(distances) <= 1 and bool((distances > 1).all())
-
-
-def _find_other_steps(gaps: HostGaps) -> NDArray[np.bool_]:
-    """Return which steps have no common pause. Shape (steps,)."""
-    before = gaps.total_ns(*INPUT_PLACES)
-    rest = gaps.total_ns(*WORKING_PLACES, Place.CHECKPOINT, Place.EVALUATION)
-    total = before + rest
-    unusual = (total - row_medians(total)[:, None]) / gaps.compute_ns[:, None]
-    is_other: NDArray[np.bool_] = (unusual >= THRESHOLDS.min_excess_ratio).mean(
-        axis=0
-    ) < THRESHOLDS.all_ranks_share
-    return is_other
 
 
 def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -290,8 +265,8 @@ def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.b
 
 def find_late_stages(
     gaps: HostGaps, lost_ns: NDArray[np.float64], steps: NDArray[np.bool_], *, always: bool
-) -> tuple[Phase, ...]:
-    """Find stages most of whose ranks lose time. The rows of the phases are stages.
+) -> tuple[tuple[Phase, list[int]], ...]:
+    """Find stages most of whose ranks lose time.
 
     Args:
         gaps: The run's gaps.
@@ -300,35 +275,33 @@ def find_late_stages(
         always: Whether time that all stages lose in every step counts too. If not, a stage is
             compared with the other stages, and the last one with its own faster steps: it may
             compute a loss outside its spans.
+
+    Returns:
+        For each the phase, and the rows of the ranks that lose at least half of what it loses.
     """
+    if not steps.any():
+        return ()
     ratio = lost_ns / gaps.compute_ns[:, None]
     stages = np.unique(gaps.profile.stage)
     level = np.array([np.median(ratio[gaps.profile.stage == stage], axis=0) for stage in stages])
     excess = level.copy()
     if not always:
-        own = np.quantile(level, BASELINE_QUANTILE, axis=1)[:, None]
-        for place in range(len(stages)):
-            others = np.delete(level, place, axis=0)
-            is_last = place == len(stages) - 1
-            excess[place] -= own[place] if is_last else np.median(others, axis=0)
+        for place in range(len(stages) - 1):
+            excess[place] -= np.median(np.delete(level, place, axis=0), axis=0)
+        excess[-1] -= np.quantile(level[-1], BASELINE_QUANTILE)
     excess[:, ~steps] = np.nan
-    if not steps.any():
-        return ()
-    return find_phases(
+    phases = find_phases(
         excess,
         has_few_peers=np.ones(len(stages), dtype=np.bool_),
         min_steps=THRESHOLDS.host_stall_steps,
         deviation=deviation_without_jumps(excess),
     )
-
-
-def find_late_rows(gaps: HostGaps, lost_ns: NDArray[np.float64], phase: Phase) -> list[int]:
-    """Return the rows of a late stage that lose at least half of what the stage loses."""
-    stages = np.unique(gaps.profile.stage)
-    inside = row_medians(lost_ns[:, phase.first : phase.last + 1]) / gaps.compute_ns
-    late = (gaps.profile.stage == stages[phase.row]) & (inside >= phase.excess_ratio / 2)
-    rows: list[int] = np.flatnonzero(late).tolist()
-    return rows
+    found = []
+    for phase in phases:
+        is_late = row_medians(ratio[:, phase.inside]) >= phase.excess_ratio / 2
+        rows = np.flatnonzero(is_late & (gaps.profile.stage == stages[phase.row]))
+        found.append((phase, rows.tolist()))
+    return tuple(found)
 
 
 class Loss(NamedTuple):
@@ -339,33 +312,52 @@ class Loss(NamedTuple):
     """As in "loses 20.0 ms per step waiting for input"."""
 
 
-def stall_candidate(
+def stall_candidates(
+    cause: Cause,
+    gaps: HostGaps,
+    loss: Loss,
+    *,
+    single: Sequence[Phase],
+    expected: Expected,
+    stages: Sequence[tuple[Phase, list[int]]],
+) -> list[Candidate]:
+    """Return late ranks, and stages of late ranks, as candidates.
+
+    Args:
+        cause: Their cause.
+        gaps: The run's gaps.
+        loss: Where in the step they lose time.
+        single: Phases of late ranks, whose rows are those of the matrices.
+        expected: What their peers lose.
+        stages: Phases of stages, with the rows of the late ranks. In a stage of two, one late rank
+            raises the median, so a rank that is late by itself is left out.
+    """
+    found = [_stall_candidate(cause, gaps, phase, [phase.row], loss, expected) for phase in single]
+    named = {phase.row for phase in single}
+    for phase, late in stages:
+        rows = [row for row in late if row not in named]
+        if rows:
+            found.append(_stall_candidate(cause, gaps, phase, rows, loss))
+    return found
+
+
+def _stall_candidate(
     cause: Cause,
     gaps: HostGaps,
     phase: Phase,
-    rows: Sequence[int],
+    rows: list[int],
     loss: Loss,
-    expected: Sequence[tuple[tuple[Place, ...], NDArray[np.float64]]] | None = None,
+    expected: Expected = (),
 ) -> Candidate:
-    """Return late ranks as a candidate.
-
-    Args:
-        cause: Its cause.
-        gaps: The run's gaps.
-        phase: The steps in which they are late.
-        rows: The ranks, as rows of the matrices.
-        loss: Where in the step they lose time.
-        expected: By places, shape (ranks, steps), ns: what peers lose there; None: the ranks have
-            no peers that lose less, and would lose nothing themselves.
-    """
+    """Return late ranks as a candidate."""
     profile = gaps.profile
-    chosen = gaps.is_at(*loss.places) & np.isin(gaps.row, rows)
-    chosen &= (gaps.column >= phase.first) & (gaps.column <= phase.last)
-    first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
-    when = f"in {format_steps((first, last))}"
+    columns = np.arange(phase.first, phase.last + 1)
+    steps = phase.steps(profile.steps)
+    when = f"in {format_steps(steps)}"
     if phase.columns is not None:
-        chosen &= np.isin(gaps.column, phase.columns)
-        when = f"in {len(phase.columns)} of the {phase.num_steps} steps {first} to {last}"
+        columns = np.array(phase.columns)
+        when = f"in {len(columns)} of the {phase.num_steps} steps {steps[0]} to {steps[1]}"
+    chosen = gaps.is_at(*loss.places) & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
     lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
     share = format_percent(phase.excess_ratio)
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
@@ -373,7 +365,7 @@ def stall_candidate(
     return Candidate(
         cause=cause,
         ranks=ranks,
-        steps=(first, last),
+        steps=steps,
         part=gaps.part(chosen),
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
@@ -383,13 +375,7 @@ def stall_candidate(
             f"{'' if several else '; its peers lose none'}"
         ),
         on_host=True,
-        fixed_ns=(
-            gaps.fixed_ns(chosen, None)
-            if expected is None
-            else gaps.fixed_ns_by_place(chosen, expected)
-        ),
+        fixed_ns=gaps.fixed_ns(chosen, expected),
         is_everywhere=several,
-        shown_steps=None
-        if phase.columns is None
-        else tuple(profile.steps[list(phase.columns)].tolist()),
+        shown_steps=phase.shown_steps(profile.steps),
     )

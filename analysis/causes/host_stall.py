@@ -12,7 +12,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import merge_hosts
 from .detector import Cause
-from .host_gaps import Loss, find_late_rows, find_late_stages, stall_candidate
+from .host_gaps import Loss, find_late_stages, stall_candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,8 +27,6 @@ STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 
 LATE_PLACES = (*STALL_PLACES, Place.LAUNCH, Place.INPUT)
 """Places in which a host that stalls loses time."""
-
-BETWEEN_LAUNCHES = "between launches"
 
 CAUSE = Cause(
     name="host-stall",
@@ -63,24 +61,19 @@ def find_host_stalls(
     expected, enough = _expected_ns(gaps, lost_ns)
     excess = (lost_ns - expected) / gaps.compute_ns[:, None]
     excess[:, ~steps] = np.nan
-    # By place: a pause of all ranks is normal at its own place only.
-    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in LATE_PLACES]
     num_late = _num_late_launches(gaps, explained)
-    found = [
-        stall_candidate(
-            CAUSE, gaps, phase, [phase.row], Loss(LATE_PLACES, BETWEEN_LAUNCHES), by_place
-        )
+    single = [
+        phase
         for phase in find_phases(excess, has_few_peers=~enough)
         if _is_persistent(excess[phase.row], num_late[phase.row], phase)
     ]
-    named = {rank for candidate in found for rank in candidate.ranks}
-    for phase in find_late_stages(gaps, lost_ns, steps, always=False):
-        rows = find_late_rows(gaps, lost_ns, phase)
-        # In a stage of two, one late rank raises the median by half of what it loses.
-        if not named.issuperset(gaps.profile.ranks[rows].tolist()):
-            loss = Loss(STALL_PLACES, BETWEEN_LAUNCHES)
-            found.append(stall_candidate(CAUSE, gaps, phase, rows, loss))
-    return tuple(found)
+    # By place: a pause of all ranks is normal at its own place only.
+    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in LATE_PLACES]
+    stages = find_late_stages(gaps, lost_ns, steps, always=False)
+    loss = Loss(LATE_PLACES, "between launches")
+    return tuple(
+        stall_candidates(CAUSE, gaps, loss, single=single, expected=by_place, stages=stages)
+    )
 
 
 def _expected_ns(

@@ -312,7 +312,7 @@ def _skew_candidate(
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
-        fixed_ns=gaps.fixed_ns(chosen, late_gaps.in_time_ns),
+        fixed_ns=gaps.fixed_ns(chosen, [(LATE_PLACES, late_gaps.in_time_ns)]),
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
