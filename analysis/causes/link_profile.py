@@ -17,7 +17,7 @@ from ..arrays.sorting import find_positions
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import deviation_without_jumps, step_deviation
 from ..statistics.phases import find_phases
-from ..statistics.significance import is_significant, level_standard_error
+from ..statistics.significance import find_turned_slow, is_significant
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -290,65 +290,27 @@ def baseline_of_risen_links(
     if value.shape[1] < THRESHOLDS.min_lasting_steps + THRESHOLDS.min_baseline_steps:
         return usual
     stages = np.sort(place, axis=1)
-    ways, way = np.unique(place, axis=0, return_inverse=True)
-    way = way.reshape(-1)
-    for number, (low, high) in enumerate(np.sort(ways, axis=1).tolist()):
-        rows = np.flatnonzero(way == number)
-        others = np.flatnonzero((stages[:, 0] != low) | (stages[:, 1] != high))
-        if len(rows) >= MIN_ROWS_OF_KIND and len(others) >= MIN_ROWS_OF_KIND:
-            usual[rows] = _baseline_of_way(value[rows], value[others], len(ways))
+    ways = np.unique(place, axis=0)
+    for way in ways:
+        rows = np.flatnonzero((place == way).all(axis=1))
+        others = np.flatnonzero((stages != np.sort(way)).any(axis=1))
+        if min(len(rows), len(others)) < MIN_ROWS_OF_KIND:
+            continue
+        turned = find_turned_slow(value[rows], value[others], num_series=len(ways))
+        if turned is not None and _begin_and_end_together(turned.excess, turned.phase):
+            expected = row_medians(turned.expected.T)
+            usual[rows, turned.phase.inside] = expected[turned.phase.inside]
     return usual
 
 
-def _baseline_of_way(
-    mine: NDArray[np.float64], others: NDArray[np.float64], num_ways: int
-) -> NDArray[np.float64]:
-    """Return the baseline of the links between two stages, one way. Shape (steps,).
-
-    Args:
-        mine: Shape (links, steps): their transfers.
-        others: Shape (links, steps): those of links between other stages.
-        num_ways: Number of (stage, stage) pairs that are searched.
-    """
-    relative = others / row_medians(others)[:, None]
-    common = row_medians(relative.T)
-    level = row_medians(mine.T)[None]
-    even = level / common
-    usual = faster_steps_baseline(even)
-    # If the other links became faster, these did not change.
-    excess = np.minimum(even / usual, level / faster_steps_baseline(level)) - 1.0
-    # Links that drift, each by itself, change little between steps; their level is still uncertain.
-    own = level_standard_error(mine / row_medians(mine)[:, None])
-    error = float(np.hypot(own, level_standard_error(relative)))
-    phases = find_phases(
-        excess,
-        has_few_peers=np.ones(1, dtype=np.bool_),
-        min_steps=THRESHOLDS.min_lasting_steps,
-        deviation=max(step_deviation(relative / common - 1.0), error),
-    )
-    if (
-        not phases
-        or not _begin_and_end_together(mine / common, phases[0])
-        or not is_significant(excess[0], phases[0], num_series=num_ways, min_deviation=error)
-    ):
-        return np.full(mine.shape[1], np.nan)
-    column = np.arange(mine.shape[1])
-    inside = (column >= phases[0].first) & (column <= phases[0].last)
-    return np.where(inside, (usual * common)[0], np.nan)
-
-
-def _begin_and_end_together(mine: NDArray[np.float64], phase: Phase) -> bool:
+def _begin_and_end_together(excess: NDArray[np.float64], phase: Phase) -> bool:
     """Return whether links became slow, and fast again, from one step to the next.
 
     Behind a slow uplink nearly all links change by half of the excess at once; under load they
     change gradually.
     """
-    relative = mine / faster_steps_baseline(mine)
-    for before in (phase.first - 1, phase.last):
-        change = np.abs(relative[:, before + 1 : before + 2] - relative[:, before : before + 1])
-        if before < 0 or not change.size or np.isnan(change).all():
-            continue
-        known = change[~np.isnan(change)]
-        if (known >= phase.excess_ratio / 2).mean() < THRESHOLDS.together_share:
-            return False
-    return True
+    borders = [each for each in (phase.first, phase.last + 1) if 0 < each < excess.shape[1]]
+    changes = np.abs(excess[:, borders] - excess[:, [each - 1 for each in borders]])
+    at_once = (changes >= phase.excess_ratio / 2).sum(axis=0)
+    known = (~np.isnan(changes)).sum(axis=0)
+    return bool((at_once >= THRESHOLDS.together_share * known).all())

@@ -71,7 +71,6 @@ def find_turned_slow(
     others: NDArray[np.float64],
     *,
     num_series: int,
-    min_deviation: float = 0.0,
 ) -> TurnedSlow | None:
     """Find steps in which half of some series, or more, are slower than in their other steps.
 
@@ -82,9 +81,11 @@ def find_turned_slow(
         mine: Shape (series, steps); NaN if unknown.
         others: Shape (others, steps): what shows the change of the job.
         num_series: Sets of series that are searched.
-        min_deviation: Lower bound of the noise, if known from elsewhere.
     """
     relative = others / row_medians(others)[:, None]
+    # Series that drift, each by itself, change little between steps; their level is uncertain.
+    own = level_standard_error(mine / row_medians(mine)[:, None])
+    error = float(np.hypot(own, level_standard_error(relative)))
     common = row_medians(relative.T)
     expected = faster_steps_baseline(mine / common) * common
     excess = np.minimum(mine / expected, mine / faster_steps_baseline(mine)) - 1.0
@@ -94,10 +95,10 @@ def find_turned_slow(
         level[None],
         has_few_peers=np.ones(1, dtype=np.bool_),
         min_steps=THRESHOLDS.min_lasting_steps,
-        deviation=max(step_deviation(relative / common - 1.0), min_deviation),
+        deviation=max(step_deviation(relative / common - 1.0), error),
     )
     if not phases or not is_significant(
-        level, phases[0], num_series=num_series, min_deviation=min_deviation
+        level, phases[0], num_series=num_series, min_deviation=error
     ):
         return None
     return TurnedSlow(phases[0], excess, expected)
