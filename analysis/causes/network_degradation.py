@@ -25,8 +25,7 @@ from .link_profile import find_slow_links
 from .slow_compute import SLOW_DEVICE
 from .slow_link import (
     culprit_candidate,
-    excess_of_groups,
-    excess_of_pairs,
+    excess_of_links,
     find_culprits,
     is_explained_by_devices,
     merge_by_location,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ..trace.context import SampleTable
     from ..trace.tables import RankInfo
     from .detector import Case
-    from .link_profile import LinkProfile, SlowLink
+    from .link_profile import LinkProfile
     from .slow_link import Culprit
 
 PAIR = 2
@@ -127,12 +126,9 @@ def find_slow_network(
             profile, each, blamed, THRESHOLDS.min_unexplained_ratio * step_ns
         )
     ]
-    links = profile.transfers.links
-    hosts = {rank: info.host for rank, info in ranks.items()}
-    culprits = find_culprits(
-        slow, links, excess_of_pairs(profile, slow), excess_of_groups(profile, slow)
-    )
+    culprits = find_culprits(slow, profile.transfers.links, excess_of_links(profile, slow))
     culprits = merge_by_location(merge_by_uplink(culprits, profile, ranks), ranks)
+    hosts = {rank: info.host for rank, info in ranks.items()}
 
     def symptom_in(steps: tuple[int, int]) -> NetworkSymptom:
         begin, end = step_start_ns[steps[0]], step_start_ns[steps[1]] + int(step_ns)
@@ -144,9 +140,6 @@ def find_slow_network(
     if network is None and is_only_group(profile, culprits, hosts):
         group = culprit_candidate(profile, culprits[0], hosts)
         return (judge_only_group(group, hosts, symptom_in(group.steps)),)
-    is_many = len(culprits) >= THRESHOLDS.min_network_culprits
-    if network is None and (is_many or _are_all_groups(culprits, ranks)):
-        network, culprits = _many_candidate(profile, slow), ()
     if network is None:
         return tuple(culprit_candidate(profile, culprit, hosts) for culprit in culprits)
     # Pairs that are slower than alike ones are slower than the network as well. Links that became
@@ -157,19 +150,7 @@ def find_slow_network(
         if len(culprit.ranks) <= PAIR
         and not any(profile.rose_together[each.link] for each in culprit.links)
     )
-    evidence = f"{network.evidence}; {symptom_in(network.steps)}"
-    return (replace(network, evidence=evidence), *pairs)
-
-
-def _are_all_groups(culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]) -> bool:
-    """Return whether the slow links are several disjoint groups that cover the job."""
-    if len(culprits) < PAIR or any(len(each.ranks) <= PAIR for each in culprits):
-        return False
-    members = [set(each.ranks) for each in culprits]
-    covered = set[int]().union(*members)
-    return sum(map(len, members)) == len(covered) and len(
-        covered
-    ) >= THRESHOLDS.all_ranks_share * len(ranks)
+    return (network, *pairs)
 
 
 def _common_candidate(
@@ -190,12 +171,14 @@ def _common_candidate(
     phase, is_slower = common
     links = np.flatnonzero(is_slower)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
+    symptom = symptom_in((first, last))
     needs_counters = has_few_steps or len(links) < THRESHOLDS.min_common_links
-    if needs_counters and len(symptom_in((first, last)).hosts) < THRESHOLDS.min_symptom_hosts:
+    if needs_counters and len(symptom.hosts) < THRESHOLDS.min_symptom_hosts:
         return None
+    members = {rank for link in links.tolist() for rank in profile.transfers.links[link].members}
     return Candidate(
         cause=CAUSE,
-        ranks=_members(profile, links.tolist()),
+        ranks=tuple(sorted(members)),
         steps=(first, last),
         part=part_of_links(profile, links.tolist()),
         excess_ratio=phase.excess_ratio,
@@ -203,35 +186,9 @@ def _common_candidate(
         evidence=(
             f"{len(links)} of {format_count(len(is_slower), 'link')} take"
             f" {format_percent(phase.excess_ratio)} longer for the same transfers in"
-            f" {format_steps((first, last))} than in other steps"
+            f" {format_steps((first, last))} than in other steps; {symptom}"
         ),
     )
-
-
-def _many_candidate(profile: LinkProfile, slow: Sequence[SlowLink]) -> Candidate:
-    """Return many slow links with nothing in common as a candidate."""
-    links = [each.link for each in slow]
-    first = int(profile.steps[int(np.median([each.phase.first for each in slow]))])
-    last = int(profile.steps[int(np.median([each.phase.last for each in slow]))])
-    excess = float(np.median([each.phase.excess_ratio for each in slow]))
-    return Candidate(
-        cause=CAUSE,
-        ranks=_members(profile, links),
-        steps=(first, last),
-        part=part_of_links(profile, links),
-        excess_ratio=excess,
-        threshold=float(np.median([each.phase.threshold for each in slow])),
-        evidence=(
-            f"{len(links)} of {format_count(len(profile.transfers.links), 'link')} take"
-            f" {format_percent(excess)} longer than alike ones in"
-            f" {format_steps((first, last))}; they share no rank, host or switch"
-        ),
-    )
-
-
-def _members(profile: LinkProfile, links: Sequence[int]) -> tuple[int, ...]:
-    chosen = (profile.transfers.links[link] for link in links)
-    return tuple(sorted({rank for link in chosen for rank in link.members}))
 
 
 def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArray[np.bool_]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians, row_medians
-from ..arrays.grouping import factorize
+from ..arrays.group_stats import row_medians
 from ..report.text import format_duration, format_percent, format_steps
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.thresholds import THRESHOLDS
@@ -68,10 +67,7 @@ class Culprit:
 
 
 def find_culprits(
-    slow: Sequence[SlowLink],
-    links: Sequence[Link],
-    pair_excess: Mapping[int, float],
-    group_excess: Mapping[int, float],
+    slow: Sequence[SlowLink], links: Sequence[Link], excess: NDArray[np.float64]
 ) -> tuple[Culprit, ...]:
     """Explain slow links by as few ranks and pairs as possible.
 
@@ -81,19 +77,21 @@ def find_culprits(
     Args:
         slow: The slow links.
         links: All links.
-        pair_excess: By rank, the median excess of its pairs.
-        group_excess: By link of a group, its excess over the fastest alike group.
+        excess: Shape (links,): result of `excess_of_links`.
     """
     left = list(slow)
     found: list[Culprit] = []
-    num_pairs: Counter[int] = Counter()
-    for link in links:
-        if link.is_pair:
-            num_pairs.update(link.members)
+    num_pairs = Counter(rank for link in links if link.is_pair for rank in link.members)
+    of_rank: dict[int, list[float]] = defaultdict(list)
+    for link, value in zip(links, excess.tolist(), strict=True):
+        if link.is_pair and not np.isnan(value):
+            for rank in link.members:
+                of_rank[rank].append(value)
+    pair_excess = {rank: float(np.median(values)) for rank, values in of_rank.items()}
     while left:
         culprit = (
             _worst_rank(left, links, num_pairs)
-            or _worst_pair(left, links, group_excess)
+            or _worst_pair(left, links, excess)
             or _worst_group(left, links, pair_excess)
         )
         found.append(culprit)
@@ -105,84 +103,53 @@ def find_culprits(
 def _worst_rank(
     slow: Sequence[SlowLink], links: Sequence[Link], num_pairs: Counter[int]
 ) -> Culprit | None:
-    """Return the rank with most slow links; None if no rank's own connection is at fault."""
+    """Return the rank with most slow pairs; None if no rank's own connection is at fault."""
     num_slow: Counter[int] = Counter()
-    num_slow_groups: Counter[int] = Counter()
     for each in slow:
-        counter = num_slow if links[each.link].is_pair else num_slow_groups
-        counter.update(links[each.link].members)
+        if links[each.link].is_pair:
+            num_slow.update(links[each.link].members)
     ranks = [
         rank
         for rank, count in num_slow.items()
-        if count >= THRESHOLDS.min_links
-        and count >= THRESHOLDS.min_slow_links_share * num_pairs[rank]
+        if count >= max(THRESHOLDS.min_links, THRESHOLDS.min_slow_links_share * num_pairs[rank])
     ]
     if not ranks:
-        ranks = _ends_in_slow_groups(slow, links, num_slow_groups)
-    if not ranks:
         return None
-    rank = max(ranks, key=lambda each: (num_slow[each], num_slow_groups[each], -each))
+    rank = max(ranks, key=lambda each: (num_slow[each], -each))
     mine = tuple(each for each in slow if rank in links[each.link].members)
     return Culprit(ranks=(rank,), links=mine, location=f"most links of rank {rank}")
 
 
-def _ends_in_slow_groups(
-    slow: Sequence[SlowLink], links: Sequence[Link], num_slow_groups: Counter[int]
-) -> list[int]:
-    """Return the ends of slow pairs that are in a slow group while the other end is not."""
-    found = []
-    for each in slow:
-        link = links[each.link]
-        if link.is_pair:
-            ends = [rank for rank in link.members if num_slow_groups[rank]]
-            if len(ends) == 1:
-                found += ends
-    return found
-
-
 def _worst_pair(
-    slow: Sequence[SlowLink], links: Sequence[Link], group_excess: Mapping[int, float]
+    slow: Sequence[SlowLink], links: Sequence[Link], excess: NDArray[np.float64]
 ) -> Culprit | None:
-    """Return the slowest pair, or its end that is equally slow in a group; None without pairs."""
+    """Return the slowest pair; None without pairs.
+
+    If one of its ends has groups that are slow too, or slower by the same factor, the connection is
+    that end's.
+    """
     pairs = [each for each in slow if links[each.link].is_pair]
     if not pairs:
         return None
     worst = max(pairs, key=lambda each: each.phase.excess_ratio)
-    ends = set(links[worst.link].members)
-    mine = tuple(each for each in slow if ends <= set(links[each.link].members))
-    low, high = sorted(ends)
-    equally_slow = _equally_slow_groups(worst, links, group_excess)
-    if len(equally_slow) == 1:
-        rank, groups = equally_slow.popitem()
-        return Culprit(
-            ranks=(rank,),
-            links=mine,
-            location=(
-                f"the pair {low} - {high} and a group of rank {rank}, slower by the same factor,"
-            ),
-            more_links=tuple(groups),
-        )
-    return Culprit(ranks=(low, high), links=mine, location=f"the pair {low} - {high}")
-
-
-def _equally_slow_groups(
-    pair: SlowLink, links: Sequence[Link], group_excess: Mapping[int, float]
-) -> dict[int, list[int]]:
-    """Return, by end of a slow pair, its groups that are slower by the same factor.
-
-    A connection that is equally slow to a peer and in a group is the rank's own.
-    """
-    factor = 1.0 + pair.phase.excess_ratio
-    found: dict[int, list[int]] = {}
-    for index, excess in group_excess.items():
-        if (
-            THRESHOLDS.min_factor_ratio
-            <= (1.0 + excess) / factor
-            <= 1.0 / THRESHOLDS.min_factor_ratio
-        ):
-            for rank in set(links[pair.link].members) & set(links[index].members):
-                found.setdefault(rank, []).append(index)
-    return found
+    low, high = sorted(links[worst.link].members)
+    factor = (1.0 + excess) / (1.0 + worst.phase.excess_ratio)
+    is_slow = np.maximum(factor, 1.0 / factor) <= 1.0 / THRESHOLDS.min_factor_ratio
+    is_slow[[each.link for each in slow]] = True
+    groups: dict[int, set[int]] = {low: set(), high: set()}
+    for index in np.flatnonzero(is_slow).tolist():
+        for end in () if links[index].is_pair else {low, high} & set(links[index].members):
+            groups[end].add(index)
+    ends: tuple[int, ...] = (low, high)
+    location, more = f"the pair {low} - {high}", set[int]()
+    if bool(groups[low]) != bool(groups[high]):
+        ends = (low,) if groups[low] else (high,)
+        location, more = f"{location} and a group of rank {ends[0]}", groups[ends[0]]
+    mine = tuple(
+        each for each in slow if {low, high} <= {*links[each.link].members} or each.link in more
+    )
+    more -= {each.link for each in mine}
+    return Culprit(ranks=ends, links=mine, location=location, more_links=tuple(sorted(more)))
 
 
 def _worst_group(
@@ -212,21 +179,18 @@ def _worst_group(
 
 def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float]) -> int | None:
     """Return the member whose pairs are significantly slower than those of all other ranks."""
-    inside = {rank: pair_excess[rank] for rank in members if rank in pair_excess}
-    if not inside:
-        return None
-    worst = max(inside, key=lambda rank: inside[rank])
+    worst = max(members & pair_excess.keys(), key=lambda rank: pair_excess[rank], default=None)
     others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
-    if len(others) < THRESHOLDS.min_links:
+    if worst is None or len(others) < THRESHOLDS.min_links:
         return None
     required = required_deviations(len(others)) * robust_deviation(others)
-    return worst if inside[worst] >= required else None
+    return worst if pair_excess[worst] >= required else None
 
 
 def merge_by_location(
     culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
-    """Merge the culprits on one host, or behind one switch or rack.
+    """Merge the culprits on one host, or behind one switch or rack, if no other has as many.
 
     Args:
         culprits: Culprits found without locations.
@@ -234,32 +198,23 @@ def merge_by_location(
     """
     for name, _, read in LEVELS:
         places = {info.rank: read(info) for info in ranks.values() if read(info)}
-        if len(culprits) > 1 and len(set(places.values())) > 1:
-            culprits = _merge_place(culprits, places, name)
+        count = Counter(
+            place
+            for culprit in culprits
+            for place in {places[rank] for rank in culprit.ranks if rank in places}
+        )
+        (place, num), (_, next_num) = (*count.most_common(2), ("", 0), ("", 0))[:2]
+        if len(set(places.values())) == 1 or num <= max(next_num, 1):
+            continue
+        mine = [each for each in culprits if place in {places.get(rank) for rank in each.ranks}]
+        inside = {rank for each in mine for rank in each.ranks if places.get(rank) == place}
+        merged = Culprit(
+            ranks=tuple(sorted(inside)),
+            links=tuple({slow.link: slow for each in mine for slow in each.links}.values()),
+            location=f"the links of {name} {place}",
+        )
+        culprits = (merged, *(each for each in culprits if each not in mine))
     return tuple(culprits)
-
-
-def _merge_place(
-    culprits: Sequence[Culprit], places: Mapping[int, str], name: str
-) -> tuple[Culprit, ...]:
-    """Merge the culprits that have ranks at one place, if no other place has as many of them."""
-    num_culprits: Counter[str] = Counter()
-    for culprit in culprits:
-        num_culprits.update({places[rank] for rank in culprit.ranks if rank in places})
-    if not num_culprits:
-        return tuple(culprits)
-    place, num = num_culprits.most_common(1)[0]
-    if num == 1 or list(num_culprits.values()).count(num) > 1:
-        return tuple(culprits)
-    mine = [each for each in culprits if place in {places.get(rank) for rank in each.ranks}]
-    rest = tuple(each for each in culprits if each not in mine)
-    inside = sorted({rank for each in mine for rank in each.ranks if places.get(rank) == place})
-    merged = Culprit(
-        ranks=tuple(inside),
-        links=tuple({slow.link: slow for each in mine for slow in each.links}.values()),
-        location=f"the links of {name} {place}",
-    )
-    return (merged, *rest)
 
 
 def merge_by_uplink(
@@ -276,46 +231,34 @@ def merge_by_uplink(
     """
     links = profile.transfers.links
     together: list[Culprit] = []
-    between: dict[tuple[int, int], list[int]] = defaultdict(list)
+    pairs: list[int] = []
     for culprit in culprits:
-        pairs = [each.link for each in culprit.links if links[each.link].is_pair]
-        if pairs and all(profile.rose_together[link] for link in pairs):
+        own = [each.link for each in culprit.links if links[each.link].is_pair]
+        if own and profile.rose_together[own].all():
             together.append(culprit)
-            for link in pairs:
-                low, high = sorted(ranks[rank].coords.pp for rank in links[link].members)
-                between[low, high].append(link)
+            pairs += own
+    between = {tuple(sorted(ranks[end].coords.pp for end in links[link].members)) for link in pairs}
     if len(together) <= 1 or len(between) > 1:
         return tuple(culprits)
-    ((stages, pairs),) = between.items()
-    rest = tuple(each for each in culprits if not any(each is one for one in together))
-    return (_uplink(together, stages, pairs, profile, ranks), *rest)
-
-
-def _uplink(
-    together: Sequence[Culprit],
-    stages: tuple[int, int],
-    pairs: Sequence[int],
-    profile: LinkProfile,
-    ranks: Mapping[int, RankInfo],
-) -> Culprit:
-    links = profile.transfers.links
     slow = {each.link: each for culprit in together for each in culprit.links}
-    # Groups that include such a pair are as slow as it is.
-    more = {link for culprit in together for link in culprit.more_links} | (set(slow) - set(pairs))
     members = sorted({rank for link in pairs for rank in links[link].members})
-    return Culprit(
+    uplink = Culprit(
         ranks=tuple(members),
         links=tuple(slow[link] for link in pairs),
-        location=_uplink_location(stages, [ranks[rank] for rank in members]),
-        more_links=tuple(sorted(more)),
+        location=_uplink_location(between.pop(), [ranks[rank] for rank in members]),
+        # Groups that include such a pair are as slow as it is.
+        more_links=tuple(
+            sorted(
+                {link for each in together for link in each.more_links} | (set(slow) - set(pairs))
+            )
+        ),
         baseline="in other steps, scaled by the change of links between other stages",
     )
+    return (uplink, *(each for each in culprits if each not in together))
 
 
-def _uplink_location(stages: tuple[int, int], members: Sequence[RankInfo]) -> str:
+def _uplink_location(stages: tuple[int, ...], members: Sequence[RankInfo]) -> str:
     """Name the two stages, and the location of each end if it is one."""
-    if stages[0] == stages[1]:
-        return f"all links within stage {stages[0]}"
     text = f"all links between stages {stages[0]} and {stages[1]}"
     for _, plural, read in LEVELS:
         ends = [{read(each) for each in members if each.coords.pp == stage} for stage in stages]
@@ -326,45 +269,26 @@ def _uplink_location(stages: tuple[int, int], members: Sequence[RankInfo]) -> st
     return text
 
 
-def excess_of_pairs(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
-    """Return, by rank, the median excess of its pairs in the steps in which links are slow."""
-    if not slow:
-        return {}
-    columns = _slow_columns(slow)
-    excess = row_medians(profile.total_ns[:, columns] / profile.expected_ns[:, columns]) - 1.0
-    by_rank: dict[int, list[float]] = defaultdict(list)
-    for link, value in zip(profile.transfers.links, excess.tolist(), strict=True):
-        if link.is_pair and not np.isnan(value):
-            for rank in link.members:
-                by_rank[rank].append(value)
-    return {rank: float(np.median(values)) for rank, values in by_rank.items()}
+def excess_of_links(profile: LinkProfile, slow: Sequence[SlowLink]) -> NDArray[np.float64]:
+    """Return the excess of each link in the steps in which links are slow. Shape (links,).
 
-
-def excess_of_groups(profile: LinkProfile, slow: Sequence[SlowLink]) -> dict[int, float]:
-    """Return, by link of a group, its excess over the fastest alike group in the slow steps."""
-    if not slow:
-        return {}
-    transfers, steps = profile.transfers, profile.steps[_slow_columns(slow)]
-    is_group = np.array([not link.is_pair for link in transfers.links])
-    rows = np.flatnonzero(is_group[transfers.link] & np.isin(transfers.step, steps))
-    if not len(rows):
-        return {}
-    cell, num = factorize(transfers.alike[rows], transfers.link[rows])
-    medians, _ = group_medians(transfers.transfer_ns[rows], cell, num)
-    row_of_cell = np.zeros(num, dtype=np.int64)
-    row_of_cell[cell] = rows
-    alike, link = transfers.alike[row_of_cell], transfers.link[row_of_cell]
-    fastest = np.full(int(alike.max()) + 1, np.inf)
-    np.minimum.at(fastest, alike, medians)
-    by_link: dict[int, list[float]] = defaultdict(list)
-    for index, value, least in zip(link.tolist(), medians, fastest[alike], strict=True):
-        if least > 0:
-            by_link[index].append(float(value / least) - 1.0)
-    return {index: float(np.median(values)) for index, values in by_link.items()}
-
-
-def _slow_columns(slow: Sequence[SlowLink]) -> slice:
-    return slice(min(each.phase.first for each in slow), max(each.phase.last for each in slow) + 1)
+    Pairs are compared with alike ones, and groups with the fastest one of their kind and size:
+    what is slow in a ring shows, though it is too little for a finding.
+    """
+    links = profile.transfers.links
+    first = min((each.phase.first for each in slow), default=0)
+    last = max((each.phase.last for each in slow), default=0)
+    total, expected = (
+        row_medians(each[:, first : last + 1]) for each in (profile.total_ns, profile.expected_ns)
+    )
+    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for index, link in enumerate(links):
+        if not link.is_pair:
+            groups[link.kind, len(link.members)].append(index)
+    for rows in groups.values():
+        expected[rows] = np.fmin.reduce(total[rows])
+    found: NDArray[np.float64] = total / expected - 1.0
+    return found
 
 
 def is_explained_by_devices(

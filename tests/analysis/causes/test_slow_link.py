@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,12 +19,25 @@ from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 from tests.support.analysis.link_builders import group, pair, profile
 
+if TYPE_CHECKING:
+    from rankscope.analysis.replay.model import Link
+
 RING = (0, 1, 2, 3)
 
 
 def slow(link: int, excess: float = 1.0) -> SlowLink:
     phase = Phase(row=link, first=0, last=5, excess_ratio=excess, deviation=0.01, threshold=0.1)
     return SlowLink(link=link, phase=phase, expected_ns=100.0, transfer_ns=200.0)
+
+
+def culprits_of(
+    found: list[SlowLink], links: list[Link], excess: dict[int, float] | None = None
+) -> tuple[Culprit, ...]:
+    """Return the culprits, with the excess of some links; that of the others is unknown."""
+    values = np.full(len(links), np.nan)
+    for link, value in (excess or {}).items():
+        values[link] = value
+    return find_culprits(found, links, values)
 
 
 def ranks_of(found: tuple[Culprit, ...]) -> list[tuple[int, ...]]:
@@ -33,7 +47,7 @@ def ranks_of(found: tuple[Culprit, ...]) -> list[tuple[int, ...]]:
 def test_a_rank_all_of_whose_pairs_are_slow_is_at_fault() -> None:
     links = [pair(0, 4), pair(4, 0), pair(4, 8), pair(8, 4), pair(1, 5), pair(5, 1)]
 
-    found = find_culprits([slow(0), slow(1), slow(2), slow(3)], links, {}, {})
+    found = culprits_of([slow(0), slow(1), slow(2), slow(3)], links)
 
     assert ranks_of(found) == [(4,)]
 
@@ -41,19 +55,19 @@ def test_a_rank_all_of_whose_pairs_are_slow_is_at_fault() -> None:
 def test_a_pair_that_is_slow_both_ways_is_named_as_a_pair() -> None:
     links = [pair(0, 4), pair(4, 0), pair(4, 8), pair(8, 4)]
 
-    assert ranks_of(find_culprits([slow(0), slow(1)], links, {}, {})) == [(0, 4)]
+    assert ranks_of(culprits_of([slow(0), slow(1)], links)) == [(0, 4)]
 
 
 def test_a_slow_group_decides_which_end_of_a_slow_pair_is_at_fault() -> None:
     links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
 
-    assert ranks_of(find_culprits([slow(0), slow(1), slow(3)], links, {}, {})) == [(4,)]
+    assert ranks_of(culprits_of([slow(0), slow(1), slow(3)], links)) == [(4,)]
 
 
 def test_a_group_slower_by_the_same_factor_decides_which_end_is_at_fault() -> None:
     links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
 
-    (culprit,) = find_culprits([slow(0), slow(1)], links, {}, {2: 0.9, 3: 0.0})
+    (culprit,) = culprits_of([slow(0), slow(1)], links, {2: 0.9, 3: 0.0})
 
     assert culprit.ranks == (0,)
     assert culprit.more_links == (2,)
@@ -62,23 +76,24 @@ def test_a_group_slower_by_the_same_factor_decides_which_end_is_at_fault() -> No
 def test_a_group_slower_by_another_factor_does_not_decide() -> None:
     links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
 
-    (culprit,) = find_culprits([slow(0), slow(1)], links, {}, {2: 6.5, 3: 0.0})
+    (culprit,) = culprits_of([slow(0), slow(1)], links, {2: 6.5, 3: 0.0})
 
     assert culprit.ranks == (0, 4)
     assert culprit.more_links == ()
 
 
 def test_all_members_of_a_single_slow_group_are_named() -> None:
-    (culprit,) = find_culprits([slow(0)], [group(*RING)], {}, {})
+    (culprit,) = culprits_of([slow(0)], [group(*RING)])
 
     assert culprit.ranks == RING
     assert culprit.location == "one dp-comm group of 4 ranks (which link is not known)"
 
 
 def test_a_member_with_slower_pairs_is_singled_out_of_a_slow_group() -> None:
-    excess = {0: 0.001, 1: 0.08, 2: -0.002, 3: 0.0, 4: 0.002, 5: -0.001, 6: 0.001, 7: 0.0}
+    links = [group(*RING), pair(0, 4), pair(1, 5), pair(2, 6), pair(3, 7), pair(5, 9), pair(9, 5)]
+    excess = {1: 0.001, 2: 0.08, 3: -0.002, 4: 0.0, 5: 0.001, 6: 0.0}
 
-    (culprit,) = find_culprits([slow(0)], [group(*RING)], excess, {})
+    (culprit,) = culprits_of([slow(0)], links, excess)
 
     assert culprit.ranks == (1,)
     assert "only rank 1 has slow pairs" in culprit.location
@@ -87,13 +102,13 @@ def test_a_member_with_slower_pairs_is_singled_out_of_a_slow_group() -> None:
 def test_a_rank_shared_by_two_slow_groups_is_named() -> None:
     links = [group(0, 1, 2, 3), group(3, 7, 11)]
 
-    assert ranks_of(find_culprits([slow(0), slow(1)], links, {}, {})) == [(3,)]
+    assert ranks_of(culprits_of([slow(0), slow(1)], links)) == [(3,)]
 
 
 def test_two_pairs_without_a_common_rank_are_two_culprits() -> None:
     links = [pair(0, 4), pair(1, 5)]
 
-    assert sorted(ranks_of(find_culprits([slow(0), slow(1)], links, {}, {}))) == [(0, 4), (1, 5)]
+    assert sorted(ranks_of(culprits_of([slow(0), slow(1)], links))) == [(0, 4), (1, 5)]
 
 
 def test_two_pairs_behind_one_switch_are_merged() -> None:
@@ -102,7 +117,7 @@ def test_two_pairs_behind_one_switch_are_merged() -> None:
         rank: RankInfo(rank=rank, coords=Coords(), host=host, switch=switch)
         for rank, (host, switch) in places.items()
     }
-    found = find_culprits([slow(0), slow(1)], [pair(0, 4), pair(1, 5)], {}, {})
+    found = culprits_of([slow(0), slow(1)], [pair(0, 4), pair(1, 5)])
 
     (culprit,) = merge_by_location(found, ranks)
 
