@@ -59,8 +59,20 @@ def find_gc_pauses(
         allowed: Shape (gaps,): gaps that are not part of a common pause.
         blamed: Ranks whose gaps another cause explains.
     """
-    recorded = gaps.is_at(Place.GC) & (gaps.gaps.gap_ns > 0)
-    paused = _find_pauses_in_turn(gaps, allowed & ~np.isin(gaps.gaps.rank, list(blamed)))
+    gap_ns = gaps.gaps.gap_ns
+    allowed = allowed & ~np.isin(gaps.gaps.rank, list(blamed))
+    usual_ns = THRESHOLDS.pause_factor * _usual_gap_ns(gaps)
+    is_long = gap_ns >= max(THRESHOLDS.min_pause_ns, usual_ns)
+    is_pause = gap_ns >= max(THRESHOLDS.min_pause_ns / 2, usual_ns)
+    inside, starts = allowed & gaps.is_at(*INSIDE_PLACES), allowed & gaps.is_at(Place.INPUT)
+    known = inside | (starts & ~_in_consecutive_steps(gaps, starts & is_pause))
+    paused = known & is_pause
+    several = np.count_nonzero(known & is_long) > 1 and (paused & inside).any()
+    if several and _is_in_turn(gaps, paused):
+        paused |= allowed & gaps.is_at(Place.LAUNCH, Place.OTHER) & is_long
+    else:
+        paused[:] = False
+    recorded = gaps.is_at(Place.GC) & (gap_ns > 0)
     found = (
         _pause_candidate(gaps, recorded, "in gc spans") if recorded.any() else None,
         _pause_candidate(gaps, paused, "before a launch") if paused.any() else None,
@@ -78,63 +90,41 @@ def find_rare_pauses(
         allowed: Shape (gaps,): gaps that nothing explains.
         blamed: Ranks whose gaps another cause explains.
     """
-    min_ns = max(THRESHOLDS.min_pause_ns, THRESHOLDS.pause_factor * _usual_gap_ns(gaps))
-    gap_ns = gaps.gaps.gap_ns
-    chosen = allowed & gaps.is_at(*INSIDE_PLACES) & (gap_ns >= min_ns)
-    chosen &= ~np.isin(gaps.gaps.rank, list(blamed))
-    chosen &= gap_ns >= THRESHOLDS.min_excess_ratio * gaps.compute_ns[gaps.row]
+    items, gap_ns = gaps.gaps, gaps.gaps.gap_ns
+    least_ns = THRESHOLDS.min_excess_ratio * gaps.compute_ns[gaps.row]
+    chosen = allowed & gaps.is_at(*INSIDE_PLACES) & ~np.isin(items.rank, list(blamed))
+    chosen &= gap_ns >= np.maximum(least_ns, THRESHOLDS.min_pause_ns)
     if not chosen.any():
         return ()
     worst = int(np.argmax(np.where(chosen, gap_ns, 0)))
-    rank, step = int(gaps.gaps.rank[worst]), int(gaps.gaps.step[worst])
-    steps = np.unique(gaps.gaps.step[chosen])
     return (
         Candidate(
             cause=INSUFFICIENT_EVIDENCE,
-            ranks=tuple(np.unique(gaps.gaps.rank[chosen]).tolist()),
-            steps=(int(steps[0]), int(steps[-1])),
+            ranks=tuple(np.unique(items.rank[chosen]).tolist()),
+            steps=(int(items.step[chosen].min()), int(items.step[chosen].max())),
             part=gaps.part(chosen),
             excess_ratio=float(gap_ns[worst] / gaps.compute_ns[gaps.row[worst]]),
             threshold=THRESHOLDS.min_excess_ratio,
             evidence=(
-                f"rank {rank} paused for {format_duration(float(gap_ns[worst]))} inside step"
-                f" {step} and waited for no other rank; a pause this rare may be garbage"
-                " collection or anything else on its host"
+                f"rank {items.rank[worst]} paused for {format_duration(float(gap_ns[worst]))}"
+                f" inside step {items.step[worst]} and waited for no other rank; a pause this rare"
+                " may be garbage collection or anything else on its host"
             ),
             on_host=True,
         ),
     )
 
 
-def _find_pauses_in_turn(gaps: HostGaps, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the gaps that are pauses, if ranks take them in turn. Shape (gaps,)."""
-    usual_ns = THRESHOLDS.pause_factor * _usual_gap_ns(gaps)
-    full_ns, min_ns = (
-        max(THRESHOLDS.min_pause_ns, usual_ns),
-        max(THRESHOLDS.min_pause_ns / 2, usual_ns),
-    )
-    gap_ns = gaps.gaps.gap_ns
-    inside = allowed & gaps.is_at(*INSIDE_PLACES)
-    starts = allowed & gaps.is_at(Place.INPUT)
-    starts &= ~_in_consecutive_steps(gaps, starts & (gap_ns >= min_ns))
-    known = inside | starts
-    if np.count_nonzero(known & (gap_ns >= full_ns)) < 2:  # noqa: PLR2004  # one is no turn
-        full_ns = min_ns = np.inf
-    paused = known & (gap_ns >= min_ns)
-    if not (paused & inside).any() or not _is_in_turn(gaps, paused):
-        return np.zeros(len(gap_ns), dtype=np.bool_)
-    return paused | (allowed & gaps.is_at(Place.LAUNCH, Place.OTHER) & (gap_ns >= full_ns))
-
-
 def _in_consecutive_steps(gaps: HostGaps, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the chosen gaps that one rank has in `host_stall_steps` consecutive steps."""
+    """Return the gaps of ranks and steps that have a chosen gap in `host_stall_steps` in a row."""
     shape = gaps.profile.total_ns.shape
-    num = sum_cells(shape, gaps.row[chosen], gaps.column[chosen], np.ones(chosen.sum()))
+    has_one = np.zeros(shape, dtype=np.bool_)
+    has_one[gaps.row[chosen], gaps.column[chosen]] = True
     lasts = np.zeros(shape, dtype=np.bool_)
     for first in range(shape[1] - THRESHOLDS.host_stall_steps + 1):
         columns = slice(first, first + THRESHOLDS.host_stall_steps)
-        lasts[:, columns] |= num[:, columns].min(axis=1, keepdims=True) > 0
-    return chosen & lasts[gaps.row, gaps.column]
+        lasts[:, columns] |= has_one[:, columns].all(axis=1, keepdims=True)
+    return lasts[gaps.row, gaps.column]
 
 
 def _usual_gap_ns(gaps: HostGaps) -> float:
@@ -151,8 +141,6 @@ def _usual_gap_ns(gaps: HostGaps) -> float:
 
 def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:
     """Return whether several ranks have the chosen gaps, in several steps, and none has most."""
-    if not chosen.any():
-        return False
     ranks, counts = np.unique(gaps.gaps.rank[chosen], return_counts=True)
     several = len(ranks) > 1 and counts.max() <= THRESHOLDS.one_rank_share * counts.sum()
     return several and len(np.unique(gaps.gaps.step[chosen])) > 1

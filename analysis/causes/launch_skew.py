@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
+from ..arrays.group_stats import MIN_ROWS_OF_KIND
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
-from ..statistics.noise import NORMAL_90TH, NORMAL_MEDIAN, required_deviations, step_deviation
+from ..statistics.noise import required_deviations, step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
@@ -41,18 +41,6 @@ CAUSE = Cause(
     several="take turns in entering collectives late",
     sentence="Ranks take turns in entering collectives late",
 )
-
-
-class _LateGaps(NamedTuple):
-    """Gaps at `LATE_PLACES`, and what they would be if all members were in time."""
-
-    gaps: HostGaps
-    chosen: NDArray[np.bool_]
-    """Shape (gaps,): at these places, and not explained by another cause."""
-
-    in_time_ns: NDArray[np.float64]
-    """Shape (ranks, steps): their sum, at most that of the group's median member. If only late
-    members stop there, the median of the recorded gaps would be the lateness itself."""
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -99,134 +87,45 @@ def find_launch_skews(
     if not members:
         return ()
     lateness = np.array([_lateness(lag[rows]) for rows in members])
+    changes = step_deviation(lateness)
+    phases = find_phases(
+        lateness,
+        has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
+        min_steps=THRESHOLDS.host_stall_steps,
+        deviation=changes,
+        may_vary=True,
+    )
+    # If only late members stop there, the median of the recorded gaps would be the lateness itself.
     in_time_ns = total_ns.copy()
     for rows in members:
         in_time_ns[rows] = np.minimum(total_ns[rows], np.median(total_ns[rows], axis=0))
     chosen = gaps.is_at(*LATE_PLACES)
     if explained is not None:
         chosen &= ~explained
-    late_gaps = _LateGaps(gaps, chosen, in_time_ns)
-    job_wide = _find_job_wide_skew(late_gaps, lag, members, lateness)
-    if job_wide is not None:
-        return (job_wide,)
     found = []
-    changes = step_deviation(lateness)
-    phases = find_phases(
-        lateness,
-        has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
-        min_steps=THRESHOLDS.host_stall_steps,
-        deviation=min(changes, _noise_of_members(lag, members)),
-        may_vary=True,
-    )
     for phase in phases:
         rows = members[phase.row]
         extended = _extend_to_onset(phase, lateness[phase.row], deviation=changes)
-        columns = np.arange(extended.first, extended.last + 1)
-        columns = columns[lateness[phase.row, columns] >= phase.excess_ratio / 2]
-        last = rows[np.nan_to_num(lag[rows][:, columns], nan=-1.0).argmax(axis=0)]
-        late = _find_late_rows(lag, rows, lateness[phase.row], extended)
-        where = f"of {len(rows):,} members"
-        found.append(_skew_candidate(late_gaps, extended, last, (late, rows), where))
+        inside = lateness[phase.row, extended.inside]
+        here = np.nan_to_num(lag[rows][:, extended.inside], nan=-1.0)
+        last = here.argmax(axis=0)[inside >= phase.excess_ratio / 2]
+        # The second latest counts as well: with the last one fixed, the group would wait for it.
+        in_time = here.max(axis=0) - np.nan_to_num(inside)
+        late = (here >= in_time + phase.excess_ratio / 2).any(axis=1)
+        counts = np.bincount(last, minlength=len(rows))
+        is_one_rank = bool(counts.max() > THRESHOLDS.one_rank_share * counts.sum())
+        of_part = rows[[counts.argmax()]] if is_one_rank else rows
+        found.append(
+            _skew_candidate(
+                gaps,
+                extended,
+                chosen & np.isin(gaps.row, of_part),
+                in_time_ns,
+                late=of_part if is_one_rank else rows[late],
+                num_members=len(rows),
+            )
+        )
     return _merge_groups(found)
-
-
-def _noise_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int64]]) -> float:
-    """Return the noise of members that are in time; infinite if all groups are too small for it.
-
-    With one or two groups, the lateness itself may change so much from step to step that it passes
-    for noise. Most members are in time in each step, so their lag is the noise.
-
-    Args:
-        lag: Shape (ranks, steps).
-        members: Rows of each group.
-    """
-    large = [
-        lag[rows]
-        for rows in members
-        if (~np.isnan(lag[rows])).sum(axis=0).max() >= MIN_ROWS_OF_KIND
-    ]
-    distances = [np.abs(each - row_medians(each.T))[~np.isnan(each)] for each in large]
-    if not distances:
-        return float("inf")
-    median, high = np.quantile(np.concatenate(distances), (0.5, 0.9))
-    return float(max(median / NORMAL_MEDIAN, high / NORMAL_90TH))
-
-
-def _find_job_wide_skew(
-    gaps: _LateGaps,
-    lag: NDArray[np.float64],
-    members: Sequence[NDArray[np.int64]],
-    lateness: NDArray[np.float64],
-) -> Candidate | None:
-    """Return the skew of groups all over the job; None if fewer than two groups show it."""
-    phase = _find_job_wide_phase(lateness)
-    if phase is None:
-        return None
-    late_rows = [
-        _find_late_rows(lag, rows, each, phase)
-        for rows, each in zip(members, lateness, strict=True)
-    ]
-    num = sum(len(rows) > 0 for rows in late_rows)
-    if num <= 1:
-        return None
-    where = f"of one of {format_count(num, 'group')}, on average"
-    late = np.concatenate(late_rows)
-    whole = np.concatenate([rows for rows, of in zip(members, late_rows, strict=True) if len(of)])
-    return _skew_candidate(gaps, phase, late, (late, whole), where)
-
-
-def _find_job_wide_phase(lateness: NDArray[np.float64]) -> Phase | None:
-    """Return the steps in which groups all over the job are late from time to time.
-
-    If most groups are, their changes from step to step are the fault itself and not noise. So the
-    noise is the standard error of the mean over groups, from how much they differ within a step.
-
-    Args:
-        lateness: Shape (groups, steps): lag of the last member; NaN if unknown.
-    """
-    lateness = lateness[~np.isnan(lateness).all(axis=1)]
-    if len(lateness) < MIN_ROWS_OF_KIND:
-        return None
-    level = lateness.mean(axis=0)
-    error = float(np.nanmedian(lateness.std(axis=0, ddof=1))) / float(np.sqrt(len(lateness)))
-    phases = find_phases(
-        level[None],
-        has_few_peers=np.ones(1, dtype=np.bool_),
-        min_steps=THRESHOLDS.host_stall_steps,
-        deviation=error,
-        may_vary=True,
-    )
-    for phase in phases:
-        inside = lateness[:, phase.first : phase.last + 1]
-        inside = inside[:, ~np.isnan(inside).any(axis=0)]
-        required = required_deviations(len(level)) / np.sqrt(inside.size)
-        if inside.size and inside.mean() >= required * inside.std(ddof=1):
-            return phase
-    return None
-
-
-def _find_late_rows(
-    lag: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    lateness: NDArray[np.float64],
-    phase: Phase,
-) -> NDArray[np.int64]:
-    """Return the late members of a group, each once for every step in which it was late.
-
-    The second latest counts as well: with the last one fixed, the group would wait for it.
-
-    Args:
-        lag: Shape (ranks, steps).
-        rows: The group's rows.
-        lateness: Shape (steps,), of the group.
-        phase: The steps.
-    """
-    inside = slice(phase.first, phase.last + 1)
-    here = np.nan_to_num(lag[rows][:, inside])
-    median = here.max(axis=0) - np.nan_to_num(lateness[inside])
-    row, _ = np.nonzero(here >= median + phase.excess_ratio / 2)
-    found: NDArray[np.int64] = rows[row]
-    return found
 
 
 def _smallest_groups(
@@ -270,11 +169,13 @@ def _lateness(lag: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _skew_candidate(
-    late_gaps: _LateGaps,
+    gaps: HostGaps,
     phase: Phase,
-    last: NDArray[np.int64],
-    group: tuple[NDArray[np.int64], NDArray[np.int64]],
-    where: str,
+    chosen: NDArray[np.bool_],
+    in_time_ns: NDArray[np.float64],
+    *,
+    late: NDArray[np.int64],
+    num_members: int,
 ) -> Candidate:
     """Return late members as a candidate: `host-stall` if nearly always the same one is last.
 
@@ -282,42 +183,36 @@ def _skew_candidate(
     would wait for the next one.
 
     Args:
-        late_gaps: The run's gaps.
+        gaps: The run's gaps.
         phase: The steps.
-        last: Rows of the last members, one for each time that a group was late.
-        group: Rows of the late members, and of all members.
-        where: The collective, in words: "of 8 members".
+        chosen: Shape (gaps,): the gaps of the part.
+        in_time_ns: Shape (ranks, steps): their sum if all members were in time.
+        late: Rows of the late members.
+        num_members: Size of the group.
     """
-    gaps, profile = late_gaps.gaps, late_gaps.gaps.profile
-    counts = np.bincount(last, minlength=1)
-    is_one_rank = bool(counts.max() > THRESHOLDS.one_rank_share * counts.sum())
-    rows, of_part = (np.unique(each) for each in group)
-    if is_one_rank:
-        rows = of_part = np.array([counts.argmax()])
-    ranks = tuple(profile.ranks[rows].tolist())
-    chosen = late_gaps.chosen & np.isin(gaps.row, of_part)
-    steps = (int(profile.steps[phase.first]), int(profile.steps[phase.last]))
-    lag_ns = phase.excess_ratio * float(np.median(gaps.compute_ns[rows]))
+    ranks = tuple(gaps.profile.ranks[late].tolist())
+    lag_ns = phase.excess_ratio * float(np.median(gaps.compute_ns[late]))
     at_launch, after_compute = (
         int(gaps.gaps.gap_ns[chosen & (gaps.gaps.place == place)].sum()) for place in LATE_PLACES
     )
-    if is_one_rank:
+    if len(late) == 1:
         verb = "launches" if at_launch >= after_compute else "stops after its compute and enters"
         who = f"{format_ranks(ranks)} {verb}"
     else:
         verb = "launching" if at_launch >= after_compute else "stopping after compute and entering"
         who = f"{format_count(len(ranks), 'rank')} take turns in {verb}"
+    steps = phase.steps(gaps.profile.steps)
     return Candidate(
-        cause=host_stall.CAUSE if is_one_rank else CAUSE,
+        cause=host_stall.CAUSE if len(late) == 1 else CAUSE,
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
-        fixed_ns=gaps.fixed_ns(chosen, [(LATE_PLACES, late_gaps.in_time_ns)]),
+        fixed_ns=gaps.fixed_ns(chosen, [(LATE_PLACES, in_time_ns)]),
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
-            f"{who} a collective {where} {format_duration(lag_ns)} after its median member"
-            f" ({format_percent(phase.excess_ratio)} of the compute) in"
+            f"{who} a collective of {num_members:,} members {format_duration(lag_ns)} after its"
+            f" median member ({format_percent(phase.excess_ratio)} of the compute) in"
             f" {format_steps(steps)}; compute is as usual"
         ),
         on_host=True,

@@ -60,25 +60,6 @@ def skews(late_ms: LateMs, num_groups: int = len(GROUPS)) -> tuple[Candidate, ..
     return find_launch_skews(table, GROUPS[:num_groups], ALL_STEPS, frozenset())
 
 
-def test_groups_all_over_the_job_that_are_late_from_time_to_time_are_one_skew() -> None:
-    (found,) = skews(in_turn(4))
-
-    # Ranks 2, 9 and 14 never were: when it was their turn, the lateness was 0.
-    assert (found.cause.name, found.ranks) == ("launch-skew", (0, 1, *range(3, 9), 10, 11, 12, 13))
-    assert found.steps[0] == 4
-    assert found.steps[1] >= 11
-    assert found.evidence.startswith(
-        "12 ranks take turns in launching a collective of one of 5 groups, on average "
-    )
-
-
-def test_a_skew_from_the_first_step_on_is_found() -> None:
-    (found,) = skews(in_turn(0))
-
-    assert (found.cause.name, found.steps[0]) == ("launch-skew", 0)
-    assert found.steps[1] >= 11
-
-
 def test_a_lateness_of_a_few_percent_is_no_skew() -> None:
     # GIVEN 17 ms on average, reduced by a factor of 4: 4 % of the compute
     assert skews(in_turn(4, share=0.25)) == ()
@@ -87,10 +68,6 @@ def test_a_lateness_of_a_few_percent_is_no_skew() -> None:
 def test_one_group_that_is_late_once_is_no_skew() -> None:
     assert skews({(6, 2): 300}) == ()
     assert skews({(6, 2): 300, (9, 5): 300}) == ()
-
-
-def test_three_groups_are_too_few_for_a_job_wide_skew() -> None:
-    assert skews(in_turn(4, num_groups=3), num_groups=3) == ()
 
 
 def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
