@@ -19,7 +19,7 @@ from ..statistics.baseline import common_step_ratio
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -201,15 +201,13 @@ def equalize_durations(
     step: NDArray[np.int32],
     label: NDArray[np.int64],
     span: NDArray[np.int64] | None = None,
-    speed: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Return how long pieces of compute would take if all micro-batches had the same length.
 
     Equal lengths change which rank computes the tokens, not how many tokens there are. So a span
-    takes the mean of the spans with its label, times the factor of its rank, times the factor of
-    its whole step. The pieces of a span share this time as they shared the recorded one. They are
-    not equalized one by one, because the number of pieces depends on who waited for whom, and so
-    on the lengths.
+    takes the mean of the spans with its label, times the factor of its whole step. The pieces of a
+    span share this time as they shared the recorded one. They are not equalized one by one, because
+    the number of pieces depends on who waited for whom, and so on the lengths.
 
     Args:
         duration_ns: Shape (pieces,), as recorded.
@@ -217,7 +215,6 @@ def equalize_durations(
         step: Step number or index.
         label: Equal for pieces of like spans; never equal across stages.
         span: Equal for pieces of one span; None: each piece is a span.
-        speed: Factor by which the rank is slower than others; None: estimated from these pieces.
 
     Returns:
         Shape (pieces,).
@@ -232,14 +229,7 @@ def equalize_durations(
     median = medians_by_key(whole, rank, label)
     ratio = np.divide(whole, median, out=np.ones(num), where=median > 0)
     common = common_step_ratio(ratio, step)
-    without_step = whole / common
-    mean = means_by_key(without_step, label)
-    own = (
-        speed[first]
-        if speed is not None
-        else _estimate_speed(without_step, mean, rank=rank, step=step)
-    )
-    wanted = mean * own * common
+    wanted = means_by_key(whole / common, label) * common
     scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
     found: NDArray[np.float64] = duration_ns * scale[of_span]
     return found
@@ -288,68 +278,3 @@ def equalize_experts(
     part, found = chosen.copy(), equalized_ns.copy()
     part[rows], found[rows] = True, equal
     return part, found
-
-
-def speeds_at_equal_lengths(
-    equalized: ComputeItems, model: ReplayModel, blamed: Collection[int]
-) -> NDArray[np.float64]:
-    """Return by which factor the rank of each operation is slower than its stage. Shape (ops,).
-
-    Args:
-        equalized: Compute as if all micro-batches had the same length.
-        model: The operations.
-        blamed: Ranks that are slow for a while. Their compute shows no lasting speed: factor 1.
-    """
-    ranks, first = np.unique(model.rank, return_index=True)
-    rows = np.flatnonzero(~np.isin(equalized.rank, list(blamed)))
-    rank, step, kind = equalized.rank[rows], equalized.step[rows], equalized.kind[rows]
-    at = find_positions(rank, ranks)
-    took = equalized.self_ns[rows].astype(np.float64)
-    # Without the lengths, what all items of a step have in common is the step's own factor.
-    took /= medians_by_key(took / medians_by_key(took, rank, kind, equalized.chunk[rows]), step)
-    mean = means_by_key(took, model.stage[first][at], kind, equalized.chunk[rows])
-    of_rank = np.ones(len(ranks))
-    of_rank[at] = _estimate_speed(took, mean, rank=rank, step=step)
-    speed: NDArray[np.float64] = of_rank[find_positions(model.rank, ranks)]
-    return speed
-
-
-def _estimate_speed(
-    value: NDArray[np.float64],
-    mean: NDArray[np.float64],
-    *,
-    rank: NDArray[np.int32],
-    step: NDArray[np.int32],
-) -> NDArray[np.float64]:
-    """Return by which factor each row's rank is slower than its stage, chance removed.
-
-    Over few steps, ranks differ by the lengths that they happened to get. With ``e`` the variance
-    of a rank's mean, estimated from its steps, and ``v`` the variance between the ranks' means, the
-    share ``max(0, 1 - e / v)`` of a rank's difference is its own.
-
-    Args:
-        value: Shape (rows,): compute.
-        mean: Shape (rows,): mean compute of its stage and label.
-        rank: Shape (rows,).
-        step: Shape (rows,).
-
-    Source:
-        The best linear predictor of a one-way random effects model (Henderson 1950).
-    """
-    of_rank, num_ranks = factorize(rank)
-    cell, num_cells = factorize(rank, step)
-    owner = np.zeros(num_cells, dtype=np.int64)
-    owner[cell] = of_rank
-    expected = np.bincount(cell, weights=mean, minlength=num_cells)
-    took = np.bincount(cell, weights=value, minlength=num_cells)
-    ratio = np.divide(took, expected, out=np.ones(num_cells), where=expected > 0)
-    num_steps = np.bincount(owner, minlength=num_ranks)
-    own = np.bincount(owner, weights=ratio, minlength=num_ranks) / num_steps
-    freedom = num_cells - num_ranks
-    between = float(own.var(ddof=1)) if num_ranks > 1 else 0.0
-    if freedom < 1 or between == 0.0:
-        return np.ones(len(value))
-    error = float(((ratio - own[owner]) ** 2).sum()) / freedom * float((1.0 / num_steps).mean())
-    kept = max(0.0, 1.0 - error / between)
-    speed: NDArray[np.float64] = (1.0 + kept * (own - own.mean()))[of_rank]
-    return speed

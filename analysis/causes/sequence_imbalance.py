@@ -12,7 +12,7 @@ from rankscope.tracer.span import KIND_CODES, SpanKind
 from ..arrays.group_stats import medians_by_key
 from ..arrays.grouping import factorize
 from ..arrays.sorting import argsort_rows
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, ReplayModel, has_kind
+from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, has_kind
 from ..report.text import format_percent
 from ..statistics.baseline import common_step_ratio
 from ..statistics.peers import compare_with_peers
@@ -25,7 +25,6 @@ from .equal_lengths import (
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
-    speeds_at_equal_lengths,
     squared_lengths,
 )
 from .slow_compute import SLOW_DEVICE, find_slow_compute
@@ -73,7 +72,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     compute, because a slow rank shows better beside equal lengths.
     """
     compute = [each for each in found if each.cause in OF_COMPUTE]
-    sequences = _find_sequences(case, compute, case.equalized)
+    sequences = _find_sequences(case, compute)
     if sequences is None or case.profile.is_equalized:
         return found if sequences is None else (*found, sequences)
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
@@ -82,20 +81,17 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         again = find_slow_compute(case, profile, found)
         named = {rank for each in again for rank in each.ranks}
         compute = [*again, *(each for each in compute if named.isdisjoint(each.ranks))]
-        sequences = _find_sequences(case, compute, equalized) or sequences
+        sequences = _find_sequences(case, compute) or sequences
     others = (each for each in found if each.cause not in OF_COMPUTE)
     return (*others, *compute, sequences)
 
 
-def _find_sequences(
-    case: Case, compute: Sequence[Candidate], equalized: ComputeItems | None
-) -> Candidate | None:
+def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | None:
     """Return unequal lengths as a candidate; None if there is no effect, or if it costs little.
 
     Args:
         case: The run.
         compute: What computes slowly: that varies for another reason.
-        equalized: Compute as if all micro-batches had the same length; None if unknown.
     """
     blamed = named_ranks(compute, SLOW_DEVICE)
     effect = measure_sequence_effect(
@@ -112,9 +108,7 @@ def _find_sequences(
     for each in compute:
         if each.cause in SLOW_DEVICE:
             slow |= np.isin(model.rank, each.ranks) & in_shown_steps(model, each)
-    return sequence_candidate(
-        effect, case.replayer, blamed, slow=slow, experts=case.reading.experts, equalized=equalized
-    )
+    return sequence_candidate(effect, case.replayer, slow, case.reading.experts)
 
 
 def measure_sequence_effect(
@@ -231,32 +225,34 @@ def _length_correlation(
 def sequence_candidate(
     effect: SequenceEffect,
     replayer: Replayer,
-    blamed: Collection[int],
-    *,
     slow: NDArray[np.bool_],
-    experts: NDArray[np.bool_] | None = None,
-    equalized: ComputeItems | None = None,
+    experts: NDArray[np.bool_] | None,
 ) -> Candidate | None:
     """Price unequal lengths by replaying the run with equal ones.
 
     Args:
         effect: How much compute varies between micro-batches.
         replayer: The run.
-        blamed: Ranks that are slow for a while: their compute shows no lasting speed.
-        slow: Shape (ops,): operations of these ranks in those steps, which are left as recorded.
+        slow: Shape (ops,): operations of slow ranks in their slow steps, left as recorded.
         experts: Shape (ops,): compute of experts, which also depends on the router.
-        equalized: Compute as if all micro-batches had the same length; None if unknown.
 
     Returns:
         None if unequal lengths cost less than `min_excess_ratio` of a median step.
     """
-    model = replayer.model
-    chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device
-    chosen &= ~slow
+    model, operations = replayer.model, replayer.model.operations
+    chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device & ~slow
     if experts is not None:
         chosen &= ~experts
-    speed = None if equalized is None else speeds_at_equal_lengths(equalized, model, blamed)
-    fixed_ns = _equalized_ns(model, chosen, speed)
+    rows = np.flatnonzero(chosen)
+    label = operations.label if model.work is None else model.work
+    fixed_ns = operations.duration_ns.copy()
+    fixed_ns[rows] = equalize_durations(
+        fixed_ns[rows],
+        rank=model.rank[rows],
+        step=operations.step[rows],
+        label=factorize(model.stage[rows], label[rows])[0],
+        span=None if model.span is None else model.span[rows],
+    )
     if experts is not None:
         chosen, fixed_ns = equalize_experts(model, experts & ~slow, chosen, fixed_ns)
     without = replayer.full_with(fixed_ns)
@@ -266,7 +262,7 @@ def sequence_candidate(
     lost = lost_ns / median_step_ns if median_step_ns > 0 else 0.0
     if lost < THRESHOLDS.min_excess_ratio:
         return None
-    steps = model.operations.steps
+    steps = operations.steps
     why = (
         " and follows the sum of squared lengths"
         if effect.is_by_length
@@ -286,22 +282,3 @@ def sequence_candidate(
             f" be {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
-
-
-def _equalized_ns(
-    model: ReplayModel, chosen: NDArray[np.bool_], speed: NDArray[np.float64] | None
-) -> NDArray[np.float64]:
-    """Return the durations with chosen pieces as they would be with equal lengths. Shape (ops,)."""
-    operations = model.operations
-    rows = np.flatnonzero(chosen)
-    label = operations.label if model.work is None else model.work
-    duration = operations.duration_ns.copy()
-    duration[rows] = equalize_durations(
-        duration[rows],
-        rank=model.rank[rows],
-        step=operations.step[rows],
-        label=factorize(model.stage[rows], label[rows])[0],
-        span=None if model.span is None else model.span[rows],
-        speed=None if speed is None else speed[rows],
-    )
-    return duration

@@ -213,19 +213,6 @@ def test_ranks_that_differ_by_chance_take_the_mean_of_all() -> None:
     assert found == pytest.approx(np.full((2, 3), 15.0))
 
 
-def test_a_rank_that_is_always_slower_stays_slower() -> None:
-    assert equalized([[10.0] * 4, [12.0] * 4]) == pytest.approx(np.array([[10.0] * 4, [12.0] * 4]))
-
-
-def test_the_share_of_a_difference_that_is_not_chance_is_kept() -> None:
-    # GIVEN three ranks with means 0.9, 1.0 and 1.1 over 8 steps that vary by 0.1: v = 0.01,
-    # e = (24 x 0.01 / 21) / 8 = 0.00143, so that 1 - e / v = 0.857 of the 0.1 is kept
-    found = equalized([[0.8, 1.0] * 4, [1.1, 0.9] * 4, [1.0, 1.2] * 4])
-
-    assert found[:, 0] == pytest.approx([1 - 0.0857, 1.0, 1 + 0.0857], abs=1e-4)
-    assert found.min(axis=1) == pytest.approx(found.max(axis=1))
-
-
 def test_equal_lengths_have_as_many_tokens_as_before() -> None:
     lengths = np.random.default_rng(1).lognormal(0.0, 0.4, (8, 40))
 
@@ -252,19 +239,6 @@ def test_a_span_is_equalized_as_a_whole_however_it_is_cut() -> None:
 
     # THEN each span takes the mean, 30 ms, shared among its pieces as before
     assert found == pytest.approx([30.0, 7.5, 22.5, 7.5, 22.5, 30.0])
-
-
-def test_a_known_speed_is_kept_whole() -> None:
-    # GIVEN ranks that take 10 and 30 ms, known to be a tenth faster and slower than their stage
-    found = equalize_durations(
-        np.array([10.0, 30.0]),
-        rank=np.array([0, 1], dtype=np.int32),
-        step=np.zeros(2, dtype=np.int32),
-        label=np.zeros(2, dtype=np.int64),
-        speed=np.array([0.9, 1.1]),
-    )
-
-    assert found == pytest.approx([18.0, 22.0])
 
 
 EXPERTS = np.array([False, True] * 3)
