@@ -118,12 +118,10 @@ def _detector_rule(detector: object) -> Rule:
 RULES = (
     *(_detector_rule(each) for each in (*FROM_RECORDS, *FROM_REPLAY)),
     Rule("a stalled partner explains slow compute", "drop_waiting_partners", _first),
-    Rule("partners that look alike are one finding", "merge_workers", _first),
     Rule("ranks of one host are one finding", "merge_hosts", _first),
     Rule("a lower clock explains its share", "explain_by_clock", _first),
     Rule("a stage without its slow ranks", "_without_slow_ranks", _first),
     Rule("an explained gap is no other finding", "explained_gaps", _no_gaps),
-    Rule("single steps after a common pause", "_phases_outside_pauses", None),
     Rule("stages that miss input are one", "_merge_stages", tuple),
     Rule("pauses at equal distances are planned", "_is_regular", _never),
     Rule("a stall lasts in most of its steps", "_is_persistent", _always),
@@ -134,7 +132,6 @@ RULES = (
     Rule("a slow device explains its links", "is_explained_by_devices", _never),
     Rule("links of one place are one finding", "merge_by_location", _first),
     Rule("links of an uplink are one finding", "merge_by_uplink", _first),
-    Rule("stages that turned slow", "find_stages_turned_slow", lambda *_: ()),
     Rule("peers without those slow together", "are_usual", None),
     Rule("few peers need confirmation", "_confirmed_peers", lambda *given: given[2]),
     Rule("what the healthy rows show (1.5 x)", "peer_peak_factor", 0.0),
@@ -203,14 +200,7 @@ def without(rule: Rule) -> Iterator[None]:
         yield
 
 
-def _every_phase(excess: Any, steps: Any, *, has_few_peers: Any) -> Any:  # noqa: ANN401
-    del steps
-    phases = import_module("rankscope.analysis.statistics.phases")
-    return phases.find_recurring_phases(excess, has_few_peers=has_few_peers)
-
-
 ABSENT: dict[str, Callable[..., Any]] = {
-    "_phases_outside_pauses": _every_phase,
     "baseline_of_risen_links": lambda value, _: np.full_like(value, np.nan),
     "are_usual": lambda level, **_: np.ones(len(level), dtype=np.bool_),
     "remove_partner_waits": lambda model, _: model.operations.duration_ns.copy(),

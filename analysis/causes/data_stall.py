@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..statistics.phases import Phase
     from .detector import Case
 
 LOSS = Loss(INPUT_PLACES, "waiting for input")
@@ -68,12 +67,20 @@ def find_data_stalls(
     expected[~enough] = _baseline_of_few_peers(lost_ns, gaps.profile.stage)[~enough]
     excess = (lost_ns - expected) / gaps.compute_ns[:, None]
     excess[:, ~steps] = np.nan
+    # Ranks return from a checkpoint one after the other: what the last one loses in the next step,
+    # and in no other, is the rest of the checkpoint.
+    is_after_pause = np.append(False, ~steps[:-1])
+    single = [
+        phase
+        for phase in find_recurring_phases(excess, has_few_peers=~enough)
+        if not is_after_pause[list(phase.columns or range(phase.first, phase.last + 1))].all()
+    ]
     return tuple(
         stall_candidates(
             CAUSE,
             gaps,
             LOSS,
-            single=_phases_outside_pauses(excess, steps, has_few_peers=~enough),
+            single=single,
             expected=[(INPUT_PLACES, expected)],
             stages=find_late_stages(gaps, lost_ns, steps, always=True),
         )
@@ -98,37 +105,6 @@ def _baseline_of_few_peers(
             peers = rows[rows != row]
             baseline[row] = np.minimum(own[row], lost_ns[peers].max(axis=0))
     return baseline
-
-
-def _phases_outside_pauses(
-    excess: NDArray[np.float64], steps: NDArray[np.bool_], *, has_few_peers: NDArray[np.bool_]
-) -> tuple[Phase, ...]:
-    """Return the significant phases, without single steps right after a common pause.
-
-    Ranks return from a checkpoint one after the other: what the last one loses in the next step is
-    the rest of the checkpoint.
-    """
-    is_after_pause = np.zeros(len(steps), dtype=np.bool_)
-    is_after_pause[1:] = ~steps[:-1]
-    kept = []
-    for phase in find_recurring_phases(excess, has_few_peers=has_few_peers):
-        if phase.columns is None:
-            if phase.num_steps > 1 or not is_after_pause[phase.first]:
-                kept.append(phase)
-            continue
-        shown = tuple(column for column in phase.columns if not is_after_pause[column])
-        if shown:
-            is_whole = len(shown) == shown[-1] - shown[0] + 1
-            kept.append(
-                replace(
-                    phase,
-                    first=shown[0],
-                    last=shown[-1],
-                    excess_ratio=float(np.nanmedian(excess[phase.row, list(shown)])),
-                    columns=None if is_whole else shown,
-                )
-            )
-    return tuple(kept)
 
 
 def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:

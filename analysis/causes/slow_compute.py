@@ -20,7 +20,7 @@ from . import clock_throttle, data_stall, gc_pause, host_stall, stage_imbalance
 from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps, shows_in
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
-from .stage_imbalance import SlowRanks, find_slow_stages, find_stages_turned_slow
+from .stage_imbalance import SlowRanks, find_slow_stages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,8 +71,7 @@ def find_slow_compute(
     )
     stalled = [each for each in found if each.cause in HOLDS_UP_PARTNERS]
     compute = drop_waiting_partners(compute, stalled, case.workers)
-    merged = merge_workers(compute, case.workers)
-    explained = explain_by_clock(merged, model, workers=case.workers)
+    explained = explain_by_clock(compute, model, workers=case.workers)
     return merge_hosts(explained, case.ranks)
 
 
@@ -94,36 +93,23 @@ def find_compute_candidates(
         devices: Samples of the devices, if any.
     """
     stages = find_slow_stages(profile)
-    in_slow_stage = {rank for stage in stages for rank in stage.ranks}
-    turned_slow = [
-        each for each in find_stages_turned_slow(profile) if in_slow_stage.isdisjoint(each.ranks)
-    ]
-    phases = [
-        phase
-        for phase in find_slow_ranks(profile, workers)
-        if not (
-            profile.basis[phase.row] is Basis.STAGES
-            and int(profile.ranks[phase.row]) in in_slow_stage
-        )
-        and not any(
-            phase.row in stage.rows
-            and phase.first <= stage.phase.last
-            and stage.phase.first <= phase.last
-            for stage in turned_slow
-        )
-    ]
+    in_slow_stage = {row for stage in stages for row in stage.rows.tolist()}
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
-    alike = [tuple(partners[workers[int(profile.ranks[phase.row])]]) for phase in phases]
-    rows = rows_of_ranks(model, alike)
+    clearest: dict[tuple[int, ...], Phase] = {}
+    for phase in find_slow_ranks(profile, workers):
+        if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
+            continue
+        alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
+        clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
+    rows = rows_of_ranks(model, list(clearest))
     found = [
-        _rank_candidate(profile, phase, rows[of_worker], devices, of_worker)
-        for phase, of_worker in zip(phases, alike, strict=True)
+        _rank_candidate(profile, phase, rows[alike], devices, alike)
+        for alike, phase in clearest.items()
     ]
     found += [
-        _without_slow_ranks(_stage_candidate(stage, model, ranks), found, model)
-        for stage in (*stages, *turned_slow)
+        _without_slow_ranks(_stage_candidate(stage, model, ranks), found, model) for stage in stages
     ]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
@@ -266,21 +252,6 @@ def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
         if level[row] > fastest * (1.0 + THRESHOLDS.min_excess_ratio):
             found.append(int(profile.ranks[row]))
     return tuple(found)
-
-
-def merge_workers(
-    found: Sequence[Candidate], workers: Mapping[int, tuple[int, ...]]
-) -> tuple[Candidate, ...]:
-    """Keep one candidate for partners that are slow in the same steps: it names all of them."""
-    kept: list[Candidate] = []
-    for each in found:
-        for place, other in enumerate(kept):
-            if _same_worker(each, other, workers) and share_steps(each, other):
-                kept[place] = max(other, each, key=lambda one: one.excess_ratio / one.threshold)
-                break
-        else:
-            kept.append(each)
-    return tuple(kept)
 
 
 def drop_waiting_partners(

@@ -1,4 +1,4 @@
-"""Stages with more work than the others, and stages whose ranks became slow together."""
+"""Stages with more work than the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..arrays.group_stats import row_medians
 from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.phases import find_phases
-from ..statistics.significance import find_turned_slow
 from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause, Subject
 
@@ -130,45 +129,3 @@ def _measure_stage(
         expected_ns=others_ns,
         against="for the other stages",
     )
-
-
-def find_stages_turned_slow(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
-    """Find stages half of whose ranks, or more, compute longer in some steps than in the others.
-
-    If half of a stage is slow, its median is slow as well and its healthy ranks look fast. So each
-    rank is compared with its own other steps. What the other stages changed by in a step (a first
-    step that warms up) is the job's change and taken out.
-
-    Args:
-        profile: Compute by rank and step. Its baselines are not used.
-
-    Returns:
-        For each stage the ranks that became slow together: all of them if `whole_stage_share` did.
-    """
-    stages = np.unique(profile.stage)
-    found = []
-    for stage in stages.tolist():
-        is_mine = profile.stage == stage
-        rows, others = np.flatnonzero(is_mine), np.flatnonzero(~is_mine)
-        if len(rows) < THRESHOLDS.min_slow_stage_ranks or len(others) < THRESHOLDS.min_peers:
-            continue
-        turned = find_turned_slow(
-            profile.total_ns[rows], profile.total_ns[others], num_series=len(stages)
-        )
-        if turned is None:
-            continue
-        excess = row_medians(turned.excess[:, turned.phase.inside])
-        is_slow = excess >= turned.phase.excess_ratio / 2
-        if is_slow.sum() < THRESHOLDS.min_slow_stage_ranks:
-            continue
-        is_whole = is_slow.mean() >= THRESHOLDS.whole_stage_share
-        found.append(
-            SlowRanks(
-                rows=rows if is_whole else rows[is_slow],
-                phase=replace(turned.phase, excess_ratio=float(np.median(excess[is_slow]))),
-                profile=profile,
-                expected_ns=turned.expected[is_slow],
-                against="in their own other steps, while no other stage changed",
-            )
-        )
-    return tuple(found)
