@@ -10,8 +10,7 @@ from ..arrays.group_stats import group_medians, sum_cells
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
 from ..statistics.thresholds import THRESHOLDS
-from . import host_stall
-from .candidate import Candidate, explained_gaps, named_ranks
+from .candidate import Candidate, explained_gaps
 from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
 
 if TYPE_CHECKING:
@@ -36,15 +35,12 @@ CAUSE = Cause(
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the pauses that ranks take in turn, and a pause that is too rare to have a name."""
     gaps, common = case.gaps, case.common_pauses.covers_gap
-    blamed = named_ranks(found, {host_stall.CAUSE})
-    pauses = find_gc_pauses(gaps, ~common, blamed)
+    pauses = find_gc_pauses(gaps, ~common)
     allowed = ~(common | explained_gaps(pauses, len(gaps.gaps)))
-    return (*found, *pauses, *find_rare_pauses(gaps, allowed, blamed))
+    return (*found, *pauses, *find_rare_pauses(gaps, allowed))
 
 
-def find_gc_pauses(
-    gaps: HostGaps, allowed: NDArray[np.bool_], blamed: frozenset[int]
-) -> tuple[Candidate, ...]:
+def find_gc_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidate, ...]:
     """Find ``gc`` spans, and long gaps that ranks have in turn.
 
     The collector stops a host at any launch, so some of the gaps must be before a forward or
@@ -57,10 +53,8 @@ def find_gc_pauses(
     Args:
         gaps: The run's gaps.
         allowed: Shape (gaps,): gaps that are not part of a common pause.
-        blamed: Ranks whose gaps another cause explains.
     """
     gap_ns = gaps.gaps.gap_ns
-    allowed = allowed & ~np.isin(gaps.gaps.rank, list(blamed))
     usual_ns = THRESHOLDS.pause_factor * _usual_gap_ns(gaps)
     is_long = gap_ns >= max(THRESHOLDS.min_pause_ns, usual_ns)
     is_pause = gap_ns >= max(THRESHOLDS.min_pause_ns / 2, usual_ns)
@@ -80,19 +74,16 @@ def find_gc_pauses(
     return tuple(candidate for candidate in found if candidate is not None)
 
 
-def find_rare_pauses(
-    gaps: HostGaps, allowed: NDArray[np.bool_], blamed: frozenset[int]
-) -> tuple[Candidate, ...]:
+def find_rare_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidate, ...]:
     """Find pauses inside steps that are too rare for garbage collection.
 
     Args:
         gaps: The run's gaps.
         allowed: Shape (gaps,): gaps that nothing explains.
-        blamed: Ranks whose gaps another cause explains.
     """
     items, gap_ns = gaps.gaps, gaps.gaps.gap_ns
     least_ns = THRESHOLDS.min_excess_ratio * gaps.compute_ns[gaps.row]
-    chosen = allowed & gaps.is_at(*INSIDE_PLACES) & ~np.isin(items.rank, list(blamed))
+    chosen = allowed & gaps.is_at(*INSIDE_PLACES)
     chosen &= gap_ns >= np.maximum(least_ns, THRESHOLDS.min_pause_ns)
     if not chosen.any():
         return ()

@@ -10,7 +10,7 @@ from ..arrays.group_stats import medians_by_kind, row_medians, sum_cells
 from ..replay.model import Place
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import merge_hosts
+from .candidate import explained_gaps, merge_hosts
 from .detector import Cause
 from .host_gaps import Loss, find_late_stages, stall_candidates
 
@@ -40,7 +40,8 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the ranks, or whole hosts, that launch late."""
     pauses = case.common_pauses
     steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
-    stalled = find_host_stalls(case.gaps, steps, pauses.covers_gap)
+    explained = pauses.covers_gap | explained_gaps(found, len(case.gaps.gaps))
+    stalled = find_host_stalls(case.gaps, steps, explained)
     return (*found, *merge_hosts(stalled, case.ranks))
 
 

@@ -33,10 +33,10 @@ FROM_RECORDS: tuple[RecordDetector, ...] = (hang, crash, misconfiguration, layou
 FROM_REPLAY: tuple[Detector, ...] = (
     checkpoint,
     common_pause,
-    # A host that launches late explains gaps before its input, its pauses and its collectives.
-    host_stall,
-    # A pause before a rank's first compute, or before a collective, is neither input nor skew.
+    # A pause that ranks take in turn is neither a stall, nor input, nor skew.
     gc_pause,
+    # A host that launches late explains gaps before its input and its collectives.
+    host_stall,
     data_stall,
     launch_skew,
     # A stalled host makes its tensor-parallel partners compute longer. This detector also finds

@@ -31,9 +31,7 @@ def gaps_at(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> HostGaps:
 def pausing_ranks(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> list[tuple[int, ...]]:
     """Return the ranks of each `gc-pause` that is found."""
     allowed = np.ones(len(gaps), dtype=np.bool_)
-    return [
-        each.ranks for each in find_gc_pauses(gaps_at(*gaps, places=places), allowed, frozenset())
-    ]
+    return [each.ranks for each in find_gc_pauses(gaps_at(*gaps, places=places), allowed)]
 
 
 def test_pauses_in_turn_are_found_if_hosts_leave_no_other_gaps() -> None:
@@ -85,4 +83,4 @@ def test_a_short_pause_counts_beside_two_of_full_length() -> None:
 def test_gaps_of_a_common_pause_are_not_garbage_collection() -> None:
     allowed = np.array([True, False])
 
-    assert find_gc_pauses(gaps_at((1, 0, 150), (3, 2, 150)), allowed, frozenset()) == ()
+    assert find_gc_pauses(gaps_at((1, 0, 150), (3, 2, 150)), allowed) == ()
