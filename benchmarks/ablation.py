@@ -144,7 +144,6 @@ RULES = (
     Rule("three steps of a stall", "host_stall_steps", 1),
     Rule("rest of a link beside its device", "min_unexplained_ratio", 0.0),
     Rule("counters confirm few slow steps", "min_symptom_hosts", 0),
-    Rule("an uplink's links rise together", "together_share", 0.0),
     Rule("an uplink's own steps are its baseline", "baseline_of_risen_links", None),
     Rule("an only group may be the network", "is_only_group", _never),
     Rule("one culprit explains a slow network", "has_one_location", _never),

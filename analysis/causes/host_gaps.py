@@ -16,7 +16,7 @@ from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks, format_steps
-from ..statistics.noise import deviation_without_jumps
+from ..statistics.noise import step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
@@ -294,7 +294,7 @@ def find_late_stages(
         excess,
         has_few_peers=np.ones(len(stages), dtype=np.bool_),
         min_steps=THRESHOLDS.host_stall_steps,
-        deviation=deviation_without_jumps(excess),
+        deviation=step_deviation(excess, num_levels=1),
     )
     found = []
     for phase in phases:

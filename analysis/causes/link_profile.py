@@ -15,9 +15,9 @@ import numpy as np
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kind, row_medians
 from ..arrays.sorting import find_positions
 from ..statistics.baseline import faster_steps_baseline
-from ..statistics.noise import deviation_without_jumps, step_deviation
+from ..statistics.noise import step_deviation
 from ..statistics.phases import find_phases
-from ..statistics.significance import find_turned_slow, is_significant
+from ..statistics.significance import is_significant
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ MAX_PLANNED_RATIO = 3.0
 """Factor by which one of two or three alike links may be slower by plan: uplinks of Ethernet
 networks are commonly oversubscribed up to 3:1, so what crosses one may take as much longer. Among
 more links, the median is what is planned."""
-
-NUM_LEVEL_CHANGES = 2
-"""Changes of level that a slow phase makes: its begin and its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +188,7 @@ def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
         noise = step_deviation(excess[calm]) if len(calm) else None
         # Links without alike ones may all become slow, and fast again, in the same steps.
         alone = len(calm) > 0 and profile.has_own_baseline[calm].all()
-        own = deviation_without_jumps(excess[calm], num_levels=NUM_LEVEL_CHANGES) if alone else None
+        own = step_deviation(excess[calm], num_levels=2) if alone else None
         for mine, deviation in ((calm, own), (risen, noise)):
             if not len(mine):
                 continue
@@ -273,10 +270,9 @@ def baseline_of_risen_links(
 ) -> NDArray[np.float64]:
     """Return the baseline of links in steps in which all links between two stages became slow.
 
-    It is the median of the links between these stages (one way) in its own faster steps, times the
-    change of the links between other stages. If those changed as much, or became faster instead,
-    these links did not change. If they became slower gradually, as under the load of a shared
-    network, they did not become slow. So links that are slow from the first step on have no such
+    It is the median of the links between these stages (one way) in their own faster steps, times
+    the change of the links between other stages. If those changed as much, or became faster
+    instead, these links did not change. So links that are slow from the first step on have no such
     baseline, nor do those of a job with one pair of stages.
 
     Args:
@@ -296,21 +292,17 @@ def baseline_of_risen_links(
         others = np.flatnonzero((stages != np.sort(way)).any(axis=1))
         if min(len(rows), len(others)) < MIN_ROWS_OF_KIND:
             continue
-        turned = find_turned_slow(value[rows], value[others], num_series=len(ways))
-        if turned is not None and _begin_and_end_together(turned.excess, turned.phase):
-            expected = row_medians(turned.expected.T)
-            usual[rows, turned.phase.inside] = expected[turned.phase.inside]
+        relative = value[others] / row_medians(value[others])[:, None]
+        common = row_medians(relative.T)
+        level = row_medians(value[rows].T)[None]
+        expected = faster_steps_baseline(level / common) * common
+        excess = np.minimum(level / expected, level / faster_steps_baseline(level)) - 1.0
+        phases = find_phases(
+            excess,
+            has_few_peers=np.ones(1, dtype=np.bool_),
+            min_steps=THRESHOLDS.min_lasting_steps,
+            deviation=step_deviation(relative / common - 1.0),
+        )
+        if phases and is_significant(excess[0], phases[0], num_series=len(ways)):
+            usual[rows, phases[0].inside] = expected[0, phases[0].inside]
     return usual
-
-
-def _begin_and_end_together(excess: NDArray[np.float64], phase: Phase) -> bool:
-    """Return whether links became slow, and fast again, from one step to the next.
-
-    Behind a slow uplink nearly all links change by half of the excess at once; under load they
-    change gradually.
-    """
-    borders = [each for each in (phase.first, phase.last + 1) if 0 < each < excess.shape[1]]
-    changes = np.abs(excess[:, borders] - excess[:, [each - 1 for each in borders]])
-    at_once = (changes >= phase.excess_ratio / 2).sum(axis=0)
-    known = (~np.isnan(changes)).sum(axis=0)
-    return bool((at_once >= THRESHOLDS.together_share * known).all())

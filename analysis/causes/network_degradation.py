@@ -14,9 +14,14 @@ from ..arrays.group_stats import row_medians
 from ..arrays.sorting import argsort_rows
 from ..report.text import format_count, format_percent, format_ranks, format_steps
 from ..statistics.baseline import faster_steps_baseline
-from ..statistics.noise import lower_half_deviation, median_change_deviation, required_deviations
-from ..statistics.phases import Phase, find_phases
-from ..statistics.significance import is_significant, level_standard_error
+from ..statistics.noise import (
+    NORMAL_MEDIAN,
+    lower_half_deviation,
+    median_change_deviation,
+    required_deviations,
+)
+from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases
+from ..statistics.significance import is_significant
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .clock_throttle import PART_MARK
@@ -230,22 +235,24 @@ def find_common_slowness(
     # The level of all links together: the faster steps of a single link may be chance.
     level = row_medians(ratio.T)[None]
     excess = level / faster_steps_baseline(level) - 1.0
-    level_error = level_standard_error(ratio)
-    changes = median_change_deviation(excess[0])
+    # By luck a few levels can differ less from step to step than each of them is uncertain, from
+    # how much its links differ.
+    spread = np.nanmedian(np.abs(ratio / level - 1.0)) / NORMAL_MEDIAN
+    error = MEDIAN_STANDARD_ERROR * spread / np.sqrt((~np.isnan(ratio)).any(axis=1).sum())
     # The median of few changes is itself uncertain: two of its standard errors are added.
-    changes *= 1.0 + 2.0 / np.sqrt(2.0 * max(excess.shape[1] - 1, 1))
-    deviation = max(changes, level_error)
+    num = excess.shape[1]
+    changes = median_change_deviation(excess[0]) * (1.0 + 2.0 / np.sqrt(2.0 * max(num - 1, 1)))
+    deviation = float(max(changes, error))
     phases = find_phases(
         excess,
         has_few_peers=np.ones(1, dtype=np.bool_),
         min_steps=THRESHOLDS.min_sparse_steps,
         deviation=deviation,
     )
-    is_steady = phases and is_significant(
-        level[0], phases[0], num_series=1, min_deviation=level_error
-    )
+    is_steady = phases and is_significant(level[0], phases[0], num_series=1)
     if not is_steady and min_steps < THRESHOLDS.min_sparse_steps:
-        deviation = max(min(changes, _lower_half_noise(excess[0])), level_error)
+        lower = lower_half_deviation(excess[0]) * (1.0 + 2.0 / np.sqrt(max(num - 2, 1)))
+        deviation = float(max(min(changes, lower), error))
     phase = phases[0] if is_steady else _find_single_steps(excess[0], deviation, min_steps)
     if phase is None:
         return None
@@ -257,11 +264,6 @@ def find_common_slowness(
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
     return (phase, slower) if slower.sum() >= THRESHOLDS.min_common_share * known.sum() else None
-
-
-def _lower_half_noise(excess: NDArray[np.float64]) -> float:
-    """Return the noise of the lower half of the steps plus two of its standard errors."""
-    return lower_half_deviation(excess) * (1.0 + 2.0 / float(np.sqrt(max(len(excess) - 2, 1))))
 
 
 def _find_single_steps(

@@ -19,9 +19,6 @@ DEVIATION_PER_MAD = 1.4826
 NORMAL_MEDIAN = 0.6745
 """Median of the absolute value of a standard normal variable."""
 
-NORMAL_90TH = 1.6449
-"""90th percentile of the absolute value of a standard normal variable."""
-
 
 def robust_deviation(values: NDArray[np.float64]) -> float:
     """Return the median absolute deviation, scaled to a standard deviation; NaN is ignored.
@@ -95,50 +92,41 @@ def find_slow_together(excess: NDArray[np.float64]) -> NDArray[np.bool_]:
     return found if num_equal >= THRESHOLDS.min_baseline_steps else slow_rows(may_be_half=False)
 
 
-def step_deviation(values: NDArray[np.float64]) -> float:
+def step_deviation(values: NDArray[np.float64], *, num_levels: int = 0) -> float:
     """Return the noise from step to step, without lasting differences between the rows.
 
     It is estimated from the changes between consecutive steps, so a row that stays slow counts
-    once, at the step in which that begins: half of the steps of half of the rows may be slow. With
-    fewer than `min_changes` changes it is the deviation over all values.
+    once, at the step in which that begins: half of the steps of half of the rows may be slow. The
+    median alone would miss the tails of skewed noise, such as that of sequence lengths, so the 90th
+    percentile counts as well.
+
+    An event common to all rows, such as missing input, makes every row jump at once; in ten steps
+    that is more than the 90th percentile ignores. So the ``num_levels`` largest changes of each row
+    are left out. Of n normal changes, the remaining ones are below the quantile
+    ``0.9 (n - num_levels) / n`` in nine of ten cases.
 
     Args:
         values: Shape (rows, steps); NaN if unknown. Steps unknown in all rows are ignored.
+        num_levels: Changes of level that all rows may have in the same step: 2 if a phase begins
+            and ends.
+
+    Returns:
+        The deviation over all values, if fewer than `min_changes` changes are left.
     """
     changes = np.diff(values[:, ~np.isnan(values).all(axis=0)], axis=1)
-    if changes.shape[1] < THRESHOLDS.min_changes:
-        return robust_deviation(values)
-    known = np.abs(changes[~np.isnan(changes)])
-    if not len(known):
-        return float("nan")
-    # The median alone would miss the tails of skewed noise, such as that of sequence lengths.
-    middle, high = np.quantile(known, (0.5, 0.9))
-    return float(max(middle / NORMAL_MEDIAN, high / NORMAL_90TH) / np.sqrt(2.0))
-
-
-def deviation_without_jumps(values: NDArray[np.float64], *, num_levels: int = 1) -> float:
-    """Return the noise from step to step if all rows may change their level in the same step.
-
-    An event common to all rows, such as missing input, makes every row jump at once; in ten steps
-    that is more than the 90th percentile of `step_deviation` ignores. So the ``num_levels``
-    largest changes of each row are left out. Of n normal changes, the remaining ones are below the
-    quantile ``0.9 (n - 1) / n`` in nine of ten cases.
-
-    Args:
-        values: Shape (rows, steps); NaN if unknown.
-        num_levels: Changes of level that a row may have: 2 if a phase begins and ends.
-    """
-    values = values[:, ~np.isnan(values).any(axis=0)]
-    changes = np.sort(np.abs(np.diff(values, axis=1)), axis=1)
     num_changes = changes.shape[1]
+    if num_changes < THRESHOLDS.min_changes:
+        return robust_deviation(values)
     num_left = num_changes - num_levels
     if num_left < THRESHOLDS.min_changes:
         return step_deviation(values)
-    middle, high = np.quantile(changes[:, :num_left], (0.5, 0.9))
-    normal_middle, normal_high = (
-        NormalDist().inv_cdf(0.5 + share * num_left / num_changes / 2) for share in (0.5, 0.9)
-    )
-    return float(max(middle / normal_middle, high / normal_high) / np.sqrt(2.0))
+    known = np.sort(np.abs(changes), axis=1)[:, :num_left]
+    known = known[~np.isnan(known)]
+    if not len(known):
+        return float("nan")
+    shares = (0.5, 0.9)
+    normal = [NormalDist().inv_cdf(0.5 + share * num_left / num_changes / 2) for share in shares]
+    return float((np.quantile(known, shares) / normal).max() / np.sqrt(2.0))
 
 
 def lower_half_deviation(values: NDArray[np.float64]) -> float:

@@ -164,10 +164,6 @@ class Thresholds:
     """Steps that a slow phase needs if a link has fewer than `min_alike_transfers` instances in a
     step. Source: design.md section 5, 3 steps."""
 
-    together_share: float = 0.8
-    """Share of the links between two stages that must become slow, and fast again, in the same
-    step. Source: choice."""
-
     min_slow_links_share: float = 0.6
     """Share of a rank's links that must be slow for the rank's own connection to be at fault.
     Source: choice, a majority beyond chance."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.statistics.noise import (
-    deviation_without_jumps,
     required_t,
     robust_deviation,
+    step_deviation,
 )
 
 
@@ -39,7 +39,7 @@ def test_a_jump_of_all_rows_in_one_step_is_no_noise() -> None:
     # GIVEN two rows that jump by 30 in the same step, and else change by 1, 1, 2, 2, 1, 2
     row = [0.0, 1.0, 0.0, 30.0, 32.0, 30.0, 31.0, 33.0]
 
-    deviation = deviation_without_jumps(np.array([row, row]))
+    deviation = step_deviation(np.array([row, row]), num_levels=1)
 
     # THEN the median of the other changes is 1.5, and their 90th percentile 2. Of 7 normal changes
     # without the largest, these are the quantiles 0.4286 (0.5659 deviations) and 0.7714 (1.2041)
@@ -50,7 +50,7 @@ def test_the_begin_and_the_end_of_a_phase_are_no_noise() -> None:
     # GIVEN changes of 1, 1, 30, 2, 2, 1 and 30: without the two largest, 1, 1, 1, 2, 2
     row = [0.0, 1.0, 0.0, 30.0, 32.0, 30.0, 31.0, 1.0]
 
-    deviation = deviation_without_jumps(np.array([row]), num_levels=2)
+    deviation = step_deviation(np.array([row]), num_levels=2)
 
     # THEN their median is 1, and their 90th percentile 2. Of 7 normal changes without the two
     # largest, these are the quantiles 0.3571 (0.4637 deviations) and 0.6429 (0.9208)

@@ -13,7 +13,6 @@ from rankscope.analysis.statistics.phases import (
     find_recurring_phases,
     max_subarrays,
 )
-from rankscope.analysis.statistics.significance import level_standard_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,13 +50,6 @@ def test_nothing_is_found_in_unknown_values(excess: NDArray[np.float64]) -> None
 
     assert find_phases(excess, deviation=0.01) == ()
     assert find_recurring_phases(excess, has_few_peers=few) == ()
-
-
-def test_links_never_seen_in_the_same_step_have_no_standard_error() -> None:
-    ratio = np.full((3, 6), np.nan)
-    ratio[np.arange(6) % 3, np.arange(6)] = 1.0
-
-    assert level_standard_error(ratio) == 0.0
 
 
 def test_a_phase_begins_at_the_first_slow_step() -> None:
