@@ -117,7 +117,6 @@ def _detector_rule(detector: object) -> Rule:
 
 RULES = (
     *(_detector_rule(each) for each in (*FROM_RECORDS, *FROM_REPLAY)),
-    Rule("a stalled partner explains slow compute", "drop_waiting_partners", _first),
     Rule("ranks of one host are one finding", "merge_hosts", _first),
     Rule("a lower clock explains its share", "explain_by_clock", _first),
     Rule("a stage without its slow ranks", "_without_slow_ranks", _first),

@@ -138,17 +138,6 @@ def rows_of_ranks(
     return {some: np.sort(np.concatenate([rows_of(rank) for rank in some])) for some in ranks}
 
 
-def is_brief(candidate: Candidate) -> bool:
-    """Return whether a candidate shows in fewer than `min_lasting_steps` steps, or on and off."""
-    is_short = candidate.steps[1] - candidate.steps[0] + 1 < THRESHOLDS.min_lasting_steps
-    return is_short or candidate.shown_steps is not None
-
-
-def share_steps(one: Candidate, other: Candidate) -> bool:
-    """Return whether the step ranges of two candidates overlap."""
-    return one.steps[0] <= other.steps[1] and other.steps[0] <= one.steps[1]
-
-
 def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tuple[Candidate, ...]:
     """Merge candidates of one cause that cover (nearly) all ranks of a host."""
     size = Counter(info.host for info in ranks.values())

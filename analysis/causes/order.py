@@ -39,8 +39,8 @@ FROM_REPLAY: tuple[Detector, ...] = (
     host_stall,
     data_stall,
     launch_skew,
-    # A stalled host makes its tensor-parallel partners compute longer. This detector also finds
-    # `clock_throttle` and `stage_imbalance`: samples, or the rest of the stage, separate them.
+    # This detector also finds `clock_throttle` and `stage_imbalance`: samples, or the rest of the
+    # stage, separate them.
     slow_compute,
     sequence_imbalance,
     # A slow device sends as slowly as it computes. This detector also finds `slow_link`.

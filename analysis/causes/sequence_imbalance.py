@@ -78,7 +78,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
     if equalized is not None:
         profile = compare_with_peers(equalized, case.coords, is_equalized=True)
-        again = find_slow_compute(case, profile, found)
+        again = find_slow_compute(case, profile)
         named = {rank for each in again for rank in each.ranks}
         compute = [*again, *(each for each in compute if named.isdisjoint(each.ranks))]
         sequences = _find_sequences(case, compute) or sequences

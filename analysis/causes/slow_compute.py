@@ -6,7 +6,7 @@ The same search finds throttled devices (`clock_throttle`) and stages with more 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,8 @@ from ..report.text import format_count, format_steps
 from ..statistics.peers import Basis
 from ..statistics.phases import find_recurring_phases
 from ..statistics.thresholds import THRESHOLDS
-from . import clock_throttle, data_stall, gc_pause, host_stall, stage_imbalance
-from .candidate import Candidate, is_brief, merge_hosts, rows_of_ranks, share_steps, shows_in
+from . import clock_throttle, stage_imbalance
+from .candidate import Candidate, merge_hosts, rows_of_ranks, shows_in
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
 from .stage_imbalance import SlowRanks, find_slow_stages
@@ -45,34 +45,25 @@ CAUSE = Cause(
 SLOW_DEVICE = frozenset({CAUSE, clock_throttle.CAUSE})
 """Causes in a rank's own device."""
 
-HOLDS_UP_PARTNERS = frozenset({host_stall.CAUSE, data_stall.CAUSE, gc_pause.CAUSE})
-"""Causes that make a rank's partners look slow if their communication is not traced."""
-
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that compute slowly, throttled devices, and stages with more work."""
-    return (*found, *find_slow_compute(case, case.profile, found))
+    return (*found, *find_slow_compute(case, case.profile))
 
 
-def find_slow_compute(
-    case: Case, profile: ComputeProfile, found: Sequence[Candidate]
-) -> tuple[Candidate, ...]:
+def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, ...]:
     """Find what computes slowly, whether its cause is the device, its clock or the stage's work.
 
     Args:
         case: The run.
         profile: Its compute, as recorded or as if micro-batches had equal lengths.
-        found: Candidates on hosts: they explain the compute of partners.
     """
     model = case.reading.model
     devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
     compute = find_compute_candidates(
         profile, model, case.ranks, workers=case.workers, devices=devices
     )
-    stalled = [each for each in found if each.cause in HOLDS_UP_PARTNERS]
-    compute = drop_waiting_partners(compute, stalled, case.workers)
-    explained = explain_by_clock(compute, model, workers=case.workers)
-    return merge_hosts(explained, case.ranks)
+    return merge_hosts(explain_by_clock(compute, model, workers=case.workers), case.ranks)
 
 
 def find_compute_candidates(
@@ -252,41 +243,3 @@ def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
         if level[row] > fastest * (1.0 + THRESHOLDS.min_excess_ratio):
             found.append(int(profile.ranks[row]))
     return tuple(found)
-
-
-def drop_waiting_partners(
-    found: Sequence[Candidate],
-    stalled: Sequence[Candidate],
-    workers: Mapping[int, tuple[int, ...]],
-) -> tuple[Candidate, ...]:
-    """Drop slow compute that is only the wait for a stalled or pausing partner.
-
-    A pause, or an intermittent stall, explains only slowness of a few steps. A rank without
-    partners is never explained: its own stall is outside its compute.
-
-    Args:
-        found: Slow compute.
-        stalled: Candidates of the causes `HOLDS_UP_PARTNERS`.
-        workers: Identity of each rank, equal for partners whose compute looks the same.
-    """
-    size = Counter(workers.values())
-    return tuple(
-        each
-        for each in found
-        if not any(
-            size[workers[each.ranks[0]]] > 1
-            and _same_worker(each, other, workers)
-            and share_steps(each, other)
-            and (is_brief(each) or not _is_intermittent(other))
-            for other in stalled
-        )
-    )
-
-
-def _is_intermittent(candidate: Candidate) -> bool:
-    return candidate.cause is gc_pause.CAUSE or candidate.shown_steps is not None
-
-
-def _same_worker(one: Candidate, other: Candidate, workers: Mapping[int, tuple[int, ...]]) -> bool:
-    mine = {workers[rank] for rank in one.ranks}
-    return len(mine) == 1 and bool(mine & {workers[rank] for rank in other.ranks})

@@ -92,8 +92,9 @@ def test_half_of_a_stage_that_became_slow_is_named_without_the_other_half() -> N
 
     findings = diagnosis(*faults, scenario=scenario)
 
-    assert summary(findings) == [("slow-compute", (8, 9, 11, 14), (4, 7))]
-    assert "in their own other steps" in findings[0].evidence
+    assert sorted(summary(findings)) == [
+        ("slow-compute", (rank,), (4, 7)) for rank in (8, 9, 11, 14)
+    ]
 
 
 def test_a_stage_that_is_always_longer_has_more_work() -> None:

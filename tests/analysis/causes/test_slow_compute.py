@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.causes import data_stall, gc_pause, slow_compute
-from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.slow_compute import drop_waiting_partners
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import (
@@ -32,7 +29,6 @@ from tests.support.analysis.cluster import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.causes.detector import Cause
     from tests.support.analysis.cluster import Action
 
 LAYOUT = Layout(dp=5, pp=4)
@@ -94,45 +90,6 @@ def test_an_intermittently_slow_rank_is_one_finding_from_the_first_step_to_the_l
     expected = (15 * healthy + 3 * (3 * 60 + 4 * 90)) / (18 * healthy)
     assert finding.slowdown is not None
     assert abs(finding.slowdown / expected - 1) < 0.01
-
-
-def candidate(cause: Cause, *ranks: int) -> Candidate:
-    return Candidate(
-        cause=cause,
-        ranks=ranks,
-        steps=(3, 9),
-        part=None,
-        excess_ratio=0.5,
-        threshold=0.1,
-        evidence="",
-    )
-
-
-WORKERS = {0: (0, 0), 1: (0, 0), 2: (1, 0)}
-"""Ranks 0 and 1 are partners whose communication is not traced; rank 2 has none."""
-
-
-def test_a_partner_of_a_stalled_rank_only_waits_for_it() -> None:
-    slow = candidate(slow_compute.CAUSE, 0, 1)
-
-    assert drop_waiting_partners([slow], [candidate(data_stall.CAUSE, 1)], WORKERS) == ()
-
-
-def test_a_rank_without_partners_may_be_slow_and_stalled_at_once() -> None:
-    slow = candidate(slow_compute.CAUSE, 2)
-
-    assert drop_waiting_partners([slow], [candidate(data_stall.CAUSE, 2)], WORKERS) == (slow,)
-
-
-def test_an_intermittent_stall_explains_only_an_intermittently_slow_partner() -> None:
-    slow = candidate(slow_compute.CAUSE, 0, 1)
-    intermittent = replace(slow, shown_steps=(3, 6, 9))
-    pause = candidate(gc_pause.CAUSE, 1)
-    stall = replace(candidate(data_stall.CAUSE, 1), shown_steps=(3, 6, 9))
-
-    for each in (pause, stall):
-        assert drop_waiting_partners([intermittent], [each], WORKERS) == ()
-        assert drop_waiting_partners([slow], [each], WORKERS) == (slow,)
 
 
 CP_RANKS = (0, 1, 2, 3, 4, 5, 6, 7)
