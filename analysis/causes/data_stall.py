@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
 from ..replay.model import Place
 from ..report.text import format_ranks
-from ..statistics.phases import find_recurring_phases
+from ..statistics.phases import find_phases
 from . import host_stall
 from .candidate import Candidate, explained_gaps, join_candidates
 from .common_pause import pause_candidate
@@ -72,7 +72,7 @@ def find_data_stalls(
     is_after_pause = np.append(False, ~steps[:-1])
     single = [
         phase
-        for phase in find_recurring_phases(excess, has_few_peers=~enough)
+        for phase in find_phases(excess, has_few_peers=~enough, may_recur=True)
         if not is_after_pause[list(phase.columns or range(phase.first, phase.last + 1))].all()
     ]
     return tuple(

@@ -292,7 +292,7 @@ def find_late_stages(
     excess[:, ~steps] = np.nan
     phases = find_phases(
         excess,
-        has_few_peers=np.ones(len(stages), dtype=np.bool_),
+        has_few_peers=True,
         min_steps=THRESHOLDS.host_stall_steps,
         deviation=step_deviation(excess, num_levels=1),
     )

@@ -299,7 +299,7 @@ def baseline_of_risen_links(
         excess = np.minimum(level / expected, level / faster_steps_baseline(level)) - 1.0
         phases = find_phases(
             excess,
-            has_few_peers=np.ones(1, dtype=np.bool_),
+            has_few_peers=True,
             min_steps=THRESHOLDS.min_lasting_steps,
             deviation=step_deviation(relative / common - 1.0),
         )

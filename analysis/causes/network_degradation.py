@@ -245,7 +245,7 @@ def find_common_slowness(
     deviation = float(max(changes, error))
     phases = find_phases(
         excess,
-        has_few_peers=np.ones(1, dtype=np.bool_),
+        has_few_peers=True,
         min_steps=THRESHOLDS.min_sparse_steps,
         deviation=deviation,
     )

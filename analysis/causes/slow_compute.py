@@ -14,7 +14,7 @@ import numpy as np
 
 from ..report.text import format_count, format_steps
 from ..statistics.peers import Basis
-from ..statistics.phases import find_recurring_phases
+from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
 from .candidate import Candidate, merge_hosts, rows_of_ranks, shows_in
@@ -135,8 +135,8 @@ def find_slow_ranks(
     few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
     numbers: dict[tuple[int, ...], int] = {}
     partners = [numbers.setdefault(workers[rank], len(numbers)) for rank in profile.ranks.tolist()]
-    return find_recurring_phases(
-        profile.excess_ratio, has_few_peers=few, partners=np.array(partners)
+    return find_phases(
+        profile.excess_ratio, has_few_peers=few, partners=np.array(partners), may_recur=True
     )
 
 

@@ -85,7 +85,7 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     )
     excess = level / others - 1.0
     excess[[len(rows) == 1 for rows in rows_of[:-1]] + [False]] = np.nan
-    phases = find_phases(excess, has_few_peers=np.ones(len(excess), dtype=np.bool_))
+    phases = find_phases(excess, has_few_peers=True)
     found = (
         _measure_stage(profile, rows_of[phase.row], phase, others[phase.row]) for phase in phases
     )

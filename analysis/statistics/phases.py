@@ -77,44 +77,15 @@ class Phase:
         return None if self.columns is None else tuple(numbers[list(self.columns)].tolist())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
-    """A matrix and what is known of its noise."""
-
-    excess: NDArray[np.float64]
-    """Shape (rows, steps); NaN if unknown."""
-
-    has_few_peers: NDArray[np.bool_]
-    """Shape (rows,)."""
-
-    partners: NDArray[np.int64]
-    """Shape (rows,)."""
-
-    deviation: float
-    deviations: float
-    """Deviations that are significant in a matrix of this size."""
-
-    slow_together: NDArray[np.bool_]
-    """Shape (rows, steps)."""
-
-    def phase(self, row: int, first: int, last: int, *, excess: float, threshold: float) -> Phase:
-        return Phase(
-            row=row,
-            first=first,
-            last=last,
-            excess_ratio=excess,
-            deviation=self.deviation,
-            threshold=threshold,
-        )
-
-
-def find_phases(
+def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
     excess: NDArray[np.float64],
     *,
-    has_few_peers: NDArray[np.bool_] | None = None,
+    has_few_peers: NDArray[np.bool_] | bool = False,
+    partners: NDArray[np.int64] | None = None,
     min_steps: int = 1,
     deviation: float | None = None,
     may_vary: bool = False,
+    may_recur: bool = False,
 ) -> tuple[Phase, ...]:
     """Find the rows that are above the noise, for long or in some steps; one phase a row.
 
@@ -123,100 +94,87 @@ def find_phases(
 
     Args:
         excess: Shape (rows, steps); NaN if unknown.
-        has_few_peers: Shape (rows,): rows with so few peers that only `min_excess_ratio` counts.
+        has_few_peers: Rows with so few peers that only a larger excess counts: shape (rows,), or
+            the same for all.
+        partners: Shape (rows,): rows of equal number show the same thing, so none of them is noise
+            to another; None: no two do.
         min_steps: Leave out shorter phases.
         deviation: Robust deviation of the noise; None: estimate it from the changes between steps.
         may_vary: Whether changes within a phase belong to it, rather than to the noise.
+        may_recur: Whether the short phases of a row are one: a row that is slow in every seventh
+            step has one from the first of these steps to the last, with only these steps in
+            `Phase.columns`.
 
     Returns:
         By row, ascending.
     """
-    lasting, short = _search(
-        excess, has_few_peers=has_few_peers, deviation=deviation, may_vary=may_vary
-    )
-    found = (*lasting, *(short if min_steps < THRESHOLDS.min_lasting_steps else ()))
-    return tuple(
-        sorted((each for each in found if each.num_steps >= min_steps), key=lambda each: each.row)
-    )
-
-
-def find_recurring_phases(
-    excess: NDArray[np.float64],
-    *,
-    has_few_peers: NDArray[np.bool_],
-    partners: NDArray[np.int64] | None = None,
-) -> tuple[Phase, ...]:
-    """Find phases as `find_phases` does, and join the short ones of a row into one.
-
-    A row that is slow in every seventh step has one phase from the first of these steps to the
-    last, with only these steps in `Phase.columns`.
-
-    Args:
-        excess: Shape (rows, steps); NaN if unknown.
-        has_few_peers: Shape (rows,): rows with so few peers that only `min_excess_ratio` counts.
-        partners: Shape (rows,): rows of equal number show the same thing, so none of them is noise
-            to another; None: no two do.
-    """
-    lasting, short = _search(excess, has_few_peers=has_few_peers, partners=partners)
-    found = (*lasting, *(_joined(each, excess[each.row]) for each in short))
-    return tuple(sorted(found, key=lambda each: each.row))
-
-
-def _search(
-    excess: NDArray[np.float64],
-    *,
-    has_few_peers: NDArray[np.bool_] | None = None,
-    partners: NDArray[np.int64] | None = None,
-    deviation: float | None = None,
-    may_vary: bool = False,
-) -> tuple[tuple[Phase, ...], tuple[Phase, ...]]:
-    """Return the lasting phases, and the short ones of all other rows."""
-    known = np.flatnonzero(~np.isnan(excess).all(axis=1))
-    slow_together = np.zeros(excess.shape, np.bool_)
-    slow_together[known] = find_slow_together(excess[known])
+    few = np.broadcast_to(has_few_peers, len(excess))
+    rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    excess, few = excess[rows], few[rows]
+    together = find_slow_together(excess)
     if deviation is None:
-        deviation = step_deviation(np.where(slow_together, np.nan, excess)[known])
+        deviation = step_deviation(np.where(together, np.nan, excess))
     if np.isnan(deviation):
-        return (), ()
-    num_rows = len(excess)
-    search = _Search(
-        excess=excess,
-        has_few_peers=np.zeros(num_rows, np.bool_) if has_few_peers is None else has_few_peers,
-        partners=np.arange(num_rows) if partners is None else partners,
-        deviation=deviation,
-        deviations=required_deviations(excess[known].size),
-        slow_together=slow_together,
+        return ()
+    number = np.arange(len(rows)) if partners is None else partners[rows]
+    # Steps in which rows are slow together are no noise to others.
+    alone = np.where(together, -np.inf, excess)
+    lasting = _lasting_phases(excess, few, deviation, _peer_peaks(alone, number), may_vary=may_vary)
+    found = dict(lasting)
+    if min_steps < THRESHOLDS.min_lasting_steps:
+        others = np.array([row for row in range(len(rows)) if row not in lasting], dtype=np.int64)
+        peaks = _peer_peaks(alone[others], number[others])
+        deviations = required_deviations(excess.size)
+        least = max(THRESHOLDS.min_excess_ratio, deviations * deviation)
+        for row, threshold in zip(others.tolist(), np.maximum(least, peaks).tolist(), strict=True):
+            if np.nanmax(excess[row]) >= threshold:
+                found[row] = _short_phase(excess[row], deviation, threshold, may_recur=may_recur)
+    return tuple(
+        replace(found[row], row=int(rows[row]))
+        for row in sorted(found)
+        if found[row].num_steps >= min_steps
     )
-    lasting = _lasting_phases(search, known, may_vary=may_vary)
-    others = np.array([row for row in known.tolist() if row not in lasting], dtype=np.int64)
-    return tuple(lasting.values()), _short_phases(search, others)
 
 
-def _joined(phase: Phase, excess: NDArray[np.float64]) -> Phase:
-    """Return a short phase with all other steps of its row that are as far above the noise."""
-    known = np.nan_to_num(excess, nan=-np.inf)
-    inside = np.arange(phase.first, phase.last + 1)
-    if phase.excess_ratio < phase.threshold:
-        # Steps far above the noise outweigh those between them, which are not above it.
-        inside = inside[known[inside] >= phase.threshold / 2]
-    columns = np.union1d(np.flatnonzero(known >= phase.threshold), inside)
+def _short_phase(
+    excess: NDArray[np.float64], deviation: float, threshold: float, *, may_recur: bool
+) -> Phase:
+    """Return the steps of one row that are above a threshold, and those around them."""
+    (first,), (last,) = max_subarrays(excess[None] - threshold / 2)
+    columns = np.arange(first, last + 1)
+    if may_recur:
+        known = np.nan_to_num(excess, nan=-np.inf)
+        if np.nanmedian(excess[columns]) < threshold:
+            # Steps far above the noise outweigh those between them, which are not above it.
+            columns = columns[known[columns] >= threshold / 2]
+        columns = np.union1d(np.flatnonzero(known >= threshold), columns)
     is_whole = len(columns) == columns[-1] - columns[0] + 1
-    return replace(
-        phase,
+    return Phase(
+        row=0,
         first=int(columns[0]),
         last=int(columns[-1]),
         excess_ratio=float(np.nanmedian(excess[columns])),
+        deviation=deviation,
+        threshold=threshold,
         columns=None if is_whole else tuple(columns.tolist()),
     )
 
 
 def _lasting_phases(
-    search: _Search, rows: NDArray[np.int64], *, may_vary: bool
+    excess: NDArray[np.float64],
+    few: NDArray[np.bool_],
+    deviation: float,
+    peaks: NDArray[np.float64],
+    *,
+    may_vary: bool,
 ) -> dict[int, Phase]:
     """Return, by row, the lasting phase with the largest margin."""
-    excess, few = search.excess[rows], search.has_few_peers[rows]
-    between_rows = search.deviations * _deviation_of_others(row_medians(excess), excess.size)
-    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(search, rows)
+    deviations = required_deviations(excess.size)
+    between_rows = deviations * _deviation_of_others(row_medians(excess), excess.size)
+    # Stages of unlike work, or a rank's own first steps, are too weak a baseline for less.
+    persistent = np.where(few, THRESHOLDS.few_peers_persistent_ratio, THRESHOLDS.persistent_ratio)
+    brief = np.maximum(persistent, np.where(few, np.inf, peaks))
+    brief = np.minimum(brief, THRESHOLDS.min_excess_ratio)
     best: dict[int, Phase] = {}
     for level in PHASE_LEVELS:
         first, last = max_subarrays(excess - level / 2)
@@ -227,83 +185,48 @@ def _lasting_phases(
         num_steps = (~np.isnan(phase)).sum(axis=1)
         middle = row_medians(phase)
         spread = DEVIATION_PER_MAD * row_medians(np.abs(phase - middle[:, None]))
-        if may_vary:
-            spread = np.zeros_like(spread)
-        standard_error = (
-            MEDIAN_STANDARD_ERROR
-            * np.maximum(spread, search.deviation)
-            / np.sqrt(np.maximum(num_steps, 1))
-        )
-        # Stages of unlike work, or a rank's own first steps, are too weak a baseline for less.
-        persistent = np.where(
-            few, THRESHOLDS.few_peers_persistent_ratio, THRESHOLDS.persistent_ratio
-        )
-        above_peers = np.maximum(persistent, np.where(few, np.inf, peer_peak))
-        brief = np.minimum(above_peers, THRESHOLDS.min_excess_ratio)
+        noise = np.maximum(0.0 if may_vary else spread, deviation)
+        standard_error = MEDIAN_STANDARD_ERROR * noise / np.sqrt(np.maximum(num_steps, 1))
         threshold = np.where(num_steps >= THRESHOLDS.min_persistent_steps, persistent, brief)
-        threshold = np.maximum(threshold, search.deviations * standard_error)
+        threshold = np.maximum(threshold, deviations * standard_error)
         threshold = np.maximum(threshold, between_rows)
-        for k in np.flatnonzero(
-            (num_steps >= THRESHOLDS.min_lasting_steps) & (middle >= threshold)
-        ).tolist():
-            row = int(rows[k])
-            found = search.phase(
-                row,
-                int(first[k]),
-                int(last[k]),
-                excess=float(middle[k]),
-                threshold=float(threshold[k]),
+        is_found = (num_steps >= THRESHOLDS.min_lasting_steps) & (middle >= threshold)
+        for row in np.flatnonzero(is_found).tolist():
+            found = Phase(
+                row=row,
+                first=int(first[row]),
+                last=int(last[row]),
+                excess_ratio=float(middle[row]),
+                deviation=deviation,
+                threshold=float(threshold[row]),
             )
-            if row not in best or found.margin > best[row].margin:
-                best[row] = found
+            best[row] = max(best.get(row, found), found, key=lambda each: each.margin)
     return best
 
 
-def _short_phases(search: _Search, rows: NDArray[np.int64]) -> tuple[Phase, ...]:
-    """Return the phases, of any length, that exceed what all other of these rows ever show."""
-    if not len(rows):
-        return ()
-    excess = search.excess[rows]
-    peak = np.nanmax(excess, axis=1)
-    peer_peak = THRESHOLDS.peer_peak_factor * _highest_of_others(search, rows)
-    least = max(THRESHOLDS.min_excess_ratio, search.deviations * search.deviation)
-    thresholds = np.maximum(least, peer_peak)
-    found = []
-    for k in np.flatnonzero(peak >= thresholds).tolist():
-        threshold = float(thresholds[k])
-        (first,), (last,) = max_subarrays(excess[k][None] - threshold / 2)
-        middle = float(np.nanmedian(excess[k][first : last + 1]))
-        found.append(
-            search.phase(int(rows[k]), int(first), int(last), excess=middle, threshold=threshold)
-        )
-    return tuple(found)
+def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return `peer_peak_factor` times the highest excess of the other rows in any step.
 
-
-def _highest_of_others(search: _Search, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the highest excess of the other rows in any step, except a few that may be at fault.
-
-    Rows of equal `partners` are no others of each other, unless all rows are partners. Steps in
-    which rows are slow together do not count.
+    A few of them may be at fault and are left out. Rows of equal number are no others of each
+    other, unless all are equal.
 
     Args:
-        search: The matrix.
-        rows: Shape (rows,): the rows to compare.
+        excess: Shape (rows, steps), without steps that do not count.
+        number: Shape (rows,).
     """
-    excess, partners = search.excess[rows], search.partners[rows]
     if not len(excess):
         return np.zeros(0)
-    _, number = np.unique(partners, return_inverse=True)
+    _, number = np.unique(number, return_inverse=True)
     if not number.any():
         number = np.arange(len(excess))
     peak = np.full(int(number.max()) + 1, -np.inf)
-    alone = np.where(search.slow_together[rows], -np.inf, excess)
-    np.maximum.at(peak, number, np.nanmax(alone, axis=1))
+    np.maximum.at(peak, number, np.nanmax(excess, axis=1))
     highest = np.sort(peak)[::-1]
     allowed = min(int(THRESHOLDS.max_faulty_share * len(peak)), len(peak) - 1)
     others: NDArray[np.float64] = np.where(
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
-    return others[number]
+    return THRESHOLDS.peer_peak_factor * others[number]
 
 
 def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

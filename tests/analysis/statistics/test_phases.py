@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rankscope.analysis.arrays.group_stats import row_medians
 from rankscope.analysis.statistics.phases import (
     find_phases,
-    find_recurring_phases,
     max_subarrays,
 )
 
@@ -49,7 +48,7 @@ def test_nothing_is_found_in_unknown_values(excess: NDArray[np.float64]) -> None
     few = np.zeros(len(excess), dtype=np.bool_)
 
     assert find_phases(excess, deviation=0.01) == ()
-    assert find_recurring_phases(excess, has_few_peers=few) == ()
+    assert find_phases(excess, has_few_peers=few, may_recur=True) == ()
 
 
 def test_a_phase_begins_at_the_first_slow_step() -> None:
@@ -111,7 +110,7 @@ def test_recurring_slow_steps_are_one_phase_from_the_first_to_the_last() -> None
     excess[2, [2, 9, 16]] = 0.3, 0.2, 0.4
     excess[2, 18] = 0.04
 
-    (phase,) = find_recurring_phases(excess, has_few_peers=NONE)
+    (phase,) = find_phases(excess, has_few_peers=NONE, may_recur=True)
 
     assert (phase.row, phase.first, phase.last) == (2, 2, 16)
     assert (phase.columns, phase.excess_ratio) == ((2, 9, 16), 0.3)
@@ -119,7 +118,7 @@ def test_recurring_slow_steps_are_one_phase_from_the_first_to_the_last() -> None
     (alone,) = find_phases(excess)
     assert (alone.first, alone.last, alone.columns) == (16, 16, None)
     excess[2, 2:17] = 0.3
-    (lasting,) = find_recurring_phases(excess, has_few_peers=NONE)
+    (lasting,) = find_phases(excess, has_few_peers=NONE, may_recur=True)
     assert (lasting.first, lasting.last, lasting.columns) == (2, 16, None)
 
 
@@ -127,7 +126,7 @@ def test_steps_between_slow_ones_are_not_part_of_a_recurring_phase() -> None:
     excess = np.zeros((6, 16))
     excess[2, [2, 6, 10]] = 0.3, 0.2, 0.4
 
-    (phase,) = find_recurring_phases(excess, has_few_peers=NONE)
+    (phase,) = find_phases(excess, has_few_peers=NONE, may_recur=True)
 
     assert (phase.columns, phase.excess_ratio) == ((2, 6, 10), 0.3)
 
@@ -136,7 +135,7 @@ def test_two_consecutive_slow_steps_are_a_whole_phase() -> None:
     excess = np.zeros((6, 16))
     excess[2, 5:7] = 0.1, 0.4
 
-    (phase,) = find_recurring_phases(excess, has_few_peers=NONE)
+    (phase,) = find_phases(excess, has_few_peers=NONE, may_recur=True)
 
     assert (phase.first, phase.last, phase.columns) == (5, 6, None)
 
@@ -147,15 +146,17 @@ def test_partners_are_no_noise_to_each_other() -> None:
     excess[2:4, 5] = 0.2
     partners = np.array([0, 0, 1, 1, 2, 2])
 
-    found = find_recurring_phases(excess, has_few_peers=NONE, partners=partners)
+    found = find_phases(excess, has_few_peers=NONE, partners=partners, may_recur=True)
 
     assert [(phase.row, phase.first, phase.last) for phase in found] == [(2, 5, 5), (3, 5, 5)]
     # AND without partners they may be noise, and so if all six rows are partners
-    assert find_recurring_phases(excess, has_few_peers=NONE) == ()
+    assert find_phases(excess, has_few_peers=NONE, may_recur=True) == ()
     assert (
-        find_recurring_phases(excess, has_few_peers=NONE, partners=np.zeros(6, dtype=np.int64))
+        find_phases(
+            excess, has_few_peers=NONE, partners=np.zeros(6, dtype=np.int64), may_recur=True
+        )
         == ()
     )
     # AND so may partners be if another row was nearly as high once
     excess[0, 8] = 0.15
-    assert find_recurring_phases(excess, has_few_peers=NONE, partners=partners) == ()
+    assert find_phases(excess, has_few_peers=NONE, partners=partners, may_recur=True) == ()
