@@ -205,9 +205,10 @@ def equalize_durations(
     """Return how long pieces of compute would take if all micro-batches had the same length.
 
     Equal lengths change which rank computes the tokens, not how many tokens there are. So a span
-    takes the mean of the spans with its label, times the factor of its whole step. The pieces of a
-    span share this time as they shared the recorded one. They are not equalized one by one, because
-    the number of pieces depends on who waited for whom, and so on the lengths.
+    takes the mean of the spans with its label, times the factor of its rank if that is slow in each
+    step, times the factor of its whole step. The pieces of a span share this time as they shared
+    the recorded one. They are not equalized one by one, because the number of pieces depends on who
+    waited for whom, and so on the lengths.
 
     Args:
         duration_ns: Shape (pieces,), as recorded.
@@ -229,7 +230,19 @@ def equalize_durations(
     median = medians_by_key(whole, rank, label)
     ratio = np.divide(whole, median, out=np.ones(num), where=median > 0)
     common = common_step_ratio(ratio, step)
-    wanted = means_by_key(whole / common, label) * common
+    mean = means_by_key(whole / common, label)
+    cell, num_cells = factorize(rank, step)
+    took, expected = (
+        np.bincount(cell, weights=each, minlength=num_cells) for each in (whole / common, mean)
+    )
+    ratio = np.divide(took, expected, out=np.ones(num_cells), where=expected > 0)[cell]
+    of_rank, num_ranks = factorize(rank)
+    least = np.full(num_ranks, np.inf)
+    np.minimum.at(least, of_rank, ratio)
+    # A slow rank is slow in each step; others differ by the lengths that they happened to get.
+    is_slow = least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio
+    own = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
+    wanted = mean * own * common
     scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
     found: NDArray[np.float64] = duration_ns * scale[of_span]
     return found
