@@ -71,7 +71,7 @@ def combine_findings(
     previous run), is reported beside it.
     """
     is_sick = any(
-        ends_run(each) or (each.confidence >= THRESHOLDS.min_certainty and is_alarm(each))
+        ends_run(each) or (each.confidence >= THRESHOLDS.undecided_certainty and is_alarm(each))
         for each in unpriced
     )
     rest = (each for each in priced if not (is_sick and each.cause == HEALTHY))
@@ -109,7 +109,9 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     share = None if saved_s is None else ratio(saved_s * len(report.steps), whole_s)
     if share is None:
         return (
-            Severity.WARNING if finding.confidence >= THRESHOLDS.min_certainty else Severity.MINOR
+            Severity.WARNING
+            if finding.confidence >= THRESHOLDS.undecided_certainty
+            else Severity.MINOR
         )
     chance = 2.0 * (finding.noise_s or 0.0) * len(counted) ** 0.5 / whole_s
     if share < max(THRESHOLDS.minor_share, report.replay_error_ratio or 0.0, chance):
@@ -173,7 +175,7 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
     num_steps = len(profile.steps)
     if (
         slowdown is not None
-        and slowdown >= THRESHOLDS.straggling_slowdown
+        and slowdown >= 1.0 + THRESHOLDS.critical_share
         and num_steps < THRESHOLDS.min_lasting_steps
     ):
         return insufficient(

@@ -150,9 +150,7 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
             if each.cause == cause:
                 slow.update(ranks[rank].host for rank in each.ranks)
         for host, num in sorted(slow.items()):
-            if not host or num < max(
-                THRESHOLDS.min_host_ranks, THRESHOLDS.whole_host_share * size[host]
-            ):
+            if not host or num < max(THRESHOLDS.min_several, THRESHOLDS.whole_share * size[host]):
                 continue
             mine = [
                 each

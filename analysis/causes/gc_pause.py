@@ -46,7 +46,7 @@ def find_gc_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidat
     The collector stops a host at any launch, so some of the gaps must be before a forward or
     backward inside a step. Then gaps before a step's first compute, its optimizer or its
     reductions are pauses too; without the others, these are missing input or launch skew. A rank
-    that loses time at the begin of `host_stall_steps` consecutive steps does not pause there. A
+    that loses time at the begin of `min_lasting_steps` consecutive steps does not pause there. A
     host that runs ahead of its device hides part of each pause: if two are as long as
     `min_pause_ns`, half of that is enough for the others.
 
@@ -107,13 +107,13 @@ def find_rare_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candid
 
 
 def _in_consecutive_steps(gaps: HostGaps, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the gaps of ranks and steps that have a chosen gap in `host_stall_steps` in a row."""
+    """Return the gaps of ranks and steps that have a chosen gap in `min_lasting_steps` in a row."""
     shape = gaps.profile.total_ns.shape
     has_one = np.zeros(shape, dtype=np.bool_)
     has_one[gaps.row[chosen], gaps.column[chosen]] = True
     lasts = np.zeros(shape, dtype=np.bool_)
-    for first in range(shape[1] - THRESHOLDS.host_stall_steps + 1):
-        columns = slice(first, first + THRESHOLDS.host_stall_steps)
+    for first in range(shape[1] - THRESHOLDS.min_lasting_steps + 1):
+        columns = slice(first, first + THRESHOLDS.min_lasting_steps)
         lasts[:, columns] |= has_one[:, columns].all(axis=1, keepdims=True)
     return lasts[gaps.row, gaps.column]
 
@@ -153,7 +153,7 @@ def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> C
     # A step waits for the longest of the pauses that its ranks take at different times.
     worst = ratio.max(axis=0)
     level = float(worst.mean())
-    if level < THRESHOLDS.min_pause_loss_ratio and float(worst.max()) < THRESHOLDS.min_excess_ratio:
+    if level < THRESHOLDS.min_loss_ratio and float(worst.max()) < THRESHOLDS.min_excess_ratio:
         return None
     long = chosen & (gap_ns >= np.median(gap_ns[chosen]) / 2)
     steps = np.unique(gaps.gaps.step[long])
@@ -166,8 +166,8 @@ def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> C
         part=gaps.part(chosen),
         gaps=chosen,
         excess_ratio=max(level, float(worst.max())),
-        threshold=THRESHOLDS.min_pause_loss_ratio
-        if level >= THRESHOLDS.min_pause_loss_ratio
+        threshold=THRESHOLDS.min_loss_ratio
+        if level >= THRESHOLDS.min_loss_ratio
         else THRESHOLDS.min_excess_ratio,
         evidence=(
             f"{format_count(len(times), 'pause')} of {format_duration(float(np.median(times)))}"

@@ -115,9 +115,9 @@ def find_hangs(
     Blocked ranks are those with spans flagged open or error, or with open spans in the events
     ``stalled`` and ``lost``.
 
-    The confidence is not calibrated: `hang_confidence` times the share of the other members that
-    are blocked in the collective, times `hang_lost_factor` if the silent process is gone, times
-    `hang_dropped_factor` if records were dropped; at most `hang_cycle_confidence` if no rank is
+    The confidence is not calibrated: `ended_confidence` times the share of the other members that
+    are blocked in the collective, times `doubt_factor` if the silent process is gone, times
+    `doubt_factor` if records were dropped; at most `undecided_certainty` if no rank is
     silent.
 
     Args:
@@ -308,15 +308,15 @@ def _finding(
 ) -> Finding:
     shown = next(one for one in stuck if one.missing & set(culprits))
     num_others = len(shown.members) - len(shown.missing & set(culprits))
-    confidence = THRESHOLDS.hang_confidence * len(shown.blocked) / max(num_others, 1)
-    confidence *= THRESHOLDS.hang_lost_factor if lost & set(culprits) else 1.0
-    confidence *= THRESHOLDS.hang_dropped_factor if run.num_dropped else 1.0
+    confidence = THRESHOLDS.ended_confidence * len(shown.blocked) / max(num_others, 1)
+    confidence *= THRESHOLDS.doubt_factor if lost & set(culprits) else 1.0
+    confidence *= THRESHOLDS.doubt_factor if run.num_dropped else 1.0
     numbers = [one.step for one in shown.blocked if one.step >= 0]
     return Finding(
         cause=CAUSE.name,
         ranks=culprits,
         steps=(min(numbers), max(numbers)) if numbers else None,
-        confidence=min(confidence, THRESHOLDS.hang_cycle_confidence if is_cycle else 1.0),
+        confidence=min(confidence, THRESHOLDS.undecided_certainty if is_cycle else 1.0),
         evidence=_evidence(shown, culprits, len(stuck), steps, is_cycle=is_cycle),
     )
 

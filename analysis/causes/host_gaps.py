@@ -180,7 +180,7 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
 
     def is_common(lost_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
         late = lost_ns / gaps.compute_ns[:, None] >= THRESHOLDS.min_excess_ratio
-        steps: NDArray[np.bool_] = late.mean(axis=0) >= THRESHOLDS.all_ranks_share
+        steps: NDArray[np.bool_] = late.mean(axis=0) >= THRESHOLDS.whole_share
         return steps
 
     columns = np.flatnonzero(is_common(lost))
@@ -293,7 +293,7 @@ def find_late_stages(
     phases = find_phases(
         excess,
         has_few_peers=True,
-        min_steps=THRESHOLDS.host_stall_steps,
+        min_steps=THRESHOLDS.min_lasting_steps,
         deviation=step_deviation(excess, num_levels=1),
     )
     found = []

@@ -50,7 +50,7 @@ def find_host_stalls(
 ) -> tuple[Candidate, ...]:
     """Find ranks whose host launches late.
 
-    They do so in `host_stall_steps` steps, or before as many launches of each step: a host that
+    They do so in `min_lasting_steps` steps, or before as many launches of each step: a host that
     runs ahead of its device may hide its stall until the step in which it has to wait for it.
 
     Args:
@@ -127,8 +127,8 @@ def _is_persistent(
         return False
     inside = np.arange(phase.first, phase.last + 1)
     known = inside[~np.isnan(excess[inside])]
-    throughout = num_late[known] >= THRESHOLDS.host_stall_steps
-    if len(known) < THRESHOLDS.host_stall_steps:
+    throughout = num_late[known] >= THRESHOLDS.min_lasting_steps
+    if len(known) < THRESHOLDS.min_lasting_steps:
         return bool(throughout.all())
     steady = excess[known] >= np.median(excess[known]) / 2
     return float((steady | throughout).mean()) >= THRESHOLDS.one_rank_share

@@ -91,7 +91,7 @@ def find_launch_skews(
     phases = find_phases(
         lateness,
         has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
-        min_steps=THRESHOLDS.host_stall_steps,
+        min_steps=THRESHOLDS.min_lasting_steps,
         deviation=changes,
         may_vary=True,
     )

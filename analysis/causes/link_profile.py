@@ -195,7 +195,7 @@ def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
             phases = find_phases(
                 excess[mine],
                 has_few_peers=profile.has_few_alike[mine],
-                min_steps=1 if often else THRESHOLDS.min_sparse_steps,
+                min_steps=1 if often else THRESHOLDS.min_lasting_steps,
                 deviation=deviation,
             )
             found += [(int(mine[phase.row]), phase) for phase in phases]
@@ -205,7 +205,7 @@ def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
         if _num_instances(profile, slow) >= THRESHOLDS.min_alike_transfers
         and _differs_from_other_steps(profile, slow)
         and (
-            slow.phase.num_steps >= THRESHOLDS.min_sparse_steps
+            slow.phase.num_steps >= THRESHOLDS.min_lasting_steps
             or slow.phase.margin >= THRESHOLDS.peer_peak_factor
         )
     )
@@ -239,7 +239,7 @@ def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
     phase = slow.phase
     if not profile.has_few_alike[slow.link]:
         return True
-    if len(profile.steps) - phase.num_steps < THRESHOLDS.min_baseline_steps:
+    if len(profile.steps) - phase.num_steps < THRESHOLDS.min_several:
         return not profile.has_own_baseline[slow.link]
     num_series = int(profile.has_few_alike.sum())
     return is_significant(profile.total_ns[slow.link], phase, num_series=num_series)
@@ -283,7 +283,7 @@ def baseline_of_risen_links(
         Same shape; NaN for all other links and steps.
     """
     usual = np.full_like(value, np.nan)
-    if value.shape[1] < THRESHOLDS.min_lasting_steps + THRESHOLDS.min_baseline_steps:
+    if value.shape[1] < THRESHOLDS.min_lasting_steps + THRESHOLDS.min_several:
         return usual
     stages = np.sort(place, axis=1)
     ways = np.unique(place, axis=0)

@@ -90,7 +90,7 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     configuration, a position in the layout. Only the environment and the versions are compared
     with the previous run.
 
-    The confidence is not calibrated: the share of ranks that agree, `no_majority_confidence`
+    The confidence is not calibrated: the share of ranks that agree, `undecided_certainty`
     without a majority, `previous_confidence` for a change since the previous run.
 
     Args:
@@ -172,7 +172,7 @@ def _follows_position(
     An axis counts only if it has fewer positions than there are ranks.
     """
     ranks = [rank for group in by_value.values() for rank in group]
-    if len(by_value) == len(ranks) >= THRESHOLDS.min_setting_ranks:
+    if len(by_value) == len(ranks) >= THRESHOLDS.min_peers:
         return True
     known = [positions[rank] for rank in ranks if rank in positions]
     if len(known) < len(ranks):
@@ -197,7 +197,7 @@ def _judge(
     sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
     (usual, num_usual), (other, _) = sizes.most_common(2)
     total = sizes.total()
-    has_majority = num_usual > THRESHOLDS.majority_ratio * total
+    has_majority = num_usual > THRESHOLDS.majority_share * total
     ranks = [
         rank
         for value, group in by_value.items()
@@ -211,7 +211,7 @@ def _judge(
 def _finding(
     ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
 ) -> Finding:
-    has_majority = share > THRESHOLDS.majority_ratio
+    has_majority = share > THRESHOLDS.majority_share
     verb = "is" if len(ranks) == 1 else "are"
     text = f"the {len(ranks):,} ranks disagree: "
     if has_majority:
@@ -222,7 +222,7 @@ def _finding(
     return Finding(
         cause=CAUSE.name,
         ranks=ranks,
-        confidence=share if has_majority else THRESHOLDS.no_majority_confidence,
+        confidence=share if has_majority else THRESHOLDS.undecided_certainty,
         evidence=text,
     )
 
@@ -266,7 +266,7 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
     for settings, ranks in _group_alike({one.rank: one.settings for one in manifests}):
         for item in settings.items():
             counts[item] += len(ranks)
-    least = THRESHOLDS.majority_ratio * len(manifests)
+    least = THRESHOLDS.majority_share * len(manifests)
     return {name: value for (name, value), num in counts.items() if num > least}
 
 

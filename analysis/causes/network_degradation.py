@@ -127,9 +127,7 @@ def find_slow_network(
     slow = [
         each
         for each in find_slow_links(profile)
-        if not is_explained_by_devices(
-            profile, each, blamed, THRESHOLDS.min_unexplained_ratio * step_ns
-        )
+        if not is_explained_by_devices(profile, each, blamed, THRESHOLDS.min_loss_ratio * step_ns)
     ]
     culprits = find_culprits(slow, profile.transfers.links, excess_of_links(profile, slow))
     culprits = merge_by_location(merge_by_uplink(culprits, profile, ranks), ranks)
@@ -177,8 +175,8 @@ def _common_candidate(
     links = np.flatnonzero(is_slower)
     first, last = int(profile.steps[phase.first]), int(profile.steps[phase.last])
     symptom = symptom_in((first, last))
-    needs_counters = has_few_steps or len(links) < THRESHOLDS.min_common_links
-    if needs_counters and len(symptom.hosts) < THRESHOLDS.min_symptom_hosts:
+    needs_counters = has_few_steps or len(links) < THRESHOLDS.min_peers
+    if needs_counters and len(symptom.hosts) < THRESHOLDS.min_several:
         return None
     members = {rank for link in links.tolist() for rank in profile.transfers.links[link].members}
     return Candidate(
@@ -213,14 +211,14 @@ def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArr
 
 
 def find_common_slowness(
-    profile: LinkProfile, hosts: Mapping[int, str], *, min_steps: int = THRESHOLDS.min_sparse_steps
+    profile: LinkProfile, hosts: Mapping[int, str], *, min_steps: int = THRESHOLDS.min_lasting_steps
 ) -> tuple[Phase, NDArray[np.bool_]] | None:
     """Find steps in which most links between hosts are slower than in other steps.
 
     Args:
         profile: Transfers by link and step.
         hosts: Host of each rank. If no link is between hosts, all links count.
-        min_steps: Least number of single slow steps. If it is below `min_sparse_steps`, because
+        min_steps: Least number of single slow steps. If it is below `min_lasting_steps`, because
             counters must confirm the result, the noise is that of the lower half of the steps.
 
     Returns:
@@ -246,11 +244,11 @@ def find_common_slowness(
     phases = find_phases(
         excess,
         has_few_peers=True,
-        min_steps=THRESHOLDS.min_sparse_steps,
+        min_steps=THRESHOLDS.min_lasting_steps,
         deviation=deviation,
     )
     is_steady = phases and is_significant(level[0], phases[0], num_series=1)
-    if not is_steady and min_steps < THRESHOLDS.min_sparse_steps:
+    if not is_steady and min_steps < THRESHOLDS.min_lasting_steps:
         lower = lower_half_deviation(excess[0]) * (1.0 + 2.0 / np.sqrt(max(num - 2, 1)))
         deviation = float(max(min(changes, lower), error))
     phase = phases[0] if is_steady else _find_single_steps(excess[0], deviation, min_steps)
@@ -263,7 +261,7 @@ def find_common_slowness(
     before = row_medians(outside) if outside.shape[1] else faster_steps_baseline(ratio)[:, 0]
     slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
     known = (~np.isnan(ratio)).any(axis=1)
-    return (phase, slower) if slower.sum() >= THRESHOLDS.min_common_share * known.sum() else None
+    return (phase, slower) if slower.sum() >= THRESHOLDS.majority_share * known.sum() else None
 
 
 def _find_single_steps(
@@ -326,7 +324,7 @@ def is_only_group(
         culprits: What the slow links have in common.
         hosts: Host of each rank. If hosts are unknown, or all ranks share one, there is no network.
     """
-    if len(culprits) != 1 or len(culprits[0].ranks) < THRESHOLDS.all_ranks_share * len(hosts):
+    if len(culprits) != 1 or len(culprits[0].ranks) < THRESHOLDS.whole_share * len(hosts):
         return False
     links, mine = profile.transfers.links, set(culprits[0].ranks)
     between = np.flatnonzero(links_between_hosts(profile, hosts)).tolist()
@@ -358,7 +356,7 @@ def judge_only_group(
     mine = {hosts.get(rank, "") for rank in found.ranks}
     if not symptom.word and mine <= symptom.watched:
         return replace(found, evidence=f"{evidence} on any of its hosts, so one link of it is slow")
-    if len(symptom.hosts) < THRESHOLDS.min_symptom_hosts:
+    if len(symptom.hosts) < THRESHOLDS.min_several:
         found = replace(found, certainty=THRESHOLDS.undecided_certainty)
         evidence += (
             "; the job has no other group between hosts, so a slow link of it and a slow network"

@@ -111,7 +111,7 @@ def _worst_rank(
     ranks = [
         rank
         for rank, count in num_slow.items()
-        if count >= max(THRESHOLDS.min_links, THRESHOLDS.min_slow_links_share * num_pairs[rank])
+        if count >= max(THRESHOLDS.min_peers, THRESHOLDS.majority_share * num_pairs[rank])
     ]
     if not ranks:
         return None
@@ -134,7 +134,7 @@ def _worst_pair(
     worst = max(pairs, key=lambda each: each.phase.excess_ratio)
     low, high = sorted(links[worst.link].members)
     factor = (1.0 + excess) / (1.0 + worst.phase.excess_ratio)
-    is_slow = np.maximum(factor, 1.0 / factor) <= 1.0 / THRESHOLDS.min_factor_ratio
+    is_slow = np.maximum(factor, 1.0 / factor) <= 1.0 / THRESHOLDS.whole_share
     is_slow[[each.link for each in slow]] = True
     groups: dict[int, set[int]] = {low: set(), high: set()}
     for index in np.flatnonzero(is_slow).tolist():
@@ -181,7 +181,7 @@ def _member_with_slow_pairs(members: set[int], pair_excess: Mapping[int, float])
     """Return the member whose pairs are significantly slower than those of all other ranks."""
     worst = max(members & pair_excess.keys(), key=lambda rank: pair_excess[rank], default=None)
     others = np.array([excess for rank, excess in pair_excess.items() if rank != worst])
-    if worst is None or len(others) < THRESHOLDS.min_links:
+    if worst is None or len(others) < THRESHOLDS.min_peers:
         return None
     required = required_deviations(len(others)) * robust_deviation(others)
     return worst if pair_excess[worst] >= required else None

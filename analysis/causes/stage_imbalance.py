@@ -72,7 +72,7 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     A stage of one rank counts only if it is the last stage.
 
     Returns:
-        For each stage the ranks that are longer: all of them if `whole_stage_share` are and none is
+        For each stage the ranks that are longer: all of them if `whole_share` are and none is
         clearly not.
     """
     stages = np.unique(profile.stage)
@@ -121,7 +121,7 @@ def _measure_stage(
     is_longer = ratio > threshold / 2
     # Noise may hide a rank's share of the work, but more work spares no rank of a stage.
     spares_one = bool((ratio + required < phase.excess_ratio / 2).any())
-    is_whole = is_longer.mean() >= THRESHOLDS.whole_stage_share and not spares_one
+    is_whole = is_longer.mean() >= THRESHOLDS.whole_share and not spares_one
     return SlowRanks(
         rows=rows if is_whole else rows[is_longer],
         phase=replace(phase, threshold=threshold, deviation=noise),

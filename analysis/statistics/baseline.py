@@ -27,7 +27,7 @@ def faster_steps_baseline(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Returns:
         Same shape, equal along each row: the upper median of its faster class; the median of all
-        its steps if there are fewer than twice `min_baseline_steps`.
+        its steps if there are fewer than twice `min_several`.
 
     Source:
         Otsu, "A threshold selection method from gray-level histograms" (1979): the largest
@@ -47,10 +47,10 @@ def _faster_class_medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the result of `faster_steps_baseline` for rows of ascending known values."""
     num = ordered.shape[1]
     medians: NDArray[np.float64]
-    if num < 2 * THRESHOLDS.min_baseline_steps:
+    if num < 2 * THRESHOLDS.min_several:
         medians = np.median(ordered, axis=1)
         return medians
-    sizes = np.arange(THRESHOLDS.min_baseline_steps, num - THRESHOLDS.min_baseline_steps + 1)
+    sizes = np.arange(THRESHOLDS.min_several, num - THRESHOLDS.min_several + 1)
     low, high = ordered[:, sizes // 2], ordered[:, (num + sizes - 1) // 2]
     best = np.argmax(sizes * (num - sizes) * (high - low) ** 2, axis=1)
     medians = low[np.arange(len(low)), best]

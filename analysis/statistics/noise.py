@@ -89,7 +89,7 @@ def find_slow_together(excess: NDArray[np.float64]) -> NDArray[np.bool_]:
 
     found = slow_rows(may_be_half=True)
     num_equal = len(known) - int(found.any(axis=0).sum())
-    return found if num_equal >= THRESHOLDS.min_baseline_steps else slow_rows(may_be_half=False)
+    return found if num_equal >= THRESHOLDS.min_several else slow_rows(may_be_half=False)
 
 
 def step_deviation(values: NDArray[np.float64], *, num_levels: int = 0) -> float:
@@ -111,14 +111,14 @@ def step_deviation(values: NDArray[np.float64], *, num_levels: int = 0) -> float
             and ends.
 
     Returns:
-        The deviation over all values, if fewer than `min_changes` changes are left.
+        The deviation over all values, if fewer than `min_lasting_steps` changes are left.
     """
     changes = np.diff(values[:, ~np.isnan(values).all(axis=0)], axis=1)
     num_changes = changes.shape[1]
-    if num_changes < THRESHOLDS.min_changes:
+    if num_changes < THRESHOLDS.min_lasting_steps:
         return robust_deviation(values)
     num_left = num_changes - num_levels
-    if num_left < THRESHOLDS.min_changes:
+    if num_left < THRESHOLDS.min_lasting_steps:
         return step_deviation(values)
     known = np.sort(np.abs(changes), axis=1)[:, :num_left]
     known = known[~np.isnan(known)]
@@ -152,7 +152,7 @@ def median_change_deviation(values: NDArray[np.float64]) -> float:
     """
     changes = np.abs(np.diff(values))
     known = changes[~np.isnan(changes)]
-    if len(known) < THRESHOLDS.min_changes:
+    if len(known) < THRESHOLDS.min_lasting_steps:
         return robust_deviation(values)
     return float(np.median(known) / NORMAL_MEDIAN / np.sqrt(2.0))
 

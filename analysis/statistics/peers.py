@@ -146,7 +146,7 @@ def _compare_stage(
             basis[row] = Basis.STAGES
         if len(peers):
             expected[row] = row_medians(total[peers].T)
-        elif total.shape[1] > THRESHOLDS.num_earlier_steps:
+        elif total.shape[1] > THRESHOLDS.min_lasting_steps:
             expected[row] = _earlier_baseline(total, row)
             basis[row] = Basis.EARLIER
         else:
@@ -200,7 +200,7 @@ def _confirmed_peers(
         rows = others[stage[others] == number]
         if len(rows) > 1:
             fastest[rows] = level[rows].min()
-    is_alike = np.abs(level / fastest - 1.0) < THRESHOLDS.equal_work_ratio
+    is_alike = np.abs(level / fastest - 1.0) < THRESHOLDS.min_excess_ratio
     agreeing: NDArray[np.int64] = few[is_alike[few]]
     if len(agreeing) + int(is_alike[others].sum()) < THRESHOLDS.min_peers:
         return few[:0]
@@ -209,7 +209,7 @@ def _confirmed_peers(
 
 def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
     """Return the median of a rank's first steps, scaled by how all other ranks changed since."""
-    early = row_medians(total[:, : THRESHOLDS.num_earlier_steps])[:, None]
+    early = row_medians(total[:, : THRESHOLDS.min_lasting_steps])[:, None]
     others = np.delete(total / early, row, axis=0)
     common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
     own: NDArray[np.float64] = early[row] * common
@@ -222,7 +222,7 @@ def _majority(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
         return rows
     typical = np.sort(level[rows])[(len(rows) - 1) // 2]
     agreeing: NDArray[np.int64] = rows[
-        np.abs(level[rows] / typical - 1.0) < THRESHOLDS.equal_work_ratio
+        np.abs(level[rows] / typical - 1.0) < THRESHOLDS.min_excess_ratio
     ]
     enough = len(agreeing) >= THRESHOLDS.min_peers and 2 * len(agreeing) > len(rows)
     return agreeing if enough else rows[:0]

@@ -28,7 +28,7 @@ def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int
         num_series: Number of series that were searched for phases.
 
     Returns:
-        False if fewer than `min_baseline_steps` steps remain to compare with.
+        False if fewer than `min_several` steps remain to compare with.
 
     Source:
         Student (1908); Bonferroni correction over ``num_series`` x steps tests.
@@ -36,7 +36,7 @@ def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int
     steps = np.arange(len(series))
     in_phase = (steps >= phase.first) & (steps <= phase.last) & ~np.isnan(series)
     tested, baseline = series[in_phase], series[~in_phase & ~np.isnan(series)]
-    if len(baseline) < THRESHOLDS.min_baseline_steps:
+    if len(baseline) < THRESHOLDS.min_several:
         return False
     residuals = np.concatenate((tested - tested.mean(), baseline - baseline.mean()))
     standard_error = np.sqrt(1 / len(tested) + 1 / len(baseline))

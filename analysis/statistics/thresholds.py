@@ -20,10 +20,6 @@ class Thresholds:
     """Share of healthy runs in which one significance test may find something. Source: the
     requirement of no false alarm in 300 healthy runs; a run makes a few such tests."""
 
-    min_changes: int = 3
-    """Changes from step to step that an estimate of noise needs. Source: choice, the least number
-    with a median that is not the mean."""
-
     min_excess_ratio: float = 0.09
     """Excess over the baseline, as a share of it, from which even a single step is a finding.
     Source: design.md section 5 requires 10 %, which may be measured a percentage point lower."""
@@ -41,8 +37,24 @@ class Thresholds:
     exceeds `peer_peak_factor` times what the other rows ever show. Source: choice."""
 
     min_lasting_steps: int = 3
-    """Steps of a lasting phase. Source: design.md section 5, a verdict within 3 steps of the
-    onset."""
+    """Steps of a lasting phase, of a stall in the same place, and of a baseline; changes from step
+    to step that an estimate of noise needs. Source: design.md section 5, a verdict within 3 steps
+    of the onset."""
+
+    min_several: int = 2
+    """Steps, ranks or hosts that confirm each other: one alone may be the exception, or the reason
+    itself. Source: formula."""
+
+    whole_share: float = 0.8
+    """Share of the ranks of a job, a host or a stage that counts as all of them; ratio of two
+    factors that count as equal. Source: choice."""
+
+    majority_share: float = 0.5
+    """Share that must be exceeded by those that agree. Source: formula."""
+
+    min_loss_ratio: float = 0.01
+    """Share of the time that a second fault, or pauses in turn, must cost: each may be short, but
+    all ranks wait for every one of them. Source: choice."""
 
     peer_peak_factor: float = 1.5
     """Factor over the highest excess of the other rows that a short phase must reach. Source:
@@ -57,18 +69,8 @@ class Thresholds:
     one changes neither median. Source: formula."""
 
     min_peers: int = 3
-    """Peers that a diagnosis of one rank needs. Source: design.md section 5, least evidence."""
-
-    equal_work_ratio: float = 0.10
-    """Stages do equal work if their typical compute differs by less than this share. Source:
-    design.md section 5, as a larger difference is a finding of `stage-imbalance`."""
-
-    num_earlier_steps: int = 3
-    """First steps of a rank that serve as its baseline if it has too few peers. Source: choice, as
-    `min_lasting_steps`."""
-
-    min_baseline_steps: int = 2
-    """Steps that each of two classes must have: a single step confirms nothing. Source: choice."""
+    """Peers that a diagnosis of one rank needs; links that make a rank's connection, or a network,
+    slow. Source: design.md section 5, least evidence."""
 
     common_share: float = 0.9
     """Share of a step's items that must all be longer than usual, or all shorter, for the step
@@ -76,10 +78,6 @@ class Thresholds:
     micro-batches, so they do not do that. Source: choice."""
 
     # Several causes
-
-    all_ranks_share: float = 0.8
-    """Share of a job's ranks that counts as all of them: ranks that pause in the same step, and
-    ranks that slow groups hold together. Source: choice."""
 
     one_rank_share: float = 0.7
     """Share of a group's lateness, or of its pauses, that one rank must cause to be at fault alone;
@@ -94,17 +92,7 @@ class Thresholds:
     """Micro-batches that a correlation needs. Source: formula; 16 pairs that are independent reach
     0.9 in fewer than one of a million cases."""
 
-    whole_host_share: float = 0.8
-    """Share of a host's ranks that must show a cause for the host to be at fault. Source:
-    choice."""
-
-    min_host_ranks: int = 2
-    """Ranks of a host for that: one shows nothing of its host. Source: formula."""
-
     # host-stall, gc-pause, pauses
-
-    host_stall_steps: int = 3
-    """Steps in which a host must stall in the same place. Source: design.md section 5."""
 
     same_length_factor: float = 1.5
     """Pauses of one kind, all checkpoints or all evaluations, differ by less than this factor.
@@ -117,22 +105,7 @@ class Thresholds:
     pause_factor: float = 10.0
     """Least ratio of a pause to the usual gap before a forward. Source: choice."""
 
-    min_pause_loss_ratio: float = 0.01
-    """Least share of the job's time that pauses in turn must cost: each may be short, but all ranks
-    wait for every one of them. Source: choice."""
-
     # stage-imbalance, sequence-imbalance, clock-throttle
-
-    min_slow_stage_share: float = 0.5
-    """Share of a stage's slow ranks from which the median of the stage is slow as well. Source:
-    formula."""
-
-    min_slow_stage_ranks: int = 2
-    """Slow ranks of a stage for that. Source: formula; one of two is no median."""
-
-    whole_stage_share: float = 0.8
-    """Share of a stage's ranks that must compute longer for the whole stage to be named. Source:
-    choice."""
 
     far_deviations: float = 10.0
     """Standard deviations from which an evidence sentence says "far outside noise". Source: choice,
@@ -160,41 +133,6 @@ class Thresholds:
     min_alike_transfers: int = 8
     """Alike instances that a finding on a link needs. Source: design.md section 5."""
 
-    min_sparse_steps: int = 3
-    """Steps that a slow phase needs if a link has fewer than `min_alike_transfers` instances in a
-    step. Source: design.md section 5, 3 steps."""
-
-    min_slow_links_share: float = 0.6
-    """Share of a rank's links that must be slow for the rank's own connection to be at fault.
-    Source: choice, a majority beyond chance."""
-
-    min_links: int = 3
-    """Slow links of a rank that this needs: a pair that is slow both ways has two. Source:
-    formula."""
-
-    min_factor_ratio: float = 0.8
-    """Ratio of two slowdown factors from which they count as equal. Source: choice."""
-
-    min_unexplained_ratio: float = 0.01
-    """Share of a step that a link must lose beyond what a slow device at its end explains. A device
-    may slow its transfers by more than its compute, and so little is no evidence of a second fault.
-    Source: choice."""
-
-    min_network_culprits: int = 4
-    """Slow links without a rank in common that make it the network. Source: choice."""
-
-    min_common_links: int = 3
-    """Links that must be slower in the same steps for the network to be at fault. Source: design.md
-    section 5, several groups."""
-
-    min_common_share: float = 0.5
-    """Share of the links between hosts that must be slower for that. Source: formula, a
-    majority."""
-
-    min_symptom_hosts: int = 2
-    """Hosts whose counters must have risen for a symptom to be the network's. Source: formula; one
-    host may be the reason itself."""
-
     min_growth_factor: float = 2.0
     """Ratio of a counter's growth in a phase to that outside from which it has risen. Source:
     choice."""
@@ -202,62 +140,29 @@ class Thresholds:
     # Confidence of causes that have no threshold
 
     undecided_certainty: float = 0.5
-    """Certainty of a cause if another one fits as well. Source: formula, one of two."""
+    """Certainty of a cause if another one fits as well; confidence from which a finding without a
+    price replaces `healthy`. Source: formula, one of two."""
 
-    hang_confidence: float = 0.95
-    """Confidence of a hang if every other member is blocked in the collective. Source: choice."""
+    ended_confidence: float = 0.95
+    """Confidence of a hang or crash if nothing contradicts it. Source: choice."""
 
-    hang_lost_factor: float = 0.8
-    """Factor if the silent rank's process is gone: it may have died before the others timed out.
-    Source: choice."""
-
-    hang_dropped_factor: float = 0.8
-    """Factor if records were dropped: the silent rank's entry may be among them. Source: choice."""
-
-    hang_cycle_confidence: float = 0.5
-    """Confidence if no rank is silent: ranks wait for each other in different collectives. Source:
-    choice."""
-
-    crash_confidence: float = 0.95
-    """Confidence if the first failure reported its reason, and all others came later or followed
-    it. Source: choice."""
+    doubt_factor: float = 0.8
+    """Factor of that confidence for each doubt: a silent process that is gone, dropped records,
+    failures that the clocks cannot order. Source: choice."""
 
     crash_lost_confidence: float = 0.7
     """Confidence if its process ended without an exit record: the time is known, the reason is not.
     Source: choice."""
 
-    crash_unordered_factor: float = 0.8
-    """Factor if several ranks failed by themselves and the clocks cannot order them. Source:
-    choice."""
-
-    majority_ratio: float = 0.5
-    """Share of the ranks that must be exceeded by those that agree, for the others to be named.
-    Source: formula."""
-
-    no_majority_confidence: float = 0.5
-    """Confidence of a difference without a majority. Source: choice."""
-
     previous_confidence: float = 0.3
     """Confidence of a setting that changed since the previous run: probably it was changed on
     purpose. Source: choice."""
-
-    min_setting_ranks: int = 3
-    """Ranks from which a setting that differs on each of them counts as a setting of the rank.
-    Source: choice."""
 
     # The verdict
 
     doubt_at_threshold: float = 0.1
     """Share of wrong findings among those that barely reach their threshold. Source: calibration on
     the labelled benchmark (docs/diagnosis.md)."""
-
-    min_certainty: float = 0.5
-    """Confidence from which a finding without a price replaces `healthy`. Source: formula, more
-    likely than not."""
-
-    straggling_slowdown: float = 1.1
-    """S from which a job straggles: with fewer steps than a lasting phase, it is not called healthy
-    then. Source: arXiv 2505.05713."""
 
     minor_share: float = 0.005
     """Share of the step time below which a finding is minor: it would read as 0 %. Source:

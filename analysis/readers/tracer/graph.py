@@ -450,7 +450,7 @@ def ideal_transfers(
     seen = np.flatnonzero(~truncated)
     median, num_seen = group_medians(duration_ns[seen], number[seen], num_labels)
     num_steps = int(step.max(initial=-1)) + 1
-    if num_steps > 2 * THRESHOLDS.min_baseline_steps:
+    if num_steps > 2 * THRESHOLDS.min_several:
         cell = number[seen] * num_steps + step[seen]
         level, _ = group_medians(duration_ns[seen], cell, num_labels * num_steps)
         median = np.fmin(median, _faster_levels(level.reshape(num_labels, num_steps)))

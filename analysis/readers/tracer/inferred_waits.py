@@ -99,7 +99,7 @@ def infer_waits(
     * its stream was idle until the communication ended and resumed with the end, in `MIN_STEPS`
       steps, and in at least half of the steps in which it was idle at that end;
     * it never went past that place before the end;
-    * `min_setting_ranks` members of a collective show the same.
+    * `min_peers` members of a collective show the same.
 
     Then it waited there in every step, also if it resumed later: the rest of such a gap is its
     own.
