@@ -138,8 +138,7 @@ def _expected(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the baseline of each link of one kind, and which links have few alike ones.
 
-    A link with few alike ones between the same stages must be slower than those and than the links
-    between other stages.
+    A link with few alike ones between the same stages is compared with the links between all.
 
     Args:
         value: Shape (links, steps): median transfer; NaN if unknown.
@@ -161,15 +160,7 @@ def _expected(
         few[few] = ~is_slow
         return medians, few
     everywhere = np.broadcast_to(row_medians(value.T), value.shape)
-    slower_alike = np.full_like(value, -np.inf)
-    for number in np.unique(position[~enough]).tolist():
-        rows = np.flatnonzero(position.reshape(-1) == number)
-        for row in rows.tolist():
-            others = rows[rows != row]
-            if len(others):
-                slower_alike[row] = np.nanmin(np.nan_to_num(value[others], nan=np.inf), axis=0)
-    slower_alike[~np.isfinite(slower_alike)] = -np.inf
-    return np.where(enough[:, None], medians, np.maximum(everywhere, slower_alike)), ~enough
+    return np.where(enough[:, None], medians, everywhere), ~enough
 
 
 def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
@@ -202,7 +193,7 @@ def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
     return tuple(
         slow
         for slow in (_slow_link(profile, link, phase) for link, phase in found)
-        if _num_instances(profile, slow) >= THRESHOLDS.min_alike_transfers
+        if profile.num_instances[slow.link].sum() >= THRESHOLDS.min_alike_transfers
         and _differs_from_other_steps(profile, slow)
         and (
             slow.phase.num_steps >= THRESHOLDS.min_lasting_steps
@@ -254,15 +245,6 @@ def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
         expected_ns=float(np.nanmedian(profile.expected_ns[link, columns] / num)),
         transfer_ns=float(np.nanmedian(profile.total_ns[link, columns] / num)),
     )
-
-
-def _num_instances(profile: LinkProfile, slow: SlowLink) -> float:
-    """Return the number of instances that the slow ones are compared with."""
-    columns = slice(slow.phase.first, slow.phase.last + 1)
-    num = profile.num_instances
-    if profile.has_few_alike[slow.link]:
-        return float(num[slow.link].sum())
-    return float(num[:, columns].sum() - num[slow.link, columns].sum())
 
 
 def baseline_of_risen_links(
