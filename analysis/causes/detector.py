@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from ..replay.model import Reading
+    from ..replay.model import ComputeItems, Reading
     from ..replay.what_if import Replayer
     from ..statistics.peers import ComputeProfile
     from ..trace.context import RunContext
@@ -113,6 +113,9 @@ class Case:
     context: RunContext
     slowdown: float | None
     """S of the run."""
+
+    equalized: ComputeItems | None = None
+    """Compute as if all micro-batches had the same length; None if their lengths are unknown."""
 
     @cached_property
     def coords(self) -> dict[int, Coords]:

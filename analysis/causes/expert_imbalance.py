@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..replay.model import ReplayModel
     from ..replay.what_if import Replayer
     from ..statistics.peers import ComputeProfile
-    from ..statistics.phases import Phase
     from .detector import Case
 
 CAUSE = sequence_imbalance.CAUSE
@@ -66,7 +65,13 @@ def find_expert_imbalance(
     """
     if experts is None or not experts.any():
         return None
-    total, expected = _experts_by_rank(experts, profile, replayer)
+    operations = replayer.model.operations
+    rows = np.flatnonzero(experts)
+    row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
+    column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
+    total = sum_cells(profile.total_ns.shape, row, column, operations.duration_ns[rows])
+    total = np.where(total > 0, total, np.nan)
+    expected = _expected_of_experts(total, profile)
     excess = total / expected - 1.0
     excess[np.isin(profile.ranks, list(blamed))] = np.nan
     phases = [
@@ -76,19 +81,24 @@ def find_expert_imbalance(
     ]
     if not phases:
         return None
-    part, fixed_ns = _part(experts, phases, profile, replayer, expected / total)
-    recorded_ns = replayer.model.operations.duration_ns
-    without = float(replayer.full_with(np.where(part, fixed_ns, recorded_ns)).mean())
+    chosen = np.zeros(total.shape, dtype=np.bool_)
+    for phase in phases:
+        chosen[phase.row, phase.inside] = True
+    fixed_ns = np.full(len(experts), np.nan)
+    equal_share = np.where(chosen, expected / total, np.nan)[row, column]
+    fixed_ns[rows] = operations.duration_ns[rows] * equal_share
+    part = ~np.isnan(fixed_ns)
+    without = float(replayer.full_with(np.where(part, fixed_ns, operations.duration_ns)).mean())
     lost = float(replayer.full_recorded().mean()) / without - 1.0
     if lost < THRESHOLDS.min_excess_ratio:
         return None
     worst = max(phases, key=lambda phase: phase.excess_ratio)
-    columns = slice(worst.first, worst.last + 1)
     ranks = tuple(sorted(int(profile.ranks[phase.row]) for phase in phases))
     first = int(profile.steps[min(phase.first for phase in phases)])
     last = int(profile.steps[max(phase.last for phase in phases)])
     times = [
-        format_duration(float(np.nanmedian(each[worst.row, columns]))) for each in (total, expected)
+        format_duration(float(np.nanmedian(each[worst.row, worst.inside])))
+        for each in (total, expected)
     ]
     return Candidate(
         cause=CAUSE,
@@ -137,23 +147,15 @@ def mark_explained_stages(
     )
 
 
-def _experts_by_rank(
-    experts: NDArray[np.bool_], profile: ComputeProfile, replayer: Replayer
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the experts' compute by rank and step, and what is expected from the peers.
+def _expected_of_experts(
+    total: NDArray[np.float64], profile: ComputeProfile
+) -> NDArray[np.float64]:
+    """Return what is expected of the experts' compute from the peers. Shape (ranks, steps), ns.
 
     The factor by which a rank computes longer outside experts is taken out of the comparison: its
-    whole device is slow, or its sequences are long.
-
-    Returns:
-        Two matrices of shape (ranks, steps), ns; NaN if fewer than `min_peers` peers have experts.
+    whole device is slow, or its sequences are long. NaN if fewer than `min_peers` peers have
+    experts.
     """
-    operations = replayer.model.operations
-    rows = np.flatnonzero(experts)
-    row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
-    column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
-    total = sum_cells(profile.total_ns.shape, row, column, operations.duration_ns[rows])
-    total = np.where(total > 0, total, np.nan)
     expected = np.full_like(total, np.nan)
     has_experts = ~np.isnan(total).all(axis=1)
     for stage in np.unique(profile.stage).tolist():
@@ -162,38 +164,4 @@ def _experts_by_rank(
             outside = profile.total_ns[mine]
             relative = outside / row_medians(outside.T)[None]
             expected[mine] = median_of_peers(total[mine] / relative) * relative
-    return total, expected
-
-
-def _part(
-    experts: NDArray[np.bool_],
-    phases: list[Phase],
-    profile: ComputeProfile,
-    replayer: Replayer,
-    fixed_ratio: NDArray[np.float64],
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return the operations of the phases, and what they take with an equal share of the tokens.
-
-    Args:
-        experts: Shape (ops,): compute of experts.
-        phases: Ranks and steps with more tokens.
-        profile: Gives the ranks and steps of the matrices.
-        replayer: The run.
-        fixed_ratio: Shape (ranks, steps): expected over recorded compute.
-
-    Returns:
-        Two arrays of shape (ops,): a mask, and durations in ns that are NaN elsewhere.
-    """
-    operations = replayer.model.operations
-    chosen = np.zeros(profile.total_ns.shape, dtype=np.bool_)
-    for phase in phases:
-        chosen[phase.row, phase.first : phase.last + 1] = True
-    part = np.zeros(len(experts), dtype=np.bool_)
-    fixed_ns = np.full(len(experts), np.nan)
-    rows = np.flatnonzero(experts)
-    row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
-    column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
-    kept = chosen[row, column]
-    part[rows[kept]] = True
-    fixed_ns[rows[kept]] = operations.duration_ns[rows[kept]] * fixed_ratio[row[kept], column[kept]]
-    return part, fixed_ns
+    return expected

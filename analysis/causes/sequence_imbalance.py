@@ -21,7 +21,6 @@ from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
-    NUM_ROUNDS,
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
@@ -100,6 +99,7 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
         blamed,
         is_routed=case.reading.experts is None
         and any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
+        equalized=case.equalized,
     )
     if effect is None:
         return None
@@ -112,7 +112,12 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
 
 
 def measure_sequence_effect(
-    items: ComputeItems, lengths: MicrobatchTable, blamed: Collection[int], *, is_routed: bool
+    items: ComputeItems,
+    lengths: MicrobatchTable,
+    blamed: Collection[int],
+    *,
+    is_routed: bool,
+    equalized: ComputeItems | None = None,
 ) -> SequenceEffect | None:
     """Measure how much compute varies between micro-batches, and whether lengths explain it.
 
@@ -125,37 +130,36 @@ def measure_sequence_effect(
         blamed: Ranks whose compute varies for another reason.
         is_routed: Whether the items include compute of experts. What the router sends them varies
             together in forward and backward as well, so only declared lengths are evidence.
+        equalized: The items as if all micro-batches had the same declared length; None if the
+            lengths are unknown, or do not explain compute.
 
     Returns:
         None if there are too few micro-batches, or if no correlation reaches `min_correlation`.
     """
-    ratio = _relative_to_median(items)
-    ratio = ratio / common_step_ratio(ratio, items.step)
+    median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
+    ratio = items.self_ns / np.maximum(median, 1.0)
+    ratio /= common_step_ratio(ratio, items.step)
     forward, backward = _pair_rows(items)
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
     if len(forward) < THRESHOLDS.min_items:
         return None
     spread = float(np.std(ratio[forward]))
-    together = _correlation(ratio[forward], ratio[backward])
-    by_length = _length_correlation(items, ratio, forward, lengths)
-    if by_length is not None:
+    squares = squared_lengths(items, lengths)[forward]
+    if not np.isnan(squares).any() and squares.std() > 0:
         # Declared lengths that do not explain the variation are not its cause.
-        if by_length < THRESHOLDS.min_correlation:
+        if equalized is None:
             return None
-        return SequenceEffect(correlation=by_length, is_by_length=True, spread_ratio=spread)
-    if is_routed:
+        usual = medians_by_key(equalized.self_ns, items.rank, items.kind, items.chunk)
+        usual *= common_step_ratio(equalized.self_ns / usual, items.step)
+        correlation = _correlation((items.self_ns / usual)[forward], squares)
+        return SequenceEffect(
+            correlation=correlation or 0.0, is_by_length=True, spread_ratio=spread
+        )
+    together = None if is_routed else _correlation(ratio[forward], ratio[backward])
+    if together is None or together < THRESHOLDS.min_correlation:
         return None
-    if together is not None and together >= THRESHOLDS.min_correlation:
-        return SequenceEffect(correlation=together, is_by_length=False, spread_ratio=spread)
-    return None
-
-
-def _relative_to_median(items: ComputeItems) -> NDArray[np.float64]:
-    """Return each item over the median of its rank, kind and chunk."""
-    median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
-    ratio: NDArray[np.float64] = items.self_ns / np.maximum(median, 1.0)
-    return ratio
+    return SequenceEffect(correlation=together, is_by_length=False, spread_ratio=spread)
 
 
 def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -185,41 +189,6 @@ def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None
     if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
-
-
-def _length_correlation(
-    items: ComputeItems,
-    ratio: NDArray[np.float64],
-    forward: NDArray[np.int64],
-    lengths: MicrobatchTable,
-) -> float | None:
-    """Return the correlation of compute with the sum of squared lengths; None if unknown.
-
-    Args:
-        items: Compute by micro-batch.
-        ratio: Shape (items,): compute over the rank's median.
-        forward: Items that are compared.
-        lengths: Declared lengths.
-    """
-    squares = squared_lengths(items, lengths)[forward]
-    known = ~np.isnan(squares)
-    if known.sum() < THRESHOLDS.min_items:
-        return None
-    x, y = squares[known], ratio[forward][known]
-    if x.std() == 0:
-        return None
-    step, rank, chunk = (column[forward][known] for column in (items.step, items.rank, items.chunk))
-    has_medians = len(x) >= THRESHOLDS.min_items_per_rank * len(np.unique(rank)) * len(
-        np.unique(chunk)
-    )
-    # What the fit leaves of a whole step is the step's own factor; what it leaves of a rank is the
-    # rank's: its median item has the length that it happens to have.
-    for _ in range(NUM_ROUNDS):
-        slope, level = np.polyfit(x, y, 1)
-        y = y / medians_by_key(y / (level + slope * x), step)
-        if has_medians:
-            y = y / medians_by_key(y / (level + slope * x), rank, chunk)
-    return _correlation(y, x)
 
 
 def sequence_candidate(

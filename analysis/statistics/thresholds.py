@@ -115,10 +115,6 @@ class Thresholds:
     """Share of the items at either end that a fit of compute to lengths leaves out: pauses. Source:
     choice."""
 
-    min_items_per_rank: int = 8
-    """Micro-batches of a rank that its median needs: of one alone it says nothing. Source:
-    choice."""
-
     min_clock_drop_ratio: float = 0.03
     """Least drop of a clock, against its own other steps or its peers, that explains slow compute.
     Source: choice; compute follows the clock, and `persistent_ratio` is the least slowness that is
