@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import find_positions
-from .noise import are_usual, find_slow_together
+from .noise import find_slow_together
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -161,10 +161,6 @@ def _median_of_usual_peers(total: NDArray[np.float64]) -> NDArray[np.float64]:
     slow ones.
     """
     expected = median_of_peers(total)
-    usual = are_usual(row_medians(total / expected - 1.0), num_samples=total.size)
-    if not usual.all():
-        expected[usual] = median_of_peers(total[usual])
-        expected[~usual] = row_medians(total[usual].T)
     slow = find_slow_together(total / expected - 1.0)
     for step in np.flatnonzero(slow.any(axis=0)).tolist():
         others = total[~slow[:, step], step]
