@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.group_stats import BASELINE_QUANTILE
 from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
@@ -205,7 +206,8 @@ def find_clock_drop(
 
 
 def _is_lower(drop: ClockDrop) -> bool:
-    return drop.inside < (1.0 - THRESHOLDS.min_clock_drop_ratio) * drop.usual
+    """Return whether a reading is lower by half of the least slowness that is reported."""
+    return drop.inside < (1.0 - THRESHOLDS.persistent_ratio / 2) * drop.usual
 
 
 def _drop(
@@ -232,7 +234,7 @@ def _drop(
         return None
     explained = None
     if is_clock:
-        low = float(np.quantile(inside, THRESHOLDS.low_clock_quantile, method="lower"))
+        low = float(np.quantile(inside, BASELINE_QUANTILE, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf
     return ClockDrop(
         name=samples.names[code],

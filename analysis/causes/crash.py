@@ -130,8 +130,8 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     first: a hang, not a crash. Processes that were ended one after the other, as by a launcher
     that stops the job, have no first one (`_ended_together`).
 
-    The confidence is not calibrated: `ended_confidence`, or `crash_lost_confidence` if the process
-    was lost, times `doubt_factor` if several ranks could not be ordered.
+    The confidence is not calibrated: `ended_confidence`, times `doubt_factor` if the process was
+    lost, and again if several ranks could not be ordered.
 
     Args:
         run: Ranks, hosts and clock error.
@@ -260,8 +260,8 @@ def _finding(
         cause=CAUSE.name,
         ranks=ranks,
         steps=(min(steps), max(steps)) if steps else None,
-        confidence=(THRESHOLDS.crash_lost_confidence if is_lost else THRESHOLDS.ended_confidence)
-        * (THRESHOLDS.doubt_factor if len(ranks) > 1 else 1.0),
+        confidence=THRESHOLDS.ended_confidence
+        * THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1)),
         evidence=_evidence(epochs, first, failures),
     )
 

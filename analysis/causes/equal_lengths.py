@@ -110,7 +110,9 @@ def _fit_scale(
         ratio = items.self_ns[rows] / median
         # A step that is longer as a whole, one that warms up, is not longer for its lengths.
         ratio /= medians_by_key(ratio / scale, items.step[rows])
-        low, high = np.quantile(ratio, (THRESHOLDS.outlier_share, 1 - THRESHOLDS.outlier_share))
+        low, high = np.quantile(
+            ratio, (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share)
+        )
         kept = (ratio >= low) & (ratio <= high)
         x, y = relative[kept], ratio[kept]
         if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
@@ -186,7 +188,7 @@ def _column_medians(
 
 def _is_correlated(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> bool:
     """Return whether compute follows the lengths, pauses left out."""
-    low, high = np.quantile(ratio, (THRESHOLDS.outlier_share, 1 - THRESHOLDS.outlier_share))
+    low, high = np.quantile(ratio, (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share))
     kept = (ratio >= low) & (ratio <= high)
     x, y = length[kept], ratio[kept]
     if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:

@@ -222,12 +222,12 @@ def _above_median(value: NDArray[np.float64]) -> NDArray[np.float64]:
 def _split_by_length(
     lost_ns: NDArray[np.float64], chosen: NDArray[np.bool_]
 ) -> list[NDArray[np.int64]]:
-    """Return the chosen pauses in classes of one length (`same_length_factor`), as indices."""
+    """Return the chosen pauses in classes of one length (`peer_peak_factor`), as indices."""
     rows = np.flatnonzero(chosen)
     if not len(rows):
         return []
     rows = rows[np.argsort(lost_ns[rows])]
-    is_longer = lost_ns[rows[1:]] > THRESHOLDS.same_length_factor * lost_ns[rows[:-1]]
+    is_longer = lost_ns[rows[1:]] > THRESHOLDS.peer_peak_factor * lost_ns[rows[:-1]]
     return [np.sort(part) for part in np.split(rows, np.flatnonzero(is_longer) + 1)]
 
 

@@ -182,7 +182,7 @@ def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
-    outer = (THRESHOLDS.outlier_share, 1 - THRESHOLDS.outlier_share)
+    outer = (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share)
     x_range, y_range = np.quantile(x, outer), np.quantile(y, outer)
     keep = (x >= x_range[0]) & (x <= x_range[1]) & (y >= y_range[0]) & (y <= y_range[1])
     x, y = x[keep], y[keep]

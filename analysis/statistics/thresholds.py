@@ -57,12 +57,12 @@ class Thresholds:
     all ranks wait for every one of them. Source: choice."""
 
     peer_peak_factor: float = 1.5
-    """Factor over the highest excess of the other rows that a short phase must reach. Source:
-    choice."""
+    """Factor over what the others ever show, or over a counter's usual growth, that is more than
+    that; pauses of one kind differ by less. Source: choice."""
 
     max_faulty_share: float = 0.005
-    """Share of the rows that may be at fault at once. Source: arXiv 2402.15627 saw as many slow
-    machines."""
+    """Share of the rows that may be at fault at once, and of items at either end that a fit leaves
+    out. Source: arXiv 2402.15627 saw as many slow machines."""
 
     max_exact_rows: int = 64
     """Rows up to which each one is left out of the deviation that it is judged by. Among more rows,
@@ -94,10 +94,6 @@ class Thresholds:
 
     # host-stall, gc-pause, pauses
 
-    same_length_factor: float = 1.5
-    """Pauses of one kind, all checkpoints or all evaluations, differ by less than this factor.
-    Source: choice."""
-
     min_pause_ns: int = 50_000_000
     """Shortest gap before a launch that may be garbage collection, ns. Source: design.md section
     5."""
@@ -111,27 +107,10 @@ class Thresholds:
     """Standard deviations from which an evidence sentence says "far outside noise". Source: choice,
     of the text only."""
 
-    outlier_share: float = 0.005
-    """Share of the items at either end that a fit of compute to lengths leaves out: pauses. Source:
-    choice."""
-
-    min_clock_drop_ratio: float = 0.03
-    """Least drop of a clock, against its own other steps or its peers, that explains slow compute.
-    Source: choice; compute follows the clock, and `persistent_ratio` is the least slowness that is
-    reported."""
-
-    low_clock_quantile: float = 0.25
-    """Quantile of the readings in a phase that counts as the clock of the whole phase: readings at
-    its borders may be of the time beside it. Source: choice."""
-
     # slow-link, network-degradation
 
     min_alike_transfers: int = 8
     """Alike instances that a finding on a link needs. Source: design.md section 5."""
-
-    min_growth_factor: float = 2.0
-    """Ratio of a counter's growth in a phase to that outside from which it has risen. Source:
-    choice."""
 
     # Confidence of causes that have no threshold
 
@@ -143,12 +122,8 @@ class Thresholds:
     """Confidence of a hang or crash if nothing contradicts it. Source: choice."""
 
     doubt_factor: float = 0.8
-    """Factor of that confidence for each doubt: a silent process that is gone, dropped records,
-    failures that the clocks cannot order. Source: choice."""
-
-    crash_lost_confidence: float = 0.7
-    """Confidence if its process ended without an exit record: the time is known, the reason is not.
-    Source: choice."""
+    """Factor of that confidence for each doubt: a process without an exit record, dropped
+    records, failures that the clocks cannot order. Source: choice."""
 
     previous_confidence: float = 0.3
     """Confidence of a setting that changed since the previous run: probably it was changed on

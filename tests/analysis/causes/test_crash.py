@@ -81,7 +81,7 @@ def test_a_rank_without_an_exit_record_is_named_with_less_confidence() -> None:
     (finding,) = find_crashes(run_of(), context)
 
     assert finding.ranks == (3,)
-    assert finding.confidence == pytest.approx(0.7)
+    assert finding.confidence == pytest.approx(0.95 * 0.8)
     assert "no exit record" in finding.evidence
 
 
