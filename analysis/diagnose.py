@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
+from .causes.link_profile import find_lone_links
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
+from .causes.slow_link import part_of_links
 from .price.findings import price_candidates
 from .replay.what_if import ratio
 from .report.report import Finding, Severity
@@ -152,6 +154,13 @@ def _no_alarm(case: Case) -> Finding:
             f" of the stage; with fewer than 3 peers among {len(profile.ranks):,} ranks it is"
             " unknown which is slow"
         )
+    share = _share_of_lone_links(case)
+    if share > THRESHOLDS.majority_share:
+        return insufficient(
+            f"transfers between hosts take {format_percent(share)} of the step time, and no alike"
+            " link shows whether they are slower than the network allows: compare with an earlier"
+            " run on the same hosts, or with the speed of their adapters"
+        )
     not_compared = case.reading.not_compared
     if not_compared:
         pronoun = "it is" if len(not_compared) == 1 else "they are"
@@ -160,6 +169,18 @@ def _no_alarm(case: Case) -> Finding:
             f" unknown whether {pronoun} slow; differences between the other ranks are within noise"
         )
     return _healthy(profile, case.slowdown)
+
+
+def _share_of_lone_links(case: Case) -> float:
+    """Return how much shorter a step would be without transfers that could not be compared."""
+    links = case.links
+    lone = find_lone_links(links.transfers, {rank: info.host for rank, info in case.ranks.items()})
+    if not len(lone):
+        return 0.0
+    duration_ns = case.replayer.model.operations.duration_ns.copy()
+    duration_ns[part_of_links(links, lone.tolist())] = 0.0
+    without_ns = float(case.replayer.full_with(duration_ns).mean())
+    return 1.0 - without_ns / float(case.replayer.full_recorded().mean())
 
 
 def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:

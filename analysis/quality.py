@@ -11,6 +11,7 @@ from rankscope.tracer.spool import OTHER_NAME
 
 from .arrays.grouping import factorize, is_one_of, sorted_unique
 from .arrays.sorting import stable_argsort
+from .causes.link_profile import find_lone_links
 from .readers.waits import is_communication
 from .replay.model import COMPUTE_CODES
 from .report.report import Quality
@@ -88,17 +89,10 @@ def _lone_group_warnings(
 ) -> list[str]:
     """Return a warning if no link between hosts has an alike one to be compared with."""
     hosts = {rank: info.host for rank, info in run.ranks.items()}
-    is_between = np.array(
-        [len({hosts.get(rank, "") for rank in link.members}) > 1 for link in transfers.links],
-        dtype=np.bool_,
-    )
-    rows = np.flatnonzero(is_between[transfers.link]) if len(is_between) else np.zeros(0, np.int64)
-    pair, num_pairs = factorize(transfers.alike[rows], transfers.link[rows])
-    one = np.zeros(num_pairs, dtype=np.int64)
-    one[pair] = rows
-    if not num_pairs or np.bincount(transfers.alike[one]).max() > 1:
+    lone = find_lone_links(transfers, hosts)
+    if not len(lone):
         return []
-    num = format_count(len(sorted_unique(transfers.link[one])), "link")
+    num = format_count(len(lone), "link")
     text = (
         f"insufficient evidence about links: {num} between hosts, without an alike one, compared"
         " with its own other steps only. Whether it is slow from the first step on is unknown:"

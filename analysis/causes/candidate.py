@@ -163,6 +163,32 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
     return tuple(kept)
 
 
+def merge_equal(found: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ...]:
+    """Merge candidates of one cause that are equally slow at the same time.
+
+    Fixing one of them alone wins nothing, because the others hold the job up as long: within what
+    is reported at all (`persistent_ratio`) they are one finding.
+    """
+    kept: list[Candidate] = []
+    left = sorted(found, key=lambda each: -each.excess_ratio)
+    while left:
+        worst = left[0]
+        least = worst.excess_ratio - THRESHOLDS.persistent_ratio
+        equal = [
+            each
+            for each in left
+            if each is worst
+            or (
+                each.cause == worst.cause == cause
+                and (each.steps, each.shown_steps) == (worst.steps, worst.shown_steps)
+                and each.excess_ratio >= least
+            )
+        ]
+        kept.append(worst if len(equal) == 1 else _merge(equal, "equally slow"))
+        left = [each for each in left if not any(each is one for one in equal)]
+    return tuple(kept)
+
+
 def _merge(found: Sequence[Candidate], place: str) -> Candidate:
     worst = max(found, key=lambda each: each.excess_ratio)
     whole = join_candidates(found, worst)

@@ -129,6 +129,20 @@ def profile_links(
     )
 
 
+def links_between_hosts(transfers: Transfers, hosts: Mapping[int, str]) -> NDArray[np.bool_]:
+    """Return which links are between hosts. Shape (links,). None is, if hosts are unknown."""
+    on_hosts = ({hosts.get(rank, "") for rank in link.members} for link in transfers.links)
+    return np.array([len(names) > 1 for names in on_hosts], dtype=np.bool_)
+
+
+def find_lone_links(transfers: Transfers, hosts: Mapping[int, str]) -> NDArray[np.int64]:
+    """Return the links between hosts, if none of them has an alike one to be compared with."""
+    lone = np.flatnonzero(links_between_hosts(transfers, hosts))
+    rows = np.isin(transfers.link, lone)
+    pairs = np.unique((transfers.alike[rows], transfers.link[rows]), axis=1)
+    return lone if np.bincount(pairs[0]).max(initial=0) == 1 else lone[:0]
+
+
 def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[int, int]:
     return coords[members[0]].pp, coords[members[-1]].pp
 

@@ -26,7 +26,7 @@ from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .clock_throttle import PART_MARK
 from .detector import Cause, Subject
-from .link_profile import find_slow_links
+from .link_profile import find_slow_links, links_between_hosts
 from .slow_compute import SLOW_DEVICE
 from .slow_link import (
     culprit_candidate,
@@ -194,22 +194,6 @@ def _common_candidate(
     )
 
 
-def links_between_hosts(profile: LinkProfile, hosts: Mapping[int, str]) -> NDArray[np.bool_]:
-    """Return which links are between hosts. Shape (links,).
-
-    Args:
-        profile: Transfers by link and step.
-        hosts: Host of each rank. If hosts are unknown, or all ranks share one, no link is.
-    """
-    return np.array(
-        [
-            len({hosts.get(rank, "") for rank in link.members}) > 1
-            for link in profile.transfers.links
-        ],
-        dtype=np.bool_,
-    )
-
-
 def find_common_slowness(
     profile: LinkProfile, hosts: Mapping[int, str], *, min_steps: int = THRESHOLDS.min_lasting_steps
 ) -> tuple[Phase, NDArray[np.bool_]] | None:
@@ -226,7 +210,7 @@ def find_common_slowness(
     """
     if not profile.total_ns.size:
         return None
-    is_between = links_between_hosts(profile, hosts)
+    is_between = links_between_hosts(profile.transfers, hosts)
     ratio = profile.total_ns / row_medians(profile.total_ns)[:, None]
     if is_between.any():
         ratio[~is_between] = np.nan
@@ -301,7 +285,7 @@ def has_one_location(
     """
     if len(culprits) != 1 or network.part is None:
         return False
-    links, is_between = profile.transfers.links, links_between_hosts(profile, hosts)
+    links, is_between = profile.transfers.links, links_between_hosts(profile.transfers, hosts)
     slow = {each.link for each in culprits[0].links}
     slow |= set(profile.transfers.link_of_operation[network.part].tolist())
     shared = set.intersection(*(set(links[link].members) for link in slow))
@@ -327,7 +311,7 @@ def is_only_group(
     if len(culprits) != 1 or len(culprits[0].ranks) < THRESHOLDS.whole_share * len(hosts):
         return False
     links, mine = profile.transfers.links, set(culprits[0].ranks)
-    between = np.flatnonzero(links_between_hosts(profile, hosts)).tolist()
+    between = np.flatnonzero(links_between_hosts(profile.transfers, hosts)).tolist()
     if not between or any(links[each.link].is_pair for each in culprits[0].links):
         return False
     return all(mine <= set(links[link].members) for link in between)

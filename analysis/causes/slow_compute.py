@@ -17,7 +17,7 @@ from ..statistics.peers import Basis
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
-from .candidate import Candidate, merge_hosts, rows_of_ranks, shows_in
+from .candidate import Candidate, merge_equal, merge_hosts, rows_of_ranks, shows_in
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
 from .stage_imbalance import SlowRanks, find_slow_stages
@@ -63,7 +63,8 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     compute = find_compute_candidates(
         profile, model, case.ranks, workers=case.workers, devices=devices
     )
-    return merge_hosts(explain_by_clock(compute, model, workers=case.workers), case.ranks)
+    explained = explain_by_clock(compute, model, workers=case.workers)
+    return merge_equal(merge_hosts(explained, case.ranks), CAUSE)
 
 
 def find_compute_candidates(

@@ -92,9 +92,18 @@ def test_half_of_a_stage_that_became_slow_is_named_without_the_other_half() -> N
 
     findings = diagnosis(*faults, scenario=scenario)
 
-    assert sorted(summary(findings)) == [
-        ("slow-compute", (rank,), (4, 7)) for rank in (8, 9, 11, 14)
-    ]
+    assert summary(findings) == [("slow-compute", (8, 9, 11, 14), (4, 7))]
+
+
+def test_transfers_that_nothing_can_be_compared_with_are_not_called_healthy() -> None:
+    # GIVEN a job with one group between hosts, whose slow link takes most of every step
+    scenario = replace(BASE, dp=8, pp=1, tp=1, ranks_per_host=1)
+
+    (found,) = diagnosis("slow-link:rank=3,factor=12", scenario=scenario)
+    (usual,) = diagnosis(scenario=scenario)
+
+    assert (found.cause, usual.cause) == ("insufficient-evidence", "healthy")
+    assert "no alike link shows whether they are slower" in found.evidence
 
 
 def test_a_stage_that_is_always_longer_has_more_work() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.analysis.causes import slow_compute
-from rankscope.analysis.causes.candidate import Candidate, merge_hosts
+from rankscope.analysis.causes.candidate import Candidate, merge_equal, merge_hosts
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
@@ -36,3 +36,15 @@ def test_slow_ranks_of_one_host_are_merged() -> None:
     # AND if one of them is slow throughout, so is the host
     (merged,) = merge_hosts([one, replace(other, shown_steps=None)], ranks)
     assert merged.shown_steps is None
+
+
+def test_ranks_that_are_equally_slow_at_the_same_time_are_one_finding() -> None:
+    # GIVEN ranks that are 10, 12 and 30 % slower in the same steps, and one in another step
+    alike = [replace(slow(rank, 3, 9), excess_ratio=0.1 + 0.02 * rank) for rank in (0, 1)]
+    worse, other = replace(slow(2, 3, 9), excess_ratio=0.3), replace(slow(3, 3), excess_ratio=0.1)
+
+    found = merge_equal([*alike, worse, other], slow_compute.CAUSE)
+
+    # THEN fixing one of the first two alone wins nothing, and fixing the third wins 18 %
+    assert [each.ranks for each in found] == [(2,), (0, 1), (3,)]
+    assert found[1].evidence == "ranks 0 and 1, equally slow; the worst: rank 1 is slow"
