@@ -371,7 +371,7 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
             hosts = {
                 host
                 for host, inside, outside in grown
-                if inside > THRESHOLDS.peer_peak_factor * max(outside or 0.0, usual) and inside > 0
+                if inside > THRESHOLDS.min_growth_factor * max(outside or 0.0, usual) and inside > 0
             }
             if hosts:
                 named = tuple(sorted(samples.hosts[host] for host in hosts))

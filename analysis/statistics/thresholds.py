@@ -57,8 +57,8 @@ class Thresholds:
     all ranks wait for every one of them. Source: choice."""
 
     peer_peak_factor: float = 1.5
-    """Factor over what the others ever show, or over a counter's usual growth, that is more than
-    that; pauses of one kind differ by less. Source: choice."""
+    """Factor over what the others ever show that is more than that; pauses of one kind differ by
+    less. Source: choice."""
 
     max_faulty_share: float = 0.005
     """Share of the rows that may be at fault at once, and of items at either end that a fit leaves
@@ -111,6 +111,10 @@ class Thresholds:
 
     min_alike_transfers: int = 8
     """Alike instances that a finding on a link needs. Source: design.md section 5."""
+
+    min_growth_factor: float = 2.0
+    """Ratio of a counter's growth in a phase to that outside from which it has risen. Source:
+    choice."""
 
     # Confidence of causes that have no threshold
 
