@@ -81,20 +81,19 @@ def test_a_slow_rank_does_not_pay_for_the_work_of_its_stage() -> None:
     assert found.slowdown == pytest.approx(_mean_step(scenario) / without, rel=0.02)
 
 
-def test_two_equally_slow_ranks_have_a_full_slowdown_each_and_little_to_recover() -> None:
+def test_two_equally_slow_ranks_are_one_finding_that_recovers_what_both_cost() -> None:
     both = parse_simulated_faults(
         ["slow-compute:rank=8,factor=1.6", "slow-compute:rank=10,factor=1.6"]
     )
     scenario = replace(CLUSTER, tp=1, faults=both)
-    alone = true_slowdown(replace(scenario, faults=both[:1]))
 
-    found = simulated_findings(scenario)
+    (found,) = simulated_findings(scenario)
 
-    assert [finding.cause for finding in found] == ["slow-compute", "slow-compute"]
-    for finding in found:
-        assert finding.slowdown == pytest.approx(alone, rel=0.05)
-        assert finding.recoverable_ratio is not None
-        assert finding.recoverable_ratio < 0.3
+    # Fixing one of them saves nothing: the other one holds the job up as long.
+    assert (found.cause, found.ranks) == ("slow-compute", (8, 10))
+    assert found.slowdown == pytest.approx(true_slowdown(scenario), rel=0.05)
+    assert found.recoverable_ratio is not None
+    assert found.recoverable_ratio > 0.8
 
 
 def late_host(rank: int, step: int) -> Iterator[Action]:
