@@ -326,6 +326,7 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
         steps=record.steps,
         context=record.context,
         slowdown=ratio(float(replayer.recorded().mean()), float(replayer.ideal().mean())),
+        tokens_by_step=count_tokens(record.run, record.steps),
         equalized=equalized,
     )
 

@@ -46,7 +46,7 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
     findings = sorted(
-        price_candidates(candidates, case.replayer, case.workers),
+        price_candidates(candidates, case.replayer, case.workers, case.tokens_by_step),
         key=lambda finding: (
             not is_alarm(finding),
             -(finding.recoverable_ratio or 0.0),

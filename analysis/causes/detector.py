@@ -114,6 +114,9 @@ class Case:
     slowdown: float | None
     """S of the run."""
 
+    tokens_by_step: Mapping[int, int]
+    """Tokens of the job's steps, as far as they are known."""
+
     equalized: ComputeItems | None = None
     """Compute as if all micro-batches had the same length; None if their lengths are unknown."""
 

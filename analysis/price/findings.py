@@ -71,7 +71,10 @@ class Fix(NamedTuple):
 
 
 def price_candidates(
-    candidates: Sequence[Candidate], replayer: Replayer, workers: Mapping[int, tuple[int, ...]]
+    candidates: Sequence[Candidate],
+    replayer: Replayer,
+    workers: Mapping[int, tuple[int, ...]],
+    tokens_by_step: Mapping[int, int],
 ) -> tuple[Finding, ...]:
     """Return candidates as findings with their prices.
 
@@ -89,6 +92,7 @@ def price_candidates(
         candidates: All candidates.
         replayer: The run.
         workers: Identity of each rank, equal for partners whose compute looks the same.
+        tokens_by_step: Tokens of the job's steps, as far as they are known.
 
     Source:
         S of a set: arXiv 2505.05713, where the set is put back into a run whose operations are all
@@ -149,7 +153,8 @@ def price_candidates(
         column[rows] = own[rows]
     faulty_ns = faulty.mean_step_ns(replayer)
     without_ns = _mean_step_with_each(replayer, faulty, fixes, without)
-    noise_s = min(lower_half_deviation(usual_ns), median_change_deviation(usual_ns)) / NS_PER_S
+    tokens = [tokens_by_step.get(step, 0) for step in model.operations.steps]
+    noise_s = noise_of_steps(usual_ns, np.array(tokens)) / NS_PER_S
     findings = []
     for fix, base_ns, with_ns, rest_ns in zip(
         fixes, fixed_ns, with_fault_ns, without_ns, strict=True
@@ -165,6 +170,23 @@ def price_candidates(
             )
         findings.append(finding)
     return tuple(findings)
+
+
+def noise_of_steps(times_ns: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:
+    """Return the standard deviation of the steps' times, or of their times per token if smaller.
+
+    Steps whose tokens vary differ for a known reason, which is no chance. A part of each step does
+    not depend on them, so either may vary less.
+
+    Args:
+        times_ns: Shape (steps,).
+        tokens: Shape (steps,); 0 if unknown, and then they explain nothing.
+    """
+    series = [times_ns]
+    if (tokens > 0).all():
+        series.append(times_ns * (tokens.mean() / tokens))
+    estimates = (lower_half_deviation, median_change_deviation)
+    return min(estimate(each) for each in series for estimate in estimates)
 
 
 def is_of_device(candidate: Candidate) -> bool:

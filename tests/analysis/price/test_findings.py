@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.price.findings import noise_of_steps
+from rankscope.analysis.report.report import Severity
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.simulator.fault import parse_simulated_faults
-from rankscope.trainer.simulator.scenario import Scenario, TpDetail
+from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
 from tests.support.analysis.cluster import MS, Compute
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
 from tests.support.rankscope.simulated_source import SimulatedSource
@@ -94,6 +97,35 @@ def test_two_equally_slow_ranks_are_one_finding_that_recovers_what_both_cost() -
     assert found.slowdown == pytest.approx(true_slowdown(scenario), rel=0.05)
     assert found.recoverable_ratio is not None
     assert found.recoverable_ratio > 0.8
+
+
+def test_steps_whose_tokens_vary_do_not_vary_by_chance() -> None:
+    tokens = np.array([4_000, 9_000, 5_000, 7_000, 3_000, 8_000, 6_000, 5_000])
+    times_ns = 10_000.0 * tokens + 1e5 * np.array([1, -1, 0, 1, -1, 0, 1, -1])
+
+    # GIVEN 10 us for each token and 0.1 ms of chance in a step of 59 ms
+    assert noise_of_steps(times_ns, tokens) < 5e5
+    # WHEN the tokens of one step are unknown THEN they explain none
+    unknown = np.where(tokens == 9_000, 0, tokens)
+    assert noise_of_steps(times_ns, unknown) > 5e6
+    # WHEN equal steps have unequal tokens THEN these explain nothing either
+    assert noise_of_steps(np.full(8, 5e7), tokens) == 0.0
+
+
+def test_a_slow_rank_matters_although_the_tokens_of_the_steps_vary() -> None:
+    scenario = Scenario(
+        dp=4,
+        pp=1,
+        num_steps=12,
+        num_microbatches=8,
+        noise=Noise(token_spread=0.4),
+        faults=parse_simulated_faults(["slow-compute:rank=2,factor=1.15,steps=6-11"]),
+        seed=1,
+    )
+
+    (found,) = simulated_findings(scenario)
+
+    assert (found.cause, found.ranks, found.severity) == ("slow-compute", (2,), Severity.CRITICAL)
 
 
 def late_host(rank: int, step: int) -> Iterator[Action]:
