@@ -12,6 +12,7 @@ from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.thresholds import THRESHOLDS
+from .candidate import shows_in
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
+    from ..statistics.peers import ComputeProfile
     from ..trace.context import SampleTable
     from ..trace.tables import RankInfo
     from .candidate import Candidate
@@ -117,9 +119,11 @@ def name_worker(partners: tuple[int, ...], evidence: str) -> str:
 
 def explain_by_clock(
     found: Sequence[Candidate],
+    profile: ComputeProfile,
     model: ReplayModel,
     *,
     workers: Mapping[int, tuple[int, ...]],
+    devices: Devices,
 ) -> tuple[Candidate, ...]:
     """Return slow compute with the part that a lower clock explains as `clock-throttle`.
 
@@ -129,8 +133,10 @@ def explain_by_clock(
 
     Args:
         found: Slow ranks; partners are merged.
+        profile: Compute of each rank against its peers.
         model: The operations.
         workers: Identity of each rank, equal for partners whose compute looks the same.
+        devices: The samples.
     """
     explained: list[Candidate] = []
     for each in found:
@@ -161,15 +167,40 @@ def explain_by_clock(
         if max_explained(drop) >= each.threshold:
             # Its share of what was recorded, which is 1 + excess times the usual duration.
             healthy = 1.0 - max_explained(drop) / (1.0 + each.excess_ratio)
-            computes = model.on_device & has_kind(model, COMPUTE_KINDS)
+            computes = shows_in(each, model.operations.steps)[model.operations.step]
+            computes &= model.on_device & has_kind(model, COMPUTE_KINDS)
             took_ns = np.where(computes, remove_partner_waits(model, workers), np.nan)
             evidence = (
                 f"{throttled}: {drop}, which makes compute {share} longer; the worker's is"
                 f" {format_percent(each.excess_ratio)} longer, and {unknown}"
             )
             throttle = replace(each, cause=CAUSE, evidence=evidence, fixed_ns=took_ns * healthy)
-            explained.append(replace(throttle, excess_ratio=max_explained(drop)))
+            throttle = replace(throttle, excess_ratio=max_explained(drop))
+            steps = _steps_with_low_clock(throttle, profile, devices)
+            explained.append(replace(throttle, steps=steps))
     return tuple(explained)
+
+
+def _steps_with_low_clock(
+    throttle: Candidate, profile: ComputeProfile, devices: Devices
+) -> tuple[int, int]:
+    """Return the steps around a throttle's in which both clock and compute show it.
+
+    It may last longer than the slow phase of the worker, if a partner was slower for a while.
+    """
+    excess = profile.excess_ratio[np.isin(profile.ranks, throttle.ranks)].max(axis=0)
+    steps = profile.steps.tolist()
+    shows = [
+        above > throttle.excess_ratio / 2
+        and any(devices.find_drop(rank, (step, step)) is not None for rank in throttle.ranks)
+        for step, above in zip(steps, excess.tolist(), strict=True)
+    ]
+    first, last = steps.index(throttle.steps[0]), steps.index(throttle.steps[1])
+    while first > 0 and shows[first - 1]:
+        first -= 1
+    while last + 1 < len(steps) and shows[last + 1]:
+        last += 1
+    return steps[first], steps[last]
 
 
 def find_clock_drop(

@@ -63,7 +63,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     compute = find_compute_candidates(
         profile, model, case.ranks, workers=case.workers, devices=devices
     )
-    explained = explain_by_clock(compute, model, workers=case.workers)
+    explained = explain_by_clock(compute, profile, model, workers=case.workers, devices=devices)
     return merge_equal(merge_hosts(explained, case.ranks), CAUSE)
 
 
