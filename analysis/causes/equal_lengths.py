@@ -159,7 +159,7 @@ def equalize_inferred_lengths(
     ratio = items.self_ns / median
     ratio /= common_step_ratio(ratio, items.step)
     length = _column_medians(ratio, items, column[at])
-    if not _is_correlated(ratio, length):
+    if (correlation(length, ratio) or 0.0) < THRESHOLDS.min_correlation:
         return None
     level = median / medians_by_key(median, stage[at], items.kind, items.chunk)
     scale = length * medians_by_key(level, column[at])
@@ -186,14 +186,17 @@ def _column_medians(
     return medians
 
 
-def _is_correlated(ratio: NDArray[np.float64], length: NDArray[np.float64]) -> bool:
-    """Return whether compute follows the lengths, pauses left out."""
-    low, high = np.quantile(ratio, (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share))
-    kept = (ratio >= low) & (ratio <= high)
-    x, y = length[kept], ratio[kept]
+def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+    """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
+    outer = (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share)
+    keep = np.ones(len(x), dtype=np.bool_)
+    for each in (x, y):
+        low, high = np.quantile(each, outer)
+        keep &= (each >= low) & (each <= high)
+    x, y = x[keep], y[keep]
     if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
-        return False
-    return float(np.corrcoef(x, y)[0, 1]) >= THRESHOLDS.min_correlation
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
 
 
 def equalize_durations(

@@ -21,6 +21,7 @@ from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, named_ranks
 from .detector import Cause, Subject
 from .equal_lengths import (
+    correlation,
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
@@ -152,11 +153,9 @@ def measure_sequence_effect(
             return None
         usual = medians_by_key(equalized.self_ns, items.rank, items.kind, items.chunk)
         usual *= common_step_ratio(equalized.self_ns / usual, items.step)
-        correlation = _correlation((items.self_ns / usual)[forward], squares)
-        return SequenceEffect(
-            correlation=correlation or 0.0, is_by_length=True, spread_ratio=spread
-        )
-    together = None if is_routed else _correlation(ratio[forward], ratio[backward])
+        of_length = correlation((items.self_ns / usual)[forward], squares)
+        return SequenceEffect(correlation=of_length or 0.0, is_by_length=True, spread_ratio=spread)
+    together = None if is_routed else correlation(ratio[forward], ratio[backward])
     if together is None or together < THRESHOLDS.min_correlation:
         return None
     return SequenceEffect(correlation=together, is_by_length=False, spread_ratio=spread)
@@ -178,17 +177,6 @@ def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64
     for column in (items.step, items.rank, items.chunk, items.microbatch):
         same &= column[forward] == column[backward]
     return forward[same], backward[same]
-
-
-def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
-    outer = (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share)
-    x_range, y_range = np.quantile(x, outer), np.quantile(y, outer)
-    keep = (x >= x_range[0]) & (x <= x_range[1]) & (y >= y_range[0]) & (y <= y_range[1])
-    x, y = x[keep], y[keep]
-    if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
-        return None
-    return float(np.corrcoef(x, y)[0, 1])
 
 
 def sequence_candidate(
