@@ -75,6 +75,10 @@ def _never(*_: object, **__: object) -> bool:
     return False
 
 
+def _none(*_: object, **__: object) -> tuple[()]:
+    return ()
+
+
 def _always(*_: object, **__: object) -> bool:
     return True
 
@@ -118,19 +122,35 @@ def _detector_rule(detector: object) -> Rule:
 RULES = (
     *(_detector_rule(each) for each in (*FROM_RECORDS, *FROM_REPLAY)),
     Rule("ranks of one host are one finding", "merge_hosts", _first),
+    Rule("equally slow ranks are one finding", "merge_equal", _first),
     Rule("a lower clock explains its share", "explain_by_clock", _first),
+    Rule("a throttle lasts as its clock", "_steps_with_low_clock", lambda found, *_: found.steps),
     Rule("a stage without its slow ranks", "_without_slow_ranks", _first),
     Rule("an explained gap is no other finding", "explained_gaps", _no_gaps),
+    Rule("stages of late ranks", "find_late_stages", _none),
+    Rule("a late host is late for its first launch", "_first_gaps_of_late_hosts", None),
     Rule("stages that miss input are one", "_merge_stages", tuple),
+    Rule("pauses of one length", "_split_by_length", lambda _, some: [np.flatnonzero(some)]),
     Rule("pauses at equal distances are planned", "_is_regular", _never),
     Rule("a stall lasts in most of its steps", "_is_persistent", _always),
     Rule("pauses are in turn", "_is_in_turn", _always),
-    Rule("a pause too rare", "find_rare_pauses", lambda *_: ()),
+    Rule("no pauses in three steps in a row", "_in_consecutive_steps", _none_of_last),
+    Rule("a pause too rare", "find_rare_pauses", _none),
+    Rule("small groups before large ones", "_smallest_groups", lambda groups, _: list(groups)),
+    Rule("a skew begins before its phase", "_extend_to_onset", _first),
     Rule("groups with skew are one finding", "_merge_groups", tuple),
     Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
     Rule("a slow device explains its links", "is_explained_by_devices", _never),
     Rule("links of one place are one finding", "merge_by_location", _first),
     Rule("links of an uplink are one finding", "merge_by_uplink", _first),
+    Rule("only one member has slow pairs", "_member_with_slow_pairs", lambda *_: None),
+    Rule("single slow steps of a network", "_find_single_steps", lambda *_: None),
+    Rule("counters judge an only group", "judge_only_group", _first),
+    Rule("few alike ones: its other steps", "_differs_from_other_steps", _always),
+    Rule("lengths that were not declared", "equalize_inferred_lengths", lambda *_: None),
+    Rule("lengths of experts", "equalize_experts", lambda *given: given[2:]),
+    Rule("rows that are slow together", "find_slow_together", None),
+    Rule("a phase differs by Student's t", "is_significant", _always),
     Rule("peers without those slow together", "are_usual", None),
     Rule("few peers need confirmation", "_confirmed_peers", lambda *given: given[2]),
     Rule("what the healthy rows show (1.5 x)", "peer_peak_factor", 0.0),
@@ -199,6 +219,8 @@ def without(rule: Rule) -> Iterator[None]:
 ABSENT: dict[str, Callable[..., Any]] = {
     "baseline_of_risen_links": lambda value, _: np.full_like(value, np.nan),
     "are_usual": lambda level, **_: np.ones(len(level), dtype=np.bool_),
+    "find_slow_together": lambda excess: np.zeros(excess.shape, dtype=np.bool_),
+    "_first_gaps_of_late_hosts": lambda gaps, _: np.zeros(len(gaps.gaps), dtype=np.bool_),
     "remove_partner_waits": lambda model, _: model.operations.duration_ns.copy(),
     "infer_waits": lambda *_: (np.zeros(0, np.int64),) * 3,
     "_faster_levels": lambda levels: np.full(len(levels), np.nan),
