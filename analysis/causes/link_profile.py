@@ -268,8 +268,9 @@ def baseline_of_risen_links(
 
     It is the median of the links between these stages (one way) in their own faster steps, times
     the change of the links between other stages. If those changed as much, or became faster
-    instead, these links did not change. So links that are slow from the first step on have no such
-    baseline, nor do those of a job with one pair of stages.
+    instead, these links did not change. Under the load of a shared network they become slower
+    gradually, which is no fault of theirs. So links that are slow from the first step on have no
+    such baseline, nor do those of a job with one pair of stages.
 
     Args:
         value: Shape (links, steps): median transfer of one kind; NaN if unknown.
@@ -299,6 +300,19 @@ def baseline_of_risen_links(
             min_steps=THRESHOLDS.min_lasting_steps,
             deviation=step_deviation(relative / common - 1.0),
         )
-        if phases and is_significant(excess[0], phases[0], num_series=len(ways)):
+        if (
+            phases
+            and is_significant(excess[0], phases[0], num_series=len(ways))
+            and _change_at_once(value[rows] / common, phases[0])
+        ):
             usual[rows, phases[0].inside] = expected[0, phases[0].inside]
     return usual
+
+
+def _change_at_once(value: NDArray[np.float64], phase: Phase) -> bool:
+    """Return whether nearly all links become slow, and fast again, from one step to the next."""
+    relative = value / faster_steps_baseline(value)
+    borders = [each for each in (phase.first, phase.last + 1) if 0 < each < value.shape[1]]
+    changes = np.abs(relative[:, borders] - relative[:, [each - 1 for each in borders]])
+    at_once = ~(changes < phase.excess_ratio / 2)  # unknown counts as well
+    return bool((at_once.mean(axis=0) >= THRESHOLDS.whole_share).all())

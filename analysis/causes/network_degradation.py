@@ -23,7 +23,7 @@ from ..statistics.noise import (
 from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases
 from ..statistics.significance import is_significant
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import Candidate
+from .candidate import Candidate, join_candidates
 from .clock_throttle import PART_MARK
 from .detector import Cause, Subject
 from .link_profile import find_slow_links, links_between_hosts
@@ -140,11 +140,12 @@ def find_slow_network(
     network = _common_candidate(profile, hosts, symptom_in)
     if network is not None and has_one_location(profile, network, culprits, hosts):
         network = None
-    if network is None and is_only_group(profile, culprits, hosts):
-        group = culprit_candidate(profile, culprits[0], hosts)
-        return (judge_only_group(group, hosts, symptom_in(group.steps)),)
     if network is None:
-        return tuple(culprit_candidate(profile, culprit, hosts) for culprit in culprits)
+        alone = [culprit_candidate(profile, culprit, hosts) for culprit in culprits]
+        if not are_only_groups(profile, culprits, hosts):
+            return tuple(alone)
+        groups = join_candidates(alone, max(alone, key=lambda each: each.excess_ratio))
+        return (judge_only_groups(groups, len(alone), hosts, symptom_in(groups.steps)),)
     # Pairs that are slower than alike ones are slower than the network as well. Links that became
     # slow together are the network.
     pairs = (
@@ -295,57 +296,64 @@ def has_one_location(
     return is_named and any(not shared <= set(link.members) for link in fast)
 
 
-def is_only_group(
+def are_only_groups(
     profile: LinkProfile, culprits: Sequence[Culprit], hosts: Mapping[int, str]
 ) -> bool:
-    """Return whether the only culprit is the only group that the job has between hosts.
+    """Return whether the culprits are the only groups that the job has between hosts.
 
     In a ring every member is as slow as the slowest link, so one slow link and a network that is
-    slow everywhere look alike.
+    slow everywhere look alike. Several rings that have no rank in common are slow for one reason.
 
     Args:
         profile: Transfers by link and step.
         culprits: What the slow links have in common.
         hosts: Host of each rank. If hosts are unknown, or all ranks share one, there is no network.
     """
-    if len(culprits) != 1 or len(culprits[0].ranks) < THRESHOLDS.whole_share * len(hosts):
-        return False
-    links, mine = profile.transfers.links, set(culprits[0].ranks)
+    links, named = profile.transfers.links, [set(each.ranks) for each in culprits]
+    covered = set[int]().union(*named)
     between = np.flatnonzero(links_between_hosts(profile.transfers, hosts)).tolist()
-    if not between or any(links[each.link].is_pair for each in culprits[0].links):
-        return False
-    return all(mine <= set(links[link].members) for link in between)
+    return (
+        bool(between)
+        and sum(map(len, named)) == len(covered) >= THRESHOLDS.whole_share * len(hosts)
+        and not any(links[slow.link].is_pair for each in culprits for slow in each.links)
+        and all(any(mine <= set(links[link].members) for mine in named) for link in between)
+    )
 
 
-def judge_only_group(
-    found: Candidate, hosts: Mapping[int, str], symptom: NetworkSymptom
+def judge_only_groups(
+    found: Candidate, num_groups: int, hosts: Mapping[int, str], symptom: NetworkSymptom
 ) -> Candidate:
-    """Return the only group between hosts as the network, or as a link of it if counters say so.
+    """Return the only groups between hosts as the network, or as one link if counters say so.
 
     Counters that rose on one host name that host. A network that is congested, loses packets or
     flaps shows in the counters of some host. So if they rose on none, it is a link that carries
-    less than before: a port, or a slot with fewer lanes. Without counters the two look alike.
+    less than before: a port, or a slot with fewer lanes. Without counters the two look alike,
+    unless several groups are slow at once.
 
     Args:
-        found: The group as a slow link.
+        found: The groups as a slow link.
+        num_groups: Their number.
         hosts: Host of each rank.
         symptom: Counters in these steps.
     """
-    evidence = f"{found.evidence}; {symptom}"
+    more = f"; {format_count(num_groups - 1, 'more group')} alike" if num_groups > 1 else ""
+    evidence = f"{found.evidence}{more}; {symptom}"
     if len(symptom.hosts) == 1:
         there = tuple(rank for rank in found.ranks if hosts.get(rank) == symptom.hosts[0])
         if there:
             evidence += f", {symptom.hosts[0]} ({format_ranks(there)})"
             return replace(found, ranks=there, evidence=evidence)
-    mine = {hosts.get(rank, "") for rank in found.ranks}
-    if not symptom.word and mine <= symptom.watched:
-        return replace(found, evidence=f"{evidence} on any of its hosts, so one link of it is slow")
-    if len(symptom.hosts) < THRESHOLDS.min_several:
-        found = replace(found, certainty=THRESHOLDS.undecided_certainty)
-        evidence += (
-            "; the job has no other group between hosts, so a slow link of it and a slow network"
-            " look alike"
-        )
+    if num_groups == 1:
+        mine = {hosts.get(rank, "") for rank in found.ranks}
+        if not symptom.word and mine <= symptom.watched:
+            evidence += " on any of its hosts, so one link of it is slow"
+            return replace(found, evidence=evidence)
+        if len(symptom.hosts) < THRESHOLDS.min_several:
+            found = replace(found, certainty=THRESHOLDS.undecided_certainty)
+            evidence += (
+                "; the job has no other group between hosts, so a slow link of it and a slow"
+                " network look alike"
+            )
     return replace(found, cause=CAUSE, evidence=evidence)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -179,3 +180,20 @@ def test_links_that_vary_as_much_as_they_rose_are_not_slow() -> None:
     varying = {step: value / 10 for step, value in enumerate(tenths)}
 
     assert slow_links(pipelines({(1, 2): varying})) == set()
+
+
+def test_links_whose_load_changes_gradually_are_not_slow() -> None:
+    # GIVEN a wave of 40 % over 20 steps: 10, 10.1, 10.4, 10.8, 11.4, 12, ... ms, up to 14 ms. It
+    # changes by at most 0.6 ms between steps, while half of the excess of its middle is 1.7 ms
+    num_steps = 20
+    wave = [1.2 - 0.2 * math.cos(2 * math.pi * step / num_steps) for step in range(num_steps)]
+    links = {
+        pair(src, dst): [
+            10.0 * slow * (1 + JITTER[(step + rank) % NUM_STEPS])
+            for step, slow in enumerate(wave if rank // SIZE == 1 else [1.0] * num_steps)
+        ]
+        for rank in range(3 * SIZE)
+        for src, dst in ((rank, rank + SIZE), (rank + SIZE, rank))
+    }
+
+    assert slow_links(profile(links, ranks_per_stage=SIZE)) == set()

@@ -14,12 +14,12 @@ from rankscope.analysis.causes.candidate import Candidate
 from rankscope.analysis.causes.link_profile import SlowLink
 from rankscope.analysis.causes.network_degradation import (
     NetworkSymptom,
+    are_only_groups,
     find_common_slowness,
     find_network_symptom,
     find_slow_network,
     has_one_location,
-    is_only_group,
-    judge_only_group,
+    judge_only_groups,
 )
 from rankscope.analysis.causes.slow_link import Culprit
 from rankscope.analysis.statistics.phases import Phase
@@ -305,7 +305,7 @@ def slow_candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
 
 def is_only(links: dict[Link, list[float]], hosts: dict[int, str] = HOST_NAMES) -> bool:
     """Return whether link 0, the group of all ranks, is the only link between hosts."""
-    return is_only_group(profile(links), [culprit(*range(8), links=(0,))], hosts)
+    return are_only_groups(profile(links), [culprit(*range(8), links=(0,))], hosts)
 
 
 def test_a_group_of_all_ranks_may_be_the_only_link_between_two_hosts() -> None:
@@ -320,6 +320,24 @@ def test_a_group_beside_another_link_between_hosts_is_not_the_only_one() -> None
     assert not is_only({group(*range(8)): STEPS, pair(0, 4): STEPS})
 
 
+def test_several_rings_that_have_no_rank_in_common_are_all_links_of_a_job() -> None:
+    # GIVEN two rings of the same two hosts
+    even, odd = group(0, 2, 4, 6), group(1, 3, 5, 7)
+    both = [culprit(*even.members, links=(0,)), culprit(*odd.members, links=(1,))]
+    links = profile({even: STEPS, odd: STEPS})
+
+    assert are_only_groups(links, both, HOST_NAMES)
+    # WHEN one of them is as fast as before
+    assert not are_only_groups(links, both[:1], HOST_NAMES)
+    # THEN it is no network, and two that confirm each other leave no doubt
+    slow = slow_candidate(*range(8), part=(True,))
+    found = judge_only_groups(slow, 2, HOST_NAMES, NO_COUNTERS)
+    assert (found.cause.name, found.certainty) == ("network-degradation", 1.0)
+    assert found.evidence == (
+        "transfers take longer; 1 more group alike; no network counters were recorded"
+    )
+
+
 def test_a_group_on_one_host_or_on_unknown_hosts_has_no_network() -> None:
     assert not is_only({group(*range(8)): STEPS}, dict.fromkeys(range(8), "a"))
     assert not is_only({group(*range(8)): STEPS}, dict.fromkeys(range(8), ""))
@@ -328,7 +346,7 @@ def test_a_group_on_one_host_or_on_unknown_hosts_has_no_network() -> None:
 def test_without_counters_the_only_group_is_reported_as_the_network_with_half_the_confidence() -> (
     None
 ):
-    found = judge_only_group(slow_candidate(*range(8), part=(True,)), HOST_NAMES, NO_COUNTERS)
+    found = judge_only_groups(slow_candidate(*range(8), part=(True,)), 1, HOST_NAMES, NO_COUNTERS)
 
     assert (found.cause.name, found.certainty) == ("network-degradation", 0.5)
     assert found.evidence == (
@@ -342,14 +360,14 @@ def test_counters_that_rose_on_no_host_make_the_only_group_a_slow_link() -> None
     quiet = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0", "h1", "h2"}))
     on_one_host = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0"}))
 
-    found = judge_only_group(slow, HOST_NAMES, quiet)
+    found = judge_only_groups(slow, 1, HOST_NAMES, quiet)
 
     assert (found.cause.name, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
     assert found.evidence == (
         "transfers take longer; network counters did not rise on any of its hosts, so one link of"
         " it is slow"
     )
-    assert judge_only_group(slow, HOST_NAMES, on_one_host).cause.name == "network-degradation"
+    assert judge_only_groups(slow, 1, HOST_NAMES, on_one_host).cause.name == "network-degradation"
 
 
 def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() -> None:
@@ -357,8 +375,8 @@ def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() 
     both = NetworkSymptom(word="congestion", hosts=("h0", "h1"), is_known=True)
     slow = slow_candidate(*range(8), part=(True,))
 
-    found = judge_only_group(slow, HOST_NAMES, one)
-    network = judge_only_group(slow, HOST_NAMES, both)
+    found = judge_only_groups(slow, 1, HOST_NAMES, one)
+    network = judge_only_groups(slow, 1, HOST_NAMES, both)
 
     assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
     assert found.evidence.endswith("; retransmit counters rose on 1 host, h1 (ranks 4 to 7)")
