@@ -9,10 +9,10 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
-from ..statistics.noise import required_deviations, step_deviation
+from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
@@ -92,7 +92,7 @@ def find_launch_skews(
         lateness,
         has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
         min_steps=THRESHOLDS.min_lasting_steps,
-        deviation=changes,
+        deviation=min(changes, _noise_of_members(lag, members)),
         may_vary=True,
     )
     # If only late members stop there, the median of the recorded gaps would be the lateness itself.
@@ -126,6 +126,27 @@ def find_launch_skews(
             )
         )
     return _merge_groups(found)
+
+
+def _noise_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int64]]) -> float:
+    """Return the noise of members that are in time; infinite if all groups are too small for it.
+
+    With one or two groups, the lateness itself may change so much from step to step that it passes
+    for noise. Most members are in time in each step, so their lag is the noise.
+
+    Args:
+        lag: Shape (ranks, steps).
+        members: Rows of each group.
+    """
+    distances = [
+        np.abs(lag[rows] - row_medians(lag[rows].T)).ravel()
+        for rows in members
+        if (~np.isnan(lag[rows])).sum(axis=0).max() >= MIN_ROWS_OF_KIND
+    ]
+    if not distances:
+        return float("inf")
+    known = np.concatenate(distances)
+    return deviation_of_distances(known[~np.isnan(known)])
 
 
 def _smallest_groups(

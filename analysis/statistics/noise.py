@@ -124,9 +124,19 @@ def step_deviation(values: NDArray[np.float64], *, num_levels: int = 0) -> float
     known = known[~np.isnan(known)]
     if not len(known):
         return float("nan")
+    return deviation_of_distances(known, kept=num_left / num_changes) / float(np.sqrt(2.0))
+
+
+def deviation_of_distances(distances: NDArray[np.float64], *, kept: float = 1.0) -> float:
+    """Return the noise from absolute differences: by their median or 90th percentile, the larger.
+
+    Args:
+        distances: At least one, no NaN.
+        kept: Share of all differences that they are; the largest are left out.
+    """
     shares = (0.5, 0.9)
-    normal = [NormalDist().inv_cdf(0.5 + share * num_left / num_changes / 2) for share in shares]
-    return float((np.quantile(known, shares) / normal).max() / np.sqrt(2.0))
+    normal = [NormalDist().inv_cdf(0.5 + share * kept / 2) for share in shares]
+    return float((np.quantile(distances, shares) / normal).max())
 
 
 def lower_half_deviation(values: NDArray[np.float64]) -> float:
