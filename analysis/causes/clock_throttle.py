@@ -12,7 +12,7 @@ from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import shows_in
+from .candidate import in_shown_steps
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def explain_by_clock(
         if max_explained(drop) >= each.threshold:
             # Its share of what was recorded, which is 1 + excess times the usual duration.
             healthy = 1.0 - max_explained(drop) / (1.0 + each.excess_ratio)
-            computes = shows_in(each, model.operations.steps)[model.operations.step]
-            computes &= model.on_device & has_kind(model, COMPUTE_KINDS)
+            computes = in_shown_steps(model, each) & model.on_device
+            computes &= has_kind(model, COMPUTE_KINDS)
             took_ns = np.where(computes, remove_partner_waits(model, workers), np.nan)
             evidence = (
                 f"{throttled}: {drop}, which makes compute {share} longer; the worker's is"

@@ -17,7 +17,7 @@ from ..statistics.peers import Basis
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
-from .candidate import Candidate, merge_equal, merge_hosts, rows_of_ranks, shows_in
+from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
 from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
 from .detector import Cause
 from .stage_imbalance import SlowRanks, find_slow_stages
@@ -118,8 +118,7 @@ def _without_slow_ranks(
     part = stage.part
     for each in slow:
         if part is not None and each.part is not None:
-            shows = shows_in(each, model.operations.steps)[model.operations.step[part]]
-            part = part[~(shows & np.isin(part, each.part))]
+            part = part[~(in_shown_steps(model, each)[part] & np.isin(part, each.part))]
     return replace(stage, part=part)
 
 
