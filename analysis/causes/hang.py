@@ -204,15 +204,18 @@ def _find_full(
         and event.data.get("step") == found[event.rank].step
     }
     num = len(members)
-    is_known = num > len(reported) > THRESHOLDS.majority_ratio * num
+    is_known = num > len(reported) > num / 2
     still = tuple(sorted(set(members) - reported)) if is_known else ()
-    confidence = THRESHOLDS.hang_confidence * (len(reported) / (num - len(still)) if still else 1.0)
-    name = "" if group is None else group.name
-    text = (
-        f"all {num:,} members have entered"
-        f" {_format_instance(_StuckInstance(blocked=(shown,), missing=frozenset(), members=members, group_name=name))},"
-        " which does not end: "
+    confidence = THRESHOLDS.ended_confidence * (
+        THRESHOLDS.doubt_factor if run.num_dropped else 1.0
     )
+    entered = _StuckInstance(
+        blocked=(shown,),
+        missing=frozenset(),
+        members=members,
+        group_name="" if group is None else group.name,
+    )
+    text = f"all {num:,} members have entered {_format_instance(entered)}, which does not end: "
     text += (
         f"{format_ranks(still)} {'stands' if len(still) == 1 else 'stand'} still in it, without the"
         f" reports of a long step that the other {len(reported):,} sent"
@@ -224,7 +227,7 @@ def _find_full(
         cause=CAUSE.name,
         ranks=still,
         steps=(min(steps), max(steps)) if steps else None,
-        confidence=confidence * (THRESHOLDS.hang_dropped_factor if run.num_dropped else 1.0),
+        confidence=confidence,
         evidence=text,
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kind, row_medians
+from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
 from ..statistics.baseline import faster_steps_baseline
 from ..statistics.noise import step_deviation
@@ -137,10 +138,13 @@ def links_between_hosts(transfers: Transfers, hosts: Mapping[int, str]) -> NDArr
 
 def find_lone_links(transfers: Transfers, hosts: Mapping[int, str]) -> NDArray[np.int64]:
     """Return the links between hosts, if none of them has an alike one to be compared with."""
-    lone = np.flatnonzero(links_between_hosts(transfers, hosts))
-    rows = np.isin(transfers.link, lone)
-    pairs = np.unique((transfers.alike[rows], transfers.link[rows]), axis=1)
-    return lone if np.bincount(pairs[0]).max(initial=0) == 1 else lone[:0]
+    is_between = links_between_hosts(transfers, hosts)
+    rows = np.flatnonzero(is_between[transfers.link])
+    pair, num_pairs = factorize(transfers.alike[rows], transfers.link[rows])
+    of_pair = np.zeros(num_pairs, dtype=np.int64)
+    of_pair[pair] = rows
+    is_lone = np.bincount(transfers.alike[of_pair]).max(initial=0) == 1
+    return np.flatnonzero(is_between) if is_lone else np.zeros(0, dtype=np.int64)
 
 
 def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[int, int]:
