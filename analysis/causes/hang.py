@@ -206,9 +206,7 @@ def _find_full(
     num = len(members)
     is_known = num > len(reported) > num / 2
     still = tuple(sorted(set(members) - reported)) if is_known else ()
-    confidence = THRESHOLDS.ended_confidence * (
-        THRESHOLDS.doubt_factor if run.num_dropped else 1.0
-    )
+    confidence = THRESHOLDS.ended_confidence * (THRESHOLDS.doubt_factor if run.num_dropped else 1.0)
     entered = _StuckInstance(
         blocked=(shown,),
         missing=frozenset(),
