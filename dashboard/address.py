@@ -76,6 +76,9 @@ class View:
     """Those of `LAYERS` that are drawn, in their order."""
 
     order: RowOrder = RowOrder.PP
+    folded: tuple[int, ...] = ()
+    """Numbers of the groups of rows that are folded, as in `analysis.drawing.rows.Group`."""
+
     viewport: Viewport | None = None
     """The part of the step that fills the page; None: all of it."""
 
@@ -110,6 +113,7 @@ def read_address(path: str, query: str) -> View:
         show=values.get("show"),
         layers=tuple(one for one in LAYERS if one in values.get("layers", "").split(",")),
         order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
+        folded=read_ranks(values.get("fold", "")),
         viewport=_read_viewport(values),
     )
 
@@ -129,6 +133,7 @@ def write_address(view: View, *, base_path: str) -> str:
         "show": view.show,
         "layers": ",".join(view.layers) or None,
         "order": None if view.order is RowOrder.PP else view.order.value,
+        "fold": format_ranks(view.folded) or None,
         **_write_viewport(view.viewport),
     }
     given = {key: value for key, value in values.items() if value is not None}

@@ -17,19 +17,18 @@ from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 from ..arrays.grouping import cumcount, factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
-from .rows import row_order
+from .rows import fold_groups, group_lines, row_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
-    from .rows import RowOrder
+    from .rows import RankBlocks, RowOrder
     from .timeline import StepTimeline
 
-    RankBlocks = tuple[tuple[int, ...], ...]
     AreasByKind = dict[int, "NDArray[np.int64]"]
 
 MAX_BARS = 10_000
@@ -67,7 +66,7 @@ class KindCells:
     """Code of the kind with the largest share of the cell; -1 if nothing was there."""
 
     filled_ratio: NDArray[np.float32]
-    """Covered share of the cell; above 1 if several ranks or tracks share it."""
+    """Covered share of the cell, the mean of its ranks; above 1 if several tracks share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +131,9 @@ class StepPicture:
     hosts: dict[int, str] = field(default_factory=dict)
     viewport: Viewport | None = None
     """The part that is shown; None: the whole step."""
+
+    first_row: int = 0
+    """Place of the uppermost rank in the order of the whole step."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -212,7 +214,8 @@ class StepAreas:
     def _ratio(self, total: NDArray[np.int64]) -> NDArray[np.float32]:
         # A step with fewer nanoseconds than bins has bins of no width, which hold nothing.
         width = np.maximum(np.diff(self.edges_ns), 1)
-        ratio: NDArray[np.float32] = (total / width).astype(np.float32)
+        num_ranks = np.array([[len(block)] for block in self.rank_blocks])
+        ratio: NDArray[np.float32] = (total / (width * num_ranks)).astype(np.float32)
         return ratio
 
 
@@ -244,7 +247,46 @@ def draw_picture(
         coords=timeline.coords,
         hosts=timeline.hosts,
         viewport=None if shown == whole else shown,
+        first_row=shown.first_row,
     )
+
+
+def fold_picture(picture: StepPicture, order: RowOrder, folded: Collection[int]) -> StepPicture:
+    """Join the lines of each folded group to one, which shows what most of them do.
+
+    Args:
+        picture: The picture.
+        order: What its rows are grouped by.
+        folded: Numbers of groups.
+    """
+    raster = picture.raster
+    groups = group_lines(raster.rank_blocks, picture.coords, order, picture.hosts)
+    blocks, starts = fold_groups(raster.rank_blocks, groups, folded)
+    if len(blocks) == len(raster.rank_blocks):
+        return picture
+    sizes = np.diff([*starts, len(raster.rank_blocks)])
+    return replace(
+        picture,
+        raster=replace(
+            raster,
+            rank_blocks=blocks,
+            compute=_join_lines(raster.compute, starts, sizes),
+            comm=_join_lines(raster.comm, starts, sizes),
+        ),
+    )
+
+
+def _join_lines(cells: KindCells, starts: Sequence[int], sizes: NDArray[np.int64]) -> KindCells:
+    most = np.zeros((len(starts), cells.kind.shape[1]), np.float32)
+    kind = np.full(most.shape, NONE, dtype=np.int8)
+    for code in np.unique(cells.kind[cells.kind >= 0]).tolist():
+        filled = np.where(cells.kind == code, cells.filled_ratio, np.float32(0))
+        area = np.add.reduceat(filled, starts, axis=0)
+        larger = area > most
+        kind[larger] = code
+        np.maximum(most, area, out=most)
+    total = np.add.reduceat(cells.filled_ratio, starts, axis=0)
+    return KindCells(kind=kind, filled_ratio=(total / sizes[:, None]).astype(np.float32))
 
 
 def redraw_viewport(picture: StepPicture, part: StepTimeline) -> StepPicture:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rankscope.tracer.span import KINDS
+from rankscope.tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from ..report.report import RankStepExcess
     from .timeline import StepTimeline
+
+    RankBlocks = tuple[tuple[int, ...], ...]
 
 _ROW_FILL = 0.86
 _COMPUTE_SHARE = 0.5
@@ -83,12 +85,25 @@ def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(rank for row in rows for rank in excess.links[row]))
 
 
+class Group(NamedTuple):
+    """Neighbouring rows with one value of the grouped axis, or of one host."""
+
+    line: int
+    """Its first line."""
+
+    number: int
+    """The value of the axis, or the place of the host among all hosts; `NONE` if it is unknown."""
+
+    name: str
+    """Of a host: text from outside."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The rows, numbered from 0 at the top, and the place of every span on them."""
 
-    ranks: tuple[int, ...]
-    """From the top; the ranks of a group are neighbours."""
+    blocks: RankBlocks
+    """The ranks of each row, from the top; those of a folded group share one."""
 
     center: NDArray[np.float64]
     """Shape (spans,): middle of the span's lane, in rows."""
@@ -96,8 +111,8 @@ class Rows:
     height: NDArray[np.float64]
     """Shape (spans,): thickness of the lane, in rows."""
 
-    groups: tuple[tuple[int, str], ...]
-    """First row and name of each group; empty if nothing is grouped."""
+    groups: tuple[Group, ...]
+    """From the top; empty if nothing is grouped."""
 
 
 def row_order(timeline: StepTimeline, order: RowOrder) -> tuple[int, ...]:
@@ -128,34 +143,66 @@ def rank_order(ranks: Iterable[int], coords: dict[int, Coords], order: RowOrder)
     return tuple(sorted(ranks, key=place))
 
 
-def group_starts(
-    ranks: tuple[int, ...],
-    coords: dict[int, Coords],
-    order: RowOrder,
-    hosts: Mapping[int, str] | None = None,
-) -> tuple[tuple[int, str], ...]:
-    """Return the first row and the name of each group; nothing if nothing can be grouped.
-
-    The name of a host is text from outside.
-    """
-    names = dict(hosts or {}) if order is RowOrder.HOST else {}
+def find_groups(
+    ranks: Iterable[int], coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
+) -> dict[int, tuple[int, str]]:
+    """Return number and name of the group of each rank that has one, as in `Group`."""
     if order in AXES:
-        word = order.value.upper()
-        value = attrgetter(order.value)
-        names = {rank: f"{word} {value(coords[rank])}" for rank in ranks if rank in coords}
-    if names.keys().isdisjoint(ranks):
-        return ()
-    groups: list[tuple[int, str]] = []
-    for row, rank in enumerate(ranks):
-        label = names.get(rank, "position unknown")
-        if not groups or groups[-1][1] != label:
-            groups.append((row, label))
-    return tuple(groups)
+        value, word = attrgetter(order.value), order.value.upper()
+        found = {rank: value(coords[rank]) for rank in ranks if rank in coords}
+        return {rank: (number, f"{word} {number}") for rank, number in found.items()}
+    if order is not RowOrder.HOST:
+        return {}
+    in_order = dict.fromkeys(hosts[one] for one in sorted(hosts))
+    numbers = {name: place for place, name in enumerate(in_order)}
+    return {rank: (numbers[hosts[rank]], hosts[rank]) for rank in ranks if rank in hosts}
 
 
-def arrange_rows(
-    timeline: StepTimeline, order: RowOrder, ranks: tuple[int, ...] | None = None
-) -> Rows:
+def group_lines(
+    blocks: RankBlocks, coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
+) -> tuple[Group, ...]:
+    """Return the groups of lines; nothing if nothing can be grouped.
+
+    A line with ranks of several groups belongs to that of its first one.
+    """
+    of = find_groups((block[0] for block in blocks), coords, order, hosts)
+    groups: list[Group] = []
+    for line, block in enumerate(blocks):
+        number, name = of.get(block[0], (NONE, "position unknown"))
+        if not groups or groups[-1].name != name:
+            groups.append(Group(line, number, name))
+    return tuple(groups) if of else ()
+
+
+def fold_groups(
+    blocks: RankBlocks, groups: Iterable[Group], folded: Collection[int]
+) -> tuple[RankBlocks, tuple[int, ...]]:
+    """Join the lines of each folded group.
+
+    Args:
+        blocks: The ranks of each line, from the top.
+        groups: Their groups.
+        folded: Numbers of groups.
+
+    Returns:
+        The ranks of each line afterwards, and the first of the lines that it was made of.
+    """
+    starts, is_folded = [], False
+    group_at = {group.line: group.number in folded for group in groups}
+    for line in range(len(blocks)):
+        begins = line in group_at
+        is_folded = group_at.get(line, is_folded)
+        if begins or not is_folded:
+            starts.append(line)
+    ends = [*starts[1:], len(blocks)]
+    joined = tuple(
+        tuple(rank for block in blocks[first:end] for rank in block)
+        for first, end in zip(starts, ends, strict=True)
+    )
+    return joined, tuple(starts)
+
+
+def arrange_rows(timeline: StepTimeline, order: RowOrder, blocks: RankBlocks | None = None) -> Rows:
     """Give each rank a row and each of its tracks a lane, compute above communication.
 
     Tracks with communication share the lower part of every row in the same order, so that one
@@ -164,18 +211,21 @@ def arrange_rows(
     Args:
         timeline: The spans.
         order: What the rows are grouped by.
-        ranks: The ranks from the top, at least those of the spans; None: those of the spans.
+        blocks: The ranks of each row from the top, at least those of the spans; None: a row for
+            each rank of the spans.
     """
-    ranks = row_order(timeline, order) if ranks is None else ranks
-    from_top = np.array(ranks, dtype=np.int64)
+    if blocks is None:
+        blocks = tuple((rank,) for rank in row_order(timeline, order))
+    from_top = np.array([rank for block in blocks for rank in block], dtype=np.int64)
+    lines = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     ascending = np.argsort(from_top)
-    row = ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]
+    row = lines[ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]]
     top, height = _lanes(timeline)
     return Rows(
-        ranks=ranks,
+        blocks=blocks,
         center=row - _ROW_FILL / 2 + top + height / 2,
         height=height,
-        groups=group_starts(ranks, timeline.coords, order, timeline.hosts),
+        groups=group_lines(blocks, timeline.coords, order, timeline.hosts),
     )
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .raster import RankBlocks, StepPicture, Viewport
+    from .raster import StepPicture, Viewport
+    from .rows import RankBlocks
     from .timeline import StepTimeline
 
 TILES_PER_ZOOM = 4

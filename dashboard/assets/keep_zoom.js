@@ -51,15 +51,6 @@ window.dash_clientside.rankscope = {
     const place = `${path} ${run}`;
     return place === before ? window.dash_clientside.no_update : place;
   },
-
-  // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
-  // address is replaced first, so that Dash's Location finds it as it should be and pushes nothing.
-  replaceAddress(search) {
-    const none = window.dash_clientside.no_update;
-    if (search === null || search === undefined) return [none, none];
-    window.history.replaceState(window.history.state, "", window.location.pathname + search);
-    return [window.location.search, window.location.href];
-  },
 };
 
 // What is typed into a chooser replaces its old text.

@@ -18,16 +18,117 @@
 
   const within = (share) => Math.max(0, Math.min(1, share));
 
-  // What of the step is shown, as shares of its time and of its ranks.
+  // The value at a place between two that are known, or beyond the outer ones.
+  const between = (at, from, to) => {
+    let part = 1;
+    while (part < from.length - 1 && from[part] < at) part += 1;
+    const share = (at - from[part - 1]) / (from[part] - from[part - 1]);
+    return to[part - 1] + share * (to[part] - to[part - 1]);
+  };
   let scale = null;
+  const rowOf = (line) => between(line, scale.lines, scale.rows);
+  const lineOf = (row) => between(row, scale.rows, scale.lines);
+
+  // What of the step is shown, as shares of its time and of its ranks.
   const shares = (gd) => {
     const [first, last] = ends(gd, "xaxis");
-    const rows = ends(gd, "yaxis").map((at) => scale.first_row + (at + 0.5) * scale.ranks_per_line);
-    const [top, bottom] = [Math.min(...rows), Math.max(...rows)];
+    const lines = ends(gd, "yaxis").map((at) => at + 0.5);
     return {
       x: [first / scale.length_ms, last / scale.length_ms],
-      y: [top / scale.num_ranks, bottom / scale.num_ranks],
+      y: [Math.min(...lines), Math.max(...lines)].map((line) => rowOf(line) / scale.num_ranks),
     };
+  };
+
+  const WINDOW = ["from", "to", "rows"];
+  const NS_PER_MS = 1e6;
+  // The query of what the axes show: of whole lines, and without a window if that is the whole step.
+  const zoomed = (gd) => {
+    const query = new URLSearchParams(window.location.search);
+    for (const key of [...WINDOW, "show"]) query.delete(key);
+    const [first, last] = ends(gd, "xaxis");
+    const begin = Math.round(Math.max(first, 0) * NS_PER_MS);
+    const end = Math.round(Math.min(last, scale.length_ms) * NS_PER_MS);
+    const lines = ends(gd, "yaxis").map((at) => at + 0.5);
+    const top = Math.max(Math.floor(rowOf(Math.floor(Math.min(...lines) + 1e-6))), 0);
+    const bottom = Math.min(Math.ceil(rowOf(Math.ceil(Math.max(...lines) - 1e-6))), scale.num_ranks);
+    if (begin >= end || top >= bottom) return null;
+    const isWhole = begin === 0 && end >= Math.round(scale.length_ms * NS_PER_MS);
+    if (!isWhole || top > 0 || bottom < scale.num_ranks) {
+      query.set("from", begin);
+      query.set("to", end);
+      query.set("rows", `${top}-${bottom - 1}`);
+    }
+    return `?${query}`;
+  };
+
+  // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
+  // address is replaced first, so that Dash's Location finds it as it should be and pushes nothing.
+  let loaded = null;
+  const zoomAddress = (relayout, shown) => {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    const gd = plot();
+    scale = shown && shown.scale;
+    const keys = Object.keys(relayout || {});
+    if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return none;
+    if (!keys.some((key) => /^[xy]axis\.(range|autorange)/.test(key))) return none;
+    const query = new URLSearchParams(window.location.search);
+    let search;
+    if (keys.some((key) => key.endsWith(".autorange"))) {
+      for (const key of [...WINDOW, "show"]) query.delete(key);
+      search = `?${query}`;
+      const lines = scale.lines[scale.lines.length - 1];
+      if (scale.is_whole) {
+        window.Plotly.relayout(gd, {
+          "xaxis.range": [0, scale.length_ms], "yaxis.range": [lines - 0.5, -0.5],
+        });
+      }
+    } else {
+      search = zoomed(gd);
+    }
+    if (!search || search === window.location.search) return none;
+    loaded = scale.is_whole ? search : null;
+    window.history.replaceState(window.history.state, "", window.location.pathname + search);
+    return [window.location.search, window.location.href];
+  };
+
+  // A zoom of a step whose spans are all loaded needs nothing from the server.
+  const ask = (search) => {
+    if (search === loaded) return window.dash_clientside.no_update;
+    loaded = null;
+    return search;
+  };
+
+  // A click on the name of a group folds or unfolds it. The address has numbers and ranges.
+  const foldGroup = (clicked) => {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    const number = /^fold (\d+)$/.exec((clicked && clicked.annotation && clicked.annotation.name) || "");
+    if (!number) return none;
+    const query = new URLSearchParams(window.location.search);
+    const folded = new Set();
+    for (const part of (query.get("fold") || "").split(",").filter(Boolean)) {
+      const [first, last] = part.split("-").map(Number);
+      for (let at = first; at <= (last === undefined ? first : last); at += 1) folded.add(at);
+    }
+    const one = Number(number[1]);
+    if (!folded.delete(one)) folded.add(one);
+    query.delete("fold");
+    if (folded.size) query.set("fold", [...folded].sort((a, b) => a - b).join(","));
+    return [`?${query}`, window.dash_clientside.no_update];
+  };
+
+  // Names of groups are buttons for the keyboard and for screen readers too.
+  const nameGroups = (gd) => {
+    const layout = gd._fullLayout.annotations || [];
+    for (const each of gd.querySelectorAll("g.annotation")) {
+      const of = layout[Number(each.dataset.index)];
+      if (!of || !/^fold \d+$/.test(of.name || "")) continue;
+      const isFolded = of.text.startsWith("▸");
+      each.setAttribute("tabindex", "0");
+      each.setAttribute("role", "button");
+      each.setAttribute("aria-expanded", isFolded ? "false" : "true");
+      each.setAttribute("aria-label", of.text.replace(/^. |<\/?b>/g, ""));
+      each.dataset.fold = of.name;
+    }
   };
 
   // The ideal step beneath and the window in the minimap follow the time that is shown.
@@ -35,6 +136,16 @@
     scale = shown && shown.scale;
     const gd = plot();
     if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return;
+    if (!gd.dataset.named) {
+      gd.dataset.named = "yes";
+      gd.on("plotly_afterplot", () => nameGroups(gd));
+    }
+    nameGroups(gd);
+    // The height that was reserved until plotly was there; folded groups need less.
+    const reserved = gd.closest("[style*='min-height']");
+    if (reserved) reserved.style.minHeight = `${gd._fullLayout.height}px`;
+    const isMeasuring = gd._fullLayout.dragmode === "select";
+    document.getElementById("timeline-measure")?.setAttribute("aria-pressed", isMeasuring);
     const frame = document.getElementById("timeline-window");
     if (frame) {
       const { x, y } = shares(gd);
@@ -52,13 +163,21 @@
     }
   };
 
+  // Run and minimap are drawn anew with another step, order or revision, and not at each zoom.
+  const around = (shown, drawn) => {
+    if (!shown || !shown.scale) return window.dash_clientside.no_update;
+    const order = new URLSearchParams(window.location.search).get("order");
+    const now = JSON.stringify([shown.run, shown.epoch, shown.step, shown.revisions, order]);
+    return now === drawn ? window.dash_clientside.no_update : now;
+  };
+
   // A click on a step of the run, or on the lane of a finding, whose point has the query.
   const openStep = (clicked) => {
     const point = clicked && clicked.points && clicked.points[0];
     if (!point) return window.dash_clientside.no_update;
     if (point.customdata) return point.customdata;
     const query = new URLSearchParams(window.location.search);
-    for (const key of ["from", "to", "rows", "show", "epoch"]) query.delete(key);
+    for (const key of [...WINDOW, "show", "epoch"]) query.delete(key);
     query.set("step", Math.round(point.x));
     return `?${query}`;
   };
@@ -70,7 +189,7 @@
     const [path, made] = link.getAttribute("href").split("?");
     const query = new URLSearchParams(made);
     const now = new URLSearchParams(window.location.search);
-    for (const key of ["from", "to", "rows"]) {
+    for (const key of WINDOW) {
       query.delete(key);
       if (now.has(key)) query.set(key, now.get(key));
     }
@@ -79,7 +198,7 @@
   }, true);
 
   window.dash_clientside = window.dash_clientside || {};
-  window.dash_clientside.timeline = { follow, openStep };
+  window.dash_clientside.timeline = { follow, openStep, zoomAddress, ask, foldGroup, around };
 
   // A drag on the minimap moves the window; where all is shown, it chooses one.
   let dragged = null;
@@ -91,7 +210,7 @@
     };
   };
   const show = (gd, x, y) => {
-    const rows = y.map((share) => (share * scale.num_ranks - scale.first_row) / scale.ranks_per_line - 0.5);
+    const rows = y.map((share) => lineOf(share * scale.num_ranks) - 0.5);
     window.Plotly.relayout(gd, {
       "xaxis.range[0]": x[0] * scale.length_ms,
       "xaxis.range[1]": x[1] * scale.length_ms,
@@ -166,6 +285,14 @@
     const [begin, end] = [Number(panel.dataset.beginMs), Number(panel.dataset.endMs)];
     move(gd, "xaxis", begin - 0.1 * (end - begin), end + 0.1 * (end - begin));
   };
+  const measure = (gd) => {
+    const isOn = gd._fullLayout.dragmode === "select";
+    window.Plotly.relayout(gd, { dragmode: isOn ? "pan" : "select" });
+    document.getElementById("timeline-measure")?.setAttribute("aria-pressed", !isOn);
+  };
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("#timeline-measure") && plot()) measure(plot());
+  });
   const keys = {
     w: (gd) => zoom(gd, "xaxis", 0.6, 0.5),
     s: (gd) => zoom(gd, "xaxis", 1 / 0.6, 0.5),
@@ -175,6 +302,8 @@
     arrowright: (gd) => pan(gd, "xaxis", 0.2),
     f: selected,
     0: (gd) => window.Plotly.relayout(gd, { "xaxis.autorange": true }),
+    m: (gd) => measure(gd),
+    g: () => document.getElementById("timeline-fold")?.click(),
     c: () => document.getElementById("timeline-path")?.click(),
     i: () => document.getElementById("timeline-ideal")?.click(),
     "/": () => document.getElementById("timeline-search")?.focus(),
@@ -188,4 +317,19 @@
     event.preventDefault();
     act(gd);
   });
+  document.addEventListener("keydown", (event) => {
+    const group = event.target.closest && event.target.closest("g.annotation[data-fold]");
+    if (!group || (event.key !== "Enter" && event.key !== " ")) return;
+    event.preventDefault();
+    const [search] = foldGroup({ annotation: { name: group.dataset.fold } });
+    window.dash_clientside.set_props("url", { search });
+  });
+  // A menu closes when the pointer or the keyboard leaves it.
+  for (const kind of ["click", "focusin"]) {
+    document.addEventListener(kind, (event) => {
+      for (const one of document.querySelectorAll("details.drop-down[open]")) {
+        if (!one.contains(event.target)) one.removeAttribute("open");
+      }
+    });
+  }
 })();

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.report.report import Finding, RunReport
 
-HEIGHT = 150
+HEIGHT = 88
 MAX_FINDINGS = 3
 """Lanes of findings, of those that matter most."""
 
-_LANE = 17
+_LANE = 14
+_MARGINS = 26
 _CHECKPOINT = next(color for kind, color in KIND_COLORS.items() if kind.value == "checkpoint")
 
 
@@ -124,19 +125,17 @@ def _mfu_curve(by_step: Mapping[int, float]) -> dict[str, Any]:
 
 def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str) -> dict[str, Any]:
     height = HEIGHT + _LANE * len(names)
-    lanes = _LANE * len(names) / (height - 40)
+    lanes = _LANE * len(names) / (height - _MARGINS)
     layout = base_layout(height=height, zoom_key=f"run {zoom_key}")
     layout.update(
-        margin={"l": 110, "r": 16, "t": 8, "b": 32},
+        margin={"l": 110, "r": 44, "t": 6, "b": _MARGINS - 6},
         dragmode="pan",
         bargap=0.15,
         hovermode="closest",
     )
-    layout["xaxis"].update(
-        title={"text": "step", "standoff": 2}, showgrid=False, anchor="free", position=0
-    )
+    layout["xaxis"].update(showgrid=False, anchor="free", position=0)
     layout["yaxis"].update(
-        domain=[lanes + 0.36 if has_mfu else lanes + 0.04, 1],
+        domain=[lanes + 0.12, 1],
         rangemode="tozero",
         ticksuffix=" s",
         nticks=3,
@@ -151,15 +150,30 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
         "ticktext": names,
         "anchor": "x",
     }
+    layout["annotations"] = [
+        {
+            "text": "step",
+            "x": 0,
+            "y": 0,
+            "xref": "paper",
+            "yref": "paper",
+            "xanchor": "right",
+            "yanchor": "top",
+            "xshift": -8,
+            "yshift": -3,
+            "showarrow": False,
+        }
+    ]
     if has_mfu:
         layout["yaxis3"] = {
-            **layout["yaxis"],
-            "domain": [lanes + 0.06, lanes + 0.3],
-            "ticksuffix": "",
+            **plain,
+            "domain": [lanes + 0.12, 1],
+            "overlaying": "y",
+            "side": "right",
+            "rangemode": "tozero",
             "tickformat": ".0%",
-            "nticks": 2,
-            "anchor": "x",
-            "title": {"text": "MFU", "standoff": 4},
+            "nticks": 3,
+            "title": {"text": "MFU", "standoff": 2, "font": {"color": MFU}},
         }
     if step is not None:
         layout["shapes"] = [

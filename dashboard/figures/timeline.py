@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.drawing.rows import Rows, arrange_rows
+from rankscope.analysis.drawing.raster import NUM_BINS, measure_areas
+from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lines, row_order
 from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
 
@@ -17,12 +19,12 @@ from ..theme import INK, KIND_COLORS, apply_style, rgba
 from .timeline_marks import bar_places, path_trace, selection_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.raster import Stretches, Viewport
-    from rankscope.analysis.drawing.rows import RowOrder
+    from rankscope.analysis.drawing.raster import KindCells, StepRaster, Stretches, Viewport
+    from rankscope.analysis.drawing.rows import Group, RankBlocks, RowOrder, Rows
     from rankscope.analysis.drawing.timeline import StepTimeline
 
 MAX_GROUP_NAMES = 64
@@ -41,6 +43,10 @@ _LETTER = 7.4
 VEIL = "rgba(134,142,150,0.62)"
 """Colour over what is not marked, of the same effect on white and on near-black."""
 
+EMPTY = 0
+"""Shade of a cell in which nothing was."""
+
+_HALF = 0.5
 NOT_LOADED = "rgba(134,142,150,0.25)"
 _MIN_HEIGHT = 260
 _MAX_HEIGHT = 860
@@ -48,24 +54,29 @@ _PIXELS_PER_RANK = 62
 _LEAST_PER_RANK = 22
 """Readable height of a row with two lanes: the page scrolls rather than makes rows thinner."""
 
+_FOLDED = 0.6
+"""Height of a folded group's bars, in rows."""
+
 _NESTED_SHRINK = 0.62
 _MAX_NESTING = 3
 _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
 
 
-def timeline_figure(
+def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
     timeline: StepTimeline,
     order: RowOrder,
     viewport: Viewport | None = None,
     ranks: tuple[int, ...] | None = None,
     marked: tuple[int, ...] = (),
     path: Stretches | None = None,
+    folded: Collection[int] = (),
 ) -> go.Figure:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
     Each rank has a row with one lane for each track, compute above communication. If the wait of a
     communication span is known, its wait is hatched and pale, its transfer solid. A communication
-    that has not ended is a wait. All bars of a kind are one trace, and their waits another.
+    that has not ended is a wait. All bars of a kind are one trace, and their waits another. A
+    folded group has one row, of what most of its ranks do.
 
     Args:
         timeline: The step, or the spans of a viewport.
@@ -75,24 +86,30 @@ def timeline_figure(
             drawn as not loaded. None: the spans are the whole step's.
         marked: Ranks that are marked; if there are any, the others are dimmed.
         path: The critical path; None: it is not drawn.
+        folded: Numbers of the groups that are folded.
     """
-    rows = arrange_rows(timeline, order, ranks)
+    blocks = bar_blocks(timeline, order, ranks, folded)
+    rows = arrange_rows(timeline, order, blocks)
+    num_rows = len(blocks)
     texts = hover_texts(timeline)
     wait_ns = find_waits(timeline)
-    height = min(max(_PIXELS_PER_RANK * len(rows.ranks) + 110, _MIN_HEIGHT), _MAX_HEIGHT)
-    height = max(height, _LEAST_PER_RANK * len(rows.ranks) + 110)
-    lane = float(np.median(rows.height)) * (height - 88) / max(len(rows.ranks), 1)
+    height = min(max(_PIXELS_PER_RANK * num_rows + _AROUND, _MIN_HEIGHT), _MAX_HEIGHT)
+    height = max(height, _LEAST_PER_RANK * num_rows + _AROUND)
+    lane = float(np.median(rows.height)) * (height - _AROUND) / max(num_rows, 1)
     waiting = _hatched if lane >= _MIN_HATCHED else _pale
     figure = go.Figure()
     outer_first = np.argsort(timeline.spans.depth, kind="stable")
-    for code in np.unique(timeline.spans.kind).tolist():
+    outer_first = outer_first[np.isin(timeline.spans.rank, single_ranks(blocks))[outer_first]]
+    for code in np.unique(timeline.spans.kind[outer_first]).tolist():
         own = outer_first[timeline.spans.kind[outer_first] == code]
         _add_bars(figure, timeline, rows, texts, own, _Waits(wait_ns, waiting))
-    if (wait_ns > 0).any():
+    shown = set(timeline.spans.kind[outer_first].tolist())
+    figure.add_traces(_folded_bars(timeline, viewport, blocks, shown=shown))
+    if (wait_ns[outer_first] > 0).any():
         word = "hatched" if waiting is _hatched else "pale"
         figure.add_trace(
             go.Bar(
-                name=f"{word}: waiting for the last member",
+                name=f"{word}: waiting",
                 orientation="h",
                 x=[None],
                 y=[None],
@@ -103,16 +120,105 @@ def timeline_figure(
     if path is not None:
         figure.add_trace(go.Scatter(path_trace(path, bar_places(timeline, rows))))
     figure.add_traces(selection_traces())
-    _style(figure, timeline, rows, height, marked)
+    _style(figure, timeline, rows, height, marked=marked, folded=folded)
     if viewport is not None:
         figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
         if ranks is None:
-            figure.update_yaxes(range=[viewport.end_row - 0.5, viewport.first_row - 0.5])
+            first, last = lines_of_rows(blocks, viewport.first_row, viewport.end_row - 1)
+            figure.update_yaxes(range=[last + 0.5, first - 0.5])
         else:
             loaded_ms = (viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS)
-            shapes = not_loaded(loaded_ms, _length_ms(timeline), num_lines=len(rows.ranks))
+            shapes = not_loaded(loaded_ms, _length_ms(timeline), num_lines=num_rows)
             figure.update_layout(shapes=[*figure.layout.shapes, *shapes])
     return figure
+
+
+def bar_blocks(
+    timeline: StepTimeline,
+    order: RowOrder,
+    ranks: tuple[int, ...] | None,
+    folded: Collection[int],
+) -> RankBlocks:
+    """Return the ranks of each row of a figure of bars, as of `timeline_figure`."""
+    ranks = row_order(timeline, order) if ranks is None else ranks
+    blocks = tuple((rank,) for rank in ranks)
+    groups = group_lines(blocks, timeline.coords, order, timeline.hosts)
+    return fold_groups(blocks, groups, folded)[0]
+
+
+def single_ranks(blocks: RankBlocks) -> list[int]:
+    """Return the ranks that have a row of their own."""
+    return [block[0] for block in blocks if len(block) == 1]
+
+
+def lines_of_rows(blocks: RankBlocks, *rows: int) -> list[int]:
+    """Return the lines with the ranks of these places from the top."""
+    ends = np.cumsum([len(block) for block in blocks])
+    return [int(one) for one in np.searchsorted(ends, rows, side="right")]
+
+
+def _folded_bars(
+    timeline: StepTimeline, viewport: Viewport | None, blocks: RankBlocks, *, shown: set[int]
+) -> list[go.Bar]:
+    """Return what most ranks of each folded group do, as bars of equal cells side by side.
+
+    ``shown`` are the kinds that are in the legend already.
+    """
+    at = {block: line for line, block in enumerate(blocks) if len(block) > 1}
+    if not at:
+        return []
+    begin_ns, end_ns = 0, timeline.end_ns - timeline.begin_ns
+    if viewport is not None:
+        begin_ns, end_ns = viewport.begin_ns, min(viewport.end_ns, end_ns)
+    inside = replace(
+        timeline, begin_ns=timeline.begin_ns + begin_ns, end_ns=timeline.begin_ns + end_ns
+    )
+    raster = measure_areas(inside, tuple(at), num_bins=NUM_BINS).raster()
+    shades = raster_shades(raster)
+    edges_ms = (raster.edges_ns + begin_ns) / NS_PER_MS
+    runs: dict[int, list[tuple[float, float, int]]] = {}
+    for line, shade in zip(at.values(), shades, strict=True):
+        begins = np.flatnonzero(np.diff(shade, prepend=-1))
+        for first, end in itertools.pairwise([*begins.tolist(), len(shade)]):
+            runs.setdefault(int(shade[first]), []).append((edges_ms[first], edges_ms[end], line))
+    runs.pop(EMPTY, None)
+    bars = []
+    for shade, found in sorted(runs.items()):
+        kind, is_full = KINDS[(shade - 1) // 2], (shade - 1) % 2
+        alpha = 1 if is_full else _PALE_ALPHA
+        most = f"{kind.value}, {'most of' if is_full else 'less than half of'} {{}} ranks"
+        bar = go.Bar(
+            name=_NAMES.get(kind, kind.value),
+            showlegend=(shade - 1) // 2 not in shown,
+            legendgroup=kind.value,
+            orientation="h",
+            base=[begin for begin, _, _ in found],
+            x=[end - begin for begin, end, _ in found],
+            y=[line for _, _, line in found],
+            width=_FOLDED,
+            marker={"color": rgba(KIND_COLORS[kind], alpha), "line": {"width": 0}},
+            hovertext=[most.format(len(blocks[line])) for _, _, line in found],
+            hovertemplate="%{hovertext}<extra></extra>",
+        )
+        shown.add((shade - 1) // 2)
+        bars.append(bar)
+    return bars
+
+
+def raster_shades(raster: StepRaster, *, num_lines: int = 1) -> NDArray[np.uint8]:
+    """Return the shades of all lines, shape (lines, bins)."""
+    compute, comm = _shade(raster.compute), _shade(raster.comm)
+    if num_lines == 1:
+        is_free = (raster.compute.kind < 0) | (raster.compute.kind == KINDS.index(SpanKind.WAIT))
+        return np.where(is_free & (comm != EMPTY), comm, compute)
+    return np.stack([compute, comm], axis=1).reshape(-1, compute.shape[1])
+
+
+def _shade(cells: KindCells) -> NDArray[np.uint8]:
+    """Number the shades: after `EMPTY` two for each kind, the pale one first."""
+    is_full = cells.filled_ratio >= _HALF
+    shade = 1 + 2 * cells.kind.astype(np.int16) + is_full
+    return np.where(cells.kind < 0, EMPTY, shade).astype(np.uint8)
 
 
 class _Waits(NamedTuple):
@@ -199,7 +305,11 @@ def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
 
 
 def row_ticks(
-    blocks: Sequence[tuple[int, ...]], marked: Iterable[int], *, max_ticks: int
+    blocks: Sequence[tuple[int, ...]],
+    marked: Iterable[int],
+    *,
+    max_ticks: int,
+    folded_lines: Iterable[int] = (),
 ) -> tuple[list[int], list[str]]:
     """Return the labelled lines and their labels: evenly spaced ones, and marked ones in bold.
 
@@ -207,6 +317,7 @@ def row_ticks(
         blocks: The ranks of each line, from the top.
         marked: Marked ranks.
         max_ticks: Labels that fit into the margin.
+        folded_lines: Lines of folded groups, which are labelled with their number of ranks.
     """
     every = max(1, -(-len(blocks) // max_ticks))
     found = set(marked)
@@ -216,11 +327,17 @@ def row_ticks(
         row for row in range(0, len(blocks), every) if all(abs(row - one) >= every for one in bold)
     ]
     labels = {row: f"rank {blocks[row][0]}{'…' if len(blocks[row]) > 1 else ''}" for row in plain}
+    labels |= {row: f"{len(blocks[row]):,} ranks" for row in folded_lines if row in labels}
     for row in bold:
         own = [rank for rank in blocks[row] if rank in found]
         labels[row] = f"<b>rank {own[0]}{'…' if len(own) > 1 else ''}</b>"
     ticks = sorted(labels)
     return ticks, [labels[row] for row in ticks]
+
+
+def folded_lines(groups: Iterable[Group], folded: Collection[int]) -> list[int]:
+    """Return the lines of folded groups."""
+    return [group.line for group in groups if group.number in folded]
 
 
 def dimmed(
@@ -259,7 +376,7 @@ def dimmed(
     ]
 
 
-def group_lines(heights: Iterable[float], line: dict[str, object]) -> list[dict[str, object]]:
+def across_lines(heights: Iterable[float], line: dict[str, object]) -> list[dict[str, object]]:
     """Return lines across the figure, as plotly's shapes.
 
     The time of plotly's own ``add_hline`` grows with the square of their number.
@@ -279,29 +396,45 @@ def group_lines(heights: Iterable[float], line: dict[str, object]) -> list[dict[
     ]
 
 
-def group_names(groups: Sequence[tuple[float, str]], **place: object) -> list[dict[str, object]]:
+def group_names(
+    groups: Sequence[Group],
+    folded: Collection[int],
+    *,
+    lines_per_block: int = 1,
+    **place: object,
+) -> list[dict[str, object]]:
     """Return the names of groups in the left margin, as plotly's annotations.
 
-    Of more than `MAX_GROUP_NAMES` groups only evenly spaced ones are named.
+    A click on one folds it: its name has its number. Of more than `MAX_GROUP_NAMES` groups only
+    evenly spaced ones are named.
 
     Args:
-        groups: Height and name of each.
+        groups: The groups.
+        folded: Numbers of those that are folded.
+        lines_per_block: Lines of each block of ranks.
         place: Plotly's properties of the text's place.
     """
     every = max(1, -(-len(groups) // MAX_GROUP_NAMES))
     return [
         {
-            "text": f"<b>{name}</b>",
+            "name": f"fold {group.number}",
+            "text": group_text(group, folded),
+            "captureevents": True,
             "x": 0,
             "xref": "paper",
             "xanchor": "left",
-            "y": height,
+            "y": group.line * lines_per_block,
             "yref": "y",
             "showarrow": False,
             **place,
         }
-        for height, name in groups[::every]
+        for group in groups[::every]
     ]
+
+
+def group_text(group: Group, folded: Collection[int]) -> str:
+    """Return the name of a group in the margin, with a sign of whether it is folded."""
+    return f"{'▸' if group.number in folded else '▾'} <b>{escape_for_plotly(group.name)}</b>"
 
 
 def _add_bars(
@@ -382,14 +515,18 @@ def _pale(color: str) -> dict[str, object]:
 
 
 def _style(
-    figure: go.Figure, timeline: StepTimeline, rows: Rows, height: int, marked: tuple[int, ...]
+    figure: go.Figure,
+    timeline: StepTimeline,
+    rows: Rows,
+    height: int,
+    *,
+    marked: tuple[int, ...],
+    folded: Collection[int],
 ) -> None:
     zoom_key = f"{timeline.run} {timeline.epoch} {timeline.step}"
     apply_style(figure, height=height, zoom_key=zoom_key)
     figure.update_xaxes(
-        title_text="time since the step's first span (ms)",
-        side="top",  # rows may reach below the screen
-        tickformat=",",
+        **TIME_AXIS,
         range=[0, _length_ms(timeline)],
         showspikes=True,
         spikemode="across",
@@ -398,12 +535,16 @@ def _style(
         spikedash="dot",
         spikecolor=INK,
     )
-    blocks = [(rank,) for rank in rows.ranks]
-    ticks, labels = row_ticks(blocks, marked, max_ticks=_MAX_TICKS)
-    groups = [(at, escape_for_plotly(name)) for at, name in rows.groups]
-    left = left_margin((name for _, name in groups), labels)
+    ticks, labels = row_ticks(
+        rows.blocks,
+        marked,
+        max_ticks=_MAX_TICKS,
+        folded_lines=folded_lines(rows.groups, folded),
+    )
+    left = left_margin((f"▾ {group.name}" for group in rows.groups), labels)
+    num_rows = len(rows.blocks)
     figure.update_yaxes(
-        range=[len(rows.ranks) - 0.5, -0.5],
+        range=[num_rows - 0.5, -0.5],
         tickmode="array",
         tickvals=ticks,
         ticktext=labels,
@@ -416,14 +557,34 @@ def _style(
         bargap=0,
         hovermode="closest",
         dragmode="pan",
-        margin={"l": left, "r": 16, "t": 96, "b": 12},
-        legend={"y": 1 + 50 / max(height - 108, 1)},
+        margin={"l": left, "r": 16, "t": TOP, "b": 8},
+        legend=legend_place(height),
         shapes=[
-            *group_lines((at - 0.5 for at, _ in groups if at > 0), line),
-            *dimmed(blocks, marked),
+            *across_lines((group.line - 0.5 for group in rows.groups if group.line > 0), line),
+            *dimmed(rows.blocks, marked),
         ],
-        annotations=group_names(groups, yanchor="middle", align="left", xshift=6 - left),
+        annotations=group_names(
+            rows.groups, folded, yanchor="middle", align="left", xshift=6 - left
+        ),
     )
+
+
+TOP = 54
+"""Pixels above the rows: times, and above them the legend."""
+
+_AROUND = TOP + 8
+
+TIME_AXIS: dict[str, Any] = {
+    "side": "top",  # rows may reach below the screen
+    "tickformat": ",",
+    "ticksuffix": " ms",
+}
+"""Times since the step's first span. Each label has the unit: a title would be on the legend."""
+
+
+def legend_place(height: int) -> dict[str, float]:
+    """Return the place of the legend of a figure of this height: above the labels of times."""
+    return {"y": 1 + 22 / max(height - _AROUND, 1)}
 
 
 def _lines(timeline: StepTimeline, row: int, names: list[str], places: dict[int, str]) -> list[str]:

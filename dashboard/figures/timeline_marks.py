@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dash import Patch
 
     from rankscope.analysis.drawing.raster import Stretches
-    from rankscope.analysis.drawing.rows import RowOrder, Rows
+    from rankscope.analysis.drawing.rows import RankBlocks, RowOrder, Rows
     from rankscope.analysis.drawing.selection import Arrow
     from rankscope.analysis.drawing.timeline import StepTimeline
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def bar_places(timeline: StepTimeline, rows: Rows) -> FindPlace:
     """Return the heights of kinds on ranks that are drawn as bars: the lane of each kind."""
     spans = timeline.spans
-    from_top = {rank: row for row, rank in enumerate(rows.ranks)}
+    from_top = {rank: row for row, block in enumerate(rows.blocks) for rank in block}
     codes, first = np.unique(spans.kind, return_index=True)
     lane = {
         code: float(rows.center[row]) - from_top[int(spans.rank[row])]
@@ -87,7 +87,7 @@ def mark_selected(
     timeline: StepTimeline,
     row: int,
     *,
-    rows: tuple[RowOrder, tuple[int, ...]],
+    rows: tuple[RowOrder, RankBlocks],
     arrows: Sequence[Arrow],
 ) -> None:
     """Draw a frame around a span, and arrows to what it waited for and delayed.
@@ -96,18 +96,18 @@ def mark_selected(
         figure: Changed in place.
         timeline: The spans that are drawn.
         row: Row of the span.
-        rows: Order of the rows, and their ranks from the top.
+        rows: Order of the rows, and the ranks of each from the top.
         arrows: As of `describe_span`.
     """
-    order, ranks = rows
-    drawn = arrange_rows(timeline, order, ranks)
+    order, blocks = rows
+    drawn = arrange_rows(timeline, order, blocks)
     begin = (int(timeline.spans.start_ns[row]) - timeline.begin_ns) / NS_PER_MS
     end = begin + int(timeline.spans.duration_ns[row]) / NS_PER_MS
     top = float(drawn.center[row] - drawn.height[row] / 2)
     bottom = float(drawn.center[row] + drawn.height[row] / 2)
     figure["data"][-2]["x"] = [begin, end, end, begin, begin]
     figure["data"][-2]["y"] = [top, top, bottom, bottom, top]
-    place = {rank: number for number, rank in enumerate(ranks)}
+    place = {rank: line for line, block in enumerate(blocks) for rank in block}
     lines = [one for one in arrows if one.from_rank in place and one.to_rank in place]
     figure["data"][-1]["x"] = [
         at for one in lines for at in (one.from_ns / NS_PER_MS, one.to_ns / NS_PER_MS, None)

@@ -7,30 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.drawing.rows import group_starts
+from rankscope.analysis.drawing.rows import group_lines
 from rankscope.analysis.report.text import format_ranges
-from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS, SpanKind
+from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS
 
-from ..text import escape_for_plotly
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
 from .timeline import (
     MAX_GROUP_NAMES,
+    TIME_AXIS,
+    TOP,
+    across_lines,
     dimmed,
-    group_lines,
+    folded_lines,
     group_names,
     left_margin,
+    legend_place,
     not_loaded,
+    raster_shades,
     row_ticks,
 )
 from .timeline_marks import path_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.analysis.drawing.raster import (
-        KindCells,
         StepPicture,
         StepRaster,
         Stretches,
@@ -43,17 +46,13 @@ MAX_PAIRED = 128
 """Blocks of ranks up to which each has two lines; the lines of more would be thinner than a
 screen's pixels."""
 
-MINIMAP_HEIGHT = 56
+MINIMAP_HEIGHT = 34
 """Pixels of the whole step above the shown part."""
 
-MINIMAP_LINES, MINIMAP_BINS = 56, 450
+MINIMAP_LINES, MINIMAP_BINS = 34, 450
 """One line for each pixel, and a bin for each two or three."""
 
 _PALE = 0.4
-_HALF = 0.5
-_EMPTY = 0
-"""Shade of a cell in which nothing was."""
-
 _HEIGHT = 860
 _MAX_TICKS = 32
 
@@ -63,6 +62,7 @@ def raster_figure(
     order: RowOrder,
     marked: tuple[int, ...] = (),
     path: Stretches | None = None,
+    folded: Collection[int] = (),
 ) -> dict[str, Any]:
     """Draw a picture, a line for each rank or block of neighbouring ranks.
 
@@ -82,7 +82,7 @@ def raster_figure(
         for block in raster.rank_blocks
         for line in ("", ", communication")[:num_lines]
     ]
-    shades = _shades(raster, num_lines=num_lines)
+    shades = raster_shades(raster, num_lines=num_lines)
     heatmap = {
         **_heatmap(shades),
         "x": ((raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS).tolist(),
@@ -94,13 +94,13 @@ def raster_figure(
     traces = [] if path is None else [path_trace(path, _places(picture, labels))]
     return {
         "data": [heatmap, *_legend(raster), *traces],
-        "layout": _layout(picture, order, marked, num_labels=len(labels)),
+        "layout": _layout(picture, order, marked, folded, num_labels=len(labels)),
     }
 
 
 def minimap_figure(raster: StepRaster, *, zoom_key: str) -> dict[str, Any]:
     """Draw a whole step as a small picture without axes, for the place of what is shown in it."""
-    shades = _shades(raster, num_lines=1)
+    shades = raster_shades(raster)
     layout = base_layout(height=MINIMAP_HEIGHT, zoom_key=zoom_key)
     layout.update(margin=dict.fromkeys("lrtb", 0))
     layout["xaxis"] = {"visible": False}
@@ -165,36 +165,42 @@ def raster_note(picture: StepPicture) -> str:
 
 
 def _layout(
-    picture: StepPicture, order: RowOrder, marked: tuple[int, ...], *, num_labels: int
+    picture: StepPicture,
+    order: RowOrder,
+    marked: tuple[int, ...],
+    folded: Collection[int],
+    *,
+    num_labels: int,
 ) -> dict[str, Any]:
     zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
-    lines_per_rank = num_labels / len(picture.ranks)
-    groups = [
-        (row * lines_per_rank - 0.5, escape_for_plotly(name))
-        for row, name in group_starts(picture.ranks, picture.coords, order, picture.hosts)
-    ]
-    # Lines between more groups than can be named would hide the pixels.
-    separators = [height for height, _ in groups[1:]] if len(groups) <= MAX_GROUP_NAMES else []
     blocks = picture.raster.rank_blocks
-    labelled, ticks = row_ticks(blocks, marked, max_ticks=_MAX_TICKS)
-    left = left_margin((name for _, name in groups), ticks)
-    shapes = group_lines(separators, {"color": INK, "width": 1})
+    num_lines = lines_per_block(picture)
+    groups = group_lines(blocks, picture.coords, order, picture.hosts)
+    # Lines between more groups than can be named would hide the pixels.
+    named = groups[1:] if len(groups) <= MAX_GROUP_NAMES else ()
+    separators = [group.line * num_lines - 0.5 for group in named]
+    labelled, ticks = row_ticks(
+        blocks, marked, max_ticks=_MAX_TICKS, folded_lines=folded_lines(groups, folded)
+    )
+    left = left_margin((f"▾ {group.name}" for group in groups), ticks)
+    shapes = across_lines(separators, {"color": INK, "width": 1})
     if picture.viewport is not None:
         edges_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
         length_ms = (picture.end_ns - picture.begin_ns) / NS_PER_MS
         loaded_ms = (float(edges_ms[0]), float(edges_ms[1]))
         shapes += not_loaded(loaded_ms, length_ms, num_lines=num_labels)
-    shapes += dimmed(blocks, marked, lines_per_block=lines_per_block(picture))
+    shapes += dimmed(blocks, marked, lines_per_block=num_lines)
     layout = base_layout(height=_HEIGHT, zoom_key=zoom_key)
     layout.update(
-        margin={"l": left, "r": 16, "t": 40, "b": 48},
+        margin={"l": left, "r": 16, "t": TOP, "b": 8},
         dragmode="pan",
         shapes=shapes,
-        annotations=group_names(groups, yanchor="top", xshift=6 - left),
+        annotations=group_names(
+            groups, folded, lines_per_block=num_lines, yanchor="middle", xshift=6 - left
+        ),
     )
-    layout["xaxis"].update(
-        title={"text": "time since the step's first span (ms)"}, tickformat=",", showgrid=False
-    )
+    layout["legend"].update(legend_place(_HEIGHT))
+    layout["xaxis"].update(TIME_AXIS, showgrid=False)
     layout["yaxis"].update(
         type="category",
         range=[num_labels - 0.5, -0.5],
@@ -210,22 +216,6 @@ def _layout(
         shown = (picture.viewport.begin_ns, picture.viewport.end_ns)
         layout["xaxis"]["range"] = [at / NS_PER_MS for at in shown]
     return layout
-
-
-def _shades(raster: StepRaster, *, num_lines: int) -> NDArray[np.uint8]:
-    """Return the shades of all lines, shape (lines, bins)."""
-    compute, comm = _shade(raster.compute), _shade(raster.comm)
-    if num_lines == 1:
-        is_free = (raster.compute.kind < 0) | (raster.compute.kind == KIND_CODES[SpanKind.WAIT])
-        return np.where(is_free & (comm != _EMPTY), comm, compute)
-    return np.stack([compute, comm], axis=1).reshape(-1, compute.shape[1])
-
-
-def _shade(cells: KindCells) -> NDArray[np.uint8]:
-    """Number the shades: after `_EMPTY` two for each kind, the pale one first."""
-    is_full = cells.filled_ratio >= _HALF
-    shade = 1 + 2 * cells.kind.astype(np.int16) + is_full
-    return np.where(cells.kind < 0, _EMPTY, shade).astype(np.uint8)
 
 
 def _colorscale() -> list[tuple[float, str]]:

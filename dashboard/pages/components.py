@@ -255,6 +255,11 @@ def not_announced() -> dict[str, Any]:
     return {"aria-live": "off"}
 
 
+def pressed(*, is_on: bool) -> dict[str, Any]:
+    """Return the attribute with the state of a button that turns something on and off."""
+    return {"aria-pressed": "true" if is_on else "false"}
+
+
 def decorative() -> dict[str, Any]:
     """Return the attribute that hides a part from screen readers."""
     return {"aria-hidden": "true"}

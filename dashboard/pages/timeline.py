@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture
-from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess, row_order
+from rankscope.analysis.drawing.raster import MAX_BARS
+from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
 from rankscope.analysis.drawing.selection import choose_finding
-from rankscope.analysis.drawing.timeline import cut_timeline, select_ranks
+from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
@@ -20,6 +20,7 @@ from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from ..address import TIMELINE, View, read_address, view_finding, write_address
 from ..callback_checks import Post, Step, Ticks, takes
 from ..figures.excess import shown_excess
+from ..figures.timeline import bar_blocks
 from ..text import escape
 from .components import (
     FALLBACK_TIMER,
@@ -38,20 +39,18 @@ from .timeline_content import (
     OUTPUTS,
     Content,
     Drawing,
+    choose_bars,
     show_picture,
     show_spans,
     show_timeline,
     slowest_note,
 )
 from .timeline_controls import (
-    WHOLE,
-    Relayout,
     Revisions,
     Shown,
     StepChoices,
     choices_from_marks,
     choices_from_report,
-    read_zoom,
 )
 from .timeline_layers import NO_REPLAY, find_replay, register_layers, show_replay
 from .timeline_overview import around_step, minimap_place, register_around
@@ -75,12 +74,13 @@ MAX_SLOWEST = 64
 class RefreshPost(Post):
     """The values that `refresh` takes."""
 
-    search: str | None
+    asked: str | None
+    """The query that the assets ask for: not that of a zoom of what is loaded."""
+
     num_ticks: Ticks
     fallback_ticks: Ticks
     shown: Shown
-    zoomed: str | None
-    """The query that the last zoom has written into the address."""
+    search: str | None
 
 
 class StepPost(Post):
@@ -91,44 +91,42 @@ class StepPost(Post):
     shown: Shown
 
 
-class ZoomPost(Post):
-    """The values that `zoom` takes."""
-
-    relayout: Relayout | None
-    search: str | None
-    shown: Shown
-
-
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
     """Return the page of the view's step; run, epoch and step are chosen if the view has none."""
     content = _request(provider, view, base_path)
-    shown, problem, hidden, title, about, controls, figure, _, note, beneath, *_ = content.outputs()
+    shown, problem, hidden, title, about, stepper, controls, figure, _, note, beneath, *_ = (
+        content.outputs()
+    )
     step = [
         html.Div(
             [
-                html.Div(
-                    [
-                        html.H1(title, id="timeline-title"),
-                        html.P(about, id="timeline-about", className="about"),
-                    ]
-                ),
-                html.Div(controls, id="timeline-controls", className="controls"),
+                html.H1(title, id="timeline-title"),
+                html.P(about, id="timeline-about", className="about"),
+                html.Div(stepper, id="timeline-stepper", className="stepper"),
             ],
             className="timeline-head",
         ),
         around_step(),
-        selection_controls(),
+        html.Div(
+            [
+                html.Div(controls, id="timeline-controls", className="controls"),
+                *selection_controls(),
+            ],
+            className="controls timeline-bar",
+        ),
         card(
             minimap_place(),
-            html.P(note, id="timeline-note", className="note"),
             html.P("", id="timeline-hover", className="about hover-line"),
             graph("timeline-graph", figure, selects=True),
+            html.P(note, id="timeline-note", className="note"),
             html.P(
-                "Ctrl and the wheel zoom, drag to pan, double-click for the whole step; click a"
-                " span for what it waited for, or select a box to measure and compare it."
-                " Hatched or pale: waiting for the last member. Solid: transfer or work.",
+                "Times are since the step's first span. Ctrl and the wheel zoom, drag to pan,"
+                " double-click for the whole step; click a span for what it waited for, or press M"
+                " and drag a box to measure and compare it. Hatched or pale: waiting for the last"
+                " member. Solid: transfer or work.",
                 className="about",
             ),
+            class_name="timeline-card",
             label="timeline of one step",
         ),
         html.Div(beneath, id="timeline-replay"),
@@ -136,7 +134,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
     return html.Div(
         [
             dcc.Store(id="timeline-shown", data=shown),
-            dcc.Store(id="timeline-zoomed"),
+            dcc.Store(id="timeline-asked"),
             poll_timer("timeline-timer", interval_ms=content.interval_ms),
             html.Div(problem, id="timeline-problem", **announced()),
             html.Div(step, id="timeline-step", className=hidden),
@@ -164,11 +162,11 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
 
     @app.callback(
         *OUTPUTS,
-        Input("url", "search"),
+        Input("timeline-asked", "data"),
         Input("timeline-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
         State("timeline-shown", "data"),
-        State("timeline-zoomed", "data"),
+        State("url", "search"),
         prevent_initial_call=True,
     )
     @takes(RefreshPost)
@@ -185,9 +183,6 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             if shown.revisions is not None and shown.revisions == revisions:
                 return unchanged
         else:
-            is_loaded = shown.scale is not None and shown.scale.is_whole
-            if is_loaded and view.viewport is not None and post.search == post.zoomed:
-                return unchanged  # the browser has zoomed already
             num_views += 1
         content = replace(_request(provider, view, base_path), num_views=num_views)
         return content.outputs(post.num_ticks)
@@ -207,31 +202,22 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         changed = replace(view, step=int(post.chosen), viewport=None, show=None)
         return write_address(changed, base_path=base_path)
 
-    @app.callback(
-        Output("timeline-zoomed", "data"),
-        Input("timeline-graph", "relayoutData"),
-        State("url", "search"),
-        State("timeline-shown", "data"),
-        prevent_initial_call=True,
-    )
-    @takes(ZoomPost)
-    def zoom(post: ZoomPost) -> str:
-        shown = post.shown
-        view = replace(read_address(TIMELINE, post.search or ""), run=shown.run)
-        found = (
-            None if post.relayout is None else read_zoom(post.relayout, shown.scale, view.viewport)
+    for function, *parts in (
+        ("zoomAddress", Input("timeline-graph", "relayoutData"), State("timeline-shown", "data")),
+        ("foldGroup", Input("timeline-graph", "clickAnnotationData")),
+    ):
+        app.clientside_callback(  # type: ignore[no-untyped-call]
+            ClientsideFunction("timeline", function),
+            Output("url", "search", allow_duplicate=True),
+            Output("url", "href", allow_duplicate=True),
+            *parts,
+            prevent_initial_call=True,
         )
-        if found is None or found == view.viewport or (found is WHOLE and view.viewport is None):
-            raise PreventUpdate
-        viewport = None if found is WHOLE else found
-        changed = replace(view, epoch=shown.epoch, step=shown.step, viewport=viewport, show=None)
-        return "?" + write_address(changed, base_path=base_path).partition("?")[2]
-
     app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "replaceAddress"),
-        Output("url", "search", allow_duplicate=True),
-        Output("url", "href", allow_duplicate=True),
-        Input("timeline-zoomed", "data"),
+        ClientsideFunction("timeline", "ask"),
+        Output("timeline-asked", "data"),
+        Input("url", "search"),
+        State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
 
@@ -422,13 +408,14 @@ def _shown_spans(provider: ReportProvider, search: str | None, shown: Shown) -> 
         timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
     else:
         timeline = _viewport_spans(provider, picture)
-        return None if timeline is None else (view, timeline, picture.ranks)
+        if timeline is None:
+            return None
+        return view, timeline, bar_blocks(timeline, view.order, picture.ranks, view.folded)
     if timeline is None:
         return None
-    timeline = replace(timeline, ranking=ranking)
-    if len(timeline.spans) <= MAX_BARS:
-        return view, timeline, row_order(timeline, view.order)
-    picture = draw_picture(timeline, view.order, view.viewport)
-    part = cut_timeline(timeline, picture)
-    is_shown = picture.viewport is not None and 0 < len(part.spans) <= MAX_BARS
-    return (view, part, picture.ranks) if is_shown else None
+    chosen = choose_bars(view, replace(timeline, ranking=ranking))
+    if chosen is None:
+        return None
+    part, picture = chosen
+    ranks = None if picture is None else picture.ranks
+    return view, part, bar_blocks(part, view.order, ranks, view.folded)

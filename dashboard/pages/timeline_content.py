@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import plotly.graph_objects as go
 from dash import Output
 
-from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture
+from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.tracer.span import NS_PER_MS
 
-from ..figures.timeline import timeline_figure
-from ..figures.timeline_raster import raster_figure, raster_note
+from ..figures.timeline import bar_blocks, single_ranks, timeline_figure
+from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from .components import LIVE_MS, graph_style, next_tick
-from .timeline_controls import Shown, bars_scale, figure_scale, timeline_controls
+from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -40,6 +41,7 @@ class Content:
 
     title: str = ""
     about: str = ""
+    stepper: list[Component] = field(default_factory=list)
     controls: list[Component] = field(default_factory=list)
     figure: Figure = field(default_factory=go.Figure)
     note: str = ""
@@ -73,6 +75,7 @@ class Content:
             "hidden" if self.problem else "",
             self.title,
             self.about,
+            self.stepper,
             self.controls,
             self.figure,
             graph_style(self.figure),
@@ -100,6 +103,7 @@ OUTPUTS = (
     Output("timeline-step", "className"),
     Output("timeline-title", "children"),
     Output("timeline-about", "children"),
+    Output("timeline-stepper", "children"),
     Output("timeline-controls", "children"),
     Output("timeline-graph-fresh", "data"),
     Output("timeline-graph", "style"),
@@ -112,14 +116,39 @@ OUTPUTS = (
 
 def show_timeline(draw: Drawing, timeline: StepTimeline) -> Content:
     """Show a step of which all spans were read: as bars, or as pixels if they are too many."""
-    if len(timeline.spans) <= MAX_BARS:
-        return show_spans(draw, timeline)
-    picture = draw_picture(timeline, draw.view.order, draw.view.viewport)
-    part = cut_timeline(timeline, picture)
-    if picture.viewport is not None and 0 < len(part.spans) <= MAX_BARS:
+    chosen = choose_bars(draw.view, timeline)
+    if chosen is not None:
+        part, picture = chosen
         return show_spans(draw, part, part=picture)
+    picture = draw_picture(timeline, draw.view.order, draw.view.viewport)
     view = replace(draw.view, viewport=picture.viewport)
     return show_picture(replace(draw, view=view), picture)
+
+
+def choose_bars(
+    view: View, timeline: StepTimeline
+) -> tuple[StepTimeline, StepPicture | None] | None:
+    """Return the spans of a step that a view shows as bars; None if they are too many.
+
+    Beside them is the picture whose viewport they fill, if they are not the whole step's.
+    """
+    if _num_bars(view, timeline) <= MAX_BARS:
+        return timeline, None
+    if view.viewport is None:
+        return None
+    picture = draw_picture(timeline, view.order, view.viewport)
+    part = cut_timeline(timeline, picture)
+    is_shown = picture.viewport is not None and 0 < _num_bars(view, part, picture) <= MAX_BARS
+    return (part, picture) if is_shown else None
+
+
+def _num_bars(view: View, timeline: StepTimeline, picture: StepPicture | None = None) -> int:
+    """Return how many of these spans are drawn one by one: those of folded groups are not."""
+    if not view.folded:
+        return len(timeline.spans)
+    ranks = None if picture is None else picture.ranks
+    blocks = bar_blocks(timeline, view.order, ranks, view.folded)
+    return int(np.count_nonzero(np.isin(timeline.spans.rank, single_ranks(blocks))))
 
 
 def show_spans(
@@ -128,7 +157,8 @@ def show_spans(
     """Show spans as bars; ``part`` is the picture whose viewport they fill, if not the step."""
     view, choices = draw.view, draw.choices
     ranks = None if part is None else part.ranks
-    num_ranks = len(set(timeline.spans.rank.tolist())) if ranks is None else len(ranks)
+    blocks = bar_blocks(timeline, view.order, ranks, view.folded)
+    num_ranks = sum(map(len, blocks))
     viewport = part.viewport if part is not None else view.viewport
     if viewport is not None and part is None:
         viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, num_ranks)
@@ -136,14 +166,17 @@ def show_spans(
         view=replace(view, viewport=viewport),
         title=f"Step {timeline.step}",
         about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
+        stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, timeline, draw.base_path),
-        figure=timeline_figure(timeline, view.order, viewport, ranks, view.ranks, draw.path),
+        figure=timeline_figure(
+            timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
+        ),
         note="" if part is None else _viewport_note(viewport),
-        scale=bars_scale(
-            timeline,
-            num_rows=num_ranks,
+        scale=make_scale(
+            blocks,
+            length_ns=timeline.end_ns - timeline.begin_ns,
             num_ranks=num_ranks if part is None else part.num_ranks,
-            first_row=None if part is None or viewport is None else viewport.first_row,
+            first_row=None if part is None else part.first_row,
         ),
     )
 
@@ -151,15 +184,23 @@ def show_spans(
 def show_picture(draw: Drawing, picture: StepPicture) -> Content:
     """Show a step or a part of it as pixels."""
     view, choices = draw.view, draw.choices
+    picture = fold_picture(picture, view.order, view.folded)
     return Content(
         view=view,
         title=f"Step {picture.step}",
         about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
+        stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, picture, draw.base_path),
-        figure=raster_figure(picture, view.order, view.ranks, draw.path),
+        figure=raster_figure(picture, view.order, view.ranks, draw.path, view.folded),
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
-        scale=figure_scale(picture),
+        scale=make_scale(
+            picture.raster.rank_blocks,
+            length_ns=picture.end_ns - picture.begin_ns,
+            num_ranks=picture.num_ranks,
+            first_row=picture.first_row,
+            lines_per_block=lines_per_block(picture),
+        ),
     )
 
 

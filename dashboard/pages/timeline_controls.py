@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
+import numpy as np
 from dash import dcc, html
-from pydantic import Field
 
-from rankscope.analysis.drawing.raster import Viewport
-from rankscope.analysis.drawing.rows import RowOrder, useful_orders
+from rankscope.analysis.drawing.rows import RowOrder, find_groups, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import View, write_address
 from ..callback_checks import AxisPlace, Post
 from ..exports import TRACE_PATH
-from ..figures.timeline_raster import lines_per_block
 from .components import labelled
 from .timeline_layers import layer_buttons
 
@@ -27,14 +24,12 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.drawing.raster import StepPicture
+    from rankscope.analysis.drawing.rows import RankBlocks
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
 
 _WORDS = {RowOrder.EXCESS: "slowest"}
-
-WHOLE = Viewport(begin_ns=0, end_ns=0, first_row=0, end_row=0)
-"""The viewport that a double-click asks for: the whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +49,14 @@ class StepChoices:
 
 
 class Scale(Post):
-    """The relation of a picture's figure to the step: what turns a zoom into a viewport."""
+    """The relation of a figure to the step: what turns a zoom into a viewport."""
 
-    first_row: int
-    """Row of the uppermost rank."""
+    lines: list[int]
+    """Lines of the figure from its top, ascending, between which each has as many ranks."""
 
-    ranks_per_line: AxisPlace
-    """A half if each rank has two lines."""
+    rows: list[int]
+    """Ranks of the whole step above each of ``lines``."""
 
-    num_lines: int
     num_ranks: int
     """Ranks of the whole step."""
 
@@ -93,17 +87,6 @@ class Shown(Post):
 
     num_views: int
     """How often the address has changed what is shown: within one view, the zoom is kept."""
-
-
-class Relayout(Post, extra="ignore"):
-    """A change of a figure's axes, as plotly reports it: ends of ranges, or a reset."""
-
-    x0: AxisPlace | None = Field(None, alias="xaxis.range[0]")
-    x1: AxisPlace | None = Field(None, alias="xaxis.range[1]")
-    y0: AxisPlace | None = Field(None, alias="yaxis.range[0]")
-    y1: AxisPlace | None = Field(None, alias="yaxis.range[1]")
-    x_reset: object = Field(None, alias="xaxis.autorange")
-    y_reset: object = Field(None, alias="yaxis.autorange")
 
 
 def choices_from_report(report: RunReport) -> StepChoices:
@@ -138,7 +121,7 @@ def choices_from_marks(marked: MarkedSteps | None) -> StepChoices:
 def timeline_controls(
     view: View, choices: StepChoices, shown: StepTimeline | StepPicture, base_path: str
 ) -> list[Component]:
-    """Return the choosers. Each choice is a link, so that the address holds the whole view.
+    """Return what chooses rows and layers. Each choice is a link: the address holds the view.
 
     Args:
         view: The view.
@@ -146,84 +129,92 @@ def timeline_controls(
         shown: The step: rows are ordered by an axis or host if its ranks have several.
         base_path: Path of the application.
     """
-
-    def link(
-        *, order: RowOrder | None = None, epoch: int | None = None, step: int | None = None
-    ) -> str:
-        # No viewport: another step has other times, another order other rows.
-        changed = replace(
-            view,
-            viewport=None,
-            show=None,
-            order=view.order if order is None else order,
-            epoch=view.epoch if epoch is None else epoch,
-            step=view.step if step is None else step,
-        )
-        return write_address(changed, base_path=base_path)
-
-    earlier = [step for step in choices.steps if step < (view.step or 0)]
-    later = [step for step in choices.steps if step > (view.step or 0)]
-    steps = sorted({*choices.steps, view.step or 0})
     orders = useful_orders(
         shown.coords.values(), shown.hosts.values(), has_excess=choices.has_excess
     )
-    parts: list[Component] = [
-        dcc.Link("whole step", href=link(), className="whole-step"),
-        layer_buttons(view.layers),
-        _save_links(view, base_path),
-        _links(
-            "rows by",
-            [(_WORDS.get(by, by.value), link(order=by), by is view.order) for by in orders],
-        ),
+    rows = [
+        (_WORDS.get(by, by.value), _link(view, base_path, order=by, folded=()), by is view.order)
+        for by in orders
     ]
-    if len(choices.epochs) > 1:
-        epochs = [(str(one), link(epoch=one), one == view.epoch) for one in choices.epochs]
-        parts.append(_links("epoch", epochs))
-    parts.append(
-        html.Div(
-            [
-                _arrow("←", "previous step", link(step=earlier[-1]) if earlier else None),
-                dmc.Select(
-                    id="timeline-choose-step",
-                    data=[{"value": str(step), "label": f"step {step}"} for step in steps],
-                    value=str(view.step),
-                    searchable=True,
-                    allowDeselect=False,
-                    size="sm",
-                    w=130,
-                    limit=500,
-                    **labelled("step"),
-                ),
-                _arrow("→", "next step", link(step=later[0]) if later else None),
-            ],
-            className="stepper",
+    parts: list[Component] = [_links("rows by", rows)]
+    ranks = {*shown.coords, *shown.hosts}
+    numbers = {one for one, _ in find_groups(ranks, shown.coords, view.order, shown.hosts).values()}
+    if numbers:
+        folded = () if view.folded else tuple(sorted(numbers))
+        text, title = (
+            ("unfold", "Show each rank (G)")
+            if view.folded
+            else ("fold", "One row for each group (G); a click on its name folds or unfolds it")
         )
-    )
+        href = write_address(replace(view, folded=folded), base_path=base_path)
+        parts.append(
+            dcc.Link(text, href=href, id="timeline-fold", title=title, className="button small")
+        )
+    parts += [layer_buttons(view.layers), _save_menu(view, base_path)]
+    if len(choices.epochs) > 1:
+        epochs = [
+            (str(one), _link(view, base_path, epoch=one), one == view.epoch)
+            for one in choices.epochs
+        ]
+        parts.append(_links("epoch", epochs))
+    whole = _link(view, base_path)
+    parts.append(dcc.Link("whole step", href=whole, title="Zoom out (0)", className="button small"))
     return parts
 
 
-def _save_links(view: View, base_path: str) -> Component:
+def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Component]:
+    """Return the chooser of the step, between links to the steps before and after it."""
+    now = view.step or 0
+    earlier = [step for step in choices.steps if step < now]
+    later = [step for step in choices.steps if step > now]
+    return [
+        _arrow("←", "previous step", _link(view, base_path, step=earlier[-1]) if earlier else None),
+        dmc.Select(
+            id="timeline-choose-step",
+            data=[
+                {"value": str(step), "label": f"step {step}"}
+                for step in sorted({*choices.steps, now})
+            ],
+            value=str(view.step),
+            searchable=True,
+            allowDeselect=False,
+            size="sm",
+            w=130,
+            limit=500,
+            **labelled("step"),
+        ),
+        _arrow("→", "next step", _link(view, base_path, step=later[0]) if later else None),
+    ]
+
+
+def _link(view: View, base_path: str, **changes: Any) -> str:  # noqa: ANN401  # fields of a view
+    # No viewport: another step has other times, another order other rows.
+    return write_address(replace(view, viewport=None, show=None, **changes), base_path=base_path)
+
+
+def _save_menu(view: View, base_path: str) -> Component:
     """Return the links that save what is shown as a file for Perfetto.
 
     The assets complete them by the zoom when they are clicked.
     """
     texts = {"window": "what is shown"} | ({"marked": "marked ranks"} if view.ranks else {})
-    shown = write_address(replace(view, show=None, layers=()), base_path=base_path)
+    shown = write_address(replace(view, show=None, layers=(), folded=()), base_path=base_path)
     href = f"{base_path}{TRACE_PATH}?{shown.partition('?')[2]}"
     links = [
         html.A(
-            text,
+            f"{text}, for Perfetto or chrome://tracing",
             href=href,
-            className="choice perfetto",
+            className="perfetto",
             target="_blank",
             rel="noopener",
-            title="Save for Perfetto (ui.perfetto.dev) or chrome://tracing",
             **{"data-what": what},  # type: ignore[arg-type]
         )
         for what, text in texts.items()
     ]
-    row = html.Div(links, className="choices plain", role="group", **labelled("save"))
-    return html.Div([html.Span("Perfetto file of", className="quiet"), row], className="chooser")
+    return html.Details(
+        [html.Summary("save", className="button small"), html.Div(links, className="menu-list")],
+        className="drop-down",
+    )
 
 
 def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:
@@ -250,95 +241,31 @@ def _arrow(sign: str, label: str, href: str | None) -> Component:
     return dcc.Link(sign, href=href, title=label, className="arrow")
 
 
-def figure_scale(picture: StepPicture) -> Scale:
-    """Return the scale of a picture's figure."""
-    blocks = picture.raster.rank_blocks
-    line_ranks, num_lines = len(blocks[0]), lines_per_block(picture)
-    # Lines of several ranks are shown whole, so the first one may begin above the viewport.
-    first_row = (
-        0 if picture.viewport is None else picture.viewport.first_row // line_ranks * line_ranks
-    )
-    return Scale(
-        first_row=first_row,
-        ranks_per_line=line_ranks / num_lines,
-        num_lines=len(blocks) * num_lines,
-        num_ranks=picture.num_ranks,
-        length_ms=(picture.end_ns - picture.begin_ns) / NS_PER_MS,
-        is_whole=False,
-    )
-
-
-def bars_scale(
-    timeline: StepTimeline, *, num_rows: int, num_ranks: int, first_row: int | None
+def make_scale(
+    blocks: RankBlocks,
+    *,
+    length_ns: int,
+    num_ranks: int,
+    first_row: int | None,
+    lines_per_block: int = 1,
 ) -> Scale:
-    """Return the scale of a figure of bars, in which each rank has a row.
+    """Return the scale of a figure.
 
     Args:
-        timeline: Its spans; begin and end are the whole step's.
-        num_rows: Its rows.
+        blocks: The ranks of each line or pair of lines, from the top.
+        length_ns: Length of the whole step.
         num_ranks: Ranks of the whole step.
-        first_row: Place of its uppermost rank; None: it has the whole step.
+        first_row: Place of its uppermost rank; None: the figure has the whole step.
+        lines_per_block: Lines of each block.
     """
+    sizes = np.array([0, *map(len, blocks)])
+    changes = np.flatnonzero(np.diff(sizes[1:])) + 1
+    knots = np.unique([0, *changes.tolist(), len(blocks)])
+    rows = (first_row or 0) + np.cumsum(sizes)[knots]
     return Scale(
-        first_row=first_row or 0,
-        ranks_per_line=1.0,
-        num_lines=num_rows,
+        lines=(knots * lines_per_block).tolist(),
+        rows=rows.tolist(),
         num_ranks=num_ranks,
-        length_ms=(timeline.end_ns - timeline.begin_ns) / NS_PER_MS,
+        length_ms=length_ns / NS_PER_MS,
         is_whole=first_row is None,
     )
-
-
-def read_zoom(relayout: Relayout, scale: Scale | None, shown: Viewport | None) -> Viewport | None:
-    """Return the viewport that a reader zoomed or panned to, which may be beyond what is loaded.
-
-    Args:
-        relayout: The change of the axes.
-        scale: Scale of the figure; None if there is none.
-        shown: The viewport before; None: the whole step. An axis that did not change keeps it.
-
-    Returns:
-        `WHOLE` on a double-click, or if the whole step is in view; None if nothing changed.
-    """
-    if scale is None:
-        return None
-    if relayout.x_reset or relayout.y_reset:
-        return WHOLE
-    if relayout.x0 is None and relayout.y0 is None:
-        return None
-    before = shown or Viewport(
-        begin_ns=0,
-        end_ns=round(scale.length_ms * NS_PER_MS),
-        first_row=0,
-        end_row=scale.num_ranks,
-    )
-    x = _sorted(relayout.x0, relayout.x1, before.begin_ns / NS_PER_MS, before.end_ns / NS_PER_MS)
-    begin_ms, end_ms = max(x[0], 0.0), min(x[1], scale.length_ms)
-    first_row, end_row = before.first_row, before.end_row
-    if relayout.y0 is not None or relayout.y1 is not None:
-        y = _sorted(relayout.y0, relayout.y1, -0.5, scale.num_lines - 0.5)
-        first, end = math.floor(y[0] + 0.5), math.ceil(y[1] + 0.5)
-        first_row = max(int(scale.first_row + first * scale.ranks_per_line), 0)
-        end_row = min(math.ceil(scale.first_row + end * scale.ranks_per_line), scale.num_ranks)
-    if begin_ms >= end_ms or first_row >= end_row:
-        return None
-    if (begin_ms, end_ms) == (0.0, scale.length_ms) and (first_row, end_row) == (
-        0,
-        scale.num_ranks,
-    ):
-        return WHOLE
-    begin_ns = round(begin_ms * NS_PER_MS)
-    return Viewport(
-        begin_ns=begin_ns,
-        end_ns=max(round(end_ms * NS_PER_MS), begin_ns + 1),
-        first_row=first_row,
-        end_row=end_row,
-    )
-
-
-def _sorted(
-    one: float | None, other: float | None, default_one: float, default_other: float
-) -> tuple[float, float]:
-    """Return the ends of a range ascending; an end that did not change has its default."""
-    ends = default_one if one is None else one, default_other if other is None else other
-    return min(ends), max(ends)

@@ -13,7 +13,7 @@ from rankscope.analysis.trace.errors import AnalysisError
 from ..address import LAYERS
 from ..text import escape
 from ..theme import graph_config
-from .components import card, graph_style
+from .components import card, graph_style, pressed
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -70,16 +70,12 @@ def layer_buttons(layers: tuple[str, ...]) -> Component:
                 id=f"timeline-{layer}",
                 title=title,
                 className="choice chosen" if layer in layers else "choice",
-                **_pressed(layer in layers),
+                **pressed(is_on=layer in layers),
             )
             for layer, (text, title) in TITLES.items()
         ],
         className="choices plain",
     )
-
-
-def _pressed(is_on: bool) -> dict[str, Any]:  # noqa: FBT001  # the state of a button
-    return {"aria-pressed": "true" if is_on else "false"}
 
 
 def show_replay(replayed: Replayed, ideal: Figure | None) -> list[Component]:
@@ -99,7 +95,7 @@ def show_replay(replayed: Replayed, ideal: Figure | None) -> list[Component]:
     found = replayed.found
     ideal["layout"]["showlegend"] = False
     ideal["layout"]["dragmode"] = False
-    ideal["layout"]["margin"]["t"] = 56
+    ideal["layout"]["margin"]["t"] = 26
     title = f"The ideal step takes {format_duration(found.ideal_ns)}"
     about = (
         f"{format_duration(found.actual_ns)} passed from the end of the step before to the end of"

@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 class AroundPost(Post):
     """The values that `refresh_around` takes."""
 
+    changed: str | None
+    """Changes with what is drawn, and not with a zoom."""
+
     shown: Shown
     search: str | None
-    drawn: str | None
-    """The step and revisions of what is drawn."""
 
 
 def around_step() -> Component:
     """Return the places of the run and of the minimap, which are filled when the page is shown."""
     return html.Div(
         [
-            dcc.Store(id="timeline-around-drawn"),
+            dcc.Store(id="timeline-around-drawn"),  # what run and minimap show
             html.Div(id="timeline-run"),
         ]
     )
@@ -64,29 +65,34 @@ def minimap_place() -> Component:
 
 def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     """Draw run and minimap when another step is shown, and follow clicks on a step."""
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("timeline", "around"),
+        Output("timeline-around-drawn", "data"),
+        Input("timeline-shown", "data"),
+        State("timeline-around-drawn", "data"),
+    )
 
     @app.callback(
         Output("timeline-run", "children"),
         Output("timeline-minimap-picture", "children"),
-        Output("timeline-around-drawn", "data"),
-        Input("timeline-shown", "data"),
+        Input("timeline-around-drawn", "data"),
+        State("timeline-shown", "data"),
         State("url", "search"),
-        State("timeline-around-drawn", "data"),
+        prevent_initial_call=True,
     )
     @takes(AroundPost)
     def refresh_around(post: AroundPost) -> tuple[Any, ...]:
         view = read_address(TIMELINE, post.search or "")
         shown = post.shown
-        key = f"{shown.run} {shown.epoch} {shown.step} {shown.revisions} {view.order}"
-        if shown.run is None or shown.step is None or shown.scale is None or key == post.drawn:
-            return (no_update,) * 3
+        if shown.run is None or shown.step is None or shown.scale is None:
+            return (no_update,) * 2
         view = View(
             page=TIMELINE, run=shown.run, epoch=shown.epoch, step=shown.step, order=view.order
         )
         try:
-            return _run_axis(provider, view, base_path), _minimap(provider, view), key
+            return _run_axis(provider, view, base_path), _minimap(provider, view)
         except AnalysisError:  # the page itself says so
-            return [], [], key
+            return [], []
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("timeline", "openStep"),

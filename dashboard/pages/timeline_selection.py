@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from ..address import write_address
 from ..callback_checks import AxisPlace, Post, takes
 from ..figures.timeline_marks import mark_selected
 from ..text import escape
-from .components import announced, card, link_ranks, rank_link, table
+from .components import announced, card, link_ranks, pressed, rank_link, table
 from .timeline_controls import Shown
 
 if TYPE_CHECKING:
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
+    from rankscope.analysis.drawing.rows import RankBlocks
     from rankscope.analysis.drawing.selection import Property, SpanFacts
     from rankscope.analysis.drawing.timeline import StepTimeline
 
     from ..address import View
     from .timeline_layers import Replayed
 
-    ShownSpans = tuple[View, StepTimeline, tuple[int, ...]]
-    """A view, the spans that it shows as bars, and their ranks from the top."""
+    ShownSpans = tuple[View, StepTimeline, RankBlocks]
+    """A view, the spans that it shows as bars, and the ranks of each row from the top."""
 
 MAX_TEXT = 100
 """Characters of a search."""
@@ -60,6 +62,8 @@ KEYS = (
     ("A, D, ←, →", "pan"),
     ("F", "zoom to the selected span or box"),
     ("0, double-click", "whole step"),
+    ("M", "drag a box to measure; M again to pan"),
+    ("G", "fold or unfold all groups"),
     ("C", "critical path on or off"),
     ("I", "ideal step beneath on or off"),
     ("/", "search"),
@@ -102,30 +106,35 @@ class SelectPost(Post):
     shown: Shown
 
 
-def selection_controls() -> Component:
-    """Return the search, the list of keys, and the place of what is selected."""
+def selection_controls() -> list[Component]:
+    """Return the search, the measure, the list of keys, and the place of what is selected."""
     keys = [html.Div([html.Kbd(key), html.Span(does)]) for key, does in KEYS]
-    return html.Div(
-        [
-            html.Div(
-                [
-                    dcc.Input(
-                        id="timeline-search",
-                        type="search",
-                        debounce=True,
-                        placeholder="rank, host, kind or name",
-                        maxLength=MAX_TEXT,
-                    ),
-                    html.Details(
-                        [html.Summary("keys"), html.Div(keys, className="keys")],
-                        id="timeline-keys",
-                    ),
-                ],
-                className="selection-controls",
+    return [
+        html.Button(
+            "measure",
+            id="timeline-measure",
+            className="button small",
+            title="Drag a box to measure and compare what is in it (M)",
+            **pressed(is_on=False),
+        ),
+        html.Div(
+            dcc.Input(
+                id="timeline-search",
+                type="search",
+                debounce=True,
+                placeholder="rank, host, kind or name",
+                maxLength=MAX_TEXT,
             ),
-            html.Div(id="timeline-selection", **announced()),
-        ]
-    )
+            title="Find spans (/)",
+            className="search",
+        ),
+        html.Details(
+            [html.Summary("keys", className="button small"), html.Div(keys, className="keys")],
+            id="timeline-keys",
+            className="drop-down",
+        ),
+        html.Div(id="timeline-selection", **announced()),
+    ]
 
 
 def register_selection(
@@ -161,7 +170,7 @@ def register_selection(
         if found is None:
             about = "Zoom in until single spans show: then they can be selected and searched."
             return [card(html.P(about, className="quiet"))], marks
-        view, timeline, ranks = found
+        view, timeline, blocks = found
         source = ctx.triggered[0]["prop_id"] if ctx.triggered else ""
         if source.endswith("clickData"):
             points = (post.click or Click()).points
@@ -170,17 +179,17 @@ def register_selection(
             if not 0 <= row < len(timeline.spans):
                 raise PreventUpdate
             facts = describe_span(timeline, row)
-            mark_selected(marks, timeline, row, rows=(view.order, ranks), arrows=facts.arrows)
+            mark_selected(marks, timeline, row, rows=(view.order, blocks), arrows=facts.arrows)
             slack = _slack(find_replay(timeline), facts)
             return [_span_card(view, facts, slack, base_path)], marks
         if source.endswith("selectedData"):
             box = None if post.box is None else post.box.range
             if box is None:
                 raise PreventUpdate
-            return [_box_card(timeline, ranks, box)], marks
+            return [_box_card(timeline, blocks, box)], marks
         if not post.text:
             return [], marks
-        return [_found_card(view, timeline, ranks, post.text, base_path)], marks
+        return [_found_card(view, timeline, blocks, post.text, base_path)], marks
 
 
 def _slack(replayed: Replayed, facts: SpanFacts) -> str:
@@ -256,11 +265,11 @@ def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Comp
 
 
 def _found_card(
-    view: View, timeline: StepTimeline, ranks: tuple[int, ...], text: str, base_path: str
+    view: View, timeline: StepTimeline, blocks: RankBlocks, text: str, base_path: str
 ) -> Component:
     rows, num_found = find_spans(timeline, text, most=_MAX_ROWS)
     spans = timeline.spans
-    place = {rank: number for number, rank in enumerate(ranks)}
+    place = {rank: number for number, rank in enumerate(itertools.chain(*blocks))}
     cells = []
     for row in rows.tolist():
         rank, begin_ns = int(spans.rank[row]), int(spans.start_ns[row]) - timeline.begin_ns
@@ -292,10 +301,15 @@ def _found_card(
     return _foldable([html.H2(title), html.P(about, className="about"), found])
 
 
-def _box_card(timeline: StepTimeline, ranks: tuple[int, ...], box: Range) -> Component:
+def _box_card(timeline: StepTimeline, blocks: RankBlocks, box: Range) -> Component:
     begin_ns, end_ns = (round(at * NS_PER_MS) for at in sorted(box.x))
     top, bottom = sorted(box.y)
-    inside_ranks = [rank for row, rank in enumerate(ranks) if top - 0.5 <= row <= bottom + 0.5]
+    inside_ranks = [
+        rank
+        for row, block in enumerate(blocks)
+        if top - 0.5 <= row <= bottom + 0.5
+        for rank in block
+    ]
     spans = timeline.spans
     start_ns = spans.start_ns - timeline.begin_ns
     inside = (start_ns < end_ns) & (start_ns + spans.duration_ns > begin_ns)

@@ -153,3 +153,54 @@ def test_run_and_minimap_lead_to_a_step_and_to_a_part_of_it(browser: Browser, ur
         drawn(page)
         assert query_of(page)["order"] == "excess"
         assert int(query_of(page)["step"]) >= 4
+
+
+def test_a_group_is_folded_by_a_click_on_its_name_and_by_the_keyboard(
+    browser: Browser, url: str
+) -> None:
+    with opened(browser, f"{url}/timeline?run={RUN}&step=3") as seen:
+        page = seen.page
+        drawn(page)
+        labels = f"{GRAPH}.layout.yaxis.ticktext"
+        assert len(page.evaluate(labels)) == 16
+
+        # WHEN the name of PP 0 is clicked THEN its 8 ranks share a row, and the address says so
+        name = page.get_by_role("button", name="PP 0")
+        until(page, lambda: "fold=0" in page.url, name.click)
+        folded = ["8 ranks", *(f"rank {rank}" for rank in range(8, 16))]
+        until(page, lambda: page.evaluate(labels) == folded, lambda: None)
+        settle(page)
+        assert page.get_by_role("button", name="PP 0").get_attribute("aria-expanded") == "false"
+
+        # WHEN Enter is pressed on PP 1 and G afterwards THEN both are folded, and then unfolded
+        page.get_by_role("button", name="PP 1").focus()
+        page.keyboard.press("Enter")
+        until(page, lambda: query_of(page).get("fold") == "0,1", lambda: None)
+        until(page, lambda: page.evaluate(labels) == ["8 ranks", "8 ranks"], lambda: None)
+        settle(page)
+        page.keyboard.press("g")
+        until(page, lambda: len(page.evaluate(labels)) == 16, lambda: None)
+        assert "fold" not in page.url
+        settle(page)
+
+
+def test_a_box_is_measured_after_the_button_or_its_key(browser: Browser, url: str) -> None:
+    with opened(browser, f"{url}/timeline?run={RUN}&step=3") as seen:
+        page = seen.page
+        drawn(page)
+        page.keyboard.press("m")
+        expect(page.locator("#timeline-measure")).to_have_attribute("aria-pressed", "true")
+        box = page.locator(PLOT).first.bounding_box()
+        assert box is not None
+
+        def drag() -> None:
+            page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 20)
+            page.mouse.down()
+            page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60)
+            page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 90)
+            page.mouse.up()
+
+        shown = page.locator("#timeline-selection h2")
+        until(page, lambda: "between the two ends" in "".join(shown.all_inner_texts()), drag)
+        settle(page)
+        assert "spans of 2 ranks" in page.inner_text("#timeline-selection")

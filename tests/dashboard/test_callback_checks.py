@@ -83,8 +83,7 @@ def test_an_unexpected_post_is_rejected_and_runs_no_callback(
 
 
 SCALE = {
-    "first_row": 0, "ranks_per_line": 1.0, "num_lines": 8, "num_ranks": 8, "length_ms": 50.0,
-    "is_whole": True,
+    "lines": [0, 8], "rows": [0, 8], "num_ranks": 8, "length_ms": 50.0, "is_whole": True,
 }  # fmt: skip
 REVISIONS = {"run": 7, "picture": 1}
 STEP_SHOWN = {
@@ -122,19 +121,14 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "overview-shown.data": {"run": "demo-42", "revision": 7, "is_silent": False},
     },
     "timeline-shown.data": {
-        "url.search": "?run=demo-42",
+        "timeline-asked.data": "?run=demo-42",
         "timeline-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 1,
         "timeline-shown.data": STEP_SHOWN,
-        "timeline-zoomed.data": None,
+        "url.search": "?run=demo-42",
     },
     "timeline-choose-step.value": {
         "timeline-choose-step.value": "4",
-        "url.search": "",
-        "timeline-shown.data": STEP_SHOWN,
-    },
-    "timeline-graph.relayoutData": {
-        "timeline-graph.relayoutData": {"xaxis.range[0]": 1.5, "xaxis.range[1]": 2},
         "url.search": "",
         "timeline-shown.data": STEP_SHOWN,
     },
@@ -150,7 +144,7 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
     "fallback-timer.n_intervals": ["1", {}, 1.5],
     "overview-timer.n_intervals": ["1", {}, 1.5],
     "liveness-timer.n_intervals": ["1", {}, 1.5],
-    "timeline-zoomed.data": [7, ["a"], "?run=\ud800"],
+    "timeline-asked.data": [7, ["a"], "?run=\ud800"],
     "overview-kinds-shown.data": [7, {}, ["7"]],
     "timeline-timer.n_intervals": ["1", {}, 1.5],
     "frame-shown.data": [

@@ -152,6 +152,7 @@ def read_picture(
                 raster=cut_viewport(found, shown, length_ns=length_ns),
                 coords=read_coords(kept.num_described),
                 viewport=None if shown == whole else shown,
+                first_row=shown.first_row // level.line_ranks * level.line_ranks,
             )
     return None
 

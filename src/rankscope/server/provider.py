@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.drawing.raster import redraw_viewport
-from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
 from rankscope.analysis.drawing.timeline import read_timeline, records_groups
 from rankscope.analysis.report.alert_list import AlertList
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
@@ -307,7 +307,7 @@ class StoreProvider:
             viewport=viewport,
         )
         if picture is not None:
-            hosts = self._places(run_id, epoch, None)[1] if order is RowOrder.HOST else {}
+            hosts = self._places(run_id, epoch, None)[1]
             return self._redrawn(replace(picture, hosts=hosts))
         if not self._has_large_steps(run_id):
             return None

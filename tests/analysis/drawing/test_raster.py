@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.drawing.raster import bin_edges, draw_raster, measure_areas
+from rankscope.analysis.drawing.raster import (
+    bin_edges,
+    draw_picture,
+    draw_raster,
+    fold_picture,
+    measure_areas,
+)
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
@@ -260,7 +267,32 @@ def test_one_long_span_among_many_ranks_stays_visible_at_every_zoom() -> None:
         shown = [num_bins * ms // 83 for ms in (60, 77, 81)]
         gc = KIND_CODES[SpanKind.GC]
         assert cells.kind[0, shown].tolist() == [FORWARD, FORWARD, gc]
-        assert (cells.filled_ratio[0, shown[1:]] >= 1).all()
+        # The pause is notable and fills its cell; 4 ms more than 30 are a pale cell of one rank.
+        assert cells.filled_ratio[0, shown[1:]].tolist() == [pytest.approx(1 / 24), 1.0]
     # and three ranks, which have no usual length, are drawn as their average
     few = measure_areas(timeline, [(7, 8, 9)], num_bins=900)
     assert few.notable == {}
+
+
+def test_a_folded_group_of_a_picture_shows_what_most_of_its_ranks_do() -> None:
+    # PP 0 has the ranks 0 to 3, of which 3 go backward; PP 1 the ranks 4 to 7.
+    kinds = [SpanKind.FORWARD, *[SpanKind.BACKWARD] * 3, *[SpanKind.FORWARD] * 4]
+    picture = draw_picture(
+        step_of(*(compute(rank, 0, 9_000, kind) for rank, kind in enumerate(kinds))), RowOrder.PP
+    )
+
+    raster = fold_picture(picture, RowOrder.PP, (0,)).raster
+
+    assert raster.rank_blocks == ((0, 1, 2, 3), (4,), (5,), (6,), (7,))
+    assert np.unique(raster.compute.kind[0]).tolist() == [BACKWARD]
+    assert np.unique(raster.compute.filled_ratio[0]).tolist() == [1.0]
+    assert np.unique(raster.compute.kind[1:]).tolist() == [FORWARD]
+    assert fold_picture(picture, RowOrder.PP, ()) is picture
+
+
+def test_a_cell_is_filled_as_much_as_its_ranks_are_on_average() -> None:
+    timeline = step_of(compute(0, 0, 10), compute(1, 0, 20), compute(0, 30, 40))
+
+    raster = draw_raster(timeline, (0, 1), max_lines=1, num_bins=4)
+
+    assert raster.compute.filled_ratio.tolist() == [[1.0, 0.5, 0.0, 0.5]]

@@ -47,7 +47,7 @@ def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
     # span, and arrows.
     assert len(traces(figure)) == 6 + 2 + 1 + 2
     assert sum(len(trace.x) for trace in traces(figure)) == 336 + 16 + 2 + 1
-    assert figure.layout.xaxis.title.text.endswith("(ms)")
+    assert figure.layout.xaxis.ticksuffix == " ms"
 
 
 def test_every_row_is_labelled_with_its_rank() -> None:
@@ -95,3 +95,17 @@ def test_a_hover_text_escapes_the_name_of_the_span() -> None:
     (text,) = hover_texts(step_of(hostile)).tolist()
 
     assert text.startswith('<b>&lt;a href="x"&gt;&amp;&lt;/a&gt;\\u{202e}</b>')
+
+
+def test_a_folded_group_is_one_row_of_cells_and_its_spans_are_not_drawn() -> None:
+    timeline = step_of(*(compute(rank, 0, 9_000_000) for rank in range(8)))
+
+    figure = timeline_figure(timeline, RowOrder.PP, folded=(0,))
+
+    drawn, cells = (trace for trace in traces(figure) if trace.name == "forward")
+    assert sorted(round(float(y)) for y in drawn.y) == [1, 2, 3, 4]
+    assert (list(cells.y), list(cells.base), list(cells.x)) == ([0], [0.0], [9.0])
+    assert cells.hovertext == ("forward, most of 4 ranks",)
+    assert figure.layout.yaxis.ticktext == ("4 ranks", "rank 4", "rank 5", "rank 6", "rank 7")
+    texts = [one.text for one in figure.layout.annotations]
+    assert texts == ["▸ <b>PP 0</b>", "▾ <b>PP 1</b>"]
