@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
-    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
     from rankscope.analysis.report.alert_list import AlertList
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.page_results import (
@@ -74,8 +74,8 @@ class ReportProvider(Protocol):
         """
         ...
 
-    def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
-        """Return the spans of a picture's viewport; None if there are none or too many.
+    def viewport_spans(self, picture: StepPicture) -> ViewportSpans:
+        """Return the spans of a picture's viewport, if it should be drawn from them.
 
         The timeline's begin and end are the whole step's.
         """

@@ -145,7 +145,8 @@ class StepPicture:
         if self.viewport is None:
             return float(self.num_spans)
         share = (self.viewport.end_ns - self.viewport.begin_ns) / (self.end_ns - self.begin_ns)
-        return self.num_spans * share * len(self.ranks) / self.num_ranks
+        num_shown = sum(map(len, self.raster.rank_blocks))
+        return self.num_spans * share * num_shown / self.num_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

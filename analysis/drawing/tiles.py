@@ -46,7 +46,7 @@ MAX_VIEWPORT_BINS = 2 * NUM_BINS
 """A screen shows no more."""
 
 MAX_REDRAWN_SPANS = 200_000
-"""Spans of a viewport that is drawn during a request: a quarter of a second on an idle core."""
+"""Spans of a viewport that are read to draw it."""
 
 
 class Level(NamedTuple):
@@ -255,11 +255,16 @@ def cut_viewport(found: TileLines, viewport: Viewport, *, length_ns: int) -> Ste
 def needs_spans(picture: StepPicture) -> bool:
     """Return whether a viewport should be drawn anew from its spans.
 
-    It should if its tiles have few pixels and its spans are neither few enough for bars nor more
-    than `MAX_REDRAWN_SPANS`.
+    It should if its tiles have few pixels and its spans are not more than `MAX_REDRAWN_SPANS`.
     """
     if picture.viewport is None:
         return False
     num_lines, num_bins = picture.raster.compute.kind.shape
-    is_coarse = num_bins * num_lines < NUM_BINS * min(len(picture.ranks), MAX_LINES) / 2
-    return is_coarse and MAX_BARS < picture.likely_spans() <= MAX_REDRAWN_SPANS
+    num_ranks = sum(map(len, picture.raster.rank_blocks))
+    is_coarse = num_bins * num_lines < NUM_BINS * min(num_ranks, MAX_LINES) / 2
+    return is_coarse and picture.likely_spans() <= MAX_REDRAWN_SPANS
+
+
+def is_few(picture: StepPicture) -> bool:
+    """Return whether the spans of a viewport are probably few enough for bars."""
+    return picture.viewport is not None and picture.likely_spans() <= 2 * MAX_BARS

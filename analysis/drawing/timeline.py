@@ -69,6 +69,20 @@ class StepTimeline:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewportSpans:
+    """The spans of a picture's viewport."""
+
+    found: StepTimeline | None = None
+    """None: they are not read, are too many, or none are stored."""
+
+    is_pending: bool = False
+    """Whether they are being read."""
+
+
+NO_SPANS = ViewportSpans()
+
+
 def cut_timeline(timeline: StepTimeline, picture: StepPicture) -> StepTimeline:
     """Return the spans that a picture's viewport touches; begin and end are the whole step's."""
     if picture.viewport is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from base64 import b64encode
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.raster import NUM_BINS, measure_areas
 from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lines, row_order
@@ -15,7 +15,7 @@ from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
 
 from ..text import escape_for_plotly
-from ..theme import INK, KIND_COLORS, apply_style, rgba
+from ..theme import INK, KIND_COLORS, base_layout, rgba
 from .timeline_marks import bar_places, path_trace, selection_traces
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
     marked: tuple[int, ...] = (),
     path: Stretches | None = None,
     folded: Collection[int] = (),
-) -> go.Figure:
+) -> dict[str, Any]:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
     Each rank has a row with one lane for each track, compute above communication. If the wait of a
@@ -87,6 +87,10 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
         marked: Ranks that are marked; if there are any, the others are dimmed.
         path: The critical path; None: it is not drawn.
         folded: Numbers of the groups that are folded.
+
+    Returns:
+        A plain document with numpy arrays, which `pack_arrays` makes small: plotly's own objects
+        check and copy every value, which took as long as everything else.
     """
     blocks = bar_blocks(timeline, order, ranks, folded)
     rows = arrange_rows(timeline, order, blocks)
@@ -97,40 +101,53 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
     height = max(height, _LEAST_PER_RANK * num_rows + _AROUND)
     lane = float(np.median(rows.height)) * (height - _AROUND) / max(num_rows, 1)
     waiting = _hatched if lane >= _MIN_HATCHED else _pale
-    figure = go.Figure()
+    traces: list[dict[str, Any]] = []
     outer_first = np.argsort(timeline.spans.depth, kind="stable")
     outer_first = outer_first[np.isin(timeline.spans.rank, single_ranks(blocks))[outer_first]]
     for code in np.unique(timeline.spans.kind[outer_first]).tolist():
         own = outer_first[timeline.spans.kind[outer_first] == code]
-        _add_bars(figure, timeline, rows, texts, own, _Waits(wait_ns, waiting))
+        traces += _kind_bars(timeline, rows, texts, own, _Waits(wait_ns, waiting))
     shown = set(timeline.spans.kind[outer_first].tolist())
-    figure.add_traces(_folded_bars(timeline, viewport, blocks, shown=shown))
+    traces += _folded_bars(timeline, viewport, blocks, shown=shown)
     if (wait_ns[outer_first] > 0).any():
         word = "hatched" if waiting is _hatched else "pale"
-        figure.add_trace(
-            go.Bar(
-                name=f"{word}: waiting",
-                orientation="h",
-                x=[None],
-                y=[None],
-                marker=waiting(INK),
-                hoverinfo="skip",
-            )
+        traces.append(
+            {
+                "type": "bar",
+                "name": f"{word}: waiting",
+                "orientation": "h",
+                "x": [None],
+                "y": [None],
+                "marker": waiting(INK),
+                "hoverinfo": "skip",
+            }
         )
     if path is not None:
-        figure.add_trace(go.Scatter(path_trace(path, bar_places(timeline, rows))))
-    figure.add_traces(selection_traces())
-    _style(figure, timeline, rows, height, marked=marked, folded=folded)
+        traces.append(path_trace(path, bar_places(timeline, rows)))
+    traces += selection_traces()
+    layout = _layout(timeline, rows, height, marked=marked, folded=folded)
     if viewport is not None:
-        figure.update_xaxes(range=[viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS])
+        ends = (viewport.begin_ns, viewport.end_ns)
+        layout["xaxis"]["range"] = [end / NS_PER_MS for end in ends]
         if ranks is None:
             first, last = lines_of_rows(blocks, viewport.first_row, viewport.end_row - 1)
-            figure.update_yaxes(range=[last + 0.5, first - 0.5])
+            layout["yaxis"]["range"] = [last + 0.5, first - 0.5]
         else:
             loaded_ms = (viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS)
-            shapes = not_loaded(loaded_ms, _length_ms(timeline), num_lines=num_rows)
-            figure.update_layout(shapes=[*figure.layout.shapes, *shapes])
-    return figure
+            layout["shapes"] += not_loaded(loaded_ms, _length_ms(timeline), num_lines=num_rows)
+    return {"data": traces, "layout": layout}
+
+
+def pack_arrays(figure: dict[str, Any]) -> dict[str, Any]:
+    """Return a figure with its arrays of numbers as plotly's base64: half of the bytes of text."""
+
+    def pack(value: Any) -> Any:  # noqa: ANN401  # any of a trace's properties
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            return value
+        return {"dtype": "f8", "bdata": b64encode(value.astype("<f8").tobytes()).decode("ascii")}
+
+    data = [{key: pack(value) for key, value in trace.items()} for trace in figure["data"]]
+    return {**figure, "data": data}
 
 
 def bar_blocks(
@@ -159,7 +176,7 @@ def lines_of_rows(blocks: RankBlocks, *rows: int) -> list[int]:
 
 def _folded_bars(
     timeline: StepTimeline, viewport: Viewport | None, blocks: RankBlocks, *, shown: set[int]
-) -> list[go.Bar]:
+) -> list[dict[str, Any]]:
     """Return what most ranks of each folded group do, as bars of equal cells side by side.
 
     ``shown`` are the kinds that are in the legend already.
@@ -187,19 +204,20 @@ def _folded_bars(
         kind, is_full = KINDS[(shade - 1) // 2], (shade - 1) % 2
         alpha = 1 if is_full else _PALE_ALPHA
         most = f"{kind.value}, {'most of' if is_full else 'less than half of'} {{}} ranks"
-        bar = go.Bar(
-            name=_NAMES.get(kind, kind.value),
-            showlegend=(shade - 1) // 2 not in shown,
-            legendgroup=kind.value,
-            orientation="h",
-            base=[begin for begin, _, _ in found],
-            x=[end - begin for begin, end, _ in found],
-            y=[line for _, _, line in found],
-            width=_FOLDED,
-            marker={"color": rgba(KIND_COLORS[kind], alpha), "line": {"width": 0}},
-            hovertext=[most.format(len(blocks[line])) for _, _, line in found],
-            hovertemplate="%{hovertext}<extra></extra>",
-        )
+        bar = {
+            "type": "bar",
+            "name": _NAMES.get(kind, kind.value),
+            "showlegend": (shade - 1) // 2 not in shown,
+            "legendgroup": kind.value,
+            "orientation": "h",
+            "base": [begin for begin, _, _ in found],
+            "x": [end - begin for begin, end, _ in found],
+            "y": [line for _, _, line in found],
+            "width": _FOLDED,
+            "marker": {"color": rgba(KIND_COLORS[kind], alpha), "line": {"width": 0}},
+            "hovertext": [most.format(len(blocks[line])) for _, _, line in found],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+        }
         shown.add((shade - 1) // 2)
         bars.append(bar)
     return bars
@@ -321,7 +339,7 @@ def row_ticks(
     """
     every = max(1, -(-len(blocks) // max_ticks))
     found = set(marked)
-    bold = [row for row, block in enumerate(blocks) if not found.isdisjoint(block)][:max_ticks]
+    bold = _lines_with(blocks, found)[:max_ticks]
     # A label beside a marked one would be printed over it.
     plain = [
         row for row in range(0, len(blocks), every) if all(abs(row - one) >= every for one in bold)
@@ -333,6 +351,12 @@ def row_ticks(
         labels[row] = f"<b>rank {own[0]}{'…' if len(own) > 1 else ''}</b>"
     ticks = sorted(labels)
     return ticks, [labels[row] for row in ticks]
+
+
+def _lines_with(blocks: Sequence[tuple[int, ...]], found: set[int]) -> list[int]:
+    if not found:
+        return []
+    return [row for row, block in enumerate(blocks) if not found.isdisjoint(block)]
 
 
 def folded_lines(groups: Iterable[Group], folded: Collection[int]) -> list[int]:
@@ -352,8 +376,7 @@ def dimmed(
         marked: Marked ranks.
         lines_per_block: Lines of each block.
     """
-    found = set(marked)
-    bright = [row for row, block in enumerate(blocks) if not found.isdisjoint(block)]
+    bright = _lines_with(blocks, set(marked))
     if not bright:
         return []
     borders = [-1, *bright, len(blocks)]
@@ -437,15 +460,14 @@ def group_text(group: Group, folded: Collection[int]) -> str:
     return f"{'▸' if group.number in folded else '▾'} <b>{escape_for_plotly(group.name)}</b>"
 
 
-def _add_bars(
-    figure: go.Figure,
+def _kind_bars(
     timeline: StepTimeline,
     rows: Rows,
     texts: NDArray[np.object_],
     own: NDArray[np.intp],
     waits: _Waits,
-) -> None:
-    """Add the bars of one kind: whole spans and transfers solid, waits hatched."""
+) -> list[dict[str, Any]]:
+    """Return the bars of one kind: whole spans and transfers solid, waits hatched."""
     spans = timeline.spans
     kind = KINDS[int(spans.kind[own[0]])]
     start = spans.start_ns[own] - timeline.begin_ns
@@ -453,17 +475,17 @@ def _add_bars(
     solid = _bars(kind, rows, own, start + wait, spans.duration_ns[own] - wait, spans.depth)
     solid.update(name=_NAMES.get(kind, kind.value), hovertext=texts[own])
     solid.update(marker=waits.marker(KIND_COLORS[kind]) if kind is SpanKind.WAIT else _solid(kind))
-    figure.add_trace(go.Bar(solid))
     waiting = own[wait > 0]
-    if len(waiting):
-        hatched = _bars(kind, rows, waiting, start[wait > 0], wait[wait > 0], spans.depth)
-        hatched.update(
-            name=f"{kind.value}, waiting",
-            showlegend=False,
-            hovertext=texts[waiting],
-            marker=waits.marker(KIND_COLORS[kind]),
-        )
-        figure.add_trace(go.Bar(hatched))
+    if not len(waiting):
+        return [solid]
+    hatched = _bars(kind, rows, waiting, start[wait > 0], wait[wait > 0], spans.depth)
+    hatched.update(
+        name=f"{kind.value}, waiting",
+        showlegend=False,
+        hovertext=texts[waiting],
+        marker=waits.marker(KIND_COLORS[kind]),
+    )
+    return [solid, hatched]
 
 
 def _bars(
@@ -478,6 +500,7 @@ def _bars(
     nesting = 0 if kind is SpanKind.WAIT else np.minimum(depth[own], _MAX_NESTING)
     shrink = np.power(_NESTED_SHRINK, nesting)
     return {
+        "type": "bar",
         "orientation": "h",
         "base": start_ns / NS_PER_MS,
         "x": duration_ns / NS_PER_MS,
@@ -514,18 +537,17 @@ def _pale(color: str) -> dict[str, object]:
     return {"color": color if is_nested else rgba(color, _PALE_ALPHA), "line": {"width": 0}}
 
 
-def _style(
-    figure: go.Figure,
+def _layout(
     timeline: StepTimeline,
     rows: Rows,
     height: int,
     *,
     marked: tuple[int, ...],
     folded: Collection[int],
-) -> None:
+) -> dict[str, Any]:
     zoom_key = f"{timeline.run} {timeline.epoch} {timeline.step}"
-    apply_style(figure, height=height, zoom_key=zoom_key)
-    figure.update_xaxes(
+    layout = base_layout(height=height, zoom_key=zoom_key)
+    layout["xaxis"].update(
         **TIME_AXIS,
         range=[0, _length_ms(timeline)],
         showspikes=True,
@@ -543,7 +565,7 @@ def _style(
     )
     left = left_margin((f"▾ {group.name}" for group in rows.groups), labels)
     num_rows = len(rows.blocks)
-    figure.update_yaxes(
+    layout["yaxis"].update(
         range=[num_rows - 0.5, -0.5],
         tickmode="array",
         tickvals=ticks,
@@ -552,13 +574,13 @@ def _style(
         automargin=False,
     )
     line = {"color": "rgba(134,142,150,0.45)", "width": 1}
-    figure.update_layout(
+    layout["legend"].update(legend_place(height))
+    layout.update(
         barmode="overlay",
         bargap=0,
         hovermode="closest",
         dragmode="pan",
         margin={"l": left, "r": 16, "t": TOP, "b": 8},
-        legend=legend_place(height),
         shapes=[
             *across_lines((group.line - 0.5 for group in rows.groups if group.line > 0), line),
             *dimmed(rows.blocks, marked),
@@ -567,6 +589,7 @@ def _style(
             rows.groups, folded, yanchor="middle", align="left", xshift=6 - left
         ),
     )
+    return layout
 
 
 TOP = 54

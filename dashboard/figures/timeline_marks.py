@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.rows import arrange_rows
 from rankscope.tracer.span import NS_PER_MS
@@ -63,22 +62,23 @@ def path_trace(path: Stretches, find_place: FindPlace) -> dict[str, Any]:
     }
 
 
-def selection_traces() -> list[go.Scatter]:
+def selection_traces() -> list[dict[str, Any]]:
     """Return the last two traces of bars, in which `mark_selected` draws."""
-    line = go.Scatter(
-        x=[],
-        y=[],
-        mode="lines",
-        line={"color": SLOW, "width": 3},
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    arrows = go.Scatter(line)
-    arrows.update(
-        mode="lines+markers",
-        marker={"symbol": "arrow", "size": 11, "angleref": "previous", "color": SLOW},
-        line={"width": 2},
-    )
+    line = {
+        "type": "scatter",
+        "x": [],
+        "y": [],
+        "mode": "lines",
+        "line": {"color": SLOW, "width": 3},
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+    arrows = {
+        **line,
+        "mode": "lines+markers",
+        "marker": {"symbol": "arrow", "size": 11, "angleref": "previous", "color": SLOW},
+        "line": {"color": SLOW, "width": 2},
+    }
     return [line, arrows]
 
 

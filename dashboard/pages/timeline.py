@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.drawing.raster import MAX_BARS
 from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
 from rankscope.analysis.drawing.selection import choose_finding
 from rankscope.analysis.drawing.timeline import select_ranks
@@ -40,8 +39,8 @@ from .timeline_content import (
     Content,
     Drawing,
     choose_bars,
-    show_picture,
-    show_spans,
+    fits_bars,
+    show_part,
     show_timeline,
     slowest_note,
 )
@@ -59,13 +58,14 @@ from .timeline_selection import register_selection, selection_controls
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.drawing.raster import StepPicture
-    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import AnalysisFailed
 
     from ..provider import ReportProvider
     from .timeline_selection import ShownSpans
 
+
+REFINE_MS = 500
+"""Pause before a page asks again for spans or a replay that were not ready."""
 
 MAX_SLOWEST = 64
 """Ranks of a large step that are read when the slowest ones are on top."""
@@ -174,7 +174,8 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         view, shown = read_address(TIMELINE, post.search or ""), post.shown
         unchanged = *(no_update,) * (len(OUTPUTS) - 1), next_tick(post.num_ticks)
         num_views = shown.num_views
-        if ctx.triggered_id in ("timeline-timer", FALLBACK_TIMER):
+        # The answer to an address is dropped if a timer fires meanwhile: then that is the question.
+        if post.asked == shown.asked:
             view = replace(view, run=shown.run)
             if view.step is None and shown.step is not None:
                 # A job that trains on must not take the step away that a user looks at.
@@ -184,7 +185,11 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
                 return unchanged
         else:
             num_views += 1
-        content = replace(_request(provider, view, base_path), num_views=num_views)
+        content = replace(
+            _request(provider, view, base_path), num_views=num_views, asked=post.asked
+        )
+        if content.is_pending and shown.revisions is None and num_views == shown.num_views:
+            return unchanged  # as before: to draw it again takes the browser half a second
         return content.outputs(post.num_ticks)
 
     @app.callback(
@@ -285,12 +290,13 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
     content = _draw_step(provider, Drawing(view, choices, base_path), found)
     if content is None:
         return Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
-    is_pending = isinstance(found, AnalysisInProgress) or content.is_replaying
+    is_analysing = isinstance(found, AnalysisInProgress)
+    interval_ms = SOON_MS if is_analysing else poll_interval_ms(runs, run_id)
     return replace(
         content,
-        revisions=None if content.is_replaying else revisions,
+        revisions=None if content.is_pending else revisions,
         about=f"{content.about}{_missing_analysis(found)}",
-        interval_ms=SOON_MS if is_pending else poll_interval_ms(runs, run_id),
+        interval_ms=REFINE_MS if content.is_pending else interval_ms,
     )
 
 
@@ -316,11 +322,10 @@ def _draw_step(
         note = "" if timeline is None else slowest_note(timeline, picture)
     if timeline is not None:
         content = show_timeline(marked, replace(timeline, ranking=ranking))
-    elif picture is not None and (part := _viewport_spans(provider, picture)) is not None:
-        content = show_spans(marked, part, part=picture)
     elif picture is not None:
         whole = view if picture.viewport else replace(view, viewport=None)
-        content = show_picture(replace(marked, view=whole), picture)
+        part = provider.viewport_spans(picture)
+        content = show_part(replace(marked, view=whole), picture, part)
     else:
         return None
     ideal = None
@@ -333,7 +338,7 @@ def _draw_step(
         content,
         note=f"{note} {content.note}".strip(),
         beneath=show_replay(replayed, ideal),
-        is_replaying=replayed.is_pending,
+        is_pending=content.is_pending or replayed.is_pending,
     )
 
 
@@ -350,13 +355,6 @@ def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) ->
     if isinstance(found, AnalysisInProgress):
         return "; analysis in progress"
     return "; analysis failed"
-
-
-def _viewport_spans(provider: ReportProvider, picture: StepPicture) -> StepTimeline | None:
-    """Return the spans of a viewport, if bars can show them and they are still stored."""
-    if picture.viewport is None or picture.likely_spans() > 2 * MAX_BARS:
-        return None
-    return provider.viewport_spans(picture, max_spans=MAX_BARS)
 
 
 def _at_proof(view: View, found: RunReport | AnalysisInProgress | AnalysisFailed | None) -> View:
@@ -407,15 +405,15 @@ def _shown_spans(provider: ReportProvider, search: str | None, shown: Shown) -> 
     elif view.order is RowOrder.EXCESS:
         timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
     else:
-        timeline = _viewport_spans(provider, picture)
-        if timeline is None:
+        part = provider.viewport_spans(picture).found
+        if part is None or not fits_bars(view, part, picture):
             return None
-        return view, timeline, bar_blocks(timeline, view.order, picture.ranks, view.folded)
+        return view, part, bar_blocks(part, view.order, picture.ranks, view.folded)
     if timeline is None:
         return None
     chosen = choose_bars(view, replace(timeline, ranking=ranking))
     if chosen is None:
         return None
-    part, picture = chosen
+    drawn, picture = chosen
     ranks = None if picture is None else picture.ranks
-    return view, part, bar_blocks(part, view.order, ranks, view.folded)
+    return view, drawn, bar_blocks(drawn, view.order, ranks, view.folded)

@@ -9,12 +9,12 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import Output
 
-from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture
+from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture, redraw_viewport
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.tracer.span import NS_PER_MS
 
-from ..figures.timeline import bar_blocks, single_ranks, timeline_figure
+from ..figures.timeline import bar_blocks, pack_arrays, single_ranks, timeline_figure
 from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from .components import LIVE_MS, graph_style, next_tick
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.drawing.raster import StepPicture, Stretches, Viewport
-    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
 
     from ..address import View
     from .components import Figure
@@ -48,14 +48,16 @@ class Content:
     beneath: list[Component] = field(default_factory=list)
     """What the replay says, beneath the step."""
 
-    is_replaying: bool = False
-    """Whether a replay that is to be shown is still being made."""
+    is_pending: bool = False
+    """Whether spans or a replay that are to be shown are still being read or made."""
 
     scale: Scale | None = None
     interval_ms: int = LIVE_MS
     """Pause before the page asks again."""
 
     num_views: int = 0
+    asked: str | None = None
+    """As in `Shown`."""
 
     def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
         """Return the parts in the order of `OUTPUTS`, after so many ticks of their timer."""
@@ -67,6 +69,7 @@ class Content:
             step=self.view.step,
             revisions=self.revisions,
             scale=self.scale,
+            asked=self.asked,
             num_views=self.num_views,
         )
         return (
@@ -132,23 +135,33 @@ def choose_bars(
 
     Beside them is the picture whose viewport they fill, if they are not the whole step's.
     """
-    if _num_bars(view, timeline) <= MAX_BARS:
+    if fits_bars(view, timeline):
         return timeline, None
     if view.viewport is None:
         return None
     picture = draw_picture(timeline, view.order, view.viewport)
     part = cut_timeline(timeline, picture)
-    is_shown = picture.viewport is not None and 0 < _num_bars(view, part, picture) <= MAX_BARS
+    is_shown = picture.viewport is not None and len(part.spans) and fits_bars(view, part, picture)
     return (part, picture) if is_shown else None
 
 
-def _num_bars(view: View, timeline: StepTimeline, picture: StepPicture | None = None) -> int:
-    """Return how many of these spans are drawn one by one: those of folded groups are not."""
-    if not view.folded:
-        return len(timeline.spans)
-    ranks = None if picture is None else picture.ranks
-    blocks = bar_blocks(timeline, view.order, ranks, view.folded)
-    return int(np.count_nonzero(np.isin(timeline.spans.rank, single_ranks(blocks))))
+def fits_bars(view: View, timeline: StepTimeline, picture: StepPicture | None = None) -> bool:
+    """Return whether spans are few enough for bars: those of folded groups are not drawn."""
+    num_bars = len(timeline.spans)
+    if view.folded and num_bars > MAX_BARS:
+        ranks = None if picture is None else picture.ranks
+        blocks = bar_blocks(timeline, view.order, ranks, view.folded)
+        num_bars = int(np.count_nonzero(np.isin(timeline.spans.rank, single_ranks(blocks))))
+    return num_bars <= MAX_BARS
+
+
+def show_part(draw: Drawing, picture: StepPicture, part: ViewportSpans) -> Content:
+    """Show a picture from tiles, or the spans of its viewport, once they are read."""
+    if part.found is None:
+        return replace(show_picture(draw, picture), is_pending=part.is_pending)
+    if fits_bars(draw.view, part.found, picture):
+        return show_spans(draw, part.found, part=picture)
+    return show_picture(draw, redraw_viewport(picture, part.found))
 
 
 def show_spans(
@@ -168,8 +181,10 @@ def show_spans(
         about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, timeline, draw.base_path),
-        figure=timeline_figure(
-            timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
+        figure=pack_arrays(
+            timeline_figure(
+                timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
+            )
         ),
         note="" if part is None else _viewport_note(viewport),
         scale=make_scale(

@@ -85,6 +85,9 @@ class Shown(Post):
     scale: Scale | None
     """None: there is no figure."""
 
+    asked: str | None
+    """The query that it answers; None: that with which the page was built."""
+
     num_views: int
     """How often the address has changed what is shown: within one view, the zoom is kept."""
 

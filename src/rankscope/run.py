@@ -359,10 +359,12 @@ class Run:
         Raises:
             EmptyRunError: The step holds no spans.
         """
+        import plotly.graph_objects as go
+
         from rankscope.analysis.drawing.rows import RowOrder
         from rankscope.dashboard.figures.timeline import timeline_figure
 
-        return timeline_figure(self.timeline(step, epoch=epoch), RowOrder.RANK)
+        return go.Figure(timeline_figure(self.timeline(step, epoch=epoch), RowOrder.RANK))
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that determines when a step ends.

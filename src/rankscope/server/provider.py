@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.breakdown.mfu import compute_mfu
-from rankscope.analysis.drawing.raster import redraw_viewport
-from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, needs_spans
-from rankscope.analysis.drawing.timeline import read_timeline, records_groups
+from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, is_few, needs_spans
+from rankscope.analysis.drawing.timeline import (
+    NO_SPANS,
+    ViewportSpans,
+    read_timeline,
+    records_groups,
+)
 from rankscope.analysis.report.alert_list import AlertList
 from rankscope.analysis.report.liveness import (
     MAX_SHOWN,
@@ -75,7 +79,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
     from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
     from rankscope.analysis.report.report import Finding, RunReport
-    from rankscope.analysis.trace.tables import RunSummary, SpanSource
+    from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanSource
     from rankscope.collector.http.metrics import Metrics
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
@@ -87,6 +91,16 @@ if TYPE_CHECKING:
 
 MAX_TIMELINES = 8
 """Timelines kept in memory: a page requests the same step at each zoom."""
+
+MAX_PARTS = 4
+"""Parts of steps kept in memory, 50 MB each at most: a page asks for one again when it is read."""
+
+MAX_READING_PARTS = 4
+"""Parts that are read or wait for it: of a reader who zooms on, most are outdated."""
+
+PART_TIMEOUT_RATIO = 1 / 8
+"""Time that a page waits for the spans of a part before it shows the part's tiles, over
+`TIMEOUT_S`: they are shown meanwhile, so a short time is no loss."""
 
 MAX_KIND_TIMES = 8
 """Runs whose times by kind are kept in memory: each open page asks for them every few seconds."""
@@ -103,6 +117,9 @@ MAX_MFU_ROWS = 250_000
 MAX_ROLLUP_ROWS = 2_500_000
 """Rows of table ``rollups`` read for the times by kind: the newest 13 steps of 12,288 ranks, if
 they have spans of all kinds."""
+
+RUNS_AGE_NS = 500_000_000
+"""Age of the list of runs: each part of a page asks for it, and it takes 20 ms."""
 
 LIVENESS_AGE_NS = 2_000_000_000
 LIVENESS_AGE_FACTOR = 10
@@ -150,12 +167,20 @@ class StoreProvider:
                 read_account=reports.running_account,
                 read_queue=lambda: sum(
                     jobs.num_unfinished()
-                    for jobs in (self._large_jobs, self._small_jobs, self._step_jobs)
+                    for jobs in (
+                        self._large_jobs,
+                        self._small_jobs,
+                        self._step_jobs,
+                        self._part_jobs,
+                    )
                 ),
             )
         # Separate queues: a small run never waits for large ones, nor the steps for an analysis.
         self._large_jobs, self._small_jobs = BackgroundJobs(), BackgroundJobs()
         self._step_jobs = BackgroundJobs()
+        self._part_jobs = BackgroundJobs(max_concurrent=1)
+        self._runs: tuple[int, tuple[RunSummary, ...]] = (-RUNS_AGE_NS, ())
+        self._parts: OrderedDict[tuple[object, ...], StepTimeline | None] = OrderedDict()
         self._large_steps = None if store is None else LargeSteps(store, source, self._large_jobs)
         self._replays = StepReplays(source, self._small_jobs)
         self._steps: dict[str, MarkedSteps] = {}
@@ -173,8 +198,24 @@ class StoreProvider:
         ] = ("", 0, 0), ({}, {})
 
     def runs(self) -> tuple[RunSummary, ...]:
-        """Return every run, the newest first."""
-        return self._source.runs()
+        """Return every run, the newest first, as of `RUNS_AGE_NS` ago at most."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            read_ns, runs = self._runs
+        if now_ns - read_ns >= RUNS_AGE_NS:
+            runs = self._source.runs()
+            with self._lock:
+                self._runs = (now_ns, runs)
+        return runs
+
+    def _run(self, run_id: str) -> RunSummary:
+        """Return the summary of a run, as of `runs`.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+        """
+        found = next((run for run in self.runs() if run.run_id == run_id), None)
+        return find_run(self._source, run_id) if found is None else found
 
     def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:
         """Return the diagnosis; None if the run has no step to analyse yet.
@@ -188,7 +229,7 @@ class StoreProvider:
         if self._reports.has_report(run_id):
             self._steps.pop(run_id, None)
             return self._reports.get(run_id)
-        run = find_run(self._source, run_id)
+        run = self._run(run_id)
         key = ("report", run_id)
         jobs = self._jobs_for(run)
         done = jobs.result(key, lambda: self._reports.get(run_id), timeout_s=self._timeout_s)
@@ -250,7 +291,7 @@ class StoreProvider:
                 self._timelines.move_to_end(key)
                 return self._timelines[key]
         # In the queue of the analyses: a large step takes as much memory as one.
-        done = self._jobs_for(find_run(self._source, run_id)).result(
+        done = self._jobs_for(self._run(run_id)).result(
             key,
             lambda: self._read_timeline(key, run_id, epoch=epoch, step=step),
             timeout_s=self._timeout_s,
@@ -261,7 +302,7 @@ class StoreProvider:
     def _read_timeline(
         self, key: tuple[str, int, int, int], run_id: str, *, epoch: int, step: int
     ) -> StepTimeline:
-        is_running = find_run(self._source, run_id).state == RUNNING
+        is_running = self._run(run_id).state == RUNNING
         events = () if self._store is None else map(to_event, read_events(self._store, run_id))
         timeline = read_timeline(
             self._source,
@@ -288,9 +329,8 @@ class StoreProvider:
     ) -> StepPicture | None:
         """Return the picture of a step; None if it must be drawn from `timeline`, or is not ready.
 
-        The picture comes from stored tiles. If none are fine enough for the viewport, it is drawn
-        from spans, if these are few and not expired. A large step without tiles is drawn whole, by
-        a background job.
+        The picture comes from stored tiles, the finest that there are. A large step without tiles
+        is drawn whole, by a background job.
 
         Raises:
             UnknownRunError: The store holds no run of this name.
@@ -308,46 +348,72 @@ class StoreProvider:
         )
         if picture is not None:
             hosts = self._places(run_id, epoch, None)[1]
-            return self._redrawn(replace(picture, hosts=hosts))
+            return replace(picture, hosts=hosts)
         if not self._has_large_steps(run_id):
             return None
         return self._large_steps.picture(place, order=order, timeout_s=self._timeout_s)
 
     def _has_large_steps(self, run_id: str) -> bool:
-        run = find_run(self._source, run_id)
+        run = self._run(run_id)
         return records_groups(run) and run.num_spans > LARGE_STEP_SPANS * max(run.num_steps, 1)
 
-    def _redrawn(self, picture: StepPicture) -> StepPicture:
-        """Return the picture, drawn from spans if its tiles are too coarse for the viewport."""
-        if not needs_spans(picture):
-            return picture
-        part = self.viewport_spans(picture, max_spans=MAX_REDRAWN_SPANS)
-        return picture if part is None else redraw_viewport(picture, part)
+    def viewport_spans(self, picture: StepPicture) -> ViewportSpans:
+        """Return the spans of a picture's viewport, if bars show them or its tiles are too coarse.
 
-    def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
-        """Return the spans of a picture's viewport; None if there are none or too many.
+        They are read by a background job: among all ranks that takes a pass over the step.
 
         Raises:
             UnknownRunError: The store holds no run of this name.
         """
-        if self._store is None or picture.viewport is None:
-            return None
+        store, viewport = self._store, picture.viewport
+        if store is None or viewport is None or not (is_few(picture) or needs_spans(picture)):
+            return NO_SPANS
+        info = self._source.run_info(picture.run)
+        if not records_groups(info):
+            return NO_SPANS
+        revision = self._reports.revision(picture.run)
         portion = SpanSelection(
             run_id=picture.run,
             epoch=picture.epoch,
             step=picture.step,
             ranks=picture.ranks,
-            after_ns=picture.begin_ns + picture.viewport.begin_ns,
-            before_ns=picture.begin_ns + picture.viewport.end_ns,
+            after_ns=picture.begin_ns + viewport.begin_ns,
+            before_ns=picture.begin_ns + viewport.end_ns,
         )
-        info = self._source.run_info(picture.run)
-        if (
-            not records_groups(info)
-            or not 0 < count_selected_spans(self._store, portion) <= max_spans
-        ):
-            return None
         bounds_ns = (picture.begin_ns, picture.end_ns)
-        return read_part(self._store, info, portion, bounds_ns=bounds_ns)
+        key = (revision, portion, bounds_ns)
+        with self._lock:
+            if key in self._parts:
+                self._parts.move_to_end(key)
+                return ViewportSpans(found=self._parts[key])
+        if self._part_jobs.num_unfinished() >= MAX_READING_PARTS:
+            return ViewportSpans(is_pending=True)
+        done = self._part_jobs.result(
+            key,
+            lambda: self._read_part(store, info, portion, bounds_ns, key),
+            timeout_s=PART_TIMEOUT_RATIO * self._timeout_s,
+        )
+        return (
+            ViewportSpans(is_pending=True) if done is None else ViewportSpans(found=done.result())
+        )
+
+    def _read_part(
+        self,
+        store: Store,
+        info: RunInfo,
+        portion: SpanSelection,
+        bounds_ns: tuple[int, int],
+        key: tuple[object, ...],
+    ) -> StepTimeline | None:
+        """Return a part of a step; None if it has no spans or too many."""
+        part = None
+        if 0 < count_selected_spans(store, portion) <= MAX_REDRAWN_SPANS:
+            part = read_part(store, info, portion, bounds_ns=bounds_ns)
+        with self._lock:
+            self._parts[key] = part
+            while len(self._parts) > MAX_PARTS:
+                self._parts.popitem(last=False)
+        return part
 
     def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
         """Return the spans of some ranks of a picture's whole step.
@@ -376,7 +442,7 @@ class StoreProvider:
             AnalysisError: The step cannot be replayed, or has too many spans.
         """
         return self._replays.replay(
-            find_run(self._source, recorded.run),
+            self._run(recorded.run),
             recorded,
             revision=self._reports.revision(recorded.run),
             timeout_s=self._timeout_s,
@@ -483,7 +549,7 @@ class StoreProvider:
         report = self._reports.get(run_id)
         if report is None or report.step_time_s.actual is None or not report.steps:
             return None
-        if find_run(self._source, run_id).state != RUNNING:
+        if self._run(run_id).state != RUNNING:
             return None
         bounds_ns = read_step_bounds(self._store, run_id, first=report.steps[-1])
         if bounds_ns is None:
@@ -515,7 +581,7 @@ class StoreProvider:
 
     def strip(self, run_id: str) -> RunStrip | None:
         """Return the state of a run in one line; None if there is no such run."""
-        run = next((run for run in self._source.runs() if run.run_id == run_id), None)
+        run = next((run for run in self.runs() if run.run_id == run_id), None)
         if run is None or self._store is None:
             return None
         report = self._reports.find_made(run)
@@ -535,7 +601,7 @@ class StoreProvider:
         Raises:
             UnknownRunError: The store holds no run of one of these names.
         """
-        runs = [find_run(self._source, run_id) for run_id in (first, second)]
+        runs = [self._run(run_id) for run_id in (first, second)]
         asked = (first, second, first_steps, second_steps)
 
         def compute() -> RunComparison:
@@ -600,7 +666,7 @@ class StoreProvider:
             UnknownRunError: The store holds no run of this name.
             EmptyRunError: There are no such spans, or too many.
         """
-        find_run(self._source, run_id)
+        self._run(run_id)
         if self._store is None:
             raise EmptyRunError("no spans are stored")
         return write_step_trace(

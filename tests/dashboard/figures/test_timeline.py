@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import read_timeline
@@ -15,9 +17,13 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
 
 
+def drawn(*step: Any, **shown: Any) -> go.Figure:  # noqa: ANN401
+    return go.Figure(timeline_figure(*step, **shown))
+
+
 def bars(timeline: StepTimeline, name: str) -> list[tuple[float, float]]:
     """Return begin and length of the bars of one trace, in ms."""
-    figure = timeline_figure(timeline, RowOrder.PP)
+    figure = drawn(timeline, RowOrder.PP)
     trace = next(trace for trace in traces(figure) if trace.name == name)
     return [(float(base), float(size)) for base, size in zip(trace.base, trace.x, strict=True)]
 
@@ -41,7 +47,7 @@ def test_a_span_of_unknown_wait_is_drawn_whole() -> None:
 def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
     timeline = read_timeline(training_provider(), "demo-42", epoch=0, step=3)
 
-    figure = timeline_figure(timeline, RowOrder.PP)
+    figure = drawn(timeline, RowOrder.PP)
 
     # Six kinds; waits of tp-comm and dp-comm; the sample of hatching in the legend; the selected
     # span, and arrows.
@@ -51,7 +57,7 @@ def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
 
 
 def test_every_row_is_labelled_with_its_rank() -> None:
-    figure = timeline_figure(step_of(compute(5, 0, 9), compute(2, 0, 9)), RowOrder.RANK)
+    figure = drawn(step_of(compute(5, 0, 9), compute(2, 0, 9)), RowOrder.RANK)
 
     assert figure.layout.yaxis.ticktext == ("rank 2", "rank 5")
 
@@ -100,10 +106,10 @@ def test_a_hover_text_escapes_the_name_of_the_span() -> None:
 def test_a_folded_group_is_one_row_of_cells_and_its_spans_are_not_drawn() -> None:
     timeline = step_of(*(compute(rank, 0, 9_000_000) for rank in range(8)))
 
-    figure = timeline_figure(timeline, RowOrder.PP, folded=(0,))
+    figure = drawn(timeline, RowOrder.PP, folded=(0,))
 
-    drawn, cells = (trace for trace in traces(figure) if trace.name == "forward")
-    assert sorted(round(float(y)) for y in drawn.y) == [1, 2, 3, 4]
+    bars_drawn, cells = (trace for trace in traces(figure) if trace.name == "forward")
+    assert sorted(round(float(y)) for y in bars_drawn.y) == [1, 2, 3, 4]
     assert (list(cells.y), list(cells.base), list(cells.x)) == ([0], [0.0], [9.0])
     assert cells.hovertext == ("forward, most of 4 ranks",)
     assert figure.layout.yaxis.ticktext == ("4 ranks", "rank 4", "rank 5", "rank 6", "rank 7")

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from rankscope.analysis.drawing.raster import Viewport, draw_picture
@@ -98,7 +99,8 @@ def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
     assert [(box["x0"], box["x1"]) for box in boxes[:2]] == [(0.0, 20.0), (60.0, 100.0)]
     # Two lines a rank: above the first of six, and below the last.
     assert (boxes[2]["y1"], boxes[3]["y0"]) == (-0.5, 5.5)
-    bars = timeline_figure(cut_timeline(step, picture), RowOrder.RANK, viewport, picture.ranks)
+    part = cut_timeline(step, picture)
+    bars = go.Figure(timeline_figure(part, RowOrder.RANK, viewport, picture.ranks))
     assert [shape.x0 for shape in bars.layout.shapes if shape.name == "not loaded"][:2] == [0, 60]
     assert list(bars.layout.yaxis.ticktext) == ["rank 2", "rank 3", "rank 4"]
 
@@ -114,7 +116,7 @@ def test_an_open_communication_is_drawn_as_waiting() -> None:
     step = step_of(hung, compute(1, 0, 1_000))
 
     figure = raster_figure(draw_picture(step, RowOrder.RANK), RowOrder.RANK)
-    bars = timeline_figure(step, RowOrder.RANK)
+    bars = go.Figure(timeline_figure(step, RowOrder.RANK))
 
     assert color(figure, 1, 0.5) == rgba(KIND_COLORS[SpanKind.WAIT], 1)
     (waiting,) = [trace for trace in traces(bars) if trace.name == "tp-comm, waiting"]

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 from rankscope.analysis.report.report import Proof
 from rankscope.dashboard.address import TIMELINE, View
+from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.timeline import timeline_page
 from tests.support.dashboard.builders import report
 from tests.support.dashboard.page_text import find_part, words
+from tests.support.dashboard.posts import UPDATE_PATH, page_post
 from tests.support.dashboard.training_builder import training_provider
 
 
@@ -43,3 +45,27 @@ def test_the_proof_of_a_finding_fills_the_step_with_its_ranks_marked() -> None:
     assert layout["xaxis"]["range"] == [50.0, 200.0]
     assert "<b>rank 5</b>" in layout["yaxis"]["ticktext"]
     assert "Step 3" in words(page)
+
+
+def test_a_timer_that_fires_before_the_answer_to_an_address_asks_for_that_address() -> None:
+    # GIVEN a page of step 2 whose reader has gone to step 3; Dash drops the first of two answers
+    provider = training_provider(report(num_steps=4, onset=2))
+    client = create_app(provider).server.test_client()
+    page = timeline_page(provider, View(page=TIMELINE, step=2), base_path="/")
+    address = "?run=demo-42&step=3"
+    values = {
+        "timeline-asked.data": address,
+        "timeline-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 0,
+        "timeline-shown.data": find_part(page, "timeline-shown")["data"],
+        "url.search": address,
+    }
+    body = page_post(client, values) | {"changedPropIds": ["timeline-timer.n_intervals"]}
+
+    # WHEN the timer's post comes THEN it brings step 3, and the next one nothing
+    answer = client.post(UPDATE_PATH, json=body).get_json()["response"]
+
+    assert answer["timeline-title"] == {"children": "Step 3"}
+    values["timeline-shown.data"] = answer["timeline-shown"]["data"]
+    body = page_post(client, values) | {"changedPropIds": ["timeline-timer.n_intervals"]}
+    assert list(client.post(UPDATE_PATH, json=body).get_json()["response"]) == ["timeline-timer"]

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.raster import NUM_BINS, Viewport, draw_picture, draw_raster
+from rankscope.analysis.drawing.raster import (
+    NUM_BINS,
+    Viewport,
+    draw_picture,
+    draw_raster,
+    redraw_viewport,
+)
 from rankscope.analysis.drawing.rows import TILED, RowOrder, row_order
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
@@ -260,12 +267,14 @@ def test_a_viewport_without_fine_pixels_is_drawn_from_its_spans(store: Store) ->
     length = timeline.end_ns - timeline.begin_ns
     viewport = Viewport(begin_ns=length // 8, end_ns=length, first_row=100, end_row=590)
 
-    part = provider.picture(MANY, epoch=0, step=0, order=RowOrder.PP, viewport=viewport)
+    tiles = provider.picture(MANY, epoch=0, step=0, order=RowOrder.PP, viewport=viewport)
 
-    assert part is not None
-    assert [len(block) for block in part.raster.rank_blocks] == [
-        1
-    ] * 490  # the tiles have two a line
+    assert tiles is not None
+    assert {len(block) for block in tiles.raster.rank_blocks} == {2}
+    found = provider.viewport_spans(tiles).found
+    assert found is not None
+    part = redraw_viewport(tiles, found)
+    assert [len(block) for block in part.raster.rank_blocks] == [1] * 490
     assert part.raster.edges_ns[[0, -1]].tolist() == [length // 8, length]
     inside = np.isin(timeline.spans.rank, part.ranks)
     begins = timeline.spans.start_ns - timeline.begin_ns
@@ -280,6 +289,24 @@ def test_a_viewport_without_fine_pixels_is_drawn_from_its_spans(store: Store) ->
         for cells in (part.raster.compute, part.raster.comm)
     )
     assert shown == pytest.approx(float(spent.sum()), rel=1e-5)
+
+
+def test_a_viewport_shows_its_tiles_until_its_spans_are_read(store: Store) -> None:
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=0)
+    viewport = Viewport(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
+    tiles = provider.picture(FEW, epoch=0, step=0, order=RowOrder.PP, viewport=viewport)
+    assert tiles is not None
+
+    first = provider.viewport_spans(tiles)
+
+    assert (first.found, first.is_pending) == (None, True)
+    until = time.monotonic() + TIMEOUT_S
+    while provider.viewport_spans(tiles).is_pending and time.monotonic() < until:
+        threading.Event().wait(0.01)
+    found = provider.viewport_spans(tiles).found
+    assert found is not None
+    assert set(found.spans.rank.tolist()) == set(tiles.ranks)
 
 
 def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
+from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans, read_timeline
 from rankscope.analysis.report.alert_list import AlertList
 from rankscope.analysis.report.page_results import RunLine
 from rankscope.analysis.report.progress import MeanKindTimes
@@ -241,7 +241,7 @@ class FakeProvider:
         self._check(run_id)
         return None
 
-    def viewport_spans(self, picture: StepPicture, *, max_spans: int) -> StepTimeline | None:
+    def viewport_spans(self, picture: StepPicture) -> ViewportSpans:
         raise NotImplementedError("no picture has a viewport here")
 
     def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
