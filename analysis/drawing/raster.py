@@ -389,9 +389,7 @@ def measure_areas(
     end = start + spans.duration_ns
     comm = timeline.communication
     waiting = np.where(comm, np.clip(timeline.wait_ns, 0, spans.duration_ns), 0)
-    # A communication that was still open when last seen had waited all the time.
-    is_open = comm & ((spans.flags & SpanFlag.OPEN) != 0)
-    waiting = np.where(is_open, spans.duration_ns, waiting)
+    waiting = np.where(find_unfinished(timeline), spans.duration_ns, waiting)
     length = timeline.end_ns - timeline.begin_ns
     moves = np.clip(start + waiting, 0, length)
     start, end = np.clip(start, 0, length), np.clip(end, 0, length)
@@ -412,6 +410,18 @@ def measure_areas(
         comm=grid.kept_areas(line, moves, end, kind, shown & comm)
         | grid.kept_areas(line, start, moves, blocked, shown & comm & (waiting > 0)),
     )
+
+
+def find_unfinished(timeline: StepTimeline) -> NDArray[np.bool_]:
+    """Return which spans are communication that never moved all its bytes, shape (spans,).
+
+    It was still open when last seen; or it ended by an exception, and a member never arrived.
+    """
+    spans = timeline.spans
+    is_open = (spans.flags & SpanFlag.OPEN) != 0
+    is_failed = ((spans.flags & SpanFlag.ERROR) != 0) & (timeline.wait_ns < 0)
+    found: NDArray[np.bool_] = timeline.communication & (is_open | is_failed)
+    return found
 
 
 def find_notable(

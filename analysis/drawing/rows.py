@@ -57,12 +57,19 @@ def useful_orders(
         hosts: Their hosts.
         has_excess: Whether their excess is known.
     """
-    places = tuple(coords)
-    useful = [order for order in AXES if _differ(attrgetter(order.value), places)]
+    places, names = tuple(coords), tuple(hosts)
+    useful = [order for order in AXES if is_useful(order, places, names)]
     useful.append(RowOrder.RANK)
-    if len(set(hosts)) > 1:
+    if is_useful(RowOrder.HOST, places, names):
         useful.append(RowOrder.HOST)
     return (*useful, RowOrder.EXCESS) if has_excess else tuple(useful)
+
+
+def is_useful(order: RowOrder, coords: Iterable[Coords], hosts: Iterable[str]) -> bool:
+    """Return whether an order makes several groups."""
+    if order is RowOrder.HOST:
+        return len(set(hosts)) > 1
+    return order in AXES and _differ(attrgetter(order.value), tuple(coords))
 
 
 def _differ(value: Callable[[Coords], int], places: Sequence[Coords]) -> bool:
@@ -161,11 +168,13 @@ def find_groups(
 def group_lines(
     blocks: RankBlocks, coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
 ) -> tuple[Group, ...]:
-    """Return the groups of lines; nothing if nothing can be grouped.
+    """Return the groups of lines; nothing if there is only one group.
 
     A line with ranks of several groups belongs to that of its first one.
     """
     of = find_groups((block[0] for block in blocks), coords, order, hosts)
+    if not is_useful(order, coords.values(), hosts.values()):
+        return ()
     groups: list[Group] = []
     for line, block in enumerate(blocks):
         number, name = of.get(block[0], (NONE, "position unknown"))

@@ -193,6 +193,21 @@ def choose_finding(
     )
 
 
+def find_proof(
+    findings: Iterable[Finding], *, epoch: int, step: int, ranks: tuple[int, ...]
+) -> Finding | None:
+    """Return the first finding of exactly these ranks whose proof is in a step."""
+    return next(
+        (
+            each
+            for each in findings
+            if each.proof is not None
+            and (each.proof.epoch, each.proof.step, each.ranks) == (epoch, step, ranks)
+        ),
+        None,
+    )
+
+
 def compare_box(timeline: StepTimeline, inside: NDArray[np.bool_]) -> tuple[Property, ...]:
     """Return what spans of a box have in common against the rest, the largest difference first.
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding, RunReport
 
 HEIGHT = 88
+MAX_LABELLED = 12
+"""Steps up to which each has its number."""
+
 MAX_FINDINGS = 3
 """Lanes of findings, of those that matter most."""
 
@@ -99,8 +102,11 @@ def run_axis_figure(
         "showlegend": False,
         "hovertemplate": "step %{x}: %{y:.3s}s<extra></extra>",
     }
+    numbers = {*seconds, *({} if report.mfu is None else report.mfu.by_step)}
     curve = [] if report.mfu is None else [_mfu_curve(report.mfu.by_step)]
     layout = _layout(names, has_mfu=bool(curve), step=step, zoom_key=report.run)
+    if len(numbers) <= MAX_LABELLED:  # plotly would label halves of steps
+        layout["xaxis"].update(tickmode="linear", tick0=0, dtick=1)
     return {"data": [columns, *curve, *lanes], "layout": layout}
 
 

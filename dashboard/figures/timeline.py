@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.drawing.raster import NUM_BINS, measure_areas
+from rankscope.analysis.drawing.raster import NUM_BINS, find_unfinished, measure_areas
 from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lines, row_order
 from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
@@ -75,7 +75,8 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
 
     Each rank has a row with one lane for each track, compute above communication. If the wait of a
     communication span is known, its wait is hatched and pale, its transfer solid. A communication
-    that has not ended is a wait. All bars of a kind are one trace, and their waits another. A
+    that has not ended, or has failed, is a wait. All bars of a kind are one trace, and their waits
+    another. A
     folded group has one row, of what most of its ranks do.
 
     Args:
@@ -250,13 +251,12 @@ class _Waits(NamedTuple):
 def find_waits(timeline: StepTimeline) -> NDArray[np.int64]:
     """Return how long each span waits from its begin on, shape (spans,); 0 if it is unknown.
 
-    A communication that was still open when last seen had waited all the time.
+    A communication that was still open when last seen, or that failed, had waited all the time.
     """
     spans = timeline.spans
     is_split = (timeline.wait_ns > 0) & (timeline.wait_ns <= spans.duration_ns)
-    is_open = timeline.communication & ((spans.flags & SpanFlag.OPEN) != 0)
     waits: NDArray[np.int64] = np.where(is_split, timeline.wait_ns, 0)
-    return np.where(is_open, spans.duration_ns, waits)
+    return np.where(find_unfinished(timeline), spans.duration_ns, waits)
 
 
 def not_loaded(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RankBlocks, RowOrder, Rows
     from rankscope.analysis.drawing.selection import Arrow
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.report import Finding
 
     Place = float | str
     FindPlace = Callable[[int, int], Place | None]
@@ -60,6 +61,36 @@ def path_trace(path: Stretches, find_place: FindPlace) -> dict[str, Any]:
         "line": {"color": PATH, "width": 3},
         "hoverinfo": "skip",
     }
+
+
+def proof_frame(
+    finding: Finding | None, blocks: RankBlocks, *, lines_per_block: int = 1
+) -> list[dict[str, Any]]:
+    """Return a frame around the proof of a finding, as plotly's shapes; none if it is not shown.
+
+    Args:
+        finding: The finding; None: nothing is framed.
+        blocks: The ranks of each block of lines, from the top.
+        lines_per_block: Lines of each block.
+    """
+    if finding is None or finding.proof is None:
+        return []
+    proof = finding.proof
+    return [
+        {
+            "type": "rect",
+            "name": "proof",
+            "x0": proof.begin_ns / NS_PER_MS,
+            "x1": proof.end_ns / NS_PER_MS,
+            "xref": "x",
+            "y0": block * lines_per_block - 0.5,
+            "y1": (block + 1) * lines_per_block - 0.5,
+            "yref": "y",
+            "line": {"color": PATH, "width": 2},
+        }
+        for block, ranks in enumerate(blocks)
+        if proof.rank in ranks
+    ]
 
 
 def selection_traces() -> list[dict[str, Any]]:

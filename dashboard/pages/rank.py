@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from ..provider import ReportProvider
 
 MAX_LISTED = 8
+LEAST_RATIO = 0.005
+"""Share of a step below which a wait would be shown as 0 %."""
+
 MAX_CAUSES = 4
 MAX_SLOWEST = 20
 MAX_LINES = 400
@@ -402,6 +405,7 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
                 *(
                     _wait_row(report, on.rank, on.ratio, base_path)
                     for on in own.waits_on[:MAX_CAUSES]
+                    if on.ratio >= LEAST_RATIO
                 ),
             ]
         )

@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_u
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
-from rankscope.analysis.drawing.selection import choose_finding
+from rankscope.analysis.drawing.selection import choose_finding, find_proof
 from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
@@ -287,7 +287,9 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
         return Content(view=view, problem=[reading_steps(run_id)], interval_ms=SOON_MS)
     epoch, step = view.epoch or 0, view.step
     revisions = _revisions(provider, run_id, epoch, step)
-    content = _draw_step(provider, Drawing(view, choices, base_path), found)
+    findings = found.findings if isinstance(found, RunReport) else ()
+    proof = find_proof(findings, epoch=epoch, step=step, ranks=view.ranks)
+    content = _draw_step(provider, Drawing(view, choices, base_path, proof=proof), found)
     if content is None:
         return Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
     is_analysing = isinstance(found, AnalysisInProgress)
@@ -306,7 +308,7 @@ def _draw_step(
     found: RunReport | AnalysisInProgress | AnalysisFailed,
 ) -> Content | None:
     """Return the step of a view that names run, epoch and step; None while it is being read."""
-    view, ranking = draw.view, _ranking(found, draw.view.step or 0)
+    view, ranking = draw.view, _ranking(found, draw.view)
     place: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
     run_id = str(view.run)
     picture = provider.picture(run_id, **place, order=view.order, viewport=view.viewport)
@@ -333,7 +335,7 @@ def _draw_step(
         drawn = replace(replayed.found.ideal, ranking=ranking)
         if timeline is not None:
             drawn = select_ranks(drawn, set(timeline.spans.rank.tolist()))
-        ideal = show_timeline(draw, drawn).figure
+        ideal = show_timeline(replace(draw, proof=None), drawn).figure
     return replace(
         content,
         note=f"{note} {content.note}".strip(),
@@ -343,10 +345,14 @@ def _draw_step(
 
 
 def _ranking(
-    found: RunReport | AnalysisInProgress | AnalysisFailed | None, step: int
+    found: RunReport | AnalysisInProgress | AnalysisFailed | None, view: View
 ) -> tuple[int, ...]:
-    """Return the ranks by their excess in a step; empty if it is unknown."""
-    return rank_by_excess(shown_excess(found), step) if isinstance(found, RunReport) else ()
+    """Return the ranks by their excess in a view's step, marked ones first; empty if unknown."""
+    if not isinstance(found, RunReport):
+        return ()
+    marked = set(view.ranks)
+    ranks = rank_by_excess(shown_excess(found), view.step or 0)
+    return tuple(sorted(ranks, key=lambda rank: rank not in marked))
 
 
 def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:
@@ -396,7 +402,7 @@ def _shown_spans(provider: ReportProvider, search: str | None, shown: Shown) -> 
     view = replace(read_address(TIMELINE, search or ""), run=run_id, epoch=epoch, step=step)
     found = provider.report(run_id)
     view = _at_proof(view, found)
-    ranking = _ranking(found, step)
+    ranking = _ranking(found, view)
     picture = provider.picture(
         run_id, epoch=epoch, step=step, order=view.order, viewport=view.viewport
     )

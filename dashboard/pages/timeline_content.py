@@ -15,6 +15,7 @@ from rankscope.analysis.report.text import format_count, format_duration, format
 from rankscope.tracer.span import NS_PER_MS
 
 from ..figures.timeline import bar_blocks, pack_arrays, single_ranks, timeline_figure
+from ..figures.timeline_marks import proof_frame
 from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from .components import LIVE_MS, graph_style, next_tick
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.drawing.raster import StepPicture, Stretches, Viewport
     from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
+    from rankscope.analysis.report.report import Finding
 
     from ..address import View
     from .components import Figure
@@ -98,6 +100,9 @@ class Drawing:
     base_path: str
     path: Stretches | None = None
     """The critical path, if it is drawn."""
+
+    proof: Finding | None = None
+    """The finding whose proof is framed."""
 
 
 OUTPUTS = (
@@ -175,17 +180,17 @@ def show_spans(
     viewport = part.viewport if part is not None else view.viewport
     if viewport is not None and part is None:
         viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, num_ranks)
+    figure = timeline_figure(
+        timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
+    )
+    figure["layout"]["shapes"] += proof_frame(draw.proof, blocks)
     return Content(
         view=replace(view, viewport=viewport),
         title=f"Step {timeline.step}",
-        about=_about(choices, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
+        about=_about(draw, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, timeline, draw.base_path),
-        figure=pack_arrays(
-            timeline_figure(
-                timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
-            )
-        ),
+        figure=pack_arrays(figure),
         note="" if part is None else _viewport_note(viewport),
         scale=make_scale(
             blocks,
@@ -200,13 +205,18 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
     """Show a step or a part of it as pixels."""
     view, choices = draw.view, draw.choices
     picture = fold_picture(picture, view.order, view.folded)
+    figure = raster_figure(picture, view.order, view.ranks, draw.path, view.folded)
+    num_lines = lines_per_block(picture)
+    figure["layout"]["shapes"] += proof_frame(
+        draw.proof, picture.raster.rank_blocks, lines_per_block=num_lines
+    )
     return Content(
         view=view,
         title=f"Step {picture.step}",
-        about=_about(choices, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
+        about=_about(draw, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, picture, draw.base_path),
-        figure=raster_figure(picture, view.order, view.ranks, draw.path, view.folded),
+        figure=figure,
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
         scale=make_scale(
@@ -214,7 +224,7 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
             length_ns=picture.end_ns - picture.begin_ns,
             num_ranks=picture.num_ranks,
             first_row=picture.first_row,
-            lines_per_block=lines_per_block(picture),
+            lines_per_block=num_lines,
         ),
     )
 
@@ -237,11 +247,16 @@ def _viewport_note(viewport: Viewport | None) -> str:
 
 
 def _about(
-    choices: StepChoices, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
+    draw: Drawing, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
 ) -> str:
-    ideal_s = choices.ideal_s_by_step.get(step.step)
+    ideal_s = draw.choices.ideal_s_by_step.get(step.step)
+    framed = ""
+    if draw.proof is not None and draw.proof.proof is not None:
+        proof = draw.proof.proof
+        excess = format_duration(proof.excess_ns)
+        framed = f"; framed: {draw.proof.cause} of rank {proof.rank}, {excess} too long"
     return (
         f"{format_duration(step.end_ns - step.begin_ns)}, ideal {format_seconds(ideal_s)};"
         f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')},"
-        f" epoch {step.epoch}"
+        f" epoch {step.epoch}{framed}"
     )

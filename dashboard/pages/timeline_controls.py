@@ -135,14 +135,15 @@ def timeline_controls(
     orders = useful_orders(
         shown.coords.values(), shown.hosts.values(), has_excess=choices.has_excess
     )
+    now = view.order if view.order in orders else RowOrder.RANK  # its rows are by rank too
     rows = [
-        (_WORDS.get(by, by.value), _link(view, base_path, order=by, folded=()), by is view.order)
+        (_WORDS.get(by, by.value), _link(view, base_path, order=by, folded=()), by is now)
         for by in orders
     ]
     parts: list[Component] = [_links("rows by", rows)]
     ranks = {*shown.coords, *shown.hosts}
     numbers = {one for one, _ in find_groups(ranks, shown.coords, view.order, shown.hosts).values()}
-    if numbers:
+    if len(numbers) > 1:
         folded = () if view.folded else tuple(sorted(numbers))
         text, title = (
             ("unfold", "Show each rank (G)")
