@@ -143,15 +143,11 @@ def write_address(view: View, *, base_path: str) -> str:
 
 def view_finding(view: View, finding: Finding) -> View:
     """Return the view of a step that shows a finding: its ranks marked, at its proof if known."""
-    shown = replace(
-        view,
-        page=TIMELINE,
-        ranks=finding.ranks,
-        order=RowOrder.EXCESS if finding.ranks else RowOrder.PP,
-    )
-    if finding.proof is None:
-        return shown
     proof = finding.proof
+    order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
+    shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
+    if proof is None:
+        return shown
     return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
 
 

@@ -59,6 +59,9 @@ class RunStrip:
     age_ns: int | None
     """Time since the end of the last step of a live run."""
 
+    is_silent: bool
+    """Whether that is longer than the next step can take."""
+
     num_ranks: int
     num_recent: int | None
     """Ranks with a recent heartbeat, of a live run that sends them."""

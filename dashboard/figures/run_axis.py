@@ -8,6 +8,7 @@ from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import format_range, format_ranges
 
 from ..theme import INK, KIND_COLORS, MFU, PATH, SLOW, STEP_TIME, base_layout
+from .timeline import left_margin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,7 +135,7 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
     lanes = _LANE * len(names) / (height - _MARGINS)
     layout = base_layout(height=height, zoom_key=f"run {zoom_key}")
     layout.update(
-        margin={"l": 110, "r": 44, "t": 6, "b": _MARGINS - 6},
+        margin={"l": left_margin((), (*names, "0.25 s")), "r": 44, "t": 6, "b": _MARGINS - 6},
         dragmode="pan",
         bargap=0.15,
         hovermode="closest",

@@ -305,8 +305,8 @@ def _length_ms(timeline: StepTimeline) -> float:
 
 def left_margin(names: Iterable[str], ticks: Iterable[str]) -> int:
     """Return the width in pixels of a margin with names of groups beside labels of rows."""
-    widths = [max(map(len, texts), default=0) * _LETTER for texts in (list(names), list(ticks))]
-    return round(sum(widths)) + 28
+    plain = (tick.removeprefix("<b>").removesuffix("</b>") for tick in ticks)
+    return round(sum(max(map(len, texts), default=0) for texts in (names, plain)) * _LETTER) + 28
 
 
 def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
@@ -574,7 +574,7 @@ def _layout(
         automargin=False,
     )
     line = {"color": "rgba(134,142,150,0.45)", "width": 1}
-    layout["legend"].update(legend_place(height))
+    layout["legend"].update(LEGEND_PLACE)
     layout.update(
         barmode="overlay",
         bargap=0,
@@ -597,17 +597,16 @@ TOP = 54
 
 _AROUND = TOP + 8
 
+LEGEND_PLACE = {"xref": "container", "yref": "container", "y": 1, "yanchor": "top"}
+"""Above the labels of times. Plotly places a legend above the rows by the margin of the figure
+before, so that one of another number of lines would be on the labels."""
+
 TIME_AXIS: dict[str, Any] = {
     "side": "top",  # rows may reach below the screen
     "tickformat": ",",
     "ticksuffix": " ms",
 }
 """Times since the step's first span. Each label has the unit: a title would be on the legend."""
-
-
-def legend_place(height: int) -> dict[str, float]:
-    """Return the place of the legend of a figure of this height: above the labels of times."""
-    return {"y": 1 + 22 / max(height - _AROUND, 1)}
 
 
 def _lines(timeline: StepTimeline, row: int, names: list[str], places: dict[int, str]) -> list[str]:

@@ -13,6 +13,7 @@ from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS
 
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
 from .timeline import (
+    LEGEND_PLACE,
     MAX_GROUP_NAMES,
     TIME_AXIS,
     TOP,
@@ -21,7 +22,6 @@ from .timeline import (
     folded_lines,
     group_names,
     left_margin,
-    legend_place,
     not_loaded,
     raster_shades,
     row_ticks,
@@ -199,7 +199,7 @@ def _layout(
             groups, folded, lines_per_block=num_lines, yanchor="middle", xshift=6 - left
         ),
     )
-    layout["legend"].update(legend_place(_HEIGHT))
+    layout["legend"].update(LEGEND_PLACE)
     layout["xaxis"].update(TIME_AXIS, showgrid=False)
     layout["yaxis"].update(
         type="category",

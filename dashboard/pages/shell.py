@@ -263,8 +263,9 @@ def _strip(strip: RunStrip | None) -> list[Component]:
     """Return the state of the run in a few short parts."""
     if strip is None:
         return []
-    is_live = strip.state == RUNNING
-    parts: list[tuple[str, bool]] = [("live" if is_live else strip.state, False)]
+    is_live = strip.state == RUNNING and not strip.is_silent
+    state = "live" if is_live else "no new step" if strip.is_silent else strip.state
+    parts: list[tuple[str, bool]] = [(state, strip.is_silent)]
     if strip.last_step is not None:
         age = "" if strip.age_ns is None else f", {format_age(strip.age_ns)} old"
         parts.append((f"step {strip.last_step:,}{age}", False))

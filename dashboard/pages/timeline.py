@@ -347,12 +347,17 @@ def _draw_step(
 def _ranking(
     found: RunReport | AnalysisInProgress | AnalysisFailed | None, view: View
 ) -> tuple[int, ...]:
-    """Return the ranks by their excess in a view's step, marked ones first; empty if unknown."""
+    """Return the ranks by their excess in a view's step; empty if unknown.
+
+    The rank of a framed proof is the first, then the marked ones.
+    """
     if not isinstance(found, RunReport):
         return ()
-    marked = set(view.ranks)
-    ranks = rank_by_excess(shown_excess(found), view.step or 0)
-    return tuple(sorted(ranks, key=lambda rank: rank not in marked))
+    marked, step = set(view.ranks), view.step or 0
+    framed = find_proof(found.findings, epoch=view.epoch or 0, step=step, ranks=view.ranks)
+    first = framed.proof.rank if framed is not None and framed.proof is not None else None
+    ranks = rank_by_excess(shown_excess(found), step)
+    return tuple(sorted(ranks, key=lambda rank: (rank != first, rank not in marked)))
 
 
 def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:

@@ -155,7 +155,7 @@ def test_an_mfu_drop_is_posted_once_even_after_a_restart(
     # 64 tokens x 2 positions x 6e3 FLOPs over 2 x 5e9 FLOP/s: 0.11 s before, 0.19 s after.
     assert posted["median"] == pytest.approx(128 * 6e3 / 1e10 / 0.11)
     assert posted["mfu"] == pytest.approx(128 * 6e3 / 1e10 / 0.19)
-    assert posted["url"].endswith("/timeline?run=job&step=8&rank=1")
+    assert posted["url"].endswith("/timeline?run=job&step=8&rank=1&order=excess")
     assert "token" not in posted["url"]
     assert again["steps"][0] == 18
     alerts = json.loads(rankscope("alerts", "--json", store=store).stdout)["alerts"]

@@ -34,7 +34,7 @@ from ..comparison import compare_reports
 from ..sources.chrome_trace import ChromeTrace
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.liveness import RankLiveness
+    from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.store.store import Store
@@ -52,7 +52,11 @@ Steps = tuple[int, int]
 
 
 def read_strip(
-    store: Store, run: RunSummary, report: RunReport | None, liveness: RankLiveness | None
+    store: Store,
+    run: RunSummary,
+    report: RunReport | None,
+    liveness: RankLiveness | None,
+    silence: StepSilence | None,
 ) -> RunStrip:
     """Return the state of a run in one line."""
     is_live = run.state == RUNNING
@@ -68,6 +72,7 @@ def read_strip(
         ranks=() if top is None else top.ranks,
         last_step=last_step,
         age_ns=None if bounds is None else max(0, time.time_ns() - bounds[1]),
+        is_silent=silence is not None,
         num_ranks=run.world_size,
         num_recent=None if liveness is None or not is_live else liveness.num_recent,
         num_dropped=None if quality is None else quality.account.num_dropped,

@@ -586,7 +586,7 @@ class StoreProvider:
             return None
         report = self._reports.find_made(run)
         liveness = self.liveness(run_id) if run.state == RUNNING else None
-        return read_strip(self._store, run, report, liveness)
+        return read_strip(self._store, run, report, liveness, self.silence(run_id))
 
     def comparison(
         self,

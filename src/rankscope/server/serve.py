@@ -441,6 +441,7 @@ def _alerting(
     *,
     url: str,
 ) -> Alerting:
+    from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.dashboard.address import OVERVIEW, TIMELINE, View, write_address
 
     from .alerting import Alerting
@@ -450,7 +451,9 @@ def _alerting(
     def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:
         page = OVERVIEW if step is None else TIMELINE
         marked = () if step is None else tuple(ranks)
-        view = View(page=page, run=run_id or None, step=step, ranks=marked)
+        # Marked ranks are its first rows: among 64, a rank may be below the screen.
+        order = RowOrder.EXCESS if marked else RowOrder.PP
+        view = View(page=page, run=run_id or None, step=step, ranks=marked, order=order)
         return write_address(view, base_path=base)
 
     def hosts_of(run_id: str) -> dict[int, str]:
