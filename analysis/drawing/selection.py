@@ -85,7 +85,8 @@ class SpanFacts:
     """Ranks that waited for this one, ascending."""
 
     members: tuple[Arrival, ...]
-    """Members of its communication that are loaded, the first to arrive first."""
+    """Members of its communication that are loaded, the first to arrive first; without
+    ``wait_ns``, one is missing."""
 
     arrows: tuple[Arrow, ...]
 
@@ -259,11 +260,11 @@ def _members(timeline: StepTimeline, row: int | None) -> NDArray[np.intp]:
     spans = timeline.spans
     if row is None:
         return np.zeros(0, dtype=np.intp)
-    own = timeline.wait_ns >= 0
+    own = timeline.communication
     for column in (spans.group_id, spans.seq, spans.src_rank, spans.dst_rank):
-        own &= column == column[row]
+        own = own & (column == column[row])
     if spans.seq[row] == NONE:  # inferred from the times, without a number
-        own = np.arange(len(spans)) == row
+        own = (np.arange(len(spans)) == row) & (timeline.wait_ns >= 0)
     rows = np.flatnonzero(own)
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]
 

@@ -234,6 +234,8 @@ def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Comp
         if facts.before is not None:
             did = f", which did {facts.before} for {format_duration(facts.before_ns)} before"
         sentences.append(f"It waited for rank {facts.waited_for}{did}.")
+    if facts.members and facts.wait_ns is None:
+        sentences.append("A member is missing: it has not arrived, or its record was lost.")
     if facts.delayed:
         sentences.append(
             f"{format_ranks(facts.delayed).capitalize()} waited for rank {facts.rank}."

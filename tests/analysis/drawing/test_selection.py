@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rankscope.analysis.drawing.selection import Arrow, compare_box, describe_span, find_spans
-from rankscope.analysis.drawing.timeline import read_timeline
+from rankscope.analysis.drawing.timeline import read_timeline, select_ranks
 from rankscope.tracer.span import KINDS
 from tests.support.dashboard.training_builder import training_provider
 
@@ -37,6 +39,24 @@ def test_a_communication_names_whom_it_waited_for_and_the_last_member_whom_it_de
         and STEP.spans.group_id[one] == STEP.spans.group_id[row]
     ]
     assert 7 in describe_span(STEP, culprit).delayed
+
+
+def test_a_communication_whose_last_member_is_missing_lists_those_that_arrived() -> None:
+    waits = [row for row in rows_of("dp-comm", 7) if STEP.wait_ns[row] > 0]
+    whole = describe_span(STEP, waits[0])
+    last = int(STEP.last_rank[waits[0]])
+    step = select_ranks(STEP, {one.rank for one in whole.members} - {last})
+    step = replace(step, wait_ns=np.full_like(step.wait_ns, -1))
+    (row,) = np.flatnonzero(
+        (step.spans.start_ns == STEP.spans.start_ns[waits[0]])
+        & (step.spans.rank == 7)
+        & step.communication
+    )
+
+    found = describe_span(step, int(row))
+
+    assert (found.wait_ns, found.waited_for) == (None, None)
+    assert found.members == whole.members[:-1]
 
 
 def test_a_box_says_what_its_spans_share_and_the_rest_does_not() -> None:
