@@ -109,7 +109,12 @@ def rank_link(run: str | None, rank: int, base_path: str, *, text: str = "") -> 
 
 
 def rank_links(
-    run: str | None, ranks: Sequence[int], base_path: str, *, max_ranges: int | None = None
+    run: str | None,
+    ranks: Sequence[int],
+    base_path: str,
+    *,
+    max_ranges: int | None = None,
+    num_ranks: int = 0,
 ) -> list[Component | str]:
     """Return ranks as `format_ranges` writes them, each number a link to its rank's page.
 
@@ -118,15 +123,16 @@ def rank_links(
         ranks: Ascending.
         base_path: Path of the application.
         max_ranges: Ranges to show before the rest is counted; all if None.
+        num_ranks: Number of all ranks, if ``ranks`` are only the first ones.
     """
     parts: list[Component | str] = []
-    ranges = split_ranges(ranks)
-    for first, last in ranges[:max_ranges]:
+    shown = split_ranges(ranks)[:max_ranges]
+    for first, last in shown:
         parts += [", "] if parts else []
         parts.append(rank_link(run, first, base_path))
         if last > first:
             parts += ["-", rank_link(run, last, base_path)]
-    num_more = sum(last - first + 1 for first, last in ranges[len(ranges[:max_ranges]) :])
+    num_more = max(num_ranks, len(ranks)) - sum(last - first + 1 for first, last in shown)
     return [*parts, f" and {num_more:,} more"] if num_more else parts or [EMPTY]
 
 

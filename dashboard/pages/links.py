@@ -197,9 +197,14 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
         members = [source, " → ", target]
     else:
         count = f"{format_count(one.num_members, 'rank')}: "
-        listed = rank_links(report.run, one.members, base_path, max_ranges=MAX_NAMED_RANGES)
-        hidden = one.num_members - len(one.members)
-        members = [count, *listed, f" and {hidden:,} beyond" if hidden else ""]
+        listed = rank_links(
+            report.run,
+            one.members,
+            base_path,
+            max_ranges=MAX_NAMED_RANGES,
+            num_ranks=one.num_members,
+        )
+        members = [count, *listed]
     hosts = ", ".join(escape(host) for host in one.hosts[:2]) or UNKNOWN
     if len(one.hosts) > 2:  # noqa: PLR2004  # as above
         hosts += f" and {len(one.hosts) - 2} more"

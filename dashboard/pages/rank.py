@@ -368,7 +368,15 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
                 dmc.TableTd(escape(group.name) or UNKNOWN),
                 dmc.TableTd(escape(group.kind)),
                 dmc.TableTd(f"{group.num_members:,}", className="number"),
-                dmc.TableTd(rank_links(report.run, group.members, base_path, max_ranges=4)),
+                dmc.TableTd(
+                    rank_links(
+                        report.run,
+                        group.members,
+                        base_path,
+                        max_ranges=4,
+                        num_ranks=group.num_members,
+                    )
+                ),
             ]
         )
         for group in details.groups

@@ -210,6 +210,22 @@ def _slack(replayed: Replayed, facts: SpanFacts) -> str:
     return f"{format_duration(slack_ns)} before it delays the step"
 
 
+def _sentences(facts: SpanFacts) -> list[str]:
+    sentences = []
+    if facts.waited_for is not None:
+        did = ""
+        if facts.before is not None:
+            did = f", which did {facts.before} for {format_duration(facts.before_ns)} before"
+        sentences.append(f"It waited for rank {facts.waited_for}{did}.")
+    if facts.members and facts.wait_ns is None:
+        sentences.append("A member is missing: it has not arrived, or its record was lost.")
+    if facts.delayed:
+        sentences.append(
+            f"{format_ranks(facts.delayed).capitalize()} waited for rank {facts.rank}."
+        )
+    return sentences
+
+
 def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Component:
     rows: list[tuple[str, Component | str]] = [
         ("rank", rank_link(view.run, facts.rank, base_path)),
@@ -228,24 +244,12 @@ def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Comp
         rows.append(("payload", format_bytes(facts.num_bytes)))
     if facts.bytes_per_s is not None:
         rows.append(("payload rate", f"{facts.bytes_per_s / 1e9:,.2f} GB/s"))
-    sentences = []
-    if facts.waited_for is not None:
-        did = ""
-        if facts.before is not None:
-            did = f", which did {facts.before} for {format_duration(facts.before_ns)} before"
-        sentences.append(f"It waited for rank {facts.waited_for}{did}.")
-    if facts.members and facts.wait_ns is None:
-        sentences.append("A member is missing: it has not arrived, or its record was lost.")
-    if facts.delayed:
-        sentences.append(
-            f"{format_ranks(facts.delayed).capitalize()} waited for rank {facts.rank}."
-        )
     parts: list[Component] = [
         html.H2(f"{facts.kind} · {escape(facts.name)}"),
         html.Dl(
             [html.Div([html.Dt(word), html.Dd(value)]) for word, value in rows], className="pairs"
         ),
-        *(html.P(link_ranks(text, view.run, base_path)) for text in sentences),
+        *(html.P(link_ranks(text, view.run, base_path)) for text in _sentences(facts)),
     ]
     if facts.members:
         late = facts.members[::-1][:_MAX_ROWS]
