@@ -279,10 +279,10 @@ def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Fai
     if elsewhere := [other for other in first[1:] if other not in together]:
         text += f"; the clocks cannot order {format_ranks(_ranks(elsewhere))} against it"
     if together:
-        apart_ns = max(_at_ns(other) - _at_ns(failure) for other in together)
+        spread_ns = max(_at_ns(other) - _at_ns(failure) for other in together)
         text += (
             f"; {format_ranks(_ranks(together))} of its host ended within"
-            f" {format_duration(max(apart_ns, NS_PER_MS))} of it, as if the job had been stopped"
+            f" {format_duration(max(spread_ns, NS_PER_MS))} of it, as if the job had been stopped"
         )
     named = {other.ended.rank for other in first}
     rest = [other for other in failures if other.ended.rank not in named]

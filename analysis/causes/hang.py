@@ -178,8 +178,8 @@ def _find_full(
     """Return the hang in a communication that all members have entered; the earliest one.
 
     That all are inside is a hang only if one of them was stalled there or timed out. The transfer
-    itself does not end then, or a process stands still. Each process reports where its own step
-    lasts long (event ``stack``): if most members did, the others stand still.
+    itself does not end then, or a process is frozen. Each process reports where its own step
+    lasts long (event ``stack``): if most members did, the others are frozen.
     """
     events = [event for event in context.events if event.epoch == epoch.epoch]
     stalled = {event.rank for event in events if event.kind == "stalled"}
@@ -205,7 +205,7 @@ def _find_full(
     }
     num = len(members)
     is_known = num > len(reported) > num / 2
-    still = tuple(sorted(set(members) - reported)) if is_known else ()
+    frozen = tuple(sorted(set(members) - reported)) if is_known else ()
     confidence = THRESHOLDS.ended_confidence * (THRESHOLDS.doubt_factor if run.num_dropped else 1.0)
     entered = _StuckInstance(
         blocked=(shown,),
@@ -215,15 +215,15 @@ def _find_full(
     )
     text = f"all {num:,} members have entered {_format_instance(entered)}, which does not end: "
     text += (
-        f"{format_ranks(still)} {'stands' if len(still) == 1 else 'stand'} still in it, without the"
+        f"{format_ranks(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen in it, without the"
         f" reports of a long step that the other {len(reported):,} sent"
-        if still
-        else "a link, an adapter or a device of theirs, or a process that stands still"
+        if frozen
+        else "a link, an adapter or a device of theirs, or a frozen process"
     )
     steps = [one.step for one in found.values() if one.step >= 0]
     return Finding(
         cause=CAUSE.name,
-        ranks=still,
+        ranks=frozen,
         steps=(min(steps), max(steps)) if steps else None,
         confidence=confidence,
         evidence=text,

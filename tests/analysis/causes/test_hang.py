@@ -224,7 +224,7 @@ def slow(rank: int, *, step: int = 17) -> EventRecord:
     return event(rank, "stack", step=step)
 
 
-def test_if_all_members_are_inside_those_without_a_sign_stand_still() -> None:
+def test_if_all_members_are_inside_those_without_a_sign_are_frozen() -> None:
     waiting = [stalled(rank) for rank in range(8)]
     signs = [slow(rank) for rank in range(8) if rank != 5] + [slow(5, step=16)]
 
@@ -234,7 +234,7 @@ def test_if_all_members_are_inside_those_without_a_sign_stand_still() -> None:
     assert finding.confidence == pytest.approx(0.95)
     assert finding.evidence == (
         "all 8 members have entered all_reduce 41 (dp-comm) of group dp with 8 ranks, which does"
-        " not end: rank 5 stands still in it, without the reports of a long step that the other 7"
+        " not end: rank 5 is frozen in it, without the reports of a long step that the other 7"
         " sent"
     )
 
@@ -247,7 +247,7 @@ def test_if_all_members_are_inside_and_alike_no_rank_is_named(reporting: range) 
     (finding,) = find_hangs(job(), table([]), UP_TO_16, RunContext(events=(*waiting, *signs)))
 
     assert finding.ranks == ()
-    assert finding.evidence.endswith("a process that stands still")
+    assert finding.evidence.endswith("a frozen process")
 
 
 def test_the_communication_that_all_have_entered_explains_those_that_wait_elsewhere() -> None:
