@@ -30,9 +30,6 @@ Ticks = int | None
 
 PagePath = Annotated[str, Field(pattern="^/")] | None
 
-Step = Annotated[str, Field(pattern=f"^[0-9]{{1,{MAX_DIGITS}}}$")]
-"""A step as the text of a chooser."""
-
 AxisPlace = Annotated[float, Field(gt=-(10.0**MAX_DIGITS), lt=10.0**MAX_DIGITS)]
 """A place on a figure's axis, in the axis' unit; neither infinite nor NaN."""
 

@@ -1,19 +1,21 @@
 // Wheel and keys of the timeline. Without Ctrl the wheel scrolls the page, so plotly never gets it.
 (() => {
-  const PAUSE_MS = 60; // several notches of a wheel become one zoom, and one request
+  const PAUSE_MS = 60; // the notches of a wheel within it become one zoom, and one request
   const plot = () => document.querySelector("#timeline-graph .js-plotly-plot");
-  const ends = (gd, axis) => gd._fullLayout[axis].range.map((end) => gd._fullLayout[axis].r2l(end));
+  const drawn = (gd, axis) => gd._fullLayout[axis].range.map((end) => gd._fullLayout[axis].r2l(end));
+  let asked = null; // the ranges of a zoom that the server has been asked for, and its timer
+  const ends = (gd, axis) => (asked && asked.gd === gd && asked[axis]) || drawn(gd, axis);
   const move = (gd, axis, first, last) => {
     window.Plotly.relayout(gd, { [`${axis}.range[0]`]: first, [`${axis}.range[1]`]: last });
   };
   const zoom = (gd, axis, factor, share) => {
     const [first, last] = ends(gd, axis);
     const at = first + share * (last - first);
-    move(gd, axis, at + (first - at) * factor, at + (last - at) * factor);
+    turn(gd, axis, at + (first - at) * factor, at + (last - at) * factor);
   };
   const pan = (gd, axis, share) => {
     const [first, last] = ends(gd, axis);
-    move(gd, axis, first + share * (last - first), last + share * (last - first));
+    turn(gd, axis, first + share * (last - first), last + share * (last - first));
   };
 
   const within = (share) => Math.max(0, Math.min(1, share));
@@ -41,14 +43,15 @@
 
   const WINDOW = ["from", "to", "rows"];
   const NS_PER_MS = 1e6;
-  // The query of what the axes show: of whole lines, and without a window if that is the whole step.
-  const zoomed = (gd) => {
+  // The query of what the axes show, or are about to: of whole lines, and without a window if that
+  // is the whole step.
+  const zoomed = (gd, { xaxis = ends(gd, "xaxis"), yaxis = ends(gd, "yaxis") } = {}) => {
     const query = new URLSearchParams(window.location.search);
     for (const key of [...WINDOW, "show"]) query.delete(key);
-    const [first, last] = ends(gd, "xaxis");
+    const [first, last] = xaxis;
     const begin = Math.round(Math.max(first, 0) * NS_PER_MS);
     const end = Math.round(Math.min(last, scale.length_ms) * NS_PER_MS);
-    const lines = ends(gd, "yaxis").map((at) => at + 0.5);
+    const lines = yaxis.map((at) => at + 0.5);
     const top = Math.max(Math.floor(rowOf(Math.floor(Math.min(...lines) + 1e-6))), 0);
     const bottom = Math.min(Math.ceil(rowOf(Math.ceil(Math.max(...lines) - 1e-6))), scale.num_ranks);
     if (begin >= end || top >= bottom) return null;
@@ -59,6 +62,53 @@
       query.set("rows", `${top}-${bottom - 1}`);
     }
     return `?${query}`;
+  };
+
+  // Plotly takes longer to move the old picture than the server to draw the new one. So what is
+  // drawn is only stretched until the answer comes, and moved in full if that takes long.
+  const MOVE_MS = 400;
+  const stretch = (gd) => {
+    const { xaxis: x, yaxis: y } = gd._fullLayout;
+    const place = (axis, name, begin) => {
+      const [from, to] = [drawn(gd, name), ends(gd, name)];
+      const factor = (from[1] - from[0]) / (to[1] - to[0]);
+      return [factor, -factor * axis.l2p(to[begin])];
+    };
+    const [[wide, left], [tall, top]] = [place(x, "xaxis", 0), place(y, "yaxis", 1)];
+    const transform = asked ? `matrix(${wide}, 0, 0, ${tall}, ${left}, ${top})` : "";
+    for (const layer of gd.querySelectorAll(".overplot > .xy > .mlayer")) {
+      layer.style.transform = transform;
+    }
+  };
+  const forget = () => {
+    if (!asked) return null;
+    clearTimeout(asked.timer);
+    const before = asked;
+    asked = null;
+    if (before.gd.isConnected) stretch(before.gd);
+    return before;
+  };
+  const ranges = ({ xaxis, yaxis }) => ({
+    "xaxis.range[0]": xaxis[0], "xaxis.range[1]": xaxis[1],
+    "yaxis.range[0]": yaxis[0], "yaxis.range[1]": yaxis[1],
+  });
+  const moveAsked = () => {
+    const before = forget();
+    if (!before || !before.gd.isConnected) return;
+    window.Plotly.relayout(before.gd, ranges(before));
+  };
+  const turn = (gd, axis, first, last) => {
+    const to = { xaxis: ends(gd, "xaxis"), yaxis: ends(gd, "yaxis"), [axis]: [first, last] };
+    const search = scale && !scale.is_whole && zoomed(gd, to);
+    if (!search || search === window.location.search) {
+      moveAsked();
+      move(gd, axis, first, last);
+      return;
+    }
+    if (asked) clearTimeout(asked.timer);
+    asked = { gd, search, ...to, timer: setTimeout(moveAsked, MOVE_MS) };
+    window.dash_clientside.set_props("timeline-graph", { relayoutData: ranges(asked) });
+    stretch(gd);
   };
 
   // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
@@ -138,9 +188,13 @@
     if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return;
     if (!gd.dataset.named) {
       gd.dataset.named = "yes";
-      gd.on("plotly_afterplot", () => nameGroups(gd));
+      gd.on("plotly_afterplot", () => {
+        nameGroups(gd);
+        stretch(gd);
+      });
     }
     nameGroups(gd);
+    if (asked && shown.asked === asked.search) forget();
     // The height that was reserved until plotly was there; folded groups need less.
     const reserved = gd.closest("[style*='min-height']");
     if (reserved) reserved.style.minHeight = `${gd._fullLayout.height}px`;
@@ -182,6 +236,16 @@
     return `?${query}`;
   };
 
+  // A choice of the reader. With each picture the chooser is made anew, and has the shown step.
+  const chooseStep = (chosen, shown) => {
+    if (!chosen || !shown || chosen === String(shown.step)) return window.dash_clientside.no_update;
+    const query = new URLSearchParams(window.location.search);
+    for (const key of [...WINDOW, "show"]) query.delete(key);
+    if (shown.run) query.set("run", shown.run);
+    query.set("step", chosen);
+    return `?${query}`;
+  };
+
   // The file for Perfetto has what is shown now: the address knows the zoom, the link does not.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a.perfetto");
@@ -198,7 +262,9 @@
   }, true);
 
   window.dash_clientside = window.dash_clientside || {};
-  window.dash_clientside.timeline = { follow, openStep, zoomAddress, ask, foldGroup, around };
+  window.dash_clientside.timeline = {
+    follow, openStep, chooseStep, zoomAddress, ask, foldGroup, around,
+  };
 
   // A drag on the minimap moves the window; where all is shown, it chooses one.
   let dragged = null;
@@ -222,6 +288,7 @@
     const first = Math.max(0, Math.min(1 - size, share - size / 2));
     return [first, first + size];
   };
+  document.addEventListener("pointerdown", moveAsked, { capture: true }); // plotly drags what it drew
   document.addEventListener("pointerdown", (event) => {
     const gd = plot();
     if (!event.target.closest("#timeline-minimap") || !gd || !gd._fullLayout || !scale) return;
@@ -254,7 +321,17 @@
     }
   });
 
+  // The first notch zooms at once, and those within a pause after it become one zoom.
   let wheeled = null;
+  let isPausing = false;
+  const zoomWheeled = () => {
+    isPausing = Boolean(wheeled);
+    if (!wheeled) return;
+    const { gd, axis, factor, share } = wheeled;
+    wheeled = null;
+    setTimeout(zoomWheeled, PAUSE_MS);
+    if (gd.isConnected) zoom(gd, axis, factor, share);
+  };
   document.addEventListener("wheel", (event) => {
     const gd = plot();
     if (!gd || !gd._fullLayout || !gd.contains(event.target)) return;
@@ -272,20 +349,19 @@
       wheeled.factor *= factor;
       return;
     }
-    wheeled = { axis, factor, share };
-    setTimeout(() => {
-      zoom(gd, wheeled.axis, wheeled.factor, wheeled.share);
-      wheeled = null;
-    }, PAUSE_MS);
+    wheeled = { gd, axis, factor, share };
+    if (!isPausing) zoomWheeled();
   }, { capture: true, passive: false });
 
   const selected = (gd) => {
+    moveAsked();
     const panel = document.querySelector("#timeline-selection [data-begin-ms]");
     if (!panel) return;
     const [begin, end] = [Number(panel.dataset.beginMs), Number(panel.dataset.endMs)];
     move(gd, "xaxis", begin - 0.1 * (end - begin), end + 0.1 * (end - begin));
   };
   const measure = (gd) => {
+    moveAsked();
     const isOn = gd._fullLayout.dragmode === "select";
     window.Plotly.relayout(gd, { dragmode: isOn ? "pan" : "select" });
     document.getElementById("timeline-measure")?.setAttribute("aria-pressed", !isOn);
@@ -301,7 +377,10 @@
     arrowleft: (gd) => pan(gd, "xaxis", -0.2),
     arrowright: (gd) => pan(gd, "xaxis", 0.2),
     f: selected,
-    0: (gd) => window.Plotly.relayout(gd, { "xaxis.autorange": true }),
+    0: (gd) => {
+      forget();
+      window.Plotly.relayout(gd, { "xaxis.autorange": true });
+    },
     m: (gd) => measure(gd),
     g: () => document.getElementById("timeline-fold")?.click(),
     c: () => document.getElementById("timeline-path")?.click(),

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
-from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
 from rankscope.analysis.drawing.selection import choose_finding, find_proof
@@ -17,7 +16,7 @@ from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 
 from ..address import TIMELINE, View, read_address, view_finding, write_address
-from ..callback_checks import Post, Step, Ticks, takes
+from ..callback_checks import Post, Ticks, takes
 from ..figures.excess import shown_excess
 from ..figures.timeline import bar_blocks
 from ..text import escape
@@ -81,14 +80,6 @@ class RefreshPost(Post):
     fallback_ticks: Ticks
     shown: Shown
     search: str | None
-
-
-class StepPost(Post):
-    """The values that `choose_step` takes."""
-
-    chosen: Step | None
-    search: str | None
-    shown: Shown
 
 
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
@@ -192,21 +183,13 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             return unchanged  # as before: to draw it again takes the browser half a second
         return content.outputs(post.num_ticks)
 
-    @app.callback(
-        Output("url", "href", allow_duplicate=True),
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("timeline", "chooseStep"),
+        Output("url", "search", allow_duplicate=True),
         Input("timeline-choose-step", "value"),
-        State("url", "search"),
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(StepPost)
-    def choose_step(post: StepPost) -> str:
-        if post.chosen is None or post.chosen == str(post.shown.step):
-            raise PreventUpdate
-        view = replace(read_address(TIMELINE, post.search or ""), run=post.shown.run)
-        changed = replace(view, step=int(post.chosen), viewport=None, show=None)
-        return write_address(changed, base_path=base_path)
-
     for function, *parts in (
         ("zoomAddress", Input("timeline-graph", "relayoutData"), State("timeline-shown", "data")),
         ("foldGroup", Input("timeline-graph", "clickAnnotationData")),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import pytest
 
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.dashboard.theme import KIND_COLORS
@@ -10,7 +13,7 @@ from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.span import KINDS, SpanKind
 from tests.browser.conftest import served
-from tests.browser.test_pages import opened
+from tests.browser.test_pages import opened, point_at, settle, until
 from tests.support.rankscope.simulated_source import SimulatedSource
 from tests.support.trainer.recorded import preset_scenario
 
@@ -36,6 +39,16 @@ COLORS = """async (places) => {
     Math.floor(x * drawn.width), Math.floor(y * drawn.height), 1, 1).data]);
 }"""
 """Returns the colours of the picture at shares of its width and height."""
+
+STATE = """() => {
+  const gd = document.querySelector('#timeline-graph .js-plotly-plot');
+  return [
+    gd._fullLayout.xaxis.range.map(Number),
+    [...gd.querySelectorAll('.overplot > .xy > .mlayer')]
+      .map((one) => one.style.transform).join(''),
+  ];
+}"""
+"""Returns the range that plotly has drawn, and how its picture is stretched."""
 
 
 def long_stretches(step: StepTimeline, lower: int) -> list[tuple[float, float, str]]:
@@ -92,3 +105,30 @@ def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> Non
         if "#{:02x}{:02x}{:02x}".format(*color[:3]) != expected or color[3] != 255
     ]
     assert wrong == []
+
+
+def test_turns_of_the_wheel_add_up_and_leave_no_stretched_picture(browser: Browser) -> None:
+    source = SimulatedSource(preset_scenario("slow-compute", num_steps=4, dp=32), run_id=RUN)
+    provider = StoreProvider(source, Reports(source), timeout_s=60)
+    address = f"/timeline?run={RUN}&step={STEP}&order=rank"
+    with served(provider) as url, opened(browser, url + address) as seen:
+        page = seen.page
+        page.wait_for_selector("#timeline-graph .heatmaplayer image")
+        settle(page)
+        (first, last), stretched = page.evaluate(STATE)
+        assert stretched == ""
+
+        # WHEN the wheel turns twice THEN the new picture is of both turns, and not stretched
+        point_at(page, "#timeline-graph .nsewdrag", (0.5, 0.2))
+        page.keyboard.down("Control")
+        for _ in range(2):
+            page.mouse.wheel(0, -120)
+        page.keyboard.up("Control")
+        size = (last - first) / math.e
+
+        def is_drawn() -> bool:
+            (begin, end), now = page.evaluate(STATE)
+            return end - begin == pytest.approx(size, rel=0.01) and not now
+
+        until(page, is_drawn, lambda: None)
+        settle(page)

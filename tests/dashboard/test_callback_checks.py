@@ -128,11 +128,6 @@ CALLBACKS: dict[str, dict[str, Any]] = {
         "timeline-shown.data": STEP_SHOWN,
         "url.search": "?run=demo-42",
     },
-    "timeline-choose-step.value": {
-        "timeline-choose-step.value": "4",
-        "url.search": "",
-        "timeline-shown.data": STEP_SHOWN,
-    },
 }
 """Values that a page sends, by the callback's first output, or by its first input if several set
 that output."""
@@ -214,7 +209,6 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
         {"yaxis.range[1]": [1]},
         {"xaxis.range[0]": float("inf")},
     ],
-    "timeline-choose-step.value": [7, "", "a", "-1", "1.5", "9" * 16, ["4"]],
 }
 
 
