@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.report.report import Finding
-from rankscope.collector.spool.process_tail import STALL_NS
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.demo.plan import OTHER_NAMES, QUIET, names_fault
 from rankscope.demo.training import Training
+from rankscope.tracer.spool import STALL_NS
 from rankscope.tracer.topology import Layout
 from rankscope.trainer.faults.spec import ENDING_CAUSES, TRAINER_FAULTS, FaultCause, parse_fault
 

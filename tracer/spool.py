@@ -38,6 +38,10 @@ EXIT_FILE = "exit.json"
 CAUSED_BY = "\ncaused by "
 """In the message of an exit record, before each exception that the one above was raised from."""
 
+STALL_NS = 60_000_000_000
+"""A process that records nothing for so long gets an event with its open spans: longer than any
+step, shorter than the ten minutes after which NCCL gives up by default."""
+
 
 IDENTITY = struct.Struct("<8sIIIIIIIIII16s16s64s64s")
 """magic, version, header_bytes, record_bytes, capacity, segment, lane, rank, world_size, epoch,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.span import NS_PER_MS, NS_PER_S
-from rankscope.tracer.spool import CAUSED_BY
+from rankscope.tracer.span import NS_PER_MS
+from rankscope.tracer.spool import CAUSED_BY, STALL_NS
 
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 MAX_LINE = 160
 """Characters of a message that the evidence quotes."""
-
-SILENCE_NS = 60 * NS_PER_S
-"""Time without a sign of a rank after which the collector writes an event ``stalled``."""
 
 DIED = frozenset({"failed", "lost"})
 
@@ -158,7 +155,7 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
 def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
     """Return the processes of an epoch that failed or were lost, in order of time.
 
-    Those that are lost after a rank has been silent for `SILENCE_NS` were stopped: the job hung.
+    Those that are lost after a rank has been silent for `STALL_NS` were stopped: the job hung.
     """
     hosts = {info.rank: info.host for info in epoch.ranks}
     events: dict[int, list[EventRecord]] = {}
@@ -175,7 +172,7 @@ def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
         if ended.state not in DIED:
             continue
         reason = classify_exit(ended, events.get(ended.rank, ()))
-        is_stop = silent_ns is not None and (ended.at_ns or 0) - silent_ns >= SILENCE_NS
+        is_stop = silent_ns is not None and (ended.at_ns or 0) - silent_ns >= STALL_NS
         if is_stop and reason is ExitClass.LOST:
             reason = ExitClass.STOPPED
         failures.append(Failure(ended=ended, reason=reason, host=hosts.get(ended.rank, "")))

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import KINDS
-from rankscope.tracer.spool import PROCESS_FILE, SpoolError
+from rankscope.tracer.spool import PROCESS_FILE, STALL_NS, SpoolError
 
 from ..arrow_columns import to_numpy
 from ..identity import MAX_SEGMENT, segment_id
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
     from .deaths import DeathWatch
     from .process import ProcessFiles
     from .segment import Reading
-
-STALL_NS = 60_000_000_000
-"""A process that records nothing for so long gets an event with its open spans: longer than any
-step, shorter than the ten minutes after which NCCL gives up by default."""
 
 PRODUCED_PERIOD_NS = 60_000_000_000
 """Time between rows of a running process that differ in its number of records only. The store

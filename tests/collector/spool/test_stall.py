@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.spool.process_tail import STALL_NS
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.spool import STALL_NS
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 
 if TYPE_CHECKING:
