@@ -109,8 +109,8 @@ def find_hangs(
     wait themselves, and silent tensor-parallel partners that came further in their step. While a
     silent rank writes a checkpoint, nothing hangs. If no rank is silent, and a rank has been
     stalled in a communication that all members have entered, its transfer does not end
-    (`_find_full`). Otherwise the ranks entered their collectives in different orders, and those
-    that are missing are named.
+    (`_find_entered_by_all`). Otherwise the ranks entered their collectives in different orders, and
+    those that are missing are named.
 
     Blocked ranks are those with spans flagged open or error, or with open spans in the events
     ``stalled`` and ``lost``.
@@ -145,9 +145,9 @@ def _find_hang(
     stuck = _find_stuck(epoch, blocked, find_entered_ranks(epoch.epoch, spans, blocked))
     missing = frozenset[int]().union(*(one.missing for one in stuck))
     if not missing - {one.rank for one in blocked}:
-        full = _find_full(run, epoch, blocked, failures, context)
-        if full is not None or not missing:
-            return full
+        entered_by_all = _find_entered_by_all(run, epoch, blocked, failures, context)
+        if entered_by_all is not None or not missing:
+            return entered_by_all
     traced = {info.rank for info in epoch.ranks} - _without_capture(epoch.epoch, steps, blocked)
     silent = missing - {one.rank for one in blocked}
     if silent and not silent & traced:
@@ -168,7 +168,7 @@ def _find_hang(
     return replace(finding, evidence=finding.evidence + _work_text(culprits, work) + after)
 
 
-def _find_full(
+def _find_entered_by_all(
     run: RunInfo,
     epoch: EpochInfo,
     blocked: Iterable[Blocked],
@@ -182,8 +182,8 @@ def _find_full(
     lasts long (event ``stack``): if most members did, the others are frozen.
     """
     events = [event for event in context.events if event.epoch == epoch.epoch]
-    stalled = {event.rank for event in events if event.kind == "stalled"}
-    stalled |= {one.ended.rank for one in failures if one.reason is ExitClass.TIMEOUT}
+    stalled = {(event.rank, event.data.get("step")) for event in events if event.kind == "stalled"}
+    timed_out = {one.ended.rank for one in failures if one.reason is ExitClass.TIMEOUT}
     groups = {group.group_id: group for group in epoch.groups}
     inside: dict[Instance, dict[int, Blocked]] = defaultdict(dict)
     for one in blocked:
@@ -192,7 +192,9 @@ def _find_full(
         found, group = inside[instance], groups.get(instance[0])
         shown = next(iter(found.values()))
         members = _members(shown, () if group is None else group.members)
-        if len(members) > 1 and set(members) == found.keys() and stalled & found.keys():
+        places = {(rank, one.step) for rank, one in found.items()}
+        is_silent = timed_out & found.keys() or stalled & places
+        if len(members) > 1 and set(members) == found.keys() and is_silent:
             break
     else:
         return None

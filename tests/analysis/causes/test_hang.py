@@ -267,6 +267,10 @@ def test_members_that_are_inside_when_the_job_is_killed_do_not_hang() -> None:
 
     assert find_hangs(job(), table([]), UP_TO_16, context) == ()
 
+    # Nor if a rank was stalled in an earlier step, and went on.
+    earlier = RunContext(events=(stalled(0, step=9), *gone))
+    assert find_hangs(job(), table([]), UP_TO_16, earlier) == ()
+
 
 def test_a_hung_job_that_is_stopped_has_hung_and_not_crashed() -> None:
     since_ns = 100 * SECOND
