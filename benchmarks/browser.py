@@ -8,6 +8,7 @@ memory. Each round is a new Chromium without a cache, 1400 x 900 pixels, softwar
 
 * *first words*, *verdict*: navigation to the large run until they are painted;
 * *first picture*: navigation to a step of it until its picture is painted, and the same by a click;
+  plotly's axes of each picture are timed too;
 * *wheel*: a notch with Ctrl, until the picture of the server's answer is painted, with the bytes
   received for it; the assets wait 60 ms for further notches;
 * *pan*: a move of the pointer until the frame that shows it;
@@ -72,18 +73,20 @@ NUM_ZOOMS, NUM_MOVES, NUM_CLICKS, NUM_QUERIES = 6, 40, 8, 9
 NUM_VIEWERS, VIEW_S, GESTURE_S, ZOOMS_PER_PAGE = 20, 40.0, 2.0, 5
 TIMEOUT_S, PAGE_S, QUIET_S = 3600.0, 180.0, 0.5
 
+PICTURE = ("drawing", "axes")
+"""Parts of a step that are painted: its spans, and plotly's axes of them."""
+
 Post = tuple[str, bytes]
 """Path and body of a request of a browser, which is sent again."""
 
 WATCH = """
 window.painted = {}; window.moves = []; window.begun = 0;
-const plot = () => document.querySelector('#timeline-graph .js-plotly-plot');
+const canvas = () => document.getElementById('timeline-graph-canvas');
 const states = {
   words: () => document.querySelector('.brand'),
   verdict: () => /rank|healthy/i.test(document.querySelector('#page h1')?.innerText),
-  drawing: () => (document.querySelector('#timeline-graph .heatmaplayer image')?.href.baseVal
-    || document.querySelector('#timeline-graph .barlayer .point'))
-    && (plot()?.data?.[0]?.z ?? plot()?.data?.[0]?.x),
+  drawing: () => canvas()?.dataset.drawn,
+  axes: () => canvas()?.dataset.plotted,
 };
 const last = {};
 const afterFrame = then => requestAnimationFrame(() => setTimeout(then));
@@ -349,13 +352,13 @@ def visit(server: Server, samples: Samples) -> dict[str, list[Post]]:
         seen = Visit(browser, server, samples)
         seen.time("open", lambda: seen.page.goto(f"{server.url}/run/{LARGE}"), "words", "verdict")
         menu = seen.page.locator(".menu a", has_text="Timeline")
-        seen.time("click", menu.click, "drawing")
+        seen.time("click", menu.click, *PICTURE)
         seen = Visit(browser, server, samples)
         step = f"{server.url}/timeline?run={LARGE}&step={NUM_STEPS - 1}"
-        posts = {"page": seen.time("picture", lambda: seen.page.goto(step), "drawing"), "zoom": []}
+        posts = {"page": seen.time("picture", lambda: seen.page.goto(step), *PICTURE), "zoom": []}
         for number in range(NUM_ZOOMS):
             seen.page.mouse.move(*seen.place((number + 0.5) / NUM_ZOOMS))
-            sent = seen.time("wheel", seen.zoom, "drawing")
+            sent = seen.time("wheel", seen.zoom, *PICTURE)
             posts["zoom"] += [one for one in sent if b"timeline-graph-fresh" in one[1]]
             seen.page.keyboard.press("0")
             seen.settle()
@@ -363,10 +366,10 @@ def visit(server: Server, samples: Samples) -> dict[str, list[Post]]:
         seen = Visit(browser, server, samples)
         seen.page.goto(f"{server.url}/timeline?run={SMALL}-1&step=1")
         for _ in range(NUM_CLICKS):
-            seen.page.wait_for_selector("#timeline-graph .barlayer .point")
+            seen.page.wait_for_selector("#timeline-graph-canvas[data-plotted]")
             seen.settle()
             button = seen.page.locator(".stepper a[title='next step']")
-            seen.time("step_of_64", button.click, "drawing")
+            seen.time("step_of_64", button.click, *PICTURE)
         browser.close()
     return posts
 

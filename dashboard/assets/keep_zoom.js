@@ -20,18 +20,6 @@ window.dash_clientside.rankscope = {
     return { ...fresh, layout };
   },
 
-  // A cell of a picture has one shade: twice the number of its kind, more if it is mostly full.
-  describeCell(hover) {
-    const point = hover && hover.points && hover.points[0];
-    const gd = document.querySelector("#timeline-graph .js-plotly-plot");
-    const kinds = point && gd && gd.data[point.curveNumber] && gd.data[point.curveNumber].meta;
-    if (!kinds || !(point.z > 0)) return "";
-    const shade = point.z - 1;
-    const lone = /[-,]/.test(String(point.y)) ? ", or one long span" : "";
-    const share = shade % 2 ? `at least half of the pixel${lone}` : "less than half of the pixel";
-    return `${point.y}, ${point.x.toFixed(3)} ms: ${kinds[shade >> 1]}, ${share}`;
-  },
-
   // A button turns one of the timeline's layers on or off; the address holds which are on.
   toggleLayer(...clicks) {
     const of = window.dash_clientside.callback_context.triggered[0];

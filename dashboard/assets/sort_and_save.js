@@ -49,6 +49,7 @@ document.addEventListener(
       ...plot.layout,
       paper_bgcolor: ink.backgroundColor,
       font: { ...plot.layout.font, color: ink.color, family: "sans-serif" },
+      images: window.dash_clientside.canvas.images(plot),
       width: plot.clientWidth,
       height: plot.clientHeight + 44,
       margin: { ...plot.layout.margin, t: ((plot.layout.margin || {}).t || 0) + 44 },

@@ -64,28 +64,19 @@
     return `?${query}`;
   };
 
-  // Plotly takes longer to move the old picture than the server to draw the new one. So what is
-  // drawn is only stretched until the answer comes, and moved in full if that takes long.
+  // The server answers sooner than plotly moves its axes. So only the canvas moves until the answer
+  // comes, and the axes too if that takes long.
   const MOVE_MS = 400;
-  const stretch = (gd) => {
-    const { xaxis: x, yaxis: y } = gd._fullLayout;
-    const place = (axis, name, begin) => {
-      const [from, to] = [drawn(gd, name), ends(gd, name)];
-      const factor = (from[1] - from[0]) / (to[1] - to[0]);
-      return [factor, -factor * axis.l2p(to[begin])];
-    };
-    const [[wide, left], [tall, top]] = [place(x, "xaxis", 0), place(y, "yaxis", 1)];
-    const transform = asked ? `matrix(${wide}, 0, 0, ${tall}, ${left}, ${top})` : "";
-    for (const layer of gd.querySelectorAll(".overplot > .xy > .mlayer")) {
-      layer.style.transform = transform;
-    }
+  const stretch = () => {
+    const held = asked && { x: asked.xaxis, y: asked.yaxis };
+    window.dash_clientside.canvas.hold("timeline-graph", held);
   };
   const forget = () => {
     if (!asked) return null;
     clearTimeout(asked.timer);
     const before = asked;
     asked = null;
-    if (before.gd.isConnected) stretch(before.gd);
+    if (before.gd.isConnected) stretch();
     return before;
   };
   const ranges = ({ xaxis, yaxis }) => ({
@@ -107,13 +98,19 @@
     }
     if (asked) clearTimeout(asked.timer);
     asked = { gd, search, ...to, timer: setTimeout(moveAsked, MOVE_MS) };
-    window.dash_clientside.set_props("timeline-graph", { relayoutData: ranges(asked) });
-    stretch(gd);
+    // The request leaves at once, and not after the callbacks of a zoom of plotly's.
+    window.history.replaceState(window.history.state, "", window.location.pathname + search);
+    sent = search;
+    window.dash_clientside.set_props("url", { search, href: window.location.href });
+    window.dash_clientside.set_props("timeline-asked", { data: search });
+    stretch();
+    moveAround(gd);
   };
 
   // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
   // address is replaced first, so that Dash's Location finds it as it should be and pushes nothing.
-  let loaded = null;
+  let loaded = null; // of a step whose spans are all there
+  let sent = null; // that the server has been asked for already
   const zoomAddress = (relayout, shown) => {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
     const gd = plot();
@@ -143,8 +140,8 @@
 
   // A zoom of a step whose spans are all loaded needs nothing from the server.
   const ask = (search) => {
-    if (search === loaded) return window.dash_clientside.no_update;
-    loaded = null;
+    if (search === loaded || search === sent) return window.dash_clientside.no_update;
+    [loaded, sent] = [null, null];
     return search;
   };
 
@@ -188,10 +185,7 @@
     if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return;
     if (!gd.dataset.named) {
       gd.dataset.named = "yes";
-      gd.on("plotly_afterplot", () => {
-        nameGroups(gd);
-        stretch(gd);
-      });
+      gd.on("plotly_afterplot", () => nameGroups(gd));
     }
     nameGroups(gd);
     if (asked && shown.asked === asked.search) forget();
@@ -200,6 +194,9 @@
     if (reserved) reserved.style.minHeight = `${gd._fullLayout.height}px`;
     const isMeasuring = gd._fullLayout.dragmode === "select";
     document.getElementById("timeline-measure")?.setAttribute("aria-pressed", isMeasuring);
+    moveAround(gd);
+  };
+  const moveAround = (gd) => {
     const frame = document.getElementById("timeline-window");
     if (frame) {
       const { x, y } = shares(gd);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from base64 import b64encode
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +13,13 @@ from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lin
 from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
 
-from ..text import escape_for_plotly
-from ..theme import INK, KIND_COLORS, base_layout, rgba
+from ..text import escape, escape_for_plotly
+from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
+from .timeline_canvas import HATCHED, PALE, SOLID, Bars
 from .timeline_marks import bar_places, path_trace, selection_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,8 +31,6 @@ MAX_GROUP_NAMES = 64
 """Names of groups that fit into the margin."""
 
 _MAX_TICKS = 64
-_WAIT_ALPHA = 0.22
-_PALE_ALPHA = 0.4
 _MIN_HATCHED = 10
 """Pixels of a lane's height from which its hatching shows as lines: in a thinner one it vanishes or
 makes a moire, so waits are pale there."""
@@ -70,14 +68,13 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
     marked: tuple[int, ...] = (),
     path: Stretches | None = None,
     folded: Collection[int] = (),
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Bars]]:
     """Draw every span of a step as a bar, in milliseconds since the step's first span.
 
     Each rank has a row with one lane for each track, compute above communication. If the wait of a
     communication span is known, its wait is hatched and pale, its transfer solid. A communication
-    that has not ended, or has failed, is a wait. All bars of a kind are one trace, and their waits
-    another. A
-    folded group has one row, of what most of its ranks do.
+    that has not ended, or has failed, is a wait. A folded group has one row, of what most of its
+    ranks do.
 
     Args:
         timeline: The step, or the spans of a viewport.
@@ -90,39 +87,27 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
         folded: Numbers of the groups that are folded.
 
     Returns:
-        A plain document with numpy arrays, which `pack_arrays` makes small: plotly's own objects
-        check and copy every value, which took as long as everything else.
+        Axes, legend and marks as a plain document (plotly's own objects check and copy every
+        value, which took as long as everything else), and the bars in the order of drawing.
     """
     blocks = bar_blocks(timeline, order, ranks, folded)
     rows = arrange_rows(timeline, order, blocks)
     num_rows = len(blocks)
-    texts = hover_texts(timeline)
-    wait_ns = find_waits(timeline)
     height = min(max(_PIXELS_PER_RANK * num_rows + _AROUND, _MIN_HEIGHT), _MAX_HEIGHT)
     height = max(height, _LEAST_PER_RANK * num_rows + _AROUND)
     lane = float(np.median(rows.height)) * (height - _AROUND) / max(num_rows, 1)
-    waiting = _hatched if lane >= _MIN_HATCHED else _pale
-    traces: list[dict[str, Any]] = []
+    waits = _Waits(find_waits(timeline), is_hatched=lane >= _MIN_HATCHED)
     outer_first = np.argsort(timeline.spans.depth, kind="stable")
     outer_first = outer_first[np.isin(timeline.spans.rank, single_ranks(blocks))[outer_first]]
+    texts = hover_texts(timeline)
+    bars: list[Bars] = []
     for code in np.unique(timeline.spans.kind[outer_first]).tolist():
         own = outer_first[timeline.spans.kind[outer_first] == code]
-        traces += _kind_bars(timeline, rows, texts, own, _Waits(wait_ns, waiting))
-    shown = set(timeline.spans.kind[outer_first].tolist())
-    traces += _folded_bars(timeline, viewport, blocks, shown=shown)
-    if (wait_ns[outer_first] > 0).any():
-        word = "hatched" if waiting is _hatched else "pale"
-        traces.append(
-            {
-                "type": "bar",
-                "name": f"{word}: waiting",
-                "orientation": "h",
-                "x": [None],
-                "y": [None],
-                "marker": waiting(INK),
-                "hoverinfo": "skip",
-            }
-        )
+        bars += _kind_bars(timeline, rows, texts, own, waits)
+    bars += _folded_bars(timeline, viewport, blocks)
+    traces = legend_entries(dict.fromkeys(one.kind for one in bars))
+    if (waits.wait_ns[outer_first] > 0).any():
+        traces.append(_waiting_entry(is_hatched=waits.is_hatched))
     if path is not None:
         traces.append(path_trace(path, bar_places(timeline, rows)))
     traces += selection_traces()
@@ -136,19 +121,39 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
         else:
             loaded_ms = (viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS)
             layout["shapes"] += not_loaded(loaded_ms, _length_ms(timeline), num_lines=num_rows)
-    return {"data": traces, "layout": layout}
+    return {"data": traces, "layout": layout}, bars
 
 
-def pack_arrays(figure: dict[str, Any]) -> dict[str, Any]:
-    """Return a figure with its arrays of numbers as plotly's base64: half of the bytes of text."""
+def legend_entries(kinds: Iterable[SpanKind]) -> list[dict[str, Any]]:
+    """Return an entry of the legend for each kind, as a trace without points."""
+    return [
+        {
+            "type": "scatter",
+            "name": _NAMES.get(kind, kind.value),
+            "legendgroup": kind.value,  # the assets hide what belongs to an entry that is off
+            "x": [None],
+            "y": [None],
+            "mode": "markers",
+            "marker": {"symbol": "square", "size": 10, "color": KIND_COLORS[kind]},
+            "hoverinfo": "skip",
+        }
+        for kind in kinds
+    ]
 
-    def pack(value: Any) -> Any:  # noqa: ANN401  # any of a trace's properties
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-            return value
-        return {"dtype": "f8", "bdata": b64encode(value.astype("<f8").tobytes()).decode("ascii")}
 
-    data = [{key: pack(value) for key, value in trace.items()} for trace in figure["data"]]
-    return {**figure, "data": data}
+def _waiting_entry(*, is_hatched: bool) -> dict[str, Any]:
+    marker: dict[str, Any] = {"color": rgba(INK, PALE), "line": {"width": 0}}
+    if is_hatched:
+        pattern = {"shape": "/", "size": 5, "solidity": 0.25, "fgcolor": INK, "bgcolor": CLEAR}
+        marker = {"color": INK, "line": {"width": 1, "color": INK}, "pattern": pattern}
+    return {
+        "type": "bar",
+        "name": f"{'hatched' if is_hatched else 'pale'}: waiting",
+        "x": [None],
+        "y": [None],
+        "marker": marker,
+        "hoverinfo": "skip",
+    }
 
 
 def bar_blocks(
@@ -176,12 +181,9 @@ def lines_of_rows(blocks: RankBlocks, *rows: int) -> list[int]:
 
 
 def _folded_bars(
-    timeline: StepTimeline, viewport: Viewport | None, blocks: RankBlocks, *, shown: set[int]
-) -> list[dict[str, Any]]:
-    """Return what most ranks of each folded group do, as bars of equal cells side by side.
-
-    ``shown`` are the kinds that are in the legend already.
-    """
+    timeline: StepTimeline, viewport: Viewport | None, blocks: RankBlocks
+) -> list[Bars]:
+    """Return what most ranks of each folded group do, as bars of equal cells side by side."""
     at = {block: line for line, block in enumerate(blocks) if len(block) > 1}
     if not at:
         return []
@@ -203,24 +205,19 @@ def _folded_bars(
     bars = []
     for shade, found in sorted(runs.items()):
         kind, is_full = KINDS[(shade - 1) // 2], (shade - 1) % 2
-        alpha = 1 if is_full else _PALE_ALPHA
         most = f"{kind.value}, {'most of' if is_full else 'less than half of'} {{}} ranks"
-        bar = {
-            "type": "bar",
-            "name": _NAMES.get(kind, kind.value),
-            "showlegend": (shade - 1) // 2 not in shown,
-            "legendgroup": kind.value,
-            "orientation": "h",
-            "base": [begin for begin, _, _ in found],
-            "x": [end - begin for begin, end, _ in found],
-            "y": [line for _, _, line in found],
-            "width": _FOLDED,
-            "marker": {"color": rgba(KIND_COLORS[kind], alpha), "line": {"width": 0}},
-            "hovertext": [most.format(len(blocks[line])) for _, _, line in found],
-            "hovertemplate": "%{hovertext}<extra></extra>",
-        }
-        shown.add((shade - 1) // 2)
-        bars.append(bar)
+        begun, ended, lines = (np.array(column, np.float64) for column in zip(*found, strict=True))
+        bars.append(
+            Bars(
+                kind=kind,
+                begin_ms=begun,
+                length_ms=ended - begun,
+                center=lines,
+                height=np.full(len(found), _FOLDED),
+                texts=[most.format(len(blocks[line])) for _, _, line in found],
+                color=rgba(KIND_COLORS[kind], 1 if is_full else PALE),
+            )
+        )
     return bars
 
 
@@ -244,8 +241,16 @@ class _Waits(NamedTuple):
     wait_ns: NDArray[np.int64]
     """Shape (spans,): as of `find_waits`."""
 
-    marker: Callable[[str], dict[str, object]]
-    """Returns the look of a wait of a colour."""
+    is_hatched: bool
+    """Else pale: in thin lanes."""
+
+    def look(self, kind: SpanKind) -> dict[str, str]:
+        """Return look and colour of a kind's waits."""
+        color = KIND_COLORS[kind]
+        if self.is_hatched:
+            return {"look": HATCHED, "color": color}
+        # A blocked thread is drawn over the span around it, which would shine through.
+        return {"look": SOLID, "color": color if kind is SpanKind.WAIT else rgba(color, PALE)}
 
 
 def find_waits(timeline: StepTimeline) -> NDArray[np.int64]:
@@ -310,15 +315,15 @@ def left_margin(names: Iterable[str], ticks: Iterable[str]) -> int:
 
 
 def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
-    """Return the text of every span under the pointer, shape (spans,), with plotly's line breaks.
+    """Return the text of every span under the pointer, shape (spans,), with line breaks.
 
     Quantities that are unknown or mean nothing for the span are left out.
     """
-    names = [escape_for_plotly(name) for name in timeline.spans.names]
+    names = [escape(name) for name in timeline.spans.names]
     places = {rank: f"PP {at.pp} · DP {at.dp} · TP {at.tp}" for rank, at in timeline.coords.items()}
     texts = np.empty(len(timeline.spans), dtype=object)
     for row in range(len(timeline.spans)):
-        texts[row] = "<br>".join(_lines(timeline, row, names, places))
+        texts[row] = "\n".join(_lines(timeline, row, names, places))
     return texts
 
 
@@ -466,75 +471,40 @@ def _kind_bars(
     texts: NDArray[np.object_],
     own: NDArray[np.intp],
     waits: _Waits,
-) -> list[dict[str, Any]]:
+) -> list[Bars]:
     """Return the bars of one kind: whole spans and transfers solid, waits hatched."""
     spans = timeline.spans
     kind = KINDS[int(spans.kind[own[0]])]
     start = spans.start_ns[own] - timeline.begin_ns
     wait = waits.wait_ns[own]
-    solid = _bars(kind, rows, own, start + wait, spans.duration_ns[own] - wait, spans.depth)
-    solid.update(name=_NAMES.get(kind, kind.value), hovertext=texts[own])
-    solid.update(marker=waits.marker(KIND_COLORS[kind]) if kind is SpanKind.WAIT else _solid(kind))
-    waiting = own[wait > 0]
-    if not len(waiting):
-        return [solid]
-    hatched = _bars(kind, rows, waiting, start[wait > 0], wait[wait > 0], spans.depth)
-    hatched.update(
-        name=f"{kind.value}, waiting",
-        showlegend=False,
-        hovertext=texts[waiting],
-        marker=waits.marker(KIND_COLORS[kind]),
-    )
-    return [solid, hatched]
-
-
-def _bars(
-    kind: SpanKind,
-    rows: Rows,
-    own: NDArray[np.intp],
-    start_ns: NDArray[np.int64],
-    duration_ns: NDArray[np.int64],
-    depth: NDArray[np.int16],
-) -> dict[str, object]:
     # A nested span is drawn inside the span around it, a blocked thread at full height.
-    nesting = 0 if kind is SpanKind.WAIT else np.minimum(depth[own], _MAX_NESTING)
-    shrink = np.power(_NESTED_SHRINK, nesting)
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "base": start_ns / NS_PER_MS,
-        "x": duration_ns / NS_PER_MS,
-        "y": rows.center[own],
-        "width": rows.height[own] * shrink,
-        "legendgroup": kind.value,
-        "customdata": own.tolist(),  # rows of the spans: Dash posts them from plain lists only
-        "hovertemplate": "%{hovertext}<extra></extra>",
-    }
+    height = rows.height[own]
+    if kind is not SpanKind.WAIT:
+        height = height * np.power(_NESTED_SHRINK, np.minimum(spans.depth[own], _MAX_NESTING))
 
+    def bars(
+        chosen: NDArray[np.intp],
+        start_ns: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+        **look: str,
+    ) -> Bars:
+        shown = own[chosen]
+        return Bars(
+            kind=kind,
+            begin_ms=start_ns[chosen] / NS_PER_MS,
+            length_ms=duration_ns[chosen] / NS_PER_MS,
+            center=rows.center[shown],
+            height=height[chosen],
+            texts=texts[shown].tolist(),
+            spans=shown.astype(np.int32),
+            **look,
+        )
 
-def _solid(kind: SpanKind) -> dict[str, object]:
-    return {"color": KIND_COLORS[kind], "line": {"width": 0}}
-
-
-def _hatched(color: str) -> dict[str, object]:
-    return {
-        "color": color,
-        "line": {"width": 1, "color": color},
-        "pattern": {
-            "shape": "/",
-            "size": 5,
-            "solidity": 0.25,
-            "fillmode": "replace",
-            "fgcolor": color,
-            "bgcolor": rgba(color, _WAIT_ALPHA),
-        },
-    }
-
-
-def _pale(color: str) -> dict[str, object]:
-    # A wait is drawn over the span around it, which would shine through.
-    is_nested = color == KIND_COLORS[SpanKind.WAIT]
-    return {"color": color if is_nested else rgba(color, _PALE_ALPHA), "line": {"width": 0}}
+    solid = waits.look(kind) if kind is SpanKind.WAIT else {}
+    found = [bars(np.arange(len(own)), start + wait, spans.duration_ns[own] - wait, **solid)]
+    if (waiting := np.flatnonzero(wait > 0)).size:
+        found.append(bars(waiting, start, wait, **waits.look(kind)))
+    return found
 
 
 def _layout(
@@ -550,12 +520,7 @@ def _layout(
     layout["xaxis"].update(
         **TIME_AXIS,
         range=[0, _length_ms(timeline)],
-        showspikes=True,
-        spikemode="across",
-        spikesnap="cursor",
-        spikethickness=1,
-        spikedash="dot",
-        spikecolor=INK,
+        showgrid=False,
     )
     ticks, labels = row_ticks(
         rows.blocks,
@@ -576,9 +541,7 @@ def _layout(
     line = {"color": "rgba(134,142,150,0.45)", "width": 1}
     layout["legend"].update(LEGEND_PLACE)
     layout.update(
-        barmode="overlay",
-        bargap=0,
-        hovermode="closest",
+        hovermode=False,
         dragmode="pan",
         margin={"l": left, "r": 16, "t": TOP, "b": 8},
         shapes=[
@@ -616,7 +579,7 @@ def _lines(timeline: StepTimeline, row: int, names: list[str], places: dict[int,
     kind = KINDS[int(spans.kind[row])].value
     begin_ms = (int(spans.start_ns[row]) - timeline.begin_ns) / NS_PER_MS
     lines = [
-        f"<b>{names[int(spans.name[row])]}</b>",
+        names[int(spans.name[row])],
         kind if microbatch == NONE else f"{kind}, micro-batch {microbatch}",
         f"rank {rank}" + (f" ({places[rank]})" if rank in places else ""),
         f"duration {format_duration(int(spans.duration_ns[row]))}, from {begin_ms:,.3f} ms",

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import Finding
 
-    Place = float | str
-    FindPlace = Callable[[int, int], Place | None]
+    FindPlace = Callable[[int, int], float | None]
     """Returns the height of a kind on a rank; None if it is not drawn."""
 
 
@@ -42,7 +41,7 @@ def bar_places(timeline: StepTimeline, rows: Rows) -> FindPlace:
 def path_trace(path: Stretches, find_place: FindPlace) -> dict[str, Any]:
     """Return the critical path as a line; it is broken where it leaves the shown ranks."""
     x: list[float | None] = []
-    y: list[Place | None] = []
+    y: list[float | None] = []
     times = zip(path.start_ns / NS_PER_MS, path.end_ns / NS_PER_MS, strict=True)
     for rank, kind, (begin, end) in zip(path.rank.tolist(), path.kind.tolist(), times, strict=True):
         place = find_place(rank, kind)

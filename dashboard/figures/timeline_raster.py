@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from rankscope.analysis.drawing.rows import group_lines
 from rankscope.analysis.report.text import format_ranges
 from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS
 
-from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
+from ..theme import INK, base_layout
 from .timeline import (
     LEGEND_PLACE,
     MAX_GROUP_NAMES,
@@ -22,16 +21,16 @@ from .timeline import (
     folded_lines,
     group_names,
     left_margin,
+    legend_entries,
     not_loaded,
     raster_shades,
     row_ticks,
 )
+from .timeline_canvas import cells_document
 from .timeline_marks import path_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Collection
 
     from rankscope.analysis.drawing.raster import (
         StepPicture,
@@ -52,7 +51,6 @@ MINIMAP_HEIGHT = 34
 MINIMAP_LINES, MINIMAP_BINS = 34, 450
 """One line for each pixel, and a bin for each two or three."""
 
-_PALE = 0.4
 _HEIGHT = 860
 _MAX_TICKS = 32
 
@@ -63,7 +61,7 @@ def raster_figure(
     marked: tuple[int, ...] = (),
     path: Stretches | None = None,
     folded: Collection[int] = (),
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw a picture, a line for each rank or block of neighbouring ranks.
 
     A cell has the colour of the kind with the largest share of its area, pale if less than half of
@@ -72,8 +70,9 @@ def raster_figure(
     nothing or was blocked.
 
     Returns:
-        The plain document that the browser gets: plotly's own objects check every label again,
-        which took three times as long as reading and drawing the picture.
+        Axes, legend and marks as the plain document that the browser gets (plotly's own objects
+        check every label again, which took three times as long as reading and drawing the
+        picture), and the cells as of `cells_document`.
     """
     raster = picture.raster
     num_lines = lines_per_block(picture)
@@ -82,60 +81,42 @@ def raster_figure(
         for block in raster.rank_blocks
         for line in ("", ", communication")[:num_lines]
     ]
+    begin_ms, end_ms = (raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
     shades = raster_shades(raster, num_lines=num_lines)
-    heatmap = {
-        **_heatmap(shades),
-        "x": ((raster.edges_ns[:-1] + np.diff(raster.edges_ns) / 2) / NS_PER_MS).tolist(),
-        "y": labels,
-        "hoverinfo": "all",
-        "meta": [kind.value for kind in KINDS],  # by number, for what is under the pointer
-        "hovertemplate": "%{y}<br>%{x:,.3f} ms<extra></extra>",
-    }
-    traces = [] if path is None else [path_trace(path, _places(picture, labels))]
-    return {
-        "data": [heatmap, *_legend(raster), *traces],
-        "layout": _layout(picture, order, marked, folded, num_labels=len(labels)),
-    }
+    cells = cells_document(shades, (begin_ms, end_ms), labels=labels)
+    codes = {*np.unique(raster.compute.kind).tolist(), *np.unique(raster.comm.kind).tolist()}
+    traces = legend_entries(kind for kind in KINDS if KIND_CODES[kind] in codes)
+    if path is not None:
+        traces.append(path_trace(path, _places(picture)))
+    layout = _layout(picture, order, marked, folded, num_lines=len(labels))
+    return {"data": traces, "layout": layout}, cells
 
 
-def minimap_figure(raster: StepRaster, *, zoom_key: str) -> dict[str, Any]:
-    """Draw a whole step as a small picture without axes, for the place of what is shown in it."""
+def minimap_cells(raster: StepRaster) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a whole step as cells without axes, for the place of what is shown in it.
+
+    Beside them is the layout that fills the minimap with them.
+    """
     shades = raster_shades(raster)
-    layout = base_layout(height=MINIMAP_HEIGHT, zoom_key=zoom_key)
+    begin_ms, end_ms = (raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
+    layout = base_layout(height=MINIMAP_HEIGHT, zoom_key="minimap")
     layout.update(margin=dict.fromkeys("lrtb", 0))
-    layout["xaxis"] = {"visible": False}
-    layout["yaxis"] = {"visible": False, "range": [len(shades) - 0.5, -0.5]}
-    return {"data": [_heatmap(shades)], "layout": layout}
+    layout["xaxis"]["range"] = [begin_ms, end_ms]
+    layout["yaxis"]["range"] = [len(shades) - 0.5, -0.5]
+    return layout, cells_document(shades, (begin_ms, end_ms))
 
 
-def _heatmap(shades: NDArray[np.uint8]) -> dict[str, Any]:
-    """Return shades as a trace. As 32-bit floats those of 512 lines would take 2.5 MB."""
-    return {
-        "type": "heatmap",
-        "z": {
-            "dtype": "u1",
-            "bdata": b64encode(shades.tobytes()).decode("ascii"),
-            "shape": f"{shades.shape[0]}, {shades.shape[1]}",
-        },
-        "zmin": -0.5,
-        "zmax": 2 * len(KINDS) + 0.5,
-        "colorscale": _colorscale(),
-        "showscale": False,
-        "hoverinfo": "skip",
-    }
-
-
-def _places(picture: StepPicture, labels: Sequence[str]) -> FindPlace:
-    """Return the lines of ranks in a picture by their labels, for compute and communication."""
+def _places(picture: StepPicture) -> FindPlace:
+    """Return the lines of ranks in a picture, for compute and communication."""
     num_lines = lines_per_block(picture)
     blocks = picture.raster.rank_blocks
     block_of = {rank: block for block, ranks in enumerate(blocks) for rank in ranks}
 
-    def find(rank: int, kind: int) -> str | None:
+    def find(rank: int, kind: int) -> float | None:
         if rank not in block_of:
             return None
         is_lower = num_lines > 1 and KINDS[kind] in COMM_KINDS
-        return labels[num_lines * block_of[rank] + is_lower]
+        return float(num_lines * block_of[rank] + is_lower)
 
     return find
 
@@ -170,15 +151,15 @@ def _layout(
     marked: tuple[int, ...],
     folded: Collection[int],
     *,
-    num_labels: int,
+    num_lines: int,
 ) -> dict[str, Any]:
     zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
     blocks = picture.raster.rank_blocks
-    num_lines = lines_per_block(picture)
+    per_block = lines_per_block(picture)
     groups = group_lines(blocks, picture.coords, order, picture.hosts)
     # Lines between more groups than can be named would hide the pixels.
     named = groups[1:] if len(groups) <= MAX_GROUP_NAMES else ()
-    separators = [group.line * num_lines - 0.5 for group in named]
+    separators = [group.line * per_block - 0.5 for group in named]
     labelled, ticks = row_ticks(
         blocks, marked, max_ticks=_MAX_TICKS, folded_lines=folded_lines(groups, folded)
     )
@@ -188,24 +169,24 @@ def _layout(
         edges_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
         length_ms = (picture.end_ns - picture.begin_ns) / NS_PER_MS
         loaded_ms = (float(edges_ms[0]), float(edges_ms[1]))
-        shapes += not_loaded(loaded_ms, length_ms, num_lines=num_labels)
-    shapes += dimmed(blocks, marked, lines_per_block=num_lines)
+        shapes += not_loaded(loaded_ms, length_ms, num_lines=num_lines)
+    shapes += dimmed(blocks, marked, lines_per_block=per_block)
     layout = base_layout(height=_HEIGHT, zoom_key=zoom_key)
     layout.update(
         margin={"l": left, "r": 16, "t": TOP, "b": 8},
+        hovermode=False,
         dragmode="pan",
         shapes=shapes,
         annotations=group_names(
-            groups, folded, lines_per_block=num_lines, yanchor="middle", xshift=6 - left
+            groups, folded, lines_per_block=per_block, yanchor="middle", xshift=6 - left
         ),
     )
     layout["legend"].update(LEGEND_PLACE)
     layout["xaxis"].update(TIME_AXIS, showgrid=False)
     layout["yaxis"].update(
-        type="category",
-        range=[num_labels - 0.5, -0.5],
+        range=[num_lines - 0.5, -0.5],
         tickmode="array",
-        tickvals=[at * (num_labels // len(blocks)) for at in labelled],
+        tickvals=[at * per_block for at in labelled],
         ticktext=ticks,
         showgrid=False,
         automargin=False,
@@ -216,30 +197,3 @@ def _layout(
         shown = (picture.viewport.begin_ns, picture.viewport.end_ns)
         layout["xaxis"]["range"] = [at / NS_PER_MS for at in shown]
     return layout
-
-
-def _colorscale() -> list[tuple[float, str]]:
-    """Return the colours as steps, so that each shade has exactly one."""
-    colors = [CLEAR]
-    for kind in KINDS:
-        colors += [rgba(KIND_COLORS[kind], alpha) for alpha in (_PALE, 1)]
-    bands = [(band / len(colors), (band + 1) / len(colors)) for band in range(len(colors))]
-    return [(edge, color) for band, color in zip(bands, colors, strict=True) for edge in band]
-
-
-def _legend(raster: StepRaster) -> list[dict[str, Any]]:
-    """Return an entry for each kind in the raster."""
-    codes = {*np.unique(raster.compute.kind).tolist(), *np.unique(raster.comm.kind).tolist()}
-    return [
-        {
-            "type": "scatter",
-            "name": kind.value,
-            "x": [None],
-            "y": [None],
-            "mode": "markers",
-            "marker": {"symbol": "square", "size": 10, "color": KIND_COLORS[kind]},
-            "hoverinfo": "skip",
-        }
-        for kind in KINDS
-        if KIND_CODES[kind] in codes
-    ]

@@ -166,7 +166,31 @@ def link_ranks(
     return [part for part in [*parts, text[done:]] if part != ""]
 
 
-def graph(part: str, figure: Figure, *, selects: bool = False, min_px: int = 0) -> Component:
+def canvas(part: str, drawn: dict[str, Any] | None) -> list[Component]:
+    """Return a canvas on which the assets draw what `canvas_document` says, and its data."""
+    return [
+        dcc.Store(id=f"{part}-drawn", data=drawn),
+        html.Canvas(id=f"{part}-canvas", **decorative()),
+    ]
+
+
+def register_canvas(app: Dash, part: str) -> None:
+    """Draw what a callback outputs as ``{part}-drawn``. It does not wait until plotly is there."""
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("canvas", "draw"),
+        Output(f"{part}-canvas", "hidden"),  # a callback without an output is not called at first
+        Input(f"{part}-drawn", "data"),
+    )
+
+
+def graph(
+    part: str,
+    figure: Figure,
+    *,
+    selects: bool = False,
+    min_px: int = 0,
+    beneath: Sequence[Component] = (),
+) -> Component:
     """Return a figure.
 
     Args:
@@ -174,6 +198,7 @@ def graph(part: str, figure: Figure, *, selects: bool = False, min_px: int = 0) 
         figure: The figure.
         selects: Whether the pointer selects a box.
         min_px: Width below which it scrolls, because its labels would overlap.
+        beneath: A `canvas` under it.
     """
     # Reserves the height while plotly loads, so that nothing below moves.
     reserved = {"minHeight": height} if (height := graph_style(figure).get("height")) else {}
@@ -181,6 +206,7 @@ def graph(part: str, figure: Figure, *, selects: bool = False, min_px: int = 0) 
     return html.Div(
         [
             dcc.Store(id=f"{part}-fresh"),
+            *beneath,
             dcc.Graph(
                 id=part,
                 figure=figure,
@@ -189,7 +215,7 @@ def graph(part: str, figure: Figure, *, selects: bool = False, min_px: int = 0) 
             ),
         ],
         style=reserved,
-        className="scrolls" if min_px else "",
+        className="drawn" if beneath else "scrolls" if min_px else "",
     )
 
 

@@ -24,11 +24,13 @@ from .components import (
     FALLBACK_TIMER,
     SOON_MS,
     announced,
+    canvas,
     card,
     graph,
     next_tick,
     poll_interval_ms,
     poll_timer,
+    register_canvas,
     register_graph,
 )
 from .placeholders import drawing_step, missing_run, no_data, no_runs, no_steps, reading_steps
@@ -85,7 +87,7 @@ class RefreshPost(Post):
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
     """Return the page of the view's step; run, epoch and step are chosen if the view has none."""
     content = _request(provider, view, base_path)
-    shown, problem, hidden, title, about, stepper, controls, figure, _, note, beneath, *_ = (
+    shown, problem, hidden, title, about, stepper, controls, figure, drawn, _, note, beneath, *_ = (
         content.outputs()
     )
     step = [
@@ -107,8 +109,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
         ),
         card(
             minimap_place(),
-            html.P("", id="timeline-hover", className="about hover-line"),
-            graph("timeline-graph", figure, selects=True),
+            graph("timeline-graph", figure, selects=True, beneath=canvas("timeline-graph", drawn)),
             html.P(note, id="timeline-note", className="note"),
             html.P(
                 "Times are since the step's first span. Ctrl and the wheel zoom, drag to pan,"
@@ -144,12 +145,8 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     )
     register_layers(app)
     register_around(app, provider, base_path=base_path)
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "describeCell"),
-        Output("timeline-hover", "children"),
-        Input("timeline-graph", "hoverData"),
-        prevent_initial_call=True,
-    )
+    for part in ("timeline-graph", "timeline-ideal-graph", "timeline-minimap"):
+        register_canvas(app, part)
 
     @app.callback(
         *OUTPUTS,
@@ -318,7 +315,8 @@ def _draw_step(
         drawn = replace(replayed.found.ideal, ranking=ranking)
         if timeline is not None:
             drawn = select_ranks(drawn, set(timeline.spans.rank.tolist()))
-        ideal = show_timeline(replace(draw, proof=None), drawn).figure
+        shown = show_timeline(replace(draw, proof=None), drawn)
+        ideal = (shown.figure, shown.drawn)
     return replace(
         content,
         note=f"{note} {content.note}".strip(),

@@ -14,7 +14,8 @@ from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.tracer.span import NS_PER_MS
 
-from ..figures.timeline import bar_blocks, pack_arrays, single_ranks, timeline_figure
+from ..figures.timeline import bar_blocks, single_ranks, timeline_figure
+from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_marks import proof_frame
 from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from .components import LIVE_MS, graph_style, next_tick
@@ -46,6 +47,11 @@ class Content:
     stepper: list[Component] = field(default_factory=list)
     controls: list[Component] = field(default_factory=list)
     figure: Figure = field(default_factory=go.Figure)
+    """Axes, legend and marks."""
+
+    drawn: dict[str, Any] | None = None
+    """What is drawn beneath them, as of `canvas_document`."""
+
     note: str = ""
     beneath: list[Component] = field(default_factory=list)
     """What the replay says, beneath the step."""
@@ -83,6 +89,7 @@ class Content:
             self.stepper,
             self.controls,
             self.figure,
+            self.drawn and canvas_document("timeline-graph", self.drawn, layout),
             graph_style(self.figure),
             self.note,
             self.beneath,
@@ -114,6 +121,7 @@ OUTPUTS = (
     Output("timeline-stepper", "children"),
     Output("timeline-controls", "children"),
     Output("timeline-graph-fresh", "data"),
+    Output("timeline-graph-drawn", "data"),
     Output("timeline-graph", "style"),
     Output("timeline-note", "children"),
     Output("timeline-replay", "children"),
@@ -180,7 +188,7 @@ def show_spans(
     viewport = part.viewport if part is not None else view.viewport
     if viewport is not None and part is None:
         viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, num_ranks)
-    figure = timeline_figure(
+    figure, bars = timeline_figure(
         timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
     )
     figure["layout"]["shapes"] += proof_frame(draw.proof, blocks)
@@ -190,7 +198,8 @@ def show_spans(
         about=_about(draw, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, timeline, draw.base_path),
-        figure=pack_arrays(figure),
+        figure=figure,
+        drawn={"bars": [one.document() for one in bars]},
         note="" if part is None else _viewport_note(viewport),
         scale=make_scale(
             blocks,
@@ -205,7 +214,7 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
     """Show a step or a part of it as pixels."""
     view, choices = draw.view, draw.choices
     picture = fold_picture(picture, view.order, view.folded)
-    figure = raster_figure(picture, view.order, view.ranks, draw.path, view.folded)
+    figure, cells = raster_figure(picture, view.order, view.ranks, draw.path, view.folded)
     num_lines = lines_per_block(picture)
     figure["layout"]["shapes"] += proof_frame(
         draw.proof, picture.raster.rank_blocks, lines_per_block=num_lines
@@ -217,6 +226,7 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, picture, draw.base_path),
         figure=figure,
+        drawn={"cells": cells},
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
         scale=make_scale(

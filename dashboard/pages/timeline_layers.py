@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, html
 
 from rankscope.analysis.report.text import format_duration, format_range
 from rankscope.analysis.trace.errors import AnalysisError
 
 from ..address import LAYERS
+from ..figures.timeline_canvas import canvas_document
 from ..text import escape
-from ..theme import graph_config
-from .components import card, graph_style, pressed
+from .components import canvas, card, graph, pressed
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -78,12 +78,14 @@ def layer_buttons(layers: tuple[str, ...]) -> Component:
     )
 
 
-def show_replay(replayed: Replayed, ideal: Figure | None) -> list[Component]:
+def show_replay(
+    replayed: Replayed, ideal: tuple[Figure, dict[str, Any] | None] | None
+) -> list[Component]:
     """Return what is shown beneath a step.
 
     Args:
         replayed: The replay.
-        ideal: The figure of its ideal; None: it is not shown.
+        ideal: The figure of its ideal, and what is drawn beneath; None: it is not shown.
     """
     if replayed.reason:
         about = f"No critical path or ideal yet: {replayed.reason}."
@@ -93,9 +95,11 @@ def show_replay(replayed: Replayed, ideal: Figure | None) -> list[Component]:
     if ideal is None or replayed.found is None:
         return []
     found = replayed.found
-    ideal["layout"]["showlegend"] = False
-    ideal["layout"]["dragmode"] = False
-    ideal["layout"]["margin"]["t"] = 26
+    figure, content = ideal
+    layout = figure["layout"]
+    layout["showlegend"] = False
+    layout["dragmode"] = False
+    layout["margin"]["t"] = 26
     title = f"The ideal step takes {format_duration(found.ideal_ns)}"
     about = (
         f"{format_duration(found.actual_ns)} passed from the end of the step before to the end of"
@@ -103,9 +107,9 @@ def show_replay(replayed: Replayed, ideal: Figure | None) -> list[Component]:
         f" ({_steps(found.steps)}), and no host is late: the waits that are left are the"
         " schedule's."
     )
-    config: Any = graph_config(selects=False)
-    drawn = dcc.Graph(
-        id="timeline-ideal-graph", figure=ideal, config=config, style=graph_style(ideal)
+    part = "timeline-ideal-graph"
+    drawn = graph(
+        part, figure, beneath=canvas(part, content and canvas_document(part, content, layout))
     )
     return [card(html.H2(title), html.P(about, className="about"), drawn, label="ideal step")]
 

@@ -16,9 +16,10 @@ from ..address import TIMELINE, View, read_address, view_finding, write_address
 from ..callback_checks import Post, takes
 from ..figures.excess import shown_excess
 from ..figures.run_axis import run_axis_figure
-from ..figures.timeline_raster import MINIMAP_BINS, MINIMAP_LINES, minimap_figure
+from ..figures.timeline_canvas import canvas_document
+from ..figures.timeline_raster import MINIMAP_BINS, MINIMAP_LINES, minimap_cells
 from ..theme import graph_config
-from .components import card, graph_style, labelled
+from .components import canvas, card, graph_style, labelled
 from .timeline_controls import Shown
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def minimap_place() -> Component:
     """Return the place of the minimap, above the step."""
     return html.Div(
         [
-            html.Div(id="timeline-minimap-picture"),
+            html.Div(id="timeline-minimap-picture", className="drawn"),
             html.Div(id="timeline-window", className="minimap-window"),
         ],
         id="timeline-minimap",
@@ -129,9 +130,9 @@ def _minimap(provider: ReportProvider, view: View) -> list[Component]:
     raster = _whole(provider, view)
     if raster is None:
         return []
-    figure = minimap_figure(raster, zoom_key=f"{view.run} {view.epoch} {view.step}")
-    config: Any = {**graph_config(selects=False), "staticPlot": True}
-    return [dcc.Graph(figure=figure, config=config, style=graph_style(figure))]
+    layout, cells = minimap_cells(raster)
+    part = "timeline-minimap"
+    return canvas(part, canvas_document(part, {"cells": cells}, layout))
 
 
 def _whole(provider: ReportProvider, view: View) -> StepRaster | None:

@@ -364,7 +364,9 @@ class Run:
         from rankscope.analysis.drawing.rows import RowOrder
         from rankscope.dashboard.figures.timeline import timeline_figure
 
-        return go.Figure(timeline_figure(self.timeline(step, epoch=epoch), RowOrder.RANK))
+        figure, bars = timeline_figure(self.timeline(step, epoch=epoch), RowOrder.RANK)
+        figure["layout"] |= {"barmode": "overlay", "hovermode": "closest"}
+        return go.Figure([*(one.trace() for one in bars), *figure["data"]], figure["layout"])
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that determines when a step ends.

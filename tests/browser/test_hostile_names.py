@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tests.browser.conftest import served
-from tests.browser.test_pages import hover, opened
+from tests.browser.test_pages import DRAWN, TIP, hover, opened
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.training_builder import training_provider
 
@@ -100,12 +100,12 @@ def test_the_overview_shows_each_payload_as_text(browser: Browser) -> None:
 
 
 def test_the_timeline_shows_payloads_as_text_under_the_pointer(browser: Browser) -> None:
-    # A long name is cut there; tests/dashboard/test_text.py has the rest of plotly's HTML.
+    # A long name is cut there; tests/dashboard/test_text.py has what plotly shows.
     provider = training_provider(name="".join(PAYLOADS[:5]))
     with served(provider) as url, opened(browser, f"{url}/timeline?run=demo-42&step=3") as it:
-        it.page.wait_for_selector("#timeline-graph .barlayer .point")
+        it.page.wait_for_selector(DRAWN)
         hover(it.page, (0.01, 0.03))
-        assert PAYLOADS[0] in (it.page.text_content("#timeline-graph .hoverlayer") or "")
+        assert PAYLOADS[0] in (it.page.text_content(TIP) or "")
         assert not was_run(it.page)
 
 

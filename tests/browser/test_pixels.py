@@ -1,4 +1,4 @@
-"""Pixels of a step's picture, held against the spans below them."""
+"""Pixels of a step, held against the spans below them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import read_timeline
+from rankscope.dashboard.figures.timeline import timeline_figure
+from rankscope.dashboard.figures.timeline_canvas import SOLID
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
-from rankscope.tracer.span import KINDS, SpanKind
+from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 from tests.browser.conftest import served
-from tests.browser.test_pages import opened, point_at, settle, until
+from tests.browser.test_pages import DRAWN, opened, point_at, settle, until
 from tests.support.rankscope.simulated_source import SimulatedSource
 from tests.support.trainer.recorded import preset_scenario
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
     from rankscope.analysis.drawing.timeline import StepTimeline
 
@@ -26,29 +29,25 @@ RUN, STEP = "simulated", 2
 NUM_RANKS = 128
 NUM_BINS = 900
 
-COLORS = """async (places) => {
-  const image = document.querySelector('#timeline-graph .heatmaplayer image');
-  const drawn = new Image();
-  drawn.src = image.getAttribute('href') || image.getAttribute('xlink:href');
-  await drawn.decode();
-  const canvas = document.createElement('canvas');
-  [canvas.width, canvas.height] = [drawn.width, drawn.height];
-  const context = canvas.getContext('2d', { willReadFrequently: true });
-  context.drawImage(drawn, 0, 0);
+COLORS = """(places) => {
+  const canvas = document.querySelector('#timeline-graph-canvas');
+  const gd = document.querySelector('#timeline-graph .js-plotly-plot');
+  const { l, t, w, h } = gd._fullLayout._size, ratio = window.devicePixelRatio;
+  const copy = document.createElement('canvas');
+  [copy.width, copy.height] = [canvas.width, canvas.height];
+  const context = copy.getContext('2d', { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
   return places.map(([x, y]) => [...context.getImageData(
-    Math.floor(x * drawn.width), Math.floor(y * drawn.height), 1, 1).data]);
+    Math.floor((l + x * w) * ratio),
+    Math.floor((t + y * h - canvas.offsetTop) * ratio), 1, 1).data]);
 }"""
-"""Returns the colours of the picture at shares of its width and height."""
+"""Returns the colours of the canvas at shares of the plot's width and height."""
 
 STATE = """() => {
   const gd = document.querySelector('#timeline-graph .js-plotly-plot');
-  return [
-    gd._fullLayout.xaxis.range.map(Number),
-    [...gd.querySelectorAll('.overplot > .xy > .mlayer')]
-      .map((one) => one.style.transform).join(''),
-  ];
+  return gd._fullLayout.xaxis.range.map(Number);
 }"""
-"""Returns the range that plotly has drawn, and how its picture is stretched."""
+"""Returns the range that plotly has drawn."""
 
 
 def long_stretches(step: StepTimeline, lower: int) -> list[tuple[float, float, str]]:
@@ -82,6 +81,16 @@ def long_stretches(step: StepTimeline, lower: int) -> list[tuple[float, float, s
     return found
 
 
+def wrong_colors(page: Page, expected: list[tuple[float, float, str]]) -> list[object]:
+    """Return the places that have another colour than the expected one."""
+    colors = page.evaluate(COLORS, [(x, y) for x, y, _ in expected])
+    return [
+        (place, color)
+        for place, color in zip(expected, colors, strict=True)
+        if "#{:02x}{:02x}{:02x}".format(*color[:3]) != place[2] or color[3] != 255
+    ]
+
+
 def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> None:
     scenario = preset_scenario("slow-compute", num_steps=4, dp=32)
     source = SimulatedSource(scenario, run_id=RUN)
@@ -95,30 +104,46 @@ def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> Non
     provider = StoreProvider(source, Reports(source), timeout_s=60)
     address = f"/timeline?run={RUN}&step={STEP}&order=rank"
     with served(provider) as url, opened(browser, url + address) as seen:
-        seen.page.wait_for_selector("#timeline-graph .heatmaplayer image")
-        places = [(x, y) for x, y, _ in upper + lower]
-        colors = seen.page.evaluate(COLORS, places)
+        seen.page.wait_for_selector(DRAWN)
 
-    wrong = [
-        (place, color, expected)
-        for place, color, (*_, expected) in zip(places, colors, upper + lower, strict=True)
-        if "#{:02x}{:02x}{:02x}".format(*color[:3]) != expected or color[3] != 255
+        assert wrong_colors(seen.page, upper + lower) == []
+
+
+def test_each_bar_has_the_colour_of_its_span(browser: Browser) -> None:
+    source = SimulatedSource(preset_scenario("slow-compute", num_steps=4), run_id=RUN)
+    step = read_timeline(source, RUN, epoch=0, step=STEP)
+    _, bars = timeline_figure(step, RowOrder.RANK)
+    num_rows = len(set(step.spans.rank.tolist()))
+    length_ms = (step.end_ns - step.begin_ns) / NS_PER_MS
+    kinds = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.DP_COMM)
+    expected = [
+        ((begin + length / 2) / length_ms, (center + 0.5) / num_rows, KIND_COLORS[one.kind])
+        for one in bars
+        if one.kind in kinds and one.look == SOLID
+        for begin, length, center in zip(one.begin_ms, one.length_ms, one.center, strict=True)
+        if length > 4 * length_ms / NUM_BINS
     ]
-    assert wrong == []
+    assert {color for *_, color in expected} == {KIND_COLORS[kind] for kind in kinds}
+
+    provider = StoreProvider(source, Reports(source), timeout_s=60)
+    address = f"/timeline?run={RUN}&step={STEP}&order=rank"
+    with served(provider) as url, opened(browser, url + address) as seen:
+        seen.page.wait_for_selector(DRAWN)
+
+        assert wrong_colors(seen.page, expected) == []
 
 
-def test_turns_of_the_wheel_add_up_and_leave_no_stretched_picture(browser: Browser) -> None:
+def test_turns_of_the_wheel_add_up_and_reach_the_axes(browser: Browser) -> None:
     source = SimulatedSource(preset_scenario("slow-compute", num_steps=4, dp=32), run_id=RUN)
     provider = StoreProvider(source, Reports(source), timeout_s=60)
     address = f"/timeline?run={RUN}&step={STEP}&order=rank"
     with served(provider) as url, opened(browser, url + address) as seen:
         page = seen.page
-        page.wait_for_selector("#timeline-graph .heatmaplayer image")
+        page.wait_for_selector(DRAWN)
         settle(page)
-        (first, last), stretched = page.evaluate(STATE)
-        assert stretched == ""
+        first, last = page.evaluate(STATE)
 
-        # WHEN the wheel turns twice THEN the new picture is of both turns, and not stretched
+        # WHEN the wheel turns twice THEN the new picture is of both turns, as plotly's axes are
         point_at(page, "#timeline-graph .nsewdrag", (0.5, 0.2))
         page.keyboard.down("Control")
         for _ in range(2):
@@ -127,8 +152,8 @@ def test_turns_of_the_wheel_add_up_and_leave_no_stretched_picture(browser: Brows
         size = (last - first) / math.e
 
         def is_drawn() -> bool:
-            (begin, end), now = page.evaluate(STATE)
-            return end - begin == pytest.approx(size, rel=0.01) and not now
+            begin, end = page.evaluate(STATE)
+            return bool(end - begin == pytest.approx(size, rel=0.01))
 
         until(page, is_drawn, lambda: None)
         settle(page)

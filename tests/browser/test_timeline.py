@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from tests.browser.conftest import served
-from tests.browser.test_pages import TIMEOUT_MS, opened, point_at, settle, until
+from tests.browser.test_pages import DRAWN, TIMEOUT_MS, opened, point_at, settle, until
 from tests.support.rankscope.simulated_source import SimulatedSource
 from tests.support.trainer.recorded import preset_scenario
 
@@ -34,7 +34,7 @@ def url() -> Iterator[str]:
 
 
 def drawn(page: Page) -> None:
-    page.wait_for_selector("#timeline-graph .barlayer .point")
+    page.wait_for_selector(DRAWN)
     settle(page)
 
 
@@ -118,7 +118,7 @@ def test_run_and_minimap_lead_to_a_step_and_to_a_part_of_it(browser: Browser, ur
         page = seen.page
         drawn(page)
         step_time = page.evaluate(AXIS)[1]
-        page.wait_for_selector("#timeline-minimap .heatmaplayer image")
+        page.wait_for_selector("#timeline-minimap-canvas[data-drawn]")
         box = page.locator("#timeline-minimap").bounding_box()
         assert box is not None
 

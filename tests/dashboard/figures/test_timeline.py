@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from base64 import b64decode
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
+from rankscope.dashboard.figures.timeline_canvas import HATCHED, SOLID, Bars
+from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanFlag, SpanKind
 from tests.support.dashboard.builders import traces
 from tests.support.dashboard.step_builder import comm, compute, step_of
@@ -17,15 +21,16 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
 
 
-def drawn(*step: Any, **shown: Any) -> go.Figure:  # noqa: ANN401
-    return go.Figure(timeline_figure(*step, **shown))
+def drawn(*step: Any, **shown: Any) -> tuple[go.Figure, list[Bars]]:  # noqa: ANN401
+    figure, bars = timeline_figure(*step, **shown)
+    return go.Figure(figure), bars
 
 
-def bars(timeline: StepTimeline, name: str) -> list[tuple[float, float]]:
-    """Return begin and length of the bars of one trace, in ms."""
-    figure = drawn(timeline, RowOrder.PP)
-    trace = next(trace for trace in traces(figure) if trace.name == name)
-    return [(float(base), float(size)) for base, size in zip(trace.base, trace.x, strict=True)]
+def bars_of(timeline: StepTimeline, kind: SpanKind, look: str = SOLID) -> list[tuple[float, float]]:
+    """Return begin and length of the bars of a kind and look, in ms."""
+    _, bars = drawn(timeline, RowOrder.PP)
+    (found,) = (one for one in bars if (one.kind, one.look) == (kind, look))
+    return list(zip(found.begin_ms.tolist(), found.length_ms.tolist(), strict=True))
 
 
 def test_wait_and_transfer_of_a_span_are_drawn_side_by_side_in_milliseconds() -> None:
@@ -35,29 +40,43 @@ def test_wait_and_transfer_of_a_span_are_drawn_side_by_side_in_milliseconds() ->
         compute(1, 10_000_000, 30_000_000),
     )
 
-    assert bars(timeline, "tp-comm, waiting") == [(0.0, 20.0)]
-    assert bars(timeline, "tp-comm") == [(20.0, 10.0), (20.0, 10.0)]
-    assert bars(timeline, "forward") == [(0.0, 20.0)]
+    assert bars_of(timeline, SpanKind.TP_COMM, HATCHED) == [(0.0, 20.0)]
+    assert bars_of(timeline, SpanKind.TP_COMM) == [(20.0, 10.0), (20.0, 10.0)]
+    assert bars_of(timeline, SpanKind.FORWARD) == [(0.0, 20.0)]
 
 
 def test_a_span_of_unknown_wait_is_drawn_whole() -> None:
-    assert bars(step_of(comm(0, 0, 5_000_000)), "tp-comm") == [(0.0, 5.0)]
+    assert bars_of(step_of(comm(0, 0, 5_000_000)), SpanKind.TP_COMM) == [(0.0, 5.0)]
 
 
-def test_a_kind_is_one_trace_for_any_number_of_spans() -> None:
+def test_every_span_is_a_bar_and_every_kind_an_entry_of_the_legend() -> None:
     timeline = read_timeline(training_provider(), "demo-42", epoch=0, step=3)
 
-    figure = drawn(timeline, RowOrder.PP)
+    figure, bars = drawn(timeline, RowOrder.PP)
 
-    # Six kinds; waits of tp-comm and dp-comm; the sample of hatching in the legend; the selected
-    # span, and arrows.
-    assert len(traces(figure)) == 6 + 2 + 1 + 2
-    assert sum(len(trace.x) for trace in traces(figure)) == 336 + 16 + 2 + 1
+    # Waits of tp-comm and dp-comm: rank 4 waits before 16 all-reduces, ranks 6 and 7 before one
+    # reduce-scatter.
+    waits = [one for one in bars if one.look == HATCHED and one.kind is not SpanKind.WAIT]
+    assert [len(one.spans) for one in waits] == [16, 2]
+    spans = np.concatenate([one.spans for one in bars if one not in waits])
+    assert sorted(spans.tolist()) == list(range(336))
+    # Six kinds, the sample of hatching; the selected span, and arrows.
+    assert len(traces(figure)) == 6 + 1 + 2
     assert figure.layout.xaxis.ticksuffix == " ms"
 
 
+def test_a_document_of_bars_has_their_arrays() -> None:
+    (bars,) = timeline_figure(step_of(compute(0, 0, 2_000_000)), RowOrder.PP)[1]
+
+    found = bars.document()
+
+    assert np.frombuffer(b64decode(found["length"]), "<f8").tolist() == [2.0]
+    assert np.frombuffer(b64decode(found["spans"]), "<i4").tolist() == [0]
+    assert (found["kind"], found["color"]) == ("forward", KIND_COLORS[SpanKind.FORWARD])
+
+
 def test_every_row_is_labelled_with_its_rank() -> None:
-    figure = drawn(step_of(compute(5, 0, 9), compute(2, 0, 9)), RowOrder.RANK)
+    figure, _ = drawn(step_of(compute(5, 0, 9), compute(2, 0, 9)), RowOrder.RANK)
 
     assert figure.layout.yaxis.ticktext == ("rank 2", "rank 5")
 
@@ -70,8 +89,8 @@ def test_a_hover_text_has_what_is_known_of_the_span() -> None:
 
     first, second = hover_texts(timeline).tolist()
 
-    assert first.split("<br>") == [
-        "<b>all_reduce</b>",
+    assert first.split("\n") == [
+        "all_reduce",
         "tp-comm, micro-batch 2",
         "rank 0 (PP 0 · DP 0 · TP 0)",
         "duration 40.0 ms, from 0.000 ms",
@@ -79,7 +98,7 @@ def test_a_hover_text_has_what_is_known_of_the_span() -> None:
         "transfer 10.0 ms",
         "4.00 MiB",
     ]
-    assert "wait 0 ns<br>transfer 10.0 ms" in second
+    assert "wait 0 ns\ntransfer 10.0 ms" in second
     assert "MiB" not in second
 
 
@@ -100,18 +119,20 @@ def test_a_hover_text_escapes_the_name_of_the_span() -> None:
 
     (text,) = hover_texts(step_of(hostile)).tolist()
 
-    assert text.startswith('<b>&lt;a href="x"&gt;&amp;&lt;/a&gt;\\u{202e}</b>')
+    assert text.startswith('<a href="x">&</a>\\u{202e}\n')  # the assets show it as text
 
 
 def test_a_folded_group_is_one_row_of_cells_and_its_spans_are_not_drawn() -> None:
     timeline = step_of(*(compute(rank, 0, 9_000_000) for rank in range(8)))
 
-    figure = drawn(timeline, RowOrder.PP, folded=(0,))
+    figure, (single, cells) = drawn(timeline, RowOrder.PP, folded=(0,))
 
-    bars_drawn, cells = (trace for trace in traces(figure) if trace.name == "forward")
-    assert sorted(round(float(y)) for y in bars_drawn.y) == [1, 2, 3, 4]
-    assert (list(cells.y), list(cells.base), list(cells.x)) == ([0], [0.0], [9.0])
-    assert cells.hovertext == ("forward, most of 4 ranks",)
+    assert np.rint(np.sort(single.center)).tolist() == [1, 2, 3, 4]
+    assert [one.tolist() for one in (cells.center, cells.begin_ms, cells.length_ms)] == [
+        [0.0], [0.0], [9.0]
+    ]  # fmt: skip
+    assert list(cells.texts) == ["forward, most of 4 ranks"]
+    assert cells.spans.size == 0
     assert figure.layout.yaxis.ticktext == ("4 ranks", "rank 4", "rank 5", "rank 6", "rank 7")
     texts = [one.text for one in figure.layout.annotations]
     assert texts == ["▸ <b>PP 0</b>", "▾ <b>PP 1</b>"]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -11,11 +13,12 @@ from rankscope.analysis.drawing.raster import Viewport, draw_picture
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import cut_timeline, read_timeline
 from rankscope.dashboard.figures.timeline import timeline_figure
+from rankscope.dashboard.figures.timeline_canvas import HATCHED
 from rankscope.dashboard.figures.timeline_raster import lines_per_block, raster_figure, raster_note
 from rankscope.dashboard.theme import KIND_COLORS, rgba
 from rankscope.tracer.span import NS_PER_MS, SpanFlag, SpanKind
 from rankscope.tracer.topology import Layout
-from tests.support.dashboard.builders import report, shades_of, traces
+from tests.support.dashboard.builders import report
 from tests.support.dashboard.step_builder import comm, compute, step_of
 from tests.support.dashboard.training_builder import training_provider
 
@@ -25,24 +28,26 @@ def test_a_large_step_has_one_line_for_each_rank_or_block_of_ranks() -> None:
     timeline = read_timeline(training_provider(large), "demo-42", epoch=0, step=3)
     picture = draw_picture(timeline, RowOrder.PP)
 
-    figure = raster_figure(picture, RowOrder.PP)
+    figure, cells = raster_figure(picture, RowOrder.PP)
 
-    assert len(figure["data"][0]["y"]) == 512
+    assert len(cells["labels"]) == cells["num_lines"] == 512
     assert "21,504 spans as a density picture." in raster_note(picture)
     assert "Communication shows where nothing was computed." in raster_note(picture)
-    names = {trace["name"] for trace in figure["data"][1:]}
-    assert names == {"forward", "backward", "optimizer", "tp-comm", "dp-comm", "wait"}
-    assert len(json.dumps(figure)) < 1_000_000  # a browser is sent 2 MB at most
+    names = {trace["name"] for trace in figure["data"]}
+    assert names == {
+        "forward", "backward", "optimizer", "tp-comm", "dp-comm", "wait (thread blocked)"
+    }  # fmt: skip
+    assert len(json.dumps([figure, cells])) < 1_000_000  # a browser is sent 2 MB at most
 
 
 def test_a_cell_has_the_colour_of_its_kind_and_none_if_it_is_empty() -> None:
     # Rank 0 computes 0 to 9 and communicates 9 to 12: three quarters, and the last one.
     picture = draw_picture(step_of(compute(0, 0, 9_000), comm(0, 9_000, 12_000)), RowOrder.PP)
-    figure = raster_figure(picture, RowOrder.PP)
+    _, cells = raster_figure(picture, RowOrder.PP)
 
-    assert color(figure, 0, 0.5) == rgba(KIND_COLORS[SpanKind.FORWARD], 1)
-    assert color(figure, 1, 0.9) == rgba(KIND_COLORS[SpanKind.TP_COMM], 1)
-    assert color(figure, 0, 0.9) == color(figure, 1, 0.5) == "rgba(0,0,0,0)"
+    assert color(cells, 0, 0.5) == rgba(KIND_COLORS[SpanKind.FORWARD], 1)
+    assert color(cells, 1, 0.9) == rgba(KIND_COLORS[SpanKind.TP_COMM], 1)
+    assert color(cells, 0, 0.9) == color(cells, 1, 0.5) == "rgba(0,0,0,0)"
 
 
 @pytest.mark.parametrize("num_ranks", [2, 200])
@@ -55,30 +60,28 @@ def test_partners_of_a_slow_rank_have_the_colour_of_waiting(num_ranks: int) -> N
         depths=(0, 1, 2, 0, 1, 2, *(0 for _ in range(2, num_ranks))),
     )  # fmt: skip
     picture = draw_picture(step, RowOrder.RANK)
-    figure = raster_figure(picture, RowOrder.RANK)
+    _, cells = raster_figure(picture, RowOrder.RANK)
     slow = lines_per_block(picture)  # the line of rank 1
 
     forward, wait, transfer = (
         rgba(KIND_COLORS[kind], 1) for kind in (SpanKind.FORWARD, SpanKind.WAIT, SpanKind.TP_COMM)
     )
-    assert [color(figure, 0, at) for at in (0.2, 0.5, 0.8)] == [forward, wait, wait]
-    assert [color(figure, slow, at) for at in (0.2, 0.5, 0.8)] == [forward, forward, forward]
+    assert [color(cells, 0, at) for at in (0.2, 0.5, 0.8)] == [forward, wait, wait]
+    assert [color(cells, slow, at) for at in (0.2, 0.5, 0.8)] == [forward, forward, forward]
     last_line = slow - 1  # rank 0's communication, or its only line
-    assert color(figure, last_line, 0.95) == transfer
+    assert color(cells, last_line, 0.95) == transfer
 
 
-def color(figure: dict[str, Any], line: int, part: float) -> str:
+def color(cells: dict[str, Any], line: int, part: float) -> str:
     """Return the colour of a line's pixel at a share of its width."""
-    heatmap, shades = figure["data"][0], shades_of(figure)
-    shade = float(shades[line][int(part * len(shades[line]))])
-    place = (shade - heatmap["zmin"]) / (heatmap["zmax"] - heatmap["zmin"])
-    return next(str(c) for edge, c in reversed(heatmap["colorscale"]) if edge <= place)
+    shades = np.frombuffer(b64decode(cells["shades"]), np.uint8).reshape(cells["num_lines"], -1)
+    return str(cells["colors"][shades[line, int(part * shades.shape[1])]])
 
 
 def test_few_ranks_have_two_lines_each() -> None:
     picture = draw_picture(step_of(compute(0, 0, 9), comm(0, 9, 12)), RowOrder.PP)
 
-    labels = raster_figure(picture, RowOrder.PP)["data"][0]["y"]
+    labels = raster_figure(picture, RowOrder.PP)[1]["labels"]
 
     assert labels == ["rank 0", "rank 0, communication"]
     assert "the lower communication" in raster_note(picture)
@@ -91,7 +94,7 @@ def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
 
     boxes = [
         shape
-        for shape in raster_figure(picture, RowOrder.RANK)["layout"]["shapes"]
+        for shape in raster_figure(picture, RowOrder.RANK)[0]["layout"]["shapes"]
         if shape.get("name") == "not loaded"
     ]
 
@@ -100,7 +103,7 @@ def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
     # Two lines a rank: above the first of six, and below the last.
     assert (boxes[2]["y1"], boxes[3]["y0"]) == (-0.5, 5.5)
     part = cut_timeline(step, picture)
-    bars = go.Figure(timeline_figure(part, RowOrder.RANK, viewport, picture.ranks))
+    bars = go.Figure(timeline_figure(part, RowOrder.RANK, viewport, picture.ranks)[0])
     assert [shape.x0 for shape in bars.layout.shapes if shape.name == "not loaded"][:2] == [0, 60]
     assert list(bars.layout.yaxis.ticktext) == ["rank 2", "rank 3", "rank 4"]
 
@@ -108,16 +111,16 @@ def test_what_a_viewport_does_not_have_is_drawn_as_not_loaded() -> None:
 def test_the_picture_of_a_whole_step_has_everything() -> None:
     picture = draw_picture(step_of(compute(0, 0, 9)), RowOrder.PP)
 
-    assert raster_figure(picture, RowOrder.PP)["layout"]["shapes"] == []
+    assert raster_figure(picture, RowOrder.PP)[0]["layout"]["shapes"] == []
 
 
 def test_an_open_communication_is_drawn_as_waiting() -> None:
     hung = replace(comm(0, 0, 10_000), flags=SpanFlag.OPEN)
     step = step_of(hung, compute(1, 0, 1_000))
 
-    figure = raster_figure(draw_picture(step, RowOrder.RANK), RowOrder.RANK)
-    bars = go.Figure(timeline_figure(step, RowOrder.RANK))
+    _, cells = raster_figure(draw_picture(step, RowOrder.RANK), RowOrder.RANK)
+    _, bars = timeline_figure(step, RowOrder.RANK)
 
-    assert color(figure, 1, 0.5) == rgba(KIND_COLORS[SpanKind.WAIT], 1)
-    (waiting,) = [trace for trace in traces(bars) if trace.name == "tp-comm, waiting"]
-    assert waiting.x.tolist() == [0.01]
+    assert color(cells, 1, 0.5) == rgba(KIND_COLORS[SpanKind.WAIT], 1)
+    (waiting,) = [one for one in bars if one.look == HATCHED]
+    assert waiting.length_ms.tolist() == [0.01]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import plotly.graph_objects as go
-    from numpy.typing import NDArray
 
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
@@ -458,10 +456,3 @@ def _starved(slow_rank: int | None, coords: dict[int, Coords]) -> tuple[Starved,
 def traces(figure: go.Figure) -> list[Any]:
     """Return the figure's traces, untyped: plotly's stubs lack the properties of each kind."""
     return list(figure.data)
-
-
-def shades_of(figure: dict[str, Any]) -> NDArray[np.uint8]:
-    """Return the shades of a raster figure, shape (lines, bins)."""
-    packed = figure["data"][0]["z"]
-    shape = [int(size) for size in packed["shape"].split(",")]
-    return np.frombuffer(b64decode(packed["bdata"]), np.uint8).reshape(shape)
