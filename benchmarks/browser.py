@@ -14,7 +14,7 @@ memory. Each round is a new Chromium without a cache, 1400 x 900 pixels, softwar
 * *pan*: a move of the pointer until the frame that shows it;
 * *step of 64 ranks*: a click on "next step" until all its bars are painted.
 
-Painted is the end of the frame after the change. Beside each time are the CPU seconds of the server
+Painted is the end of the frame that shows the change. Beside each time are the CPU seconds of the server
 and of Chromium until the page is quiet, which other work on the machine changes less.
 
 *Viewers* send the requests that Chromium sent for a page and its zooms, one of them in two seconds.
@@ -95,7 +95,7 @@ const look = () => {
     const now = state();
     if (!now || now === last[name]) continue;
     last[name] = now;
-    afterFrame(() => { window.painted[name] = performance.now(); });
+    setTimeout(() => { window.painted[name] = performance.now(); }); // after this frame's paint
   }
   requestAnimationFrame(look);
 };

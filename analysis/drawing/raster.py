@@ -260,6 +260,8 @@ def fold_picture(picture: StepPicture, order: RowOrder, folded: Collection[int])
         order: What its rows are grouped by.
         folded: Numbers of groups.
     """
+    if not folded:
+        return picture
     raster = picture.raster
     groups = group_lines(raster.rank_blocks, picture.coords, order, picture.hosts)
     blocks, starts = fold_groups(raster.rank_blocks, groups, folded)

@@ -114,12 +114,13 @@ def _select(timeline: StepTimeline, rows: NDArray[np.intp]) -> StepTimeline:
     )
 
 
-def read_timeline(
+def read_timeline(  # noqa: PLR0913  # the step, and what is known of a live one
     source: SpanSource,
     run_id: str,
     *,
     epoch: int,
     step: int,
+    info: RunInfo | None = None,
     events: Iterable[EventRecord] = (),
     now_ns: int | None = None,
 ) -> StepTimeline:
@@ -130,6 +131,7 @@ def read_timeline(
         run_id: The run.
         epoch: The epoch.
         step: The step.
+        info: The run's description; None: it is read.
         events: Events of the run: what a hung rank is in is no span yet, but in its last event.
         now_ns: Unix time until which a span that has not ended lasts; None: until the last event.
 
@@ -137,7 +139,7 @@ def read_timeline(
         UnknownRunError: The source holds no such run.
         EmptyRunError: The run has no spans of this step in this epoch.
     """
-    info = source.run_info(run_id)
+    info = source.run_info(run_id) if info is None else info
     table = source.spans(run_id, first=step, last=step)
     spans = select_rows(table, (table.epoch == epoch) & (table.step == step))
     open_spans = find_open_spans(spans, events, epoch=epoch, step=step, now_ns=now_ns)

@@ -4,8 +4,13 @@
 // stays the same.
 window.dash_clientside = window.dash_clientside || {};
 window.dash_clientside.rankscope = {
-  keepZoom(fresh, shown) {
+  async keepZoom(fresh, shown) {
     if (!fresh) return window.dash_clientside.no_update;
+    const { id } = window.dash_clientside.callback_context.outputs_list;
+    if (document.getElementById(`${id}-canvas`)) {
+      // What the canvas has drawn is seen first, then plotly draws the axes.
+      await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
+    }
     const before = (shown && shown.layout) || {};
     const layout = { ...fresh.layout };
     for (const name of Object.keys(layout)) {

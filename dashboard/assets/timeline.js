@@ -101,10 +101,13 @@
     // The request leaves at once, and not after the callbacks of a zoom of plotly's.
     window.history.replaceState(window.history.state, "", window.location.pathname + search);
     sent = search;
-    window.dash_clientside.set_props("url", { search, href: window.location.href });
     window.dash_clientside.set_props("timeline-asked", { data: search });
     stretch();
     moveAround(gd);
+    setTimeout(() => {
+      const { search: now, href } = window.location;
+      window.dash_clientside.set_props("url", { search: now, href });
+    });
   };
 
   // A zoom belongs into the address, but each notch of a wheel is no step of the history. The

@@ -58,6 +58,10 @@ _FOLDED = 0.6
 _NESTED_SHRINK = 0.62
 _MAX_NESTING = 3
 _NAMES = {SpanKind.WAIT: "wait (thread blocked)"}
+_FLAGS = (
+    (int(SpanFlag.OPEN), "still open when last seen"),
+    (int(SpanFlag.ERROR), "ended by an exception"),
+)
 
 
 def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
@@ -319,11 +323,40 @@ def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
 
     Quantities that are unknown or mean nothing for the span are left out.
     """
-    names = [escape(name) for name in timeline.spans.names]
-    places = {rank: f"PP {at.pp} · DP {at.dp} · TP {at.tp}" for rank, at in timeline.coords.items()}
-    texts = np.empty(len(timeline.spans), dtype=object)
-    for row in range(len(timeline.spans)):
-        texts[row] = "\n".join(_lines(timeline, row, names, places))
+    spans = timeline.spans
+    names = [escape(name) for name in spans.names]
+    kinds = [kind.value for kind in KINDS]
+    places = {
+        rank: f"rank {rank} (PP {at.pp} · DP {at.dp} · TP {at.tp})"
+        for rank, at in timeline.coords.items()
+    }
+    begin_ms = (spans.start_ns - timeline.begin_ns) / NS_PER_MS
+    columns = (
+        spans.name, spans.kind, spans.microbatch, spans.rank, begin_ms, spans.duration_ns,
+        timeline.wait_ns, timeline.last_rank, timeline.transfer_ns,
+        spans.src_rank, spans.dst_rank, spans.num_bytes, spans.flags,
+    )  # fmt: skip
+    texts = np.empty(len(spans), dtype=object)
+    for row, (
+        name, kind, microbatch, rank, begin, duration, wait, last, transfer, src, dst, size, flags,
+    ) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):  # fmt: skip
+        lines = [
+            names[name],
+            kinds[kind] if microbatch == NONE else f"{kinds[kind]}, micro-batch {microbatch}",
+            places.get(rank) or f"rank {rank}",
+            f"duration {format_duration(duration)}, from {begin:,.3f} ms",
+        ]
+        if wait >= 0:
+            cause = f" for rank {last}" if wait > 0 and last != rank else ""
+            lines.append(f"wait {format_duration(wait)}{cause}")
+            lines.append(f"transfer {format_duration(transfer)}")
+        if src != NONE and dst != NONE:
+            lines.append(f"rank {src} → rank {dst}")
+        if size != NONE:
+            lines.append(format_bytes(size))
+        if flags:
+            lines += [text for flag, text in _FLAGS if flags & flag]
+        texts[row] = "\n".join(lines)
     return texts
 
 
@@ -533,6 +566,7 @@ def _layout(
     layout["yaxis"].update(
         range=[num_rows - 0.5, -0.5],
         tickmode="array",
+        ticklabeloverflow="allow",  # else plotly measures each label
         tickvals=ticks,
         ticktext=labels,
         showgrid=False,
@@ -568,44 +602,6 @@ TIME_AXIS: dict[str, Any] = {
     "side": "top",  # rows may reach below the screen
     "tickformat": ",",
     "ticksuffix": " ms",
+    "ticklabeloverflow": "allow",
 }
 """Times since the step's first span. Each label has the unit: a title would be on the legend."""
-
-
-def _lines(timeline: StepTimeline, row: int, names: list[str], places: dict[int, str]) -> list[str]:
-    spans = timeline.spans
-    rank = int(spans.rank[row])
-    microbatch = int(spans.microbatch[row])
-    kind = KINDS[int(spans.kind[row])].value
-    begin_ms = (int(spans.start_ns[row]) - timeline.begin_ns) / NS_PER_MS
-    lines = [
-        names[int(spans.name[row])],
-        kind if microbatch == NONE else f"{kind}, micro-batch {microbatch}",
-        f"rank {rank}" + (f" ({places[rank]})" if rank in places else ""),
-        f"duration {format_duration(int(spans.duration_ns[row]))}, from {begin_ms:,.3f} ms",
-    ]
-    return lines + _communication(timeline, row) + _flags(int(spans.flags[row]))
-
-
-def _communication(timeline: StepTimeline, row: int) -> list[str]:
-    spans = timeline.spans
-    lines = []
-    if timeline.wait_ns[row] >= 0:
-        wait_ns, last = int(timeline.wait_ns[row]), int(timeline.last_rank[row])
-        cause = f" for rank {last}" if wait_ns > 0 and last != spans.rank[row] else ""
-        lines.append(f"wait {format_duration(wait_ns)}{cause}")
-        lines.append(f"transfer {format_duration(int(timeline.transfer_ns[row]))}")
-    if spans.src_rank[row] != NONE and spans.dst_rank[row] != NONE:
-        lines.append(f"rank {int(spans.src_rank[row])} → rank {int(spans.dst_rank[row])}")
-    if spans.num_bytes[row] != NONE:
-        lines.append(format_bytes(int(spans.num_bytes[row])))
-    return lines
-
-
-def _flags(flags: int) -> list[str]:
-    lines = []
-    if flags & SpanFlag.OPEN:
-        lines.append("still open when last seen")
-    if flags & SpanFlag.ERROR:
-        lines.append("ended by an exception")
-    return lines

@@ -186,6 +186,7 @@ def _layout(
     layout["yaxis"].update(
         range=[num_lines - 0.5, -0.5],
         tickmode="array",
+        ticklabeloverflow="allow",  # else plotly measures each label
         tickvals=[at * per_block for at in labelled],
         ticktext=ticks,
         showgrid=False,

@@ -159,12 +159,12 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     )
     @takes(RefreshPost)
     def refresh(post: RefreshPost) -> tuple[Any, ...]:
-        view, shown = read_address(TIMELINE, post.search or ""), post.shown
+        shown = post.shown
         unchanged = *(no_update,) * (len(OUTPUTS) - 1), next_tick(post.num_ticks)
         num_views = shown.num_views
         # The answer to an address is dropped if a timer fires meanwhile: then that is the question.
         if post.asked == shown.asked:
-            view = replace(view, run=shown.run)
+            view = replace(read_address(TIMELINE, post.search or ""), run=shown.run)
             if view.step is None and shown.step is not None:
                 # A job that trains on must not take the step away that a user looks at.
                 view = replace(view, epoch=shown.epoch, step=shown.step)
@@ -172,6 +172,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             if shown.revisions is not None and shown.revisions == revisions:
                 return unchanged
         else:
+            view = read_address(TIMELINE, post.asked or "")
             num_views += 1
         content = replace(
             _request(provider, view, base_path), num_views=num_views, asked=post.asked
@@ -328,11 +329,11 @@ def _draw_step(
 def _ranking(
     found: RunReport | AnalysisInProgress | AnalysisFailed | None, view: View
 ) -> tuple[int, ...]:
-    """Return the ranks by their excess in a view's step; empty if unknown.
+    """Return the ranks by their excess in a view's step; empty if unknown or of no use.
 
     The rank of a framed proof is the first, then the marked ones.
     """
-    if not isinstance(found, RunReport):
+    if not isinstance(found, RunReport) or view.order is not RowOrder.EXCESS:
         return ()
     marked, step = set(view.ranks), view.step or 0
     framed = find_proof(found.findings, epoch=view.epoch or 0, step=step, ranks=view.ranks)

@@ -193,6 +193,7 @@ class StoreProvider:
         self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._kind_times: OrderedDict[str, MeanKindTimes] = OrderedDict()
+        self._last_info: tuple[RunSummary, RunInfo] | None = None
         self._last_places: tuple[
             tuple[str, int | None, int], tuple[dict[int, Coords], dict[int, str]]
         ] = ("", 0, 0), ({}, {})
@@ -207,6 +208,21 @@ class StoreProvider:
             with self._lock:
                 self._runs = (now_ns, runs)
         return runs
+
+    def _info(self, run_id: str) -> RunInfo:
+        """Return the description of a run. That of the last requested one is cached.
+
+        Its queries take as long as those of a step's spans.
+        """
+        run = self._run(run_id)  # it changes with the number of spans
+        with self._lock:
+            known = self._last_info
+        if known is not None and known[0] == run:
+            return known[1]
+        info = self._source.run_info(run_id)
+        with self._lock:
+            self._last_info = (run, info)
+        return info
 
     def _run(self, run_id: str) -> RunSummary:
         """Return the summary of a run, as of `runs`.
@@ -309,6 +325,7 @@ class StoreProvider:
             run_id,
             epoch=epoch,
             step=step,
+            info=self._info(run_id),
             events=events,
             now_ns=time.time_ns() if is_running else None,
         )
@@ -368,7 +385,7 @@ class StoreProvider:
         store, viewport = self._store, picture.viewport
         if store is None or viewport is None or not (is_few(picture) or needs_spans(picture)):
             return NO_SPANS
-        info = self._source.run_info(picture.run)
+        info = self._info(picture.run)
         if not records_groups(info):
             return NO_SPANS
         revision = self._reports.revision(picture.run)
@@ -428,7 +445,7 @@ class StoreProvider:
         portion = SpanSelection(
             run_id=picture.run, epoch=picture.epoch, step=picture.step, ranks=ranks
         )
-        info = self._source.run_info(picture.run)
+        info = self._info(picture.run)
         if not records_groups(info) or not count_selected_spans(self._store, portion):
             return None
         bounds_ns = (picture.begin_ns, picture.end_ns)
@@ -469,7 +486,7 @@ class StoreProvider:
             is_known = (known_run, known_epoch) == (run_id, epoch)
             if is_known and num_described in (None, known_number):
                 return places
-        epochs = [info for info in self._source.run_info(run_id).epochs if info.epoch == epoch]
+        epochs = [info for info in self._info(run_id).epochs if info.epoch == epoch]
         ranks = [rank for info in epochs for rank in info.ranks]
         places = (
             {rank.rank: rank.coords for rank in ranks},
