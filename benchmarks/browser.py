@@ -14,8 +14,8 @@ memory. Each round is a new Chromium without a cache, 1400 x 900 pixels, softwar
 * *pan*: a move of the pointer until the frame that shows it;
 * *step of 64 ranks*: a click on "next step" until all its bars are painted.
 
-Painted is the end of the frame that shows the change. Beside each time are the CPU seconds of the server
-and of Chromium until the page is quiet, which other work on the machine changes less.
+Painted is the end of the frame that shows the change. Beside each time are the CPU seconds of the
+server and of Chromium until the page is quiet, which other work on the machine changes less.
 
 *Viewers* send the requests that Chromium sent for a page and its zooms, one of them in two seconds.
 *Growth* times what the pages of a run of 64 ranks ask a new data provider for, with other runs
