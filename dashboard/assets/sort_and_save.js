@@ -59,6 +59,9 @@ document.addEventListener(
         font: { size: 13 },
       },
     };
+    // A legend at the top of the figure goes below the title.
+    const { legend } = layout;
+    if (legend && legend.yref === "container") layout.legend = { ...legend, y: 1 - 44 / layout.height };
     const name = document.title.replace(/[^A-Za-z0-9._-]+/g, "-");
     const options = { format: "png", scale: 2, filename: name, width: layout.width, height: layout.height };
     window.Plotly.downloadImage({ data: plot.data, layout }, options);
