@@ -48,6 +48,10 @@ class RunHistory:
     loss_by_step: Mapping[int, float]
     """Of the last epoch of each step; steps without a loss are left out."""
 
+    seconds_by_step: Mapping[int, float]
+    """From the end of the step before to its end; from its begin if the one before is not of the
+    same epoch. Of the last epoch of each step."""
+
     goodput_ratio: float | None
     """Time of steps that were kept, over the time from the first begin to the last end."""
 
@@ -78,8 +82,15 @@ def summarize_history(marks: Iterable[StepMark]) -> RunHistory | None:
         loss_by_step={
             step: kept[step].loss or 0.0 for step in sorted(kept) if kept[step].loss is not None
         },
+        seconds_by_step={step: _step_ns(kept, step) / NS_PER_S for step in sorted(kept)},
         goodput_ratio=_union_ns(kept.values()) / whole_ns,
     )
+
+
+def _step_ns(kept: Mapping[int, StepMark], step: int) -> int:
+    own, before = kept[step], kept.get(step - 1)
+    follows = before is not None and before.epoch == own.epoch and before.end_ns < own.end_ns
+    return own.end_ns - (before.end_ns if before is not None and follows else own.begin_ns)
 
 
 def _union_ns(marks: Iterable[StepMark]) -> int:

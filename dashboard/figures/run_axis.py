@@ -9,6 +9,7 @@ from rankscope.analysis.report.text import format_range, format_ranges
 
 from ..theme import INK, KIND_COLORS, MFU, PATH, SLOW, STEP_TIME, base_layout
 from .timeline import left_margin
+from .timeline_canvas import PALE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,8 @@ def run_axis_figure(
 ) -> dict[str, Any]:
     """Draw step times as columns, and lanes of MFU, findings, planned pauses and restarts.
 
+    Columns of steps that were not analysed, because the run is too large, are pale.
+
     Args:
         report: The run.
         history: Its epochs; None: unknown.
@@ -47,7 +50,9 @@ def run_axis_figure(
     Returns:
         The plain document that the browser gets.
     """
-    seconds = report.actual_s_by_step
+    analysed = report.actual_s_by_step
+    recorded = {} if history is None else history.seconds_by_step
+    seconds = {**recorded, **analysed}
     findings = _shown_findings(report)
     ranges = [each.steps for each in findings if each.steps is not None]
     late = {one for first, last in ranges for one in range(first, last + 1)}
@@ -99,9 +104,14 @@ def run_axis_figure(
         "type": "bar",
         "x": list(seconds),
         "y": list(seconds.values()),
-        "marker": {"color": [SLOW if one in late else STEP_TIME for one in seconds]},
+        "marker": {
+            "color": [SLOW if one in late else STEP_TIME for one in seconds],
+            "opacity": [1 if one in analysed else PALE for one in seconds],
+        },
         "showlegend": False,
-        "hovertemplate": "step %{x}: %{y:.3s}s<extra></extra>",
+        "text": ["" if one in analysed else ", not analysed" for one in seconds],
+        "textposition": "none",
+        "hovertemplate": "step %{x}: %{y:.3s}s%{text}<extra></extra>",
     }
     numbers = {*seconds, *({} if report.mfu is None else report.mfu.by_step)}
     curve = [] if report.mfu is None else [_mfu_curve(report.mfu.by_step)]

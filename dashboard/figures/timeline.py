@@ -462,6 +462,7 @@ def group_names(
     folded: Collection[int],
     *,
     lines_per_block: int = 1,
+    min_lines: float = 0,
     **place: object,
 ) -> list[dict[str, object]]:
     """Return the names of groups in the left margin, as plotly's annotations.
@@ -473,9 +474,16 @@ def group_names(
         groups: The groups.
         folded: Numbers of those that are folded.
         lines_per_block: Lines of each block of ranks.
+        min_lines: Blocks between two names that are not printed over each other.
         place: Plotly's properties of the text's place.
     """
     every = max(1, -(-len(groups) // MAX_GROUP_NAMES))
+    named: list[Group] = []
+    for group in groups[::every]:
+        if not named or group.line - named[-1].line >= min_lines:
+            named.append(group)
+        elif named[-1].number in folded:  # a folded group has one line, the next may have more
+            named[-1] = group
     return [
         {
             "name": f"fold {group.number}",
@@ -489,7 +497,7 @@ def group_names(
             "showarrow": False,
             **place,
         }
-        for group in groups[::every]
+        for group in named
     ]
 
 

@@ -52,6 +52,9 @@ MINIMAP_LINES, MINIMAP_BINS = 34, 450
 """One line for each pixel, and a bin for each two or three."""
 
 _HEIGHT = 860
+_NAME_PX = 14
+"""Height of a group's name."""
+
 _MAX_TICKS = 32
 
 
@@ -178,7 +181,12 @@ def _layout(
         dragmode="pan",
         shapes=shapes,
         annotations=group_names(
-            groups, folded, lines_per_block=per_block, yanchor="middle", xshift=6 - left
+            groups,
+            folded,
+            lines_per_block=per_block,
+            min_lines=_NAME_PX * len(blocks) / (_HEIGHT - TOP),
+            yanchor="middle",
+            xshift=6 - left,
         ),
     )
     layout["legend"].update(LEGEND_PLACE)

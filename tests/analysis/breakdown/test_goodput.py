@@ -24,6 +24,7 @@ def test_steps_that_a_later_epoch_repeats_are_lost() -> None:
         EpochHistory(epoch=1, steps=(2, 4), num_repeated=0, seconds=30.0),
     )
     assert found.loss_by_step == {0: 9.0, 1: 8.0, 2: 5.0, 3: 5.0, 4: 5.0}
+    assert found.seconds_by_step == dict.fromkeys(range(5), 10.0)
     # 20 s and 30 s of 90 s
     assert found.goodput_ratio == 50 / 90
 
@@ -33,6 +34,7 @@ def test_steps_that_overlap_count_once_and_open_ones_not() -> None:
 
     assert found is not None
     assert found.goodput_ratio == 1.0
+    assert found.seconds_by_step == {0: 11.0, 1: 9.0}
     assert found.loss_by_step == {}
     assert found.epochs[0].steps == (0, 1)
 

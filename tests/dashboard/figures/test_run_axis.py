@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.dashboard.figures.run_axis import run_axis_figure
+from rankscope.dashboard.figures.timeline_canvas import PALE
+from rankscope.tracer.span import NS_PER_S
 from tests.support.dashboard.builders import report
 
 
@@ -27,3 +29,21 @@ def test_every_step_has_a_column_and_what_happened_a_lane() -> None:
     assert named["pauses"]["x"] == [20]
     assert named["restarts"]["x"] == [12]
     assert figure["layout"]["shapes"][0]["x0"] == 2.5
+
+
+def test_steps_that_were_not_analysed_have_pale_columns_of_their_recorded_time() -> None:
+    made = report(num_steps=30, onset=10)
+    analysed = {step: made.actual_s_by_step[step] for step in (28, 29)}
+    marks = [
+        StepMark(epoch=0, step=at, begin_ns=at * NS_PER_S, end_ns=(at + 1) * NS_PER_S, loss=None)
+        for at in range(30)
+    ]
+
+    figure = run_axis_figure(
+        replace(made, actual_s_by_step=analysed), summarize_history(marks), step=3, links={}
+    )
+
+    columns = figure["data"][0]
+    assert (columns["x"], columns["y"][:28]) == (list(range(30)), [1.0] * 28)
+    assert columns["y"][28:] == list(analysed.values())
+    assert columns["marker"]["opacity"] == [PALE] * 28 + [1, 1]

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from rankscope.analysis.drawing.raster import Viewport, draw_picture
+from rankscope.analysis.drawing.raster import Viewport, draw_picture, fold_picture
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import cut_timeline, read_timeline
 from rankscope.dashboard.figures.timeline import timeline_figure
@@ -124,3 +124,14 @@ def test_an_open_communication_is_drawn_as_waiting() -> None:
     assert color(cells, 1, 0.5) == rgba(KIND_COLORS[SpanKind.WAIT], 1)
     (waiting,) = [one for one in bars if one.look == HATCHED]
     assert waiting.length_ms.tolist() == [0.01]
+
+
+def test_names_of_folded_groups_are_not_printed_over_each_other() -> None:
+    large = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
+    timeline = read_timeline(training_provider(large), "demo-42", epoch=0, step=3)
+    picture = fold_picture(draw_picture(timeline, RowOrder.PP), RowOrder.PP, (0, 1, 2))
+
+    layout = raster_figure(picture, RowOrder.PP, folded=(0, 1, 2))[0]["layout"]
+
+    names = [one["text"] for one in layout["annotations"]]
+    assert names == [f"▾ <b>PP {stage}</b>" for stage in range(3, 8)]
