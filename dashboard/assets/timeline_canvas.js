@@ -5,6 +5,7 @@
   const SPARE_PX = 400; // beyond the screen, for a scroll
   const NEAR_PX = 2; // around a bar that is thinner than a pointer
   const drawings = new Map(); // by part
+  let numDrawings = 0;
   const numDrawn = new WeakMap(); // pictures that a canvas has shown
 
   const unpack = (Type, packed) => {
@@ -185,7 +186,9 @@
     if (!shown) return true; // hidden
     const { held } = drawings.get(shown.part) || {};
     const cells = shown.cells && { ...shown.cells, shades: unpack(Uint8Array, shown.cells.shades) };
-    const drawing = { shown, bars: (shown.bars || []).map(barsOf), cells, held, isNew: true };
+    const bars = (shown.bars || []).map(barsOf);
+    const drawing = { shown, bars, cells, held, isNew: true, number: numDrawings += 1 };
+    drawing.texts = shown.texts;
     drawings.set(shown.part, drawing);
     paint(drawing);
     hook(shown.part);
@@ -229,6 +232,21 @@
     }];
   };
 
+  // The texts of spans are asked for when the pointer is on one for the first time.
+  const describeSpan = (drawing, span) => {
+    if (drawing.texts) return drawing.texts[span] || "";
+    drawing.texts = [];
+    const { part } = drawing.shown;
+    window.dash_clientside.set_props(`${part}-pointed`, { data: drawing.number });
+    return "";
+  };
+  const describe = (found) => {
+    const drawing = [...drawings.values()].find((one) => found && one.number === found.picture);
+    if (!drawing) return;
+    drawing.texts = found.texts;
+    if (pointed) showTip(pointed);
+  };
+
   // The bar at a place in pixels of the figure: the shortest of those there, drawn last.
   const barAt = (drawing, view, x, y) => {
     const hidden = hiddenKinds(drawing.shown.part);
@@ -242,9 +260,10 @@
         if (Math.abs(y - view.top(bars.center[at])) > (bars.height[at] * view.perLine) / 2) continue;
         const isBeside = x < left || x > right;
         if (best && (isBeside > best.isBeside || (isBeside === best.isBeside && bars.length[at] > best.length))) continue;
-        best = { text: bars.texts[at], span: bars.spans[at], length: bars.length[at], isBeside };
+        best = { text: bars.texts[at] || "", span: bars.spans[at], length: bars.length[at], isBeside };
       }
     }
+    if (best && !best.text) best.text = describeSpan(drawing, best.span);
     return best;
   };
   const cellAt = (cells, view, x, y) => {
@@ -272,11 +291,13 @@
     return { part: drawing.shown.part, hit, ms, top: box.top + view.t, height: view.h };
   };
 
+  let pointed = null; // the last move of the pointer
   const tip = document.createElement("div");
   const cursor = document.createElement("div");
   [tip.className, cursor.className] = ["span-tip", "span-cursor"];
   const hide = () => [tip, cursor].forEach((one) => one.remove());
   const showTip = (event) => {
+    pointed = event;
     const found = event.buttons ? null : find(event);
     if (!found) {
       hide();
@@ -286,9 +307,10 @@
     cursor.style.cssText = `left:${event.clientX}px;top:${top}px;`
       + `height:${Math.min(found.top + found.height, window.innerHeight) - top}px`;
     const at = found.ms.toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
-    const lines = [...(found.hit ? found.hit.text.split("\n") : []), `at ${at} ms`];
+    const said = (found.hit && found.hit.text) || "";
+    const lines = [...(said ? said.split("\n") : []), `at ${at} ms`];
     tip.replaceChildren(...lines.map((text, number) => {
-      const line = document.createElement(number || !found.hit ? "div" : "b");
+      const line = document.createElement(number || !said ? "div" : "b");
       line.textContent = text;
       return line;
     }));
@@ -321,5 +343,5 @@
   }, { capture: true });
 
   window.dash_clientside = window.dash_clientside || {};
-  window.dash_clientside.canvas = { draw, hold, images };
+  window.dash_clientside.canvas = { draw, hold, images, describe };
 })();

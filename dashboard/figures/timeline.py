@@ -103,11 +103,10 @@ def timeline_figure(  # noqa: PLR0913  # all that is in the address of a view
     waits = _Waits(find_waits(timeline), is_hatched=lane >= _MIN_HATCHED)
     outer_first = np.argsort(timeline.spans.depth, kind="stable")
     outer_first = outer_first[np.isin(timeline.spans.rank, single_ranks(blocks))[outer_first]]
-    texts = hover_texts(timeline)
     bars: list[Bars] = []
     for code in np.unique(timeline.spans.kind[outer_first]).tolist():
         own = outer_first[timeline.spans.kind[outer_first] == code]
-        bars += _kind_bars(timeline, rows, texts, own, waits)
+        bars += _kind_bars(timeline, rows, own, waits)
     bars += _folded_bars(timeline, viewport, blocks)
     traces = legend_entries(dict.fromkeys(one.kind for one in bars))
     if (waits.wait_ns[outer_first] > 0).any():
@@ -318,10 +317,11 @@ def left_margin(names: Iterable[str], ticks: Iterable[str]) -> int:
     return round(sum(max(map(len, texts), default=0) for texts in (names, plain)) * _LETTER) + 28
 
 
-def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
-    """Return the text of every span under the pointer, shape (spans,), with line breaks.
+def hover_texts(timeline: StepTimeline) -> list[str]:
+    """Return the text of every span under the pointer, with line breaks; the first line is bold.
 
-    Quantities that are unknown or mean nothing for the span are left out.
+    Quantities that are unknown or mean nothing for the span are left out. Names are escaped
+    (`..text.escape`), but not for HTML.
     """
     spans = timeline.spans
     names = [escape(name) for name in spans.names]
@@ -336,10 +336,10 @@ def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
         timeline.wait_ns, timeline.last_rank, timeline.transfer_ns,
         spans.src_rank, spans.dst_rank, spans.num_bytes, spans.flags,
     )  # fmt: skip
-    texts = np.empty(len(spans), dtype=object)
-    for row, (
+    texts = []
+    for (
         name, kind, microbatch, rank, begin, duration, wait, last, transfer, src, dst, size, flags,
-    ) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):  # fmt: skip
+    ) in zip(*(column.tolist() for column in columns), strict=True):  # fmt: skip
         lines = [
             names[name],
             kinds[kind] if microbatch == NONE else f"{kinds[kind]}, micro-batch {microbatch}",
@@ -356,7 +356,7 @@ def hover_texts(timeline: StepTimeline) -> NDArray[np.object_]:
             lines.append(format_bytes(size))
         if flags:
             lines += [text for flag, text in _FLAGS if flags & flag]
-        texts[row] = "\n".join(lines)
+        texts.append("\n".join(lines))
     return texts
 
 
@@ -509,7 +509,6 @@ def group_text(group: Group, folded: Collection[int]) -> str:
 def _kind_bars(
     timeline: StepTimeline,
     rows: Rows,
-    texts: NDArray[np.object_],
     own: NDArray[np.intp],
     waits: _Waits,
 ) -> list[Bars]:
@@ -536,7 +535,6 @@ def _kind_bars(
             length_ms=duration_ns[chosen] / NS_PER_MS,
             center=rows.center[shown],
             height=height[chosen],
-            texts=texts[shown].tolist(),
             spans=shown.astype(np.int32),
             **look,
         )

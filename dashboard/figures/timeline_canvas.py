@@ -46,12 +46,11 @@ class Bars:
     height: NDArray[np.float64]
     """Places on the axis of the rows."""
 
-    texts: Sequence[str]
-    """What is shown under the pointer, with a line break between lines; the first one is bold.
-    Names in it are escaped (`..text.escape`), and not for HTML."""
-
     spans: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    """Rows of the spans, for a click; empty: the bars are no spans."""
+    """Rows of the spans, for a click and for their texts; empty: the bars are no spans."""
+
+    texts: Sequence[str] = ()
+    """Of bars that are no spans: what is shown under the pointer."""
 
     look: str = SOLID
     color: str = ""
@@ -71,8 +70,12 @@ class Bars:
             "color": self.color or KIND_COLORS[self.kind],
         }
 
-    def trace(self) -> dict[str, Any]:
-        """Return the bars as a trace of plotly, for a figure without the assets."""
+    def trace(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the bars as a trace of plotly, for a figure without the assets.
+
+        Args:
+            texts: Of all spans, as of `hover_texts`.
+        """
         color = self.color or KIND_COLORS[self.kind]
         marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
         if self.look == HATCHED:
@@ -88,7 +91,7 @@ class Bars:
             "marker": marker,
             "legendgroup": self.kind.value,
             "showlegend": False,
-            "hovertext": [html.escape(text).replace("\n", "<br>") for text in self.texts],
+            "hovertext": [html.escape(texts[row]).replace("\n", "<br>") for row in self.spans],
             "hovertemplate": "%{hovertext}<extra></extra>",
         }
 

@@ -18,7 +18,7 @@ from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from ..address import TIMELINE, View, read_address, view_finding, write_address
 from ..callback_checks import Post, Ticks, takes
 from ..figures.excess import shown_excess
-from ..figures.timeline import bar_blocks
+from ..figures.timeline import bar_blocks, hover_texts
 from ..text import escape
 from .components import (
     FALLBACK_TIMER,
@@ -70,6 +70,16 @@ REFINE_MS = 500
 
 MAX_SLOWEST = 64
 """Ranks of a large step that are read when the slowest ones are on top."""
+
+
+class DescribePost(Post):
+    """The values that `describe` takes."""
+
+    picture: int
+    """Number of the picture that the assets have drawn."""
+
+    search: str | None
+    shown: Shown
 
 
 class RefreshPost(Post):
@@ -127,6 +137,8 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
         [
             dcc.Store(id="timeline-shown", data=shown),
             dcc.Store(id="timeline-asked"),
+            dcc.Store(id="timeline-graph-pointed"),
+            dcc.Store(id="timeline-graph-texts"),
             poll_timer("timeline-timer", interval_ms=content.interval_ms),
             html.Div(problem, id="timeline-problem", **announced()),
             html.Div(step, id="timeline-step", className=hidden),
@@ -181,6 +193,24 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             return unchanged  # as before: to draw it again takes the browser half a second
         return content.outputs(post.num_ticks)
 
+    @app.callback(
+        Output("timeline-graph-texts", "data"),
+        Input("timeline-graph-pointed", "data"),
+        State("url", "search"),
+        State("timeline-shown", "data"),
+        prevent_initial_call=True,
+    )
+    @takes(DescribePost)
+    def describe(post: DescribePost) -> dict[str, Any]:
+        found = _shown_spans(provider, post.search, post.shown)
+        texts = [] if found is None else hover_texts(found[1])
+        return {"picture": post.picture, "texts": texts}
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("canvas", "describe"),
+        Input("timeline-graph-texts", "data"),
+        prevent_initial_call=True,
+    )
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("timeline", "chooseStep"),
         Output("url", "search", allow_duplicate=True),
@@ -316,7 +346,7 @@ def _draw_step(
         drawn = replace(replayed.found.ideal, ranking=ranking)
         if timeline is not None:
             drawn = select_ranks(drawn, set(timeline.spans.rank.tolist()))
-        shown = show_timeline(replace(draw, proof=None), drawn)
+        shown = show_timeline(replace(draw, proof=None, with_texts=True), drawn)
         ideal = (shown.figure, shown.drawn)
     return replace(
         content,

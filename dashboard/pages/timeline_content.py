@@ -14,7 +14,7 @@ from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.tracer.span import NS_PER_MS
 
-from ..figures.timeline import bar_blocks, single_ranks, timeline_figure
+from ..figures.timeline import bar_blocks, hover_texts, single_ranks, timeline_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_marks import proof_frame
 from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
@@ -111,6 +111,9 @@ class Drawing:
     proof: Finding | None = None
     """The finding whose proof is framed."""
 
+    with_texts: bool = False
+    """Whether the texts of spans are sent with them, and not when the pointer is on one."""
+
 
 OUTPUTS = (
     Output("timeline-shown", "data"),
@@ -199,7 +202,10 @@ def show_spans(
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, timeline, draw.base_path),
         figure=figure,
-        drawn={"bars": [one.document() for one in bars]},
+        drawn={
+            "bars": [one.document() for one in bars],
+            "texts": hover_texts(timeline) if draw.with_texts else None,
+        },
         note="" if part is None else _viewport_note(viewport),
         scale=make_scale(
             blocks,

@@ -362,11 +362,13 @@ class Run:
         import plotly.graph_objects as go
 
         from rankscope.analysis.drawing.rows import RowOrder
-        from rankscope.dashboard.figures.timeline import timeline_figure
+        from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
 
-        figure, bars = timeline_figure(self.timeline(step, epoch=epoch), RowOrder.RANK)
+        timeline = self.timeline(step, epoch=epoch)
+        figure, bars = timeline_figure(timeline, RowOrder.RANK)
+        texts = hover_texts(timeline)
         figure["layout"] |= {"barmode": "overlay", "hovermode": "closest"}
-        return go.Figure([*(one.trace() for one in bars), *figure["data"]], figure["layout"])
+        return go.Figure([*(one.trace(texts) for one in bars), *figure["data"]], figure["layout"])
 
     def critical_path(self, step: int) -> CriticalPath:
         """Return the chain of operations that determines when a step ends.

@@ -87,7 +87,7 @@ def test_a_hover_text_has_what_is_known_of_the_span() -> None:
         comm(1, 30_000_000, 40_000_000),
     )
 
-    first, second = hover_texts(timeline).tolist()
+    first, second = hover_texts(timeline)
 
     assert first.split("\n") == [
         "all_reduce",
@@ -107,7 +107,7 @@ def test_a_hover_text_of_an_open_p2p_span_has_both_ranks_and_its_state() -> None
         comm(0, 0, 9), kind=SpanKind.PP_SEND, src_rank=0, dst_rank=4, flags=SpanFlag.OPEN
     )
 
-    (text,) = hover_texts(step_of(sent)).tolist()
+    (text,) = hover_texts(step_of(sent))
 
     assert "rank 0 → rank 4" in text
     assert text.endswith("still open when last seen")
@@ -117,7 +117,7 @@ def test_a_hover_text_of_an_open_p2p_span_has_both_ranks_and_its_state() -> None
 def test_a_hover_text_escapes_the_name_of_the_span() -> None:
     hostile = replace(compute(0, 0, 9), name='<a href="x">&</a>\u202e')
 
-    (text,) = hover_texts(step_of(hostile)).tolist()
+    (text,) = hover_texts(step_of(hostile))
 
     assert text.startswith('<a href="x">&</a>\\u{202e}\n')  # the assets show it as text
 
