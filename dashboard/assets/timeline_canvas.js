@@ -323,7 +323,7 @@
   };
   document.addEventListener("pointermove", showTip, { passive: true });
   document.addEventListener("scroll", hide, { capture: true, passive: true });
-  document.addEventListener("pointerleave", hide);
+  document.documentElement.addEventListener("pointerleave", hide);
 
   let pressed = null;
   document.addEventListener("pointerdown", (event) => {
