@@ -118,7 +118,7 @@ def _link_figure(run: str, evidence: RankStepExcess) -> go.Figure:
     )
     apply_style(figure, height=340, zoom_key=f"workers {run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
-    figure.update_xaxes(title_text=f"transfer above alike links ({unit} a step)")
+    figure.update_xaxes(title_text=f"above alike links ({unit} a step)")
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
 
