@@ -72,7 +72,7 @@ _COLUMNS: list[dict[str, Any]] = [
         "flex": 3,
         "tooltipField": "sentence",
     },
-    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 120},
+    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 135},
     {"field": "started", "headerName": "started (UTC)", "width": 172, "sort": "desc"},
     {"field": "ranks", "headerName": "ranks", "width": 95, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
