@@ -14,8 +14,12 @@ def escape(text: str) -> str:
     Control, zero-width and direction characters could otherwise reorder, hide or break the text
     around a run's or a span's name. A long text is cut.
     """
-    cut = text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
-    return "".join(_escape_char(char) for char in cut)
+    return "".join(_escape_char(char) for char in cut(text, _MAX_CHARS))
+
+
+def cut(text: str, max_chars: int) -> str:
+    """Return the text, with an ellipsis in place of what is beyond so many characters."""
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def escape_for_plotly(text: str) -> str:

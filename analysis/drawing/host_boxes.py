@@ -1,4 +1,4 @@
-"""Ranks in boxes of their hosts, and hosts in rows of their switches, as cells of a picture."""
+"""Ranks in boxes of their hosts, and hosts in blocks of their switches, as cells of a picture."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ class HostBoxes:
     boxes: tuple[HostBox, ...]
     """The slowest first."""
 
+    box_width: int
+    """Columns from the begin of a box to that of the next."""
+
 
 def arrange_hosts(values: RankValues) -> HostBoxes:
     """Arrange ranks by host and switch, those with the largest value of a rank first.
 
-    A switch begins a new row of boxes if there are several. Ranks of an unknown host share one
-    box.
+    A switch is a block of boxes, and small blocks are side by side. Ranks of an unknown host share
+    one box.
 
     Source:
         arXiv 2402.15627, figure 7: ranks by machine, so that slow machines show.
@@ -68,31 +71,34 @@ def arrange_hosts(values: RankValues) -> HostBoxes:
     size = max(map(len, ranks_of.values()))
     width = min(size, RANKS_PER_LINE)
     height = -(-size // width)
-    per_row = _boxes_per_row(len(ranks_of), max(map(len, of_switch.values())), width, height)
-    boxes, line = [], 0
-    for switch, keys in of_switch.items():
+    most = _most_per_row(len(ranks_of), width, height)
+    per_block = min(most, max(map(len, of_switch.values())))
+    num_blocks = min(most // per_block, len(of_switch))
+    boxes, line, next_line = [], 0, 0
+    for number, (switch, keys) in enumerate(of_switch.items()):
+        block = number % num_blocks
+        line = line if block else next_line
         for place, (_, host) in enumerate(keys):
-            row, column = divmod(place, per_row)
+            row, column = divmod(place, per_block)
             boxes.append(
                 HostBox(
                     host=host,
                     switch=switch,
                     line=line + row * (height + 1),
-                    column=column * (width + 1),
+                    column=(block * per_block + column) * (width + 1) + block,
                 )
             )
-        line += -(-len(keys) // per_row) * (height + 1)
-    shape = (line - 1, per_row * (width + 1) - 1)
+        next_line = max(next_line, boxes[-1].line + height + 1)
+    shape = (next_line - 1, num_blocks * (per_block * (width + 1) + 1) - 2)
     seconds, rank = np.full(shape, np.nan), np.full(shape, NONE, dtype=np.int64)
     for box in boxes:
         _fill(box, ranks_of[box.switch, box.host], width, values.seconds, seconds, rank)
-    return HostBoxes(seconds=seconds, rank=rank, boxes=tuple(boxes))
+    return HostBoxes(seconds=seconds, rank=rank, boxes=tuple(boxes), box_width=width + 1)
 
 
-def _boxes_per_row(num_boxes: int, largest_switch: int, width: int, height: int) -> int:
-    """Return how many boxes are side by side: the picture is not wider than `WIDE`."""
-    most = math.ceil(math.sqrt(WIDE * num_boxes * (height + 1) / (width + 1)))
-    return max(1, min(most, largest_switch))
+def _most_per_row(num_boxes: int, width: int, height: int) -> int:
+    """Return how many boxes are side by side at most: the picture is not wider than `WIDE`."""
+    return math.ceil(math.sqrt(WIDE * num_boxes * (height + 1) / (width + 1)))
 
 
 def _fill(

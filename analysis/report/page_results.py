@@ -43,6 +43,9 @@ class RunLine:
     num_dropped: int | None = None
     """Lost records."""
 
+    is_silent: bool = False
+    """Whether it is running and has ended no step for long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStrip:

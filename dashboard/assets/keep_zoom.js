@@ -46,6 +46,17 @@ window.dash_clientside.rankscope = {
   },
 };
 
+// A finger that moves over a figure scrolls the page: plotly would zoom. The timeline is for zooming.
+document.addEventListener(
+  "touchstart",
+  (event) => {
+    if (event.target.closest(".dash-graph:not(#timeline-graph) .js-plotly-plot")) {
+      event.stopPropagation();
+    }
+  },
+  { capture: true, passive: true },
+);
+
 // What is typed into a chooser replaces its old text.
 document.addEventListener("focusin", (event) => {
   const input = event.target;

@@ -10,10 +10,18 @@ grids.Verdict = ({ data, value }) =>
 grids.RunState = ({ data, value }) =>
   React.createElement(
     "span",
-    { className: `run-state ${value}` },
+    { className: data.silent ? "run-state attention" : "run-state" },
     data.live ? React.createElement("span", { className: "live-mark", "aria-hidden": true }) : null,
     value,
   );
+
+// As in analysis.report.text.format_age.
+(window.dashAgGridFunctions = window.dashAgGridFunctions || {}).formatAge = (seconds) => {
+  const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
+  if (minutes < 1) return `${seconds} s`;
+  if (hours < 1) return `${minutes} min ${seconds % 60} s`;
+  return `${hours.toLocaleString("en")} h ${minutes % 60} min`;
+};
 
 // A deletion goes to the same route as that of the command; the server checks who may.
 window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen, url) => {

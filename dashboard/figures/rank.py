@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from rankscope.tracer.span import NS_PER_MS, NS_PER_S
+from rankscope.tracer.span import NS_PER_S
 
-from ..text import escape_for_plotly
-from ..theme import CLEAR, FAST, IDEAL, KIND_COLORS, SLOW, apply_style, rgba
+from ..text import cut, escape_for_plotly
+from ..theme import CLEAR, FAST, IDEAL, KIND_COLORS, SLOW, apply_style, axis_unit, rgba
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.host_boxes import HostBoxes
@@ -49,6 +49,8 @@ _ORDER = (
 """Beginnings of the sampled names that are drawn, in this order."""
 
 _MAX_NAMED_HOSTS = 96
+_MAX_CHARS, _MIN_CHARS = 36, 6
+"""Characters above the heat map on a phone, and those of a host whose box is narrow."""
 
 
 def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure:
@@ -58,8 +60,12 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
     has its compute above the step's median rank.
     """
     run, excess = report.run, report.excess
-    own = details.rank in excess.ranks
+    own = details.rank in excess.ranks and bool(
+        np.nan_to_num(excess.excess_ns[excess.ranks.index(details.rank)]).any()
+    )
     kinds = [one for one in details.kinds if np.nansum(one.own_s) or np.nansum(one.peers_s)]
+    longest_s = max((float(np.nanmax([one.own_s, one.peers_s])) for one in kinds), default=0.0)
+    unit, unit_ns = axis_unit(longest_s * NS_PER_S)
     samples = _chosen(details.samples)[: max(0, MAX_PANELS - len(kinds))]
     num = own + len(kinds) + len(samples)
     height = num * (_PANEL + _SPACE) + _FRAME
@@ -67,14 +73,14 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
         rows=max(num, 1), cols=1, shared_xaxes=True,
         vertical_spacing=min(_SPACE / height, 1 / max(num, 1) / 2),
         subplot_titles=[
-            *(["compute above the median rank (ms)"] if own else []),
-            *(f"{one.kind.value} (ms)" for one in kinds),
+            *([f"compute above the median rank ({unit})"] if own else []),
+            *(f"{one.kind.value} ({unit})" for one in kinds),
             *(escape_for_plotly(_title(one)) for one in samples),
         ],
     )  # fmt: skip
     apply_style(figure, height=height, zoom_key=f"rank {run} {details.rank}")
     if own:
-        values = excess.excess_ns[excess.ranks.index(details.rank)] / NS_PER_MS
+        values = excess.excess_ns[excess.ranks.index(details.rank)] / unit_ns
         figure.add_trace(
             go.Bar(
                 x=[step + 0.5 for step in excess.steps],
@@ -82,7 +88,7 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
                 customdata=list(excess.steps),
                 marker={"color": SLOW, "line": {"width": 0}},
                 showlegend=False,
-                hovertemplate="step %{customdata}: %{y:+.4~g} ms<extra></extra>",
+                hovertemplate=f"step %{{customdata}}: %{{y:+.4~g}} {unit}<extra></extra>",
             ),
             row=1, col=1,
         )  # fmt: skip
@@ -98,12 +104,14 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
                 go.Scatter(
                     name=name,
                     x=middle,
-                    y=(seconds * NS_PER_S / NS_PER_MS).tolist(),
+                    y=(seconds * NS_PER_S / unit_ns).tolist(),
                     customdata=steps,
                     mode="lines+markers" if len(steps) == 1 else "lines",
                     line=style,
                     showlegend=False,
-                    hovertemplate=f"step %{{customdata}}: %{{y:.4~g}} ms, {name}<extra></extra>",
+                    hovertemplate=(
+                        f"step %{{customdata}}: %{{y:.4~g}} {unit}, {name}<extra></extra>"
+                    ),
                 ),
                 row=row, col=1,
             )  # fmt: skip
@@ -209,7 +217,7 @@ def place_figure(report: RunReport, rank: int) -> go.Figure:
     height = min(max(26 * len(stages) + 70, 120), 420)
     apply_style(figure, height=height, zoom_key=f"place {report.run} {rank}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 40})
-    figure.update_xaxes(type="category", title_text="DP position", showgrid=False, nticks=24)
+    figure.update_xaxes(type="category", title_text="DP position", showgrid=False, nticks=12)
     figure.update_yaxes(
         type="category", title_text="stage", showgrid=False, autorange="reversed", nticks=16
     )
@@ -255,12 +263,13 @@ def heat_map_figure(boxes: HostBoxes, values: RankValues, *, run: str) -> go.Fig
     apply_style(figure, height=max(160, pixels * lines + 30), zoom_key=f"heat {run}")
     figure.update_layout(margin={"l": 8, "r": 8, "t": 14, "b": 8}, plot_bgcolor=CLEAR)
     if len(boxes.boxes) <= _MAX_NAMED_HOSTS:
+        room = max(_MIN_CHARS, _MAX_CHARS * boxes.box_width // columns)
         figure.add_trace(
             go.Scatter(
                 x=[box.column - 0.5 for box in boxes.boxes],
                 y=[box.line - 0.75 for box in boxes.boxes],
                 mode="text",
-                text=[escape_for_plotly(box.host) for box in boxes.boxes],
+                text=[escape_for_plotly(cut(box.host, room)) for box in boxes.boxes],
                 textposition="middle right",
                 textfont={"size": 10},
                 hoverinfo="skip",

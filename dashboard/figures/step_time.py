@@ -93,7 +93,7 @@ def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
     """
     if times is None:
         return blank_figure(
-            "Not summed up yet: the server does so within minutes", height=_BLANK_HEIGHT
+            "Not summed up yet:<br>the server does so within minutes", height=_BLANK_HEIGHT
         )
     drawn = {
         kind: times.exposed_s.get(kind, by_step)

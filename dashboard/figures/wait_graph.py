@@ -18,12 +18,19 @@ MAX_LABELLED = 40
 
 MAX_NAMED_RANGES = 2
 
-_PIXELS_PER_NODE = 40
+_PIXELS_PER_NODE, _PIXELS_PER_GROUP = 40, 56
 _PIXELS_PER_SMALL_NODE = 14
 _MANY_NODES = 24
 """Nodes of a layer from which they are small."""
 
 _MIN_HEIGHT = 260
+_LAYER_PX, _WIDE_LAYER_PX = 108, 150
+"""Width of a layer in which its labels fit, "waits for those" and "16 ranks" above "stage 2"; and
+one in which the shares on its arrows do too."""
+
+_FEW_LAYERS = 3
+"""Layers that a phone shows at once."""
+
 _WIDTHS = ((0.2, 5.0), (0.1, 3.5), (0.05, 2.5), (0.0, 1.2))
 """Width of an edge in pixels, from a share of the step on."""
 
@@ -40,11 +47,13 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     if len(graph.edges) <= MAX_LABELLED:
         figure.add_trace(_edge_labels(graph, places))
     figure.add_trace(_nodes(graph, places, is_small=largest > _MANY_NODES))
-    pixels = _PIXELS_PER_SMALL_NODE if largest > _MANY_NODES else _PIXELS_PER_NODE
+    has_groups = any(len(node.ranks) > 1 for node in graph.nodes)
+    pixels = _PIXELS_PER_GROUP if has_groups else _PIXELS_PER_NODE
+    pixels = _PIXELS_PER_SMALL_NODE if largest > _MANY_NODES else pixels
     height = max(_MIN_HEIGHT, pixels * largest + 90)
     apply_style(figure, height=height, zoom_key=f"graph {run} {graph.nodes[0].ranks}")
-    figure.update_layout(showlegend=False, margin={"l": 16, "r": 16, "t": 30, "b": 16})
-    last = max(node.distance for node in graph.nodes)
+    figure.update_layout(showlegend=False, margin={"l": 16, "r": 16, "t": 30, "b": 26})
+    last = _num_layers(graph) - 1
     figure.update_xaxes(
         side="top",
         tickvals=list(range(last + 1)),
@@ -56,6 +65,16 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     )
     figure.update_yaxes(visible=False, range=[largest - 0.3, -0.7])
     return figure
+
+
+def least_width(graph: WaitGraph) -> int:
+    """Return the width in pixels below which the labels of `wait_graph_figure` would overlap."""
+    num = _num_layers(graph)
+    return num * (_LAYER_PX if num <= _FEW_LAYERS else _WIDE_LAYER_PX)
+
+
+def _num_layers(graph: WaitGraph) -> int:
+    return 1 + max(node.distance for node in graph.nodes)
 
 
 def node_name(node: WaitNode) -> str:
@@ -152,7 +171,7 @@ def _nodes(graph: WaitGraph, places: list[tuple[float, float]], *, is_small: boo
         x=[x for x, _ in places],
         y=[y for _, y in places],
         mode="markers+text",
-        text=[node_name(node) for node in graph.nodes],
+        text=[node_name(node).replace(" of stage", "<br>stage") for node in graph.nodes],
         textposition="bottom center" if not is_small else "middle right",
         textfont={"size": 10 if is_small else 12},
         customdata=[node.ranks[0] for node in graph.nodes],

@@ -15,6 +15,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..text import escape_for_plotly
 from ..theme import IDEAL, MFU, PART_COLORS, SLOW, apply_style, axis_unit, rgba
+from .run_axis import MAX_LABELLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +39,12 @@ _MAX_MARKED = 150
 
 
 def waterfall_figure(rows: WaterfallRows, *, run: str) -> go.Figure:
-    """Draw a stacked bar for each step, position or rank, in seconds or ms of a mean step."""
-    unit, unit_ns = axis_unit(float(rows.seconds.sum(axis=1).max(initial=0.0)) * NS_PER_S)
+    """Draw a stacked bar for each step, position or rank, in seconds or ms of a mean step.
+
+    A part that is nowhere as high as a pixel has no place in the legend.
+    """
+    tallest_s = float(rows.seconds.sum(axis=1).max(initial=0.0))
+    unit, unit_ns = axis_unit(tallest_s * NS_PER_S)
     names = [str(number) for number in rows.numbers]
     word = "stage" if rows.by is WaterfallBy.STAGE else rows.by.value
     figure = go.Figure()
@@ -53,6 +58,7 @@ def waterfall_figure(rows: WaterfallRows, *, run: str) -> go.Figure:
                 x=names,
                 y=(seconds * NS_PER_S / unit_ns).tolist(),
                 marker={"color": PART_COLORS[part.value], "line": {"width": 0}},
+                showlegend=bool(seconds.max() >= tallest_s / _HEIGHT),
                 hovertemplate=(
                     f"{word} %{{x}}: {PART_WORDS[part]} %{{y:.3~g}} {unit}<extra></extra>"
                 ),
@@ -61,7 +67,7 @@ def waterfall_figure(rows: WaterfallRows, *, run: str) -> go.Figure:
     apply_style(figure, height=_HEIGHT, zoom_key=f"waterfall {run} {rows.by}")
     figure.update_layout(barmode="stack", bargap=0.15, margin={"l": 62, "r": 16, "t": 8, "b": 44})
     figure.update_layout(legend={"y": -0.2, "yanchor": "top", "traceorder": "normal"})
-    figure.update_xaxes(type="category", title_text=word, showgrid=False, nticks=24)
+    figure.update_xaxes(type="category", title_text=word, showgrid=False, nticks=12)
     figure.update_yaxes(title_text=f"time of a step ({unit})")
     return figure
 
@@ -107,6 +113,8 @@ def mfu_figure(report: RunReport, history: RunHistory | None) -> go.Figure:
         _mark_restarts(figure, () if report.mfu is None else report.mfu.restart_steps)
     figure.update_layout(margin={"l": 62, "r": 16, "t": 30, "b": 44}, hovermode="closest")
     figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False)
+    if len({*by_step, *loss}) <= MAX_LABELLED:  # plotly would label halves of steps
+        figure.update_xaxes(tickmode="linear", tick0=0, dtick=1)
     figure.update_xaxes(title_text="step", row=max(len(rows), 1), col=1)
     return figure
 

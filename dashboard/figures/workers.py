@@ -22,9 +22,10 @@ _MAX_BARS = 12
 """Links that are drawn: a slow one is far above the rest."""
 
 _MAX_LABELLED = 64
-"""Cells, and columns below, up to which each shows its number."""
+"""Cells up to which each shows its number."""
 
-_MAX_LABELLED_COLUMNS = 12
+_MAX_LABELLED_COLUMNS = 5
+"""Likewise columns: a number takes 32 px, and a phone has 180 px for all."""
 
 
 def worker_figure(report: RunReport) -> go.Figure:
@@ -118,7 +119,7 @@ def _link_figure(run: str, evidence: RankStepExcess) -> go.Figure:
     )
     apply_style(figure, height=340, zoom_key=f"workers {run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
-    figure.update_xaxes(title_text=f"transfer above alike links ({unit} a step)")
+    figure.update_xaxes(title_text=f"above alike links ({unit} a step)")
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
 

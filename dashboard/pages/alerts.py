@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,8 +47,11 @@ DURATIONS = {"1": "1 hour", "8": "8 hours", "24": "1 day", "168": "1 week"}
 MAX_RANGES = 4
 """Ranges of ranks that a row names before it counts the rest."""
 
-BADGE_WIDTH = 82
+BADGE_WIDTH = 92
 """Pixels that the longest severity needs."""
+
+_CLAUSE_END = re.compile(r"; (?![^()]*\))")
+"""Between clauses, but not within parentheses."""
 
 ALERT_WIDTH = 240
 """Pixels that the text of an alert has at least: on a phone the table scrolls."""
@@ -224,7 +228,7 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
     if alert.resolved:
         state += f" {alert.resolved}"
     # A long text is cut, so each clause is a line of its own.
-    about = [html.Div(escape(clause)) for clause in alert.text.split("; ")]
+    about = [html.Div(escape(clause)) for clause in _CLAUSE_END.split(alert.text)]
     notes = [
         f"costs {alert.cost}" if alert.cost else "",
         f"do: {alert.action}" if alert.action else "",

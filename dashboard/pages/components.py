@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
 """States of a run, as in `RunSummary.state`."""
 
+NO_NEW_STEP = "no new step"
+"""The state of a running job that is silent, as pages show it."""
+
 SOON_MS = 1_500
 """Pause between an answer and the next request while a result is being made."""
 

@@ -15,6 +15,7 @@ from rankscope.analysis.breakdown.waterfall_views import (
     list_rows,
     split_step,
 )
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     UNKNOWN,
     format_count,
@@ -85,7 +86,9 @@ def _sentence(report: RunReport) -> str:
         return f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
     found = report.mfu_shape
     shape = "" if found is None else f" Shape: {found.name}, {found.text}."
-    causes = "" if found is None else found.causes
+    # A finding names the cause: a guess from the shape of the curve would contradict it.
+    is_explained = report.top_finding.severity not in (Severity.MINOR, Severity.NONE)
+    causes = "" if found is None or is_explained else found.causes
     typical = f" Typical causes: {causes}." if causes else ""
     mean = format_percent(report.mfu.mean, digits=1)
     steps = format_count(len(report.mfu.by_step), "step")

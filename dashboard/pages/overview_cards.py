@@ -145,7 +145,8 @@ def _step_bar(report: RunReport, base_path: str) -> Component:
     if rest:
         count = format_count(len(rest), "more finding")
         rows.append((count, sum(part.seconds for part in rest), "lost more"))
-    rows.append(("other", parts[-1].seconds, "other"))
+    if round(parts[-1].seconds * NS_PER_S):  # times are whole nanoseconds
+        rows.append(("other", parts[-1].seconds, "other"))
     whole_s = sum(seconds for _, seconds, _ in rows) or 1.0
 
     def share(seconds: float) -> str:
@@ -278,7 +279,11 @@ def quality_list(report: RunReport, *, base_path: str) -> list[Component]:
             (quality.coverage_ratio or 0) < 1,
         ),
         ("replay error", format_percent(report.replay_error_ratio, digits=2), False),
-        ("epochs", ", ".join(map(str, report.epochs)), len(report.epochs) > 1),
+        (
+            "epoch" if len(report.epochs) == 1 else "epochs",
+            ", ".join(map(str, report.epochs)),
+            len(report.epochs) > 1,
+        ),
     ]
     parts: list[Component] = [
         html.Dl(

@@ -21,6 +21,7 @@ from rankscope.analysis.report.text import (
     format_percent,
     format_range,
     format_seconds,
+    format_steps,
 )
 from rankscope.tracer.span import NS_PER_S
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 MAX_LISTED = 8
 LEAST_RATIO = 0.005
 """Share of a step below which a wait would be shown as 0 %."""
+
+LEAST_CELL_PX = 3
+"""Width of a rank in the heat map, below which it scrolls: a slow one must be seen."""
 
 MAX_CAUSES = 4
 MAX_SLOWEST = 20
@@ -237,6 +241,7 @@ def _show_all(
             "No closed step is in this range yet. A step is closed a few seconds after its end."
         )
         return [*parts, card(html.H2("Heat map"), html.P(reason, className="quiet"))]
+    boxes = arrange_hosts(values)
     return [
         *parts,
         card(
@@ -253,7 +258,11 @@ def _show_all(
                 " to open it.",
                 className="about",
             ),
-            graph("rank-heat", heat_map_figure(arrange_hosts(values), values, run=report.run)),
+            graph(
+                "rank-heat",
+                heat_map_figure(boxes, values, run=report.run),
+                min_px=LEAST_CELL_PX * boxes.rank.shape[1],
+            ),
         ),
         _most(report, values, base_path),
     ]
@@ -452,6 +461,7 @@ def _over_steps(report: RunReport, details: RankDetails) -> Component:
         )
         return card(html.H2("Over steps"), html.P(text, className="quiet"))
     peers = format_count(details.num_peers, "rank")
+    dotted = f" Dotted: the median of {peers} of its stage." if details.num_peers else ""
     missing = "" if details.samples else " No samples of its host and device are stored."
     if details.kinds and report.steps and details.steps[0] > report.steps[0]:
         missing += f" Times by kind are those of the last steps, from {details.steps[0]:,} on."
@@ -462,10 +472,9 @@ def _over_steps(report: RunReport, details: RankDetails) -> Component:
     return card(
         html.H2("Over steps"),
         html.P(
-            f"Solid: this rank. Dotted: the median of {peers} of its stage. Forward and backward"
-            " include the communication and waiting inside them, compute above the median rank does"
-            " not. Of communication, the time that no compute hides. Below: samples, on the same"
-            f" axis.{missing}",
+            f"Solid: this rank.{dotted} Forward and backward include the communication and waiting"
+            " inside them, compute above the median rank does not. Of communication, the time that"
+            f" no compute hides. Below: samples, on the same axis.{missing}",
             className="about",
         ),
         *parts,
@@ -478,7 +487,7 @@ def _findings(report: RunReport, rank: int, base_path: str) -> Component:
         html.Li(
             [
                 html.Span(one.cause, className="cause"),
-                f" in steps {format_range(one.steps)}: ",
+                f"{f' in {format_steps(one.steps)}' if one.steps else ''}: ",
                 *link_ranks(escape_sentence(one.evidence), report.run, base_path),
             ]
         )

@@ -20,6 +20,7 @@ from .components import (
     FALLBACK_TIMER,
     GRID_THEME,
     LIVE_MS,
+    NO_NEW_STEP,
     QUIET_MS,
     RUNNING,
     announced,
@@ -71,7 +72,7 @@ _COLUMNS: list[dict[str, Any]] = [
         "flex": 3,
         "tooltipField": "sentence",
     },
-    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 100},
+    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 135},
     {"field": "started", "headerName": "started (UTC)", "width": 172, "sort": "desc"},
     {"field": "ranks", "headerName": "ranks", "width": 95, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
@@ -79,7 +80,7 @@ _COLUMNS: list[dict[str, Any]] = [
     {"field": "steps", "headerName": "steps", "width": 90, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
     {"field": "duration", "headerName": "duration", "width": 110, **_NUMBER,
-     "valueFormatter": _format("d3.format(',.0f')(params.value) + ' s'")},
+     "valueFormatter": _format("formatAge(params.value)")},
     {"field": "step_s", "headerName": "step time", "width": 110, **_NUMBER,
      "valueFormatter": _format(_SECONDS)},
     {"field": "mfu", "headerName": "MFU", "width": 90, **_NUMBER,
@@ -156,7 +157,11 @@ def runs_page(provider: ReportProvider, view: View, *, base_path: str) -> Compon
                     html.H1("Runs"),
                     html.P(_about(lines), id="runs-about", className="quiet"),
                     html.Div(className="spring"),
-                    html.Div(_actions([], base_path), id="runs-actions", className="actions"),
+                    html.Div(
+                        _actions([], base_path, hint=_NO_ACTIONS if len(lines) >= MIN_PAIR else ""),
+                        id="runs-actions",
+                        className="actions",
+                    ),
                     html.A(
                         "CSV",
                         href=f"{base_path}{RUNS_PATH}",
@@ -267,13 +272,15 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         "sentence": escape(line.verdict) or "No report yet.",
         "style": cause_style(line.cause, line.severity),
         "severity": line.severity or EMPTY,
-        "state": run.state,
-        "live": run.state == RUNNING,
+        "state": NO_NEW_STEP if line.is_silent else run.state,
+        "live": _is_live(line),
+        "silent": line.is_silent,
         "started": EMPTY if started is None else format_time(started),
         "ranks": run.world_size,
         "layout": " ".join(
             f"{axis}{size}" for axis, size in run.layout.to_dict().items() if size > 1
-        ),
+        )
+        or EMPTY,
         "steps": run.num_steps,
         "duration": None if line.duration_ns is None else line.duration_ns // NS_PER_S,
         "step_s": line.step_s,
@@ -284,9 +291,16 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
 
 
 def _about(lines: Sequence[RunLine]) -> str:
-    live = sum(line.run.state == RUNNING for line in lines)
+    live = sum(map(_is_live, lines))
+    silent = sum(line.is_silent for line in lines)
+    stopped = f", {silent:,} without a new step" if silent else ""
     newest = f", of which the newest {MAX_RUNS:,} are listed" if len(lines) > MAX_RUNS else ""
-    return f"{format_count(len(lines), 'run')}{newest}; {live:,} live. All from stored results."
+    counted = f"{format_count(len(lines), 'run')}{newest}; {live:,} live{stopped}"
+    return f"{counted}. All from stored results."
+
+
+def _is_live(line: RunLine) -> bool:
+    return line.run.state == RUNNING and not line.is_silent
 
 
 def _interval_ms(lines: Sequence[RunLine]) -> int:
@@ -295,22 +309,19 @@ def _interval_ms(lines: Sequence[RunLine]) -> int:
 
 
 def _key(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a short text that changes with the rows, besides the time that live runs take."""
-    shown = [
-        {name: value for name, value in row.items() if name != "duration" or not row["live"]}
-        for row in rows
-    ]
+    """Return a short text that changes with the rows, besides the time that running jobs take."""
+    shown = [row | {"duration": None} if row["live"] or row["silent"] else row for row in rows]
     return sha256(repr(shown).encode()).hexdigest()
 
 
-def _actions(chosen: Sequence[str], base_path: str) -> list[Component]:
+def _actions(chosen: Sequence[str], base_path: str, *, hint: str = _NO_ACTIONS) -> list[Component]:
     delete = html.Button(
         "Delete…" if len(chosen) < MIN_PAIR else f"Delete {len(chosen)}…",
         id="runs-ask",
         className="button danger" if chosen else "hidden",
     )
     if len(chosen) != MIN_PAIR:
-        return [html.Span("" if chosen else _NO_ACTIONS, className="quiet"), delete]
+        return [html.Span("" if chosen else hint, className="quiet"), delete]
     view = View(page=COMPARE, run=chosen[1], with_run=chosen[0])
     address = write_address(view, base_path=base_path)
     return [dcc.Link("Compare the two", href=address, className="button"), delete]

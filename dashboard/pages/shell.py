@@ -18,6 +18,7 @@ from ..text import escape
 from .components import (
     FALLBACK_TIMER,
     LIVE_MS,
+    NO_NEW_STEP,
     QUIET_MS,
     RUNNING,
     decorative,
@@ -264,7 +265,7 @@ def _strip(strip: RunStrip | None) -> list[Component]:
     if strip is None:
         return []
     is_live = strip.state == RUNNING and not strip.is_silent
-    state = "live" if is_live else "no new step" if strip.is_silent else strip.state
+    state = "live" if is_live else NO_NEW_STEP if strip.is_silent else strip.state
     parts: list[tuple[str, bool]] = [(state, strip.is_silent)]
     if strip.last_step is not None:
         age = "" if strip.age_ns is None else f", {format_age(strip.age_ns)} old"

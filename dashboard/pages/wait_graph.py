@@ -22,7 +22,7 @@ from rankscope.analysis.report.text import (
 
 from ..address import GRAPH, MAX_DIGITS, RANK, View, write_address
 from ..callback_checks import Post, takes
-from ..figures.wait_graph import wait_graph_figure
+from ..figures.wait_graph import least_width, wait_graph_figure
 from .components import card, graph, rank_links, table
 from .placeholders import no_data
 from .report_page import Shown, choices, page_head, report_page
@@ -69,12 +69,9 @@ def show_graph(
     view = replace(view, ranks=tuple(rank for rank in view.ranks if rank in report.coords))
     culprits = view.ranks or _culprits(report)
     if report.direct_waits is None or not culprits:
-        reason = (
-            "no step could be replayed"
-            if report.direct_waits is None
-            else "no rank waits for another"
-        )
-        return [no_data(reason, _REPLAYED)]
+        if report.direct_waits is None:
+            return [no_data("no step could be replayed", _REPLAYED)]
+        return [no_data("no rank waits for another", _NO_WAITS)]
     max_nodes = MAX_NODES if view.show == BY_RANK else MAX_SINGLE
     max_nodes = len(culprits) if view.show == BY_GROUP else max_nodes
     found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
@@ -100,7 +97,11 @@ def show_graph(
                 " a rank to open it.",
                 className="about",
             ),
-            graph("graph-figure", wait_graph_figure(found, run=report.run), min_px=760),
+            graph(
+                "graph-figure",
+                wait_graph_figure(found, run=report.run),
+                min_px=least_width(found),
+            ),
         ),
         _edges(report, found, base_path),
     ]
@@ -125,6 +126,7 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
 
 PAGE = report_page(GRAPH, "Graph", show_graph, register=_register)
 
+_NO_WAITS = "Waits within the bubble of the pipeline are not counted."
 _REPLAYED = "The overview says why, under the quality of the data."
 
 

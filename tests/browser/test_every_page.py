@@ -18,7 +18,7 @@ from rankscope.analysis.report.page_results import (
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.tracer.topology import Layout
 from tests.browser.conftest import served
-from tests.browser.test_pages import XSS, opened, settle
+from tests.browser.test_pages import XSS, opened, settle, until
 from tests.dashboard.pages.test_rank import DETAILS
 from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
 from tests.support.dashboard.builders import FakeProvider, report
@@ -142,3 +142,32 @@ def test_rank_numbers_lead_to_the_rank_and_the_keyboard_to_the_page(browser: Bro
         seen.page.wait_for_url(f"**/rank?run=tiny&rank={SLOW_RANK}")
         seen.page.wait_for_selector(f"h1:has-text('Rank {SLOW_RANK}')")
         settle(seen.page)
+
+
+def test_a_finger_that_moves_over_a_figure_scrolls_the_page(browser: Browser) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with (
+        served(STATES["slow rank"]) as url,
+        opened(browser, f"{url}/run/tiny", **phone) as seen,
+    ):
+        page = seen.page
+        figure = page.locator("#overview-excess .nsewdrag").first
+        figure.wait_for(state="attached")
+        settle(page)
+        figure.scroll_into_view_if_needed()
+        frame = figure.bounding_box()
+        assert frame is not None
+        x, y = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
+        before = page.evaluate("scrollY")
+        touch = page.context.new_cdp_session(page)
+
+        def send(kind: str, *places: dict[str, float]) -> None:
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(places)})
+
+        send("touchStart", {"x": x, "y": y})
+        for moved in range(20, 201, 20):
+            send("touchMove", {"x": x, "y": y + moved})
+        send("touchEnd")
+
+        until(page, lambda: page.evaluate("scrollY") < before - 100, lambda: None)
+        settle(page)

@@ -204,3 +204,26 @@ def test_a_box_is_measured_after_the_button_or_its_key(browser: Browser, url: st
         until(page, lambda: "between the two ends" in "".join(shown.all_inner_texts()), drag)
         settle(page)
         assert "spans of 2 ranks" in page.inner_text("#timeline-selection")
+
+
+def test_a_chosen_step_is_shown_whole_and_its_run_stays_in_the_address(
+    browser: Browser, url: str
+) -> None:
+    address = f"{url}/timeline?run={RUN}&step=3&rank=5&order=dp&from=1000000&to=9000000&rows=0-3"
+    with opened(browser, address) as seen:
+        page = seen.page
+        drawn(page)
+
+        # WHEN step 7 is chosen THEN all of it is shown; ranks and order stay as they were
+        page.click("#timeline-choose-step")
+        page.get_by_role("option", name="step 7", exact=True).click()
+        page.wait_for_url("**step=7**")
+        page.wait_for_selector("h1:has-text('Step 7')")
+        drawn(page)
+        assert query_of(page) == {"run": RUN, "step": "7", "rank": "5", "order": "dp"}
+
+        # WHEN the browser goes back THEN the part of step 3 is shown again, and chooses nothing
+        page.go_back()
+        page.wait_for_selector("h1:has-text('Step 3')")
+        drawn(page)
+        assert query_of(page)["rows"] == "0-3"

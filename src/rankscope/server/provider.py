@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -594,7 +595,14 @@ class StoreProvider:
         """Return every run with what stored results say of it, the newest first."""
         if self._store is None:
             return tuple(RunLine(run=run) for run in self._source.runs())
-        return read_run_lines(self._store)
+        return tuple(map(self._mark_silence, read_run_lines(self._store)))
+
+    def _mark_silence(self, line: RunLine) -> RunLine:
+        if line.run.state != RUNNING:
+            return line
+        with suppress(UnknownRunError):  # deleted meanwhile
+            return replace(line, is_silent=self.silence(line.run.run_id) is not None)
+        return line
 
     def strip(self, run_id: str) -> RunStrip | None:
         """Return the state of a run in one line; None if there is no such run."""

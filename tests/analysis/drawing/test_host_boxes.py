@@ -1,4 +1,4 @@
-"""Ranks in boxes of hosts, hosts in rows of switches."""
+"""Ranks in boxes of hosts, hosts in blocks of switches."""
 
 from __future__ import annotations
 
@@ -31,8 +31,19 @@ def test_the_slow_host_and_its_switch_come_first() -> None:
     assert (found.boxes[0].line, found.boxes[0].column) == (0, 0)
     assert found.rank[0, :5].tolist() == [24, 25, 26, 27, NONE]
     assert found.seconds[0, 2] == 2.0
-    # AND a switch begins a new line of boxes
+    # AND the other switch is a block below
     assert min(box.line for box in found.boxes[4:]) > max(box.line for box in found.boxes[:4])
+
+
+def test_small_switches_are_side_by_side_so_that_the_picture_is_not_tall() -> None:
+    # GIVEN 1,536 hosts of 8 ranks, 4 behind each switch: 32 boxes of 9 x 2 cells side by side
+    found = arrange_hosts(values(12_288, per_host=8, hosts_per_switch=4, slow=26))
+
+    # THEN 8 switches are side by side, an empty column more between them, in 48 rows
+    assert found.seconds.shape == (48 * 2 - 1, 8 * (4 * 9 + 1) - 2)
+    first, ninth = found.boxes[0], found.boxes[32]
+    assert [box.column for box in found.boxes[3:5]] == [27, 37]
+    assert (first.line, ninth.line, ninth.column) == (0, 2, 0)
 
 
 def test_each_rank_has_one_cell_at_every_size() -> None:

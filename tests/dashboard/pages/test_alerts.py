@@ -51,6 +51,14 @@ def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_
     assert "/timeline?run=job&step=3&rank=4-6" in built
 
 
+def test_a_clause_has_a_line_of_its_own_and_parentheses_stay_together() -> None:
+    text = "rank 1: slow (+79 %, beyond noise; waiting not counted); in steps 3 to 9"
+
+    shown = page(replace(LIST, alerts=(replace(OPEN, text=text),)))
+
+    assert "rank 1: slow (+79 %, beyond noise; waiting not counted) | in steps 3 to 9" in shown
+
+
 def test_without_alerts_the_page_says_so() -> None:
     assert "No active alert." in page(AlertList())
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from rankscope.analysis.drawing.host_boxes import arrange_hosts
 from rankscope.analysis.report.rank_details import (
     HostFinding,
     KindSeries,
@@ -18,7 +21,11 @@ from rankscope.analysis.report.rank_details import (
 )
 from rankscope.dashboard.address import RANK, View
 from rankscope.dashboard.app import create_app
-from rankscope.dashboard.figures.rank import place_figure, rank_over_steps_figure
+from rankscope.dashboard.figures.rank import (
+    heat_map_figure,
+    place_figure,
+    rank_over_steps_figure,
+)
 from rankscope.dashboard.pages.rank import show_rank
 from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
@@ -131,6 +138,33 @@ def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() 
     assert (own.x, own.y[0]) == ((6.5, 7.5), 18.0)
     assert peers.y == (10.0, 10.0)
     assert (clock.x, clock.y) == ((6.5, 7.5), (1.7, 1.3))
+
+
+def test_long_times_are_in_seconds_and_a_rank_alone_has_no_median() -> None:
+    forward = DETAILS.kinds[0]
+    slow = replace(DETAILS, kinds=(replace(forward, own_s=1000 * forward.own_s),), samples=())
+    alone = replace(slow, num_peers=0)
+
+    figure = rank_over_steps_figure(analysed_report(), slow)
+
+    titles = [one.text for one in figure.layout.annotations]
+    assert titles == ["compute above the median rank (s)", "forward (s)"]
+    provider = FakeProvider(details={SLOW_RANK: alone})
+    assert "Dotted" not in text_of(provider, ranks=(SLOW_RANK,))
+
+
+def test_the_name_of_a_host_is_cut_to_the_width_of_its_box() -> None:
+    values = RankValues(
+        quantity=RankQuantity.WAIT,
+        steps=(2, 7),
+        seconds=dict.fromkeys(range(32), 0.1),
+        hosts={rank: (f"{rank // 4}-{'x' * 200}", "") for rank in range(32)},
+    )
+    boxes = arrange_hosts(values)  # 8 hosts, 4 of them side by side
+
+    _, names = traces(heat_map_figure(boxes, values, run="tiny"))
+
+    assert names.text[0] == "0-" + "x" * 6 + "…"
 
 
 def test_the_grid_lights_the_rank_and_its_peers() -> None:

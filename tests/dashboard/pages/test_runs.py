@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rankscope.analysis.report.liveness import StepSilence
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.overview_cards import cause_style
@@ -31,6 +33,19 @@ def test_each_run_has_its_verdict_and_a_link_and_nothing_is_analysed() -> None:
     assert provider.num_reports == 0
 
 
+def test_a_running_job_without_a_new_step_is_not_shown_as_live() -> None:
+    going = FakeProvider(reports={"a": report()}, state="running")
+    silent = replace(going, silent=StepSilence(last_step=7, age_ns=60 * 10**9, step_time_ns=10**9))
+
+    (live,), (stopped,) = rows_of(going), rows_of(silent)
+
+    assert (live["state"], live["live"], live["silent"]) == ("running", True, False)
+    assert (stopped["state"], stopped["live"], stopped["silent"]) == ("no new step", False, True)
+    assert "1 run; 1 live. All" in words(runs_page(going, View(page="runs"), base_path="/"))
+    about = words(runs_page(silent, View(page="runs"), base_path="/"))
+    assert "1 run; 0 live, 1 without a new step. All" in about
+
+
 @pytest.mark.parametrize(
     ("cause", "severity", "style"),
     [
@@ -51,6 +66,7 @@ def test_a_store_without_runs_says_how_to_make_one_and_a_full_one_lists_the_newe
     full = FakeProvider(reports=dict.fromkeys(map(str, range(MAX_RUNS + 1))))
 
     assert "0 runs; 0 live" in empty
+    assert "Check two runs" not in empty
     assert "No data because" in empty
     assert len(rows_of(full)) == MAX_RUNS
 

@@ -9,7 +9,7 @@ from rankscope.analysis.breakdown.wait_graph import follow_waits
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.dashboard.address import GRAPH, View
 from rankscope.dashboard.app import create_app
-from rankscope.dashboard.figures.wait_graph import wait_graph_figure
+from rankscope.dashboard.figures.wait_graph import least_width, wait_graph_figure
 from rankscope.dashboard.pages.wait_graph import BY_GROUP, show_graph
 from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
@@ -56,6 +56,20 @@ def test_a_run_that_was_not_replayed_has_no_graph() -> None:
     assert "no step could be replayed" in text_of(replace(analysed_report(), direct_waits=None))
 
 
+def test_a_run_in_which_no_rank_waits_has_no_graph_and_no_hint_at_the_quality() -> None:
+    made = analysed_report()
+    assert made.waterfall is not None
+    healthy = Finding(
+        cause="healthy", ranks=(), steps=None, confidence=1.0, evidence="", severity=Severity.NONE
+    )
+    calm = replace(made, findings=(healthy,), waterfall=replace(made.waterfall, waiting_on=()))
+
+    text = text_of(calm)
+
+    assert "no rank waits for another" in text
+    assert "quality" not in text
+
+
 def test_each_waiting_rank_has_an_arrow_and_says_for_whom() -> None:
     report = analysed_report()
     assert report.direct_waits is not None
@@ -69,6 +83,17 @@ def test_each_waiting_rank_has_an_arrow_and_says_for_whom() -> None:
     assert nodes.x[0] == 0
     hover = dict(zip(nodes.customdata, nodes.hovertext, strict=True))
     assert "for rank 5 of a step" in hover[4]
+
+
+def test_up_to_three_layers_fit_on_a_phone() -> None:
+    report = analysed_report()
+    assert report.direct_waits is not None
+    graph = follow_waits(report.direct_waits, (SLOW_RANK,), report.coords, max_nodes=8)
+    nodes = [replace(graph.nodes[0], distance=distance) for distance in range(4)]
+
+    widths = [least_width(replace(graph, nodes=tuple(nodes[: num + 1]))) for num in (1, 2, 3)]
+
+    assert widths == [216, 324, 600]  # of 328 px inside the margins of 390 px
 
 
 def test_a_click_opens_the_rank() -> None:

@@ -180,6 +180,7 @@ class FakeProvider:
                 ranks=report.top_finding.ranks if report else (),
                 verdict=self.sentence if report else "",
                 mfu=report.mfu.mean if report and report.mfu else None,
+                is_silent=self.silent is not None,
             )
             for run, report in zip(self.runs(), self.reports.values(), strict=True)
         )
