@@ -18,6 +18,7 @@ from .noise import (
     are_usual,
     find_slow_together,
     required_deviations,
+    required_t,
     robust_deviation,
     step_deviation,
 )
@@ -227,6 +228,35 @@ def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArr
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
     return THRESHOLDS.peer_peak_factor * others[number]
+
+
+def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int) -> bool:
+    """Return whether a phase is slower than the other steps of its series, beyond chance.
+
+    Two-sample t test with pooled variance. The critical value is raised for having tested every
+    step of every series (Bonferroni), because some consecutive steps of a noisy series are always
+    above its faster ones. Outliers widen the pooled deviation, so they only make the test stricter.
+
+    Args:
+        series: Shape (steps,): the value of one rank or link in each step; NaN if unknown.
+        phase: The steps under test.
+        num_series: Number of series that were searched for phases.
+
+    Returns:
+        False if fewer than `min_several` steps remain to compare with.
+
+    Source:
+        Student (1908); Bonferroni correction over ``num_series`` x steps tests.
+    """
+    tested, baseline = series[phase.inside], np.delete(series, phase.inside)
+    tested, baseline = tested[~np.isnan(tested)], baseline[~np.isnan(baseline)]
+    if len(baseline) < THRESHOLDS.min_several:
+        return False
+    residuals = np.concatenate((tested - tested.mean(), baseline - baseline.mean()))
+    standard_error = np.sqrt(1 / len(tested) + 1 / len(baseline))
+    critical_t = required_t(num_series * len(series), degrees_of_freedom=len(residuals) - 2)
+    threshold = critical_t * residuals.std(ddof=2)
+    return bool(tested.mean() - baseline.mean() >= threshold * standard_error)
 
 
 def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
