@@ -139,6 +139,7 @@ RULES = (
     Rule("small groups before large ones", "_smallest_groups", lambda groups, _: list(groups)),
     Rule("a skew begins before its phase", "_extend_to_onset", _first),
     Rule("groups with skew are one finding", "_merge_groups", tuple),
+    Rule("ranks whose experts get more tokens", "find_expert_imbalance", lambda *_: None),
     Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
     Rule("a slow device explains its links", "is_explained_by_devices", _never),
     Rule("links of one place are one finding", "merge_by_location", _first),

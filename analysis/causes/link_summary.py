@@ -190,7 +190,8 @@ def _matrix(
         [profile.ranks[rank].host if of_hosts else str(rank) for rank in ends] for ends in members
     ]
     ends = list(dict.fromkeys(name for both in names for name in both))
-    shown = sorted(ends[:MAX_ENDS], key=_natural_key)
+    # Shorter names first: node9 before node10.
+    shown = sorted(ends[:MAX_ENDS], key=lambda name: (len(name), name))
     row = {name: number for number, name in enumerate(shown)}
     cell = np.array([[row.get(name, -1) for name in both] for both in names])
     is_shown = (cell >= 0).all(axis=1)
@@ -203,10 +204,3 @@ def _matrix(
         excess_ratio=_excess(cells),
         bytes_per_s=_bytes_per_s(cells),
     )
-
-
-def _natural_key(name: str) -> tuple[str, int]:
-    """Return a key that sorts "node9" before "node10"."""
-    word = name.rstrip("0123456789")
-    digits = name[len(word) :]
-    return word, int(digits or 0)

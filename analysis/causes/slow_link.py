@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.group_stats import row_medians
 from ..report.text import format_duration, format_percent, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
@@ -19,6 +20,7 @@ from .detector import Cause, Subject
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
     from .link_profile import LinkProfile, SlowLink
 
@@ -54,6 +56,9 @@ class Culprit:
     location: str
     """In words: "the pair 3 - 11", "most links of rank 3"."""
 
+    more_links: tuple[int, ...] = ()
+    """Further links that are slow for the same reason, and would not be reported by themselves."""
+
 
 def find_culprits(profile: LinkProfile, slow: Sequence[SlowLink]) -> tuple[Culprit, ...]:
     """Explain slow links by as few ranks, pairs and locations as possible.
@@ -66,10 +71,14 @@ def find_culprits(profile: LinkProfile, slow: Sequence[SlowLink]) -> tuple[Culpr
         slow: The slow links that slow devices do not explain.
     """
     found: list[Culprit] = []
+    pairs = (profile.links[each.link] for each in slow if profile.is_pair[each.link])
+    ends_of_pairs = {rank for pair in pairs for rank in pair.members}
     left = list(slow)
     while left:
         culprit = (
-            _worst_rank(profile, left) or _worst_pair(profile, left) or _worst_group(profile, left)
+            _worst_rank(profile, left)
+            or _worst_pair(profile, left)
+            or _worst_group(profile, left, ends_of_pairs)
         )
         found.append(culprit)
         left = [each for each in left if each not in culprit.links]
@@ -98,27 +107,54 @@ def _worst_rank(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit | Non
 def _worst_pair(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit | None:
     """Return the slowest pair; None without pairs.
 
-    If only one of its ends has groups that are slow too, the connection is that end's.
+    If only one of its ends has groups that are slow too, or slower by the same factor, the
+    connection is that end's.
     """
     pairs = [each for each in slow if profile.is_pair[each.link]]
     if not pairs:
         return None
-    members = profile.links[max(pairs, key=_excess).link].members
-    ends, location = tuple(sorted(members)), f"the pair {min(members)} - {max(members)}"
-    groups = [each for each in slow if not profile.is_pair[each.link]]
-    mine = [each for each in slow if set(ends) <= set(profile.links[each.link].members)]
-    of_end = {
-        end: [each for each in groups if end in profile.links[each.link].members] for end in ends
-    }
-    with_groups = tuple(end for end in ends if of_end[end])
-    if len(with_groups) == 1:
-        ends, location = with_groups, f"{location} and a group of rank {with_groups[0]}"
-        mine += [each for each in of_end[ends[0]] if each not in mine]
-    return Culprit(ranks=ends, links=tuple(mine), location=location)
+    worst = max(pairs, key=_excess)
+    ends = tuple(sorted(profile.links[worst.link].members))
+    location = f"the pair {ends[0]} - {ends[1]}"
+    members = {each.link: set(profile.links[each.link].members) for each in slow}
+    slower = _groups_slower_by(profile, worst.phase)
+    slower |= {link for link in members if not profile.is_pair[link]}
+    groups = [{link for link in slower if end in profile.links[link].members} for end in ends]
+    more = set[int]()
+    if bool(groups[0]) != bool(groups[1]):
+        end, more = (ends[0], groups[0]) if groups[0] else (ends[1], groups[1])
+        ends, location = (end,), f"{location} and a group of rank {end}"
+    mine = [
+        each
+        for each in slow
+        if {*profile.links[worst.link].members} <= members[each.link] or each.link in more
+    ]
+    more -= members.keys()
+    return Culprit(ranks=ends, links=tuple(mine), location=location, more_links=tuple(sorted(more)))
 
 
-def _worst_group(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit:
-    """Return the slowest group, narrowed down to the members that it shares with others."""
+def _groups_slower_by(profile: LinkProfile, phase: Phase) -> set[int]:
+    """Return the groups that are slower than the fastest of their kind by the factor of a phase.
+
+    What is slow in a ring shows, though it may be too little for a finding.
+    """
+    took_ns = row_medians(profile.total_ns[:, phase.inside])
+    names = [f"{link.kind} {len(link.members)}" for link in profile.links]
+    _, kind = np.unique(names, return_inverse=True)
+    least_ns = np.full(int(kind.max()) + 1, np.inf)
+    np.fmin.at(least_ns, kind, took_ns)
+    factor = took_ns / least_ns[kind] / (1.0 + phase.excess_ratio)
+    is_alike = np.maximum(factor, 1.0 / factor) <= 1.0 / THRESHOLDS.whole_share
+    return {*np.flatnonzero(is_alike & ~profile.is_pair).tolist()}
+
+
+def _worst_group(
+    profile: LinkProfile, slow: Sequence[SlowLink], ends_of_pairs: set[int]
+) -> Culprit:
+    """Return the slowest group, narrowed down to the members that it shares with others.
+
+    If only one of them is an end of slow pairs, it is that one.
+    """
     worst = max(slow, key=_excess)
     link = profile.links[worst.link]
     common, mine = set(link.members), [worst]
@@ -130,6 +166,9 @@ def _worst_group(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit:
     location = f"one {link.kind} group of {size:,} ranks (which link is not known)"
     if len(common) < size:
         location = "the ranks that its slow groups share"
+    if len(common & ends_of_pairs) == 1:
+        common &= ends_of_pairs
+        location = f"one {link.kind} group of {size:,} ranks, where only one has slow pairs,"
     return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), location=location)
 
 
@@ -207,7 +246,7 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
         cause=CAUSE,
         ranks=culprit.ranks,
         steps=(first, last),
-        part=profile.operations_of([each.link for each in culprit.links]),
+        part=profile.operations_of([*(each.link for each in culprit.links), *culprit.more_links]),
         excess_ratio=excess,
         threshold=worst.phase.threshold,
         evidence=(

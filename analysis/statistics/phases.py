@@ -269,21 +269,15 @@ def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArr
         values: Shape (rows, steps), at least one step; NaN counts as 0.
 
     Source:
-        Kadane's algorithm for the maximum-sum subarray, all rows at once.
+        The maximum-sum subarray, as the largest rise of the cumulative sum.
     """
-    num_rows, num_steps = values.shape
-    known = np.nan_to_num(values)
-    first = np.zeros(num_rows, dtype=np.int64)
-    best_first, best_last = first.copy(), first.copy()
-    running, best_sum = np.zeros(num_rows), np.full(num_rows, -np.inf)
-    for step in range(num_steps):
-        fresh = running <= 0.0
-        first[fresh] = step
-        running = np.where(fresh, 0.0, running) + known[:, step]
-        better = running > best_sum
-        best_first[better], best_last[better] = first[better], step
-        best_sum = np.maximum(best_sum, running)
-    return best_first, best_last
+    after = np.cumsum(np.nan_to_num(values), axis=1)
+    before = np.pad(after[:, :-1], ((0, 0), (1, 0)))
+    last = np.argmax(after - np.minimum.accumulate(before, axis=1), axis=1)
+    beyond = np.arange(values.shape[1]) > last[:, None]
+    # The last of equal minima, so that nothing that sums to 0 comes first.
+    lowest = np.argmin(np.where(beyond, np.inf, before)[:, ::-1], axis=1)
+    return values.shape[1] - 1 - lowest, last
 
 
 def _inside(

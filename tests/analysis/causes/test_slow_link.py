@@ -53,6 +53,22 @@ def test_a_slow_group_decides_which_end_of_a_slow_pair_is_at_fault() -> None:
     assert ranks_of(culprits_of([slow(0), slow(1), slow(3)], links)) == [(4,)]
 
 
+def test_a_group_slower_by_the_same_factor_decides_which_end_is_at_fault() -> None:
+    # GIVEN a slow pair, and groups of its ends that take 1.9 and 1.0 times as long as the fastest
+    links = {pair(0, 4): 10.0, pair(4, 0): 10.0, group(0, 1): 19.0, group(4, 5): 10.0}
+    table = profile({link: [ms] * 6 for link, ms in links.items()})
+
+    (culprit,) = find_culprits(table, [slow(0), slow(1)])
+
+    assert (culprit.ranks, culprit.more_links) == ((0,), (2,))
+    # AND one that takes 7.5 times as long is slow for another reason
+    (culprit,) = find_culprits(
+        profile({link: [7.5 if ms == 19.0 else ms / 10] * 6 for link, ms in links.items()}),
+        [slow(0), slow(1)],
+    )
+    assert (culprit.ranks, culprit.more_links) == ((0, 4), ())
+
+
 def test_all_members_of_a_single_slow_group_are_named() -> None:
     (culprit,) = culprits_of([slow(0)], [group(*RING)])
 
