@@ -8,7 +8,7 @@ micro-batch, and what is long on one of them is that rank.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -171,7 +171,8 @@ def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
 def _is_no_outlier(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     share = THRESHOLDS.max_faulty_share
     low, high = np.quantile(values, (share, 1 - share))
-    return (values >= low) & (values <= high)
+    inside: NDArray[np.bool_] = (values >= low) & (values <= high)
+    return inside
 
 
 def equalize_durations(
@@ -220,9 +221,10 @@ def equalize_durations(
     return found
 
 
-def _ratio(values: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ratio(values: NDArray[Any], to: NDArray[Any]) -> NDArray[np.float64]:
     """Return the quotients, 1 if the denominator is 0."""
-    return np.divide(values, to, out=np.ones(len(values)), where=to > 0)
+    found: NDArray[np.float64] = np.divide(values, to, out=np.ones(len(values)), where=to > 0)
+    return found
 
 
 def equalize_experts(

@@ -279,18 +279,18 @@ def _growth(
     rows = np.flatnonzero(samples.name == code)
     rows = rows[argsort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
     host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]
+    # From each reading to the next one of the same counter. One that starts again does not shrink.
     same = (host[1:] == host[:-1]) & (device[1:] == device[:-1])
-    grown = np.maximum(np.diff(samples.value[rows]), 0.0)
-    lasted = np.diff(at)
     within = (at[1:] > phase_ns[0]) & (at[:-1] < phase_ns[1])
-    size = len(samples.hosts)
-    found: list[tuple[int, float, float | None]] = []
-    sums = [
-        np.bincount(host[1:][chosen], weights=values[chosen].astype(np.float64), minlength=size)
-        for chosen in (same & within, same & ~within)
-        for values in (grown, lasted)
+    grown, lasted = (
+        np.bincount(2 * host[1:][same] + within[same], each[same], 2 * len(samples.hosts))
+        for each in (np.maximum(np.diff(samples.value[rows]), 0.0), np.diff(at).astype(np.float64))
+    )
+    return [
+        (
+            each,
+            float(grown[2 * each + 1] / lasted[2 * each + 1]),
+            float(grown[2 * each] / lasted[2 * each]) if lasted[2 * each] > 0 else None,
+        )
+        for each in np.flatnonzero(lasted[1::2] > 0).tolist()
     ]
-    for each in np.flatnonzero(sums[1] > 0).tolist():
-        outside = float(sums[2][each] / sums[3][each]) if sums[3][each] > 0 else None
-        found.append((each, float(sums[0][each] / sums[1][each]), outside))
-    return found

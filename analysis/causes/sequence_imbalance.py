@@ -284,20 +284,20 @@ def find_expert_imbalance(
         against="in the rest of the stage",
     )
     ranks = tuple(sorted(int(profile.ranks[phase.row]) for phase in phases))
-    first = int(profile.steps[min(phase.first for phase in phases)])
-    last = int(profile.steps[max(phase.last for phase in phases)])
+    firsts, lasts = zip(*(phase.steps(profile.steps) for phase in phases), strict=True)
+    steps = min(firsts), max(lasts)
     return Candidate(
         cause=CAUSE,
         ranks=ranks,
-        steps=(first, last),
+        steps=steps,
         part=np.flatnonzero(part),
         fixed_ns=fixed_ns,
         excess_ratio=worst.phase.excess_ratio,
         threshold=max(worst.phase.threshold, THRESHOLDS.min_excess_ratio),
         evidence=(
             f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
-            f" {worst.ranks[0]} take {worst.evidence}, in {format_steps((first, last))}; compute"
-            f" outside experts is as usual; with equal shares a step would be"
+            f" {worst.ranks[0]} take {worst.evidence}, in {format_steps(steps)}; compute outside"
+            " experts is as usual; with equal shares a step would be"
             f" {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
     )
