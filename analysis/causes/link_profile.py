@@ -43,20 +43,6 @@ more links, the median is what is planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLink:
-    """A link, with the steps in which it is slow."""
-
-    link: int
-    """Row of the table."""
-
-    phase: Phase
-    expected_ns: float
-    """Expected time of one transfer in the phase, median."""
-
-    transfer_ns: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
     """Steps in which links are slower together than in their own other steps."""
 
@@ -131,8 +117,8 @@ class LinkProfile:
         return _stages_of(self.transfers, self.ranks)
 
     @cached_property
-    def slow_links(self) -> tuple[SlowLink, ...]:
-        """Return the links that are significantly slower than alike ones."""
+    def slow_links(self) -> tuple[Phase, ...]:
+        """Return the rows that are significantly slower than alike ones, with their steps."""
         return _find_slow_links(self)
 
     @cached_property
@@ -150,7 +136,7 @@ class LinkProfile:
         """
         is_usual = np.ones(self.total_ns.shape, dtype=np.bool_)
         own = self.has_few_alike.copy()
-        own[[each.link for each in self.slow_links]] = False
+        own[[each.row for each in self.slow_links]] = False
         if self.rise is not None:
             own |= self.rise.is_slower
             is_usual[self.rise.is_slower, self.rise.phase.inside] = False
@@ -161,14 +147,14 @@ class LinkProfile:
         usual[own] = np.where((num == 0) | np.isnan(own_ns), usual[own], own_ns)
         return usual
 
-    def slow_link(self, link: int, phase: Phase, expected_ns: NDArray[np.float64]) -> SlowLink:
-        """Return a link as slow in a phase, against the row of a matrix like ``expected_ns``."""
-        num = self.num_instances[link, phase.inside]
-        expected, transfer = (
-            float(np.nanmedian(each[link, phase.inside] / num))
-            for each in (expected_ns, self.total_ns)
+    def median_transfer_ns(self, slow: Phase) -> tuple[float, float]:
+        """Return the median transfer of a slow link in its steps, and the expected one."""
+        num = self.num_instances[slow.row, slow.inside]
+        took, expected = (
+            float(np.nanmedian(each[slow.row, slow.inside] / num))
+            for each in (self.total_ns, self.expected_ns)
         )
-        return SlowLink(link=link, phase=phase, expected_ns=expected, transfer_ns=transfer)
+        return took, expected
 
     def operations_of(self, links: list[int]) -> NDArray[np.int64]:
         """Return the operations that some links carry, ascending."""
@@ -272,10 +258,10 @@ def _expected(
     return np.where(enough[:, None], medians, everywhere), ~enough
 
 
-def _find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
+def _find_slow_links(profile: LinkProfile) -> tuple[Phase, ...]:
     excess = profile.total_ns / profile.expected_ns - 1.0
     kinds = np.array([f"{link.kind} {link.is_pair}" for link in profile.links])
-    found: list[SlowLink] = []
+    found: list[Phase] = []
     for kind in np.unique(kinds).tolist():
         rows = np.flatnonzero(kinds == kind)
         # The parts of one reduction follow each other on one ring, so they are not independent.
@@ -289,33 +275,30 @@ def _find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
             min_steps=1 if often else THRESHOLDS.min_lasting_steps,
             deviation=step_deviation(excess[rows], num_levels=2) if alone else None,
         )
-        found += [
-            profile.slow_link(int(rows[phase.row]), phase, profile.expected_ns) for phase in phases
-        ]
+        found += [replace(phase, row=int(rows[phase.row])) for phase in phases]
     return tuple(
         slow
         for slow in found
-        if profile.num_instances[slow.link].sum() >= THRESHOLDS.min_alike_transfers
+        if profile.num_instances[slow.row].sum() >= THRESHOLDS.min_alike_transfers
         and _differs_from_other_steps(profile, slow)
         and (
-            slow.phase.num_steps >= THRESHOLDS.min_lasting_steps
-            or slow.phase.margin >= THRESHOLDS.peer_peak_factor
+            slow.num_steps >= THRESHOLDS.min_lasting_steps
+            or slow.margin >= THRESHOLDS.peer_peak_factor
         )
     )
 
 
-def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
+def _differs_from_other_steps(profile: LinkProfile, slow: Phase) -> bool:
     """Return whether a link with few alike ones is slower than in its other steps.
 
     If it is slow in nearly all steps, the alike links decide alone; without any it is not slow.
     """
-    phase = slow.phase
-    if not profile.has_few_alike[slow.link]:
+    if not profile.has_few_alike[slow.row]:
         return True
-    if len(profile.steps) - phase.num_steps < THRESHOLDS.min_several:
-        return not profile.has_own_baseline[slow.link]
+    if len(profile.steps) - slow.num_steps < THRESHOLDS.min_several:
+        return not profile.has_own_baseline[slow.row]
     num_series = int(profile.has_few_alike.sum())
-    return is_significant(profile.total_ns[slow.link], phase, num_series=num_series)
+    return is_significant(profile.total_ns[slow.row], slow, num_series=num_series)
 
 
 def find_rise(profile: LinkProfile, *, may_be_brief: bool = False) -> Rise | None:

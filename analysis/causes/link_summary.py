@@ -46,8 +46,8 @@ def summarize_links(profile: LinkProfile) -> LinkSummary | None:
     if profile.rise is not None:
         steps = profile.rise.phase.steps(profile.steps)
         slow_steps = dict.fromkeys(np.flatnonzero(profile.rise.is_slower).tolist(), steps)
-    for each in sorted(profile.slow_links, key=lambda one: one.phase.num_steps):
-        slow_steps[each.link] = each.phase.steps(profile.steps)
+    for each in sorted(profile.slow_links, key=lambda one: one.num_steps):
+        slow_steps[each.row] = each.steps(profile.steps)
     sums = _sum_links(profile)
     known = np.flatnonzero((sums[NUM] > 0) & (sums[EXPECTED_NS] > 0))
     if not len(known):

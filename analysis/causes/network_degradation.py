@@ -172,7 +172,7 @@ def has_one_location(profile: LinkProfile, rise: Rise, culprits: Sequence[Culpri
     """
     if len(culprits) != 1:
         return False
-    slow = {each.link for each in culprits[0].links} | {*np.flatnonzero(rise.is_slower).tolist()}
+    slow = {each.row for each in culprits[0].links} | {*np.flatnonzero(rise.is_slower).tolist()}
     shared = set.intersection(*(set(profile.links[link].members) for link in slow))
     counted = profile.is_between_hosts | (not profile.is_between_hosts.any())
     fast = [profile.links[link] for link in np.flatnonzero(counted) if link not in slow]
@@ -193,7 +193,7 @@ def are_only_groups(profile: LinkProfile, culprits: Sequence[Culprit]) -> bool:
     return (
         len(between) > 0
         and sum(map(len, named)) == len(covered) >= THRESHOLDS.whole_share * len(profile.ranks)
-        and not any(profile.is_pair[slow.link] for each in culprits for slow in each.links)
+        and not any(profile.is_pair[slow.row] for each in culprits for slow in each.links)
         and all(any(mine <= set(profile.links[link].members) for mine in named) for link in between)
     )
 

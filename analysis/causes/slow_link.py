@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
-    from .link_profile import LinkProfile, SlowLink
+    from .link_profile import LinkProfile
 
 
 MAX_NAMED_HOSTS = 2
@@ -52,7 +52,9 @@ class Culprit:
     ranks: tuple[int, ...]
     """Global ranks at fault, ascending."""
 
-    links: tuple[SlowLink, ...]
+    links: tuple[Phase, ...]
+    """Rows of the table, with the steps in which they are slow."""
+
     location: str
     """In words: "the pair 3 - 11", "most links of rank 3"."""
 
@@ -60,7 +62,7 @@ class Culprit:
     """Further links that are slow for the same reason, and would not be reported by themselves."""
 
 
-def find_culprits(profile: LinkProfile, slow: Sequence[SlowLink]) -> tuple[Culprit, ...]:
+def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit, ...]:
     """Explain slow links by as few ranks, pairs and locations as possible.
 
     Ranks most of whose pairs are slow come first, then pairs, then groups one of whose members is
@@ -71,7 +73,7 @@ def find_culprits(profile: LinkProfile, slow: Sequence[SlowLink]) -> tuple[Culpr
         slow: The slow links that slow devices do not explain.
     """
     found: list[Culprit] = []
-    pairs = (profile.links[each.link] for each in slow if profile.is_pair[each.link])
+    pairs = (profile.links[each.row] for each in slow if profile.is_pair[each.row])
     ends_of_pairs = {rank for pair in pairs for rank in pair.members}
     left = list(slow)
     while left:
@@ -85,12 +87,12 @@ def find_culprits(profile: LinkProfile, slow: Sequence[SlowLink]) -> tuple[Culpr
     return merge_by_location(found, profile.ranks)
 
 
-def _worst_rank(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit | None:
+def _worst_rank(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
     """Return the rank with most slow pairs; None if no rank's own connection is at fault."""
     links = profile.links
     num_pairs, num_slow = (
         Counter(rank for link in some if links[link].is_pair for rank in links[link].members)
-        for some in (range(len(links)), [each.link for each in slow])
+        for some in (range(len(links)), [each.row for each in slow])
     )
     ranks = [
         rank
@@ -100,24 +102,24 @@ def _worst_rank(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit | Non
     if not ranks:
         return None
     rank = max(ranks, key=lambda each: (num_slow[each], -each))
-    mine = tuple(each for each in slow if rank in links[each.link].members)
+    mine = tuple(each for each in slow if rank in links[each.row].members)
     return Culprit(ranks=(rank,), links=mine, location=f"most links of rank {rank}")
 
 
-def _worst_pair(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit | None:
+def _worst_pair(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
     """Return the slowest pair; None without pairs.
 
     If only one of its ends has groups that are slow too, or slower by the same factor, the
     connection is that end's.
     """
-    pairs = [each for each in slow if profile.is_pair[each.link]]
+    pairs = [each for each in slow if profile.is_pair[each.row]]
     if not pairs:
         return None
-    worst = max(pairs, key=_excess)
-    ends = tuple(sorted(profile.links[worst.link].members))
+    worst = max(pairs, key=lambda each: each.excess_ratio)
+    ends = tuple(sorted(profile.links[worst.row].members))
     location = f"the pair {ends[0]} - {ends[1]}"
-    members = {each.link: set(profile.links[each.link].members) for each in slow}
-    slower = _groups_slower_by(profile, worst.phase)
+    members = {each.row: set(profile.links[each.row].members) for each in slow}
+    slower = _groups_slower_by(profile, worst)
     slower |= {link for link in members if not profile.is_pair[link]}
     groups = [{link for link in slower if end in profile.links[link].members} for end in ends]
     more = set[int]()
@@ -127,7 +129,7 @@ def _worst_pair(profile: LinkProfile, slow: Sequence[SlowLink]) -> Culprit | Non
     mine = [
         each
         for each in slow
-        if {*profile.links[worst.link].members} <= members[each.link] or each.link in more
+        if {*profile.links[worst.row].members} <= members[each.row] or each.row in more
     ]
     more -= members.keys()
     return Culprit(ranks=ends, links=tuple(mine), location=location, more_links=tuple(sorted(more)))
@@ -148,18 +150,16 @@ def _groups_slower_by(profile: LinkProfile, phase: Phase) -> set[int]:
     return {*np.flatnonzero(is_alike & ~profile.is_pair).tolist()}
 
 
-def _worst_group(
-    profile: LinkProfile, slow: Sequence[SlowLink], ends_of_pairs: set[int]
-) -> Culprit:
+def _worst_group(profile: LinkProfile, slow: Sequence[Phase], ends_of_pairs: set[int]) -> Culprit:
     """Return the slowest group, narrowed down to the members that it shares with others.
 
     If only one of them is an end of slow pairs, it is that one.
     """
-    worst = max(slow, key=_excess)
-    link = profile.links[worst.link]
+    worst = max(slow, key=lambda each: each.excess_ratio)
+    link = profile.links[worst.row]
     common, mine = set(link.members), [worst]
-    for each in sorted(slow, key=lambda each: len(profile.links[each.link].members)):
-        shared = common & set(profile.links[each.link].members)
+    for each in sorted(slow, key=lambda each: len(profile.links[each.row].members)):
+        shared = common & set(profile.links[each.row].members)
         if each is not worst and shared:
             common, mine = shared, [*mine, each]
     size = len(link.members)
@@ -170,10 +170,6 @@ def _worst_group(
         common &= ends_of_pairs
         location = f"one {link.kind} group of {size:,} ranks, where only one has slow pairs,"
     return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), location=location)
-
-
-def _excess(slow: SlowLink) -> float:
-    return slow.phase.excess_ratio
 
 
 def merge_by_location(
@@ -199,7 +195,7 @@ def merge_by_location(
         inside = {rank for each in mine for rank in each.ranks if places.get(rank) == place}
         merged = Culprit(
             ranks=tuple(sorted(inside)),
-            links=tuple({slow.link: slow for each in mine for slow in each.links}.values()),
+            links=tuple({slow.row: slow for each in mine for slow in each.links}.values()),
             location=f"the links of {name} {place}",
         )
         culprits = (merged, *(each for each in culprits if each not in mine))
@@ -207,7 +203,7 @@ def merge_by_location(
 
 
 def is_explained_by_devices(
-    profile: LinkProfile, slow: SlowLink, blamed: Sequence[Candidate], min_lost_ns: float
+    profile: LinkProfile, slow: Phase, blamed: Sequence[Candidate], min_lost_ns: float
 ) -> bool:
     """Return whether slow devices explain a slow link: they send as slowly as they compute.
 
@@ -217,8 +213,8 @@ def is_explained_by_devices(
         blamed: Ranks that compute slowly.
         min_lost_ns: Time per step that the rest must lose to be a second fault.
     """
-    inside = slow.phase.inside
-    members, steps = set(profile.links[slow.link].members), profile.steps[inside].tolist()
+    inside = slow.inside
+    members, steps = set(profile.links[slow.row].members), profile.steps[inside].tolist()
     at_ends = [
         each.excess_ratio
         for each in blamed
@@ -230,29 +226,31 @@ def is_explained_by_devices(
     if not at_ends:
         return False
     factor = 1.0 + max(at_ends)
-    rest = (1.0 + slow.phase.excess_ratio) / factor - 1.0
-    lost_ns = profile.total_ns[slow.link, inside] - profile.expected_ns[slow.link, inside] * factor
-    least = max(THRESHOLDS.min_excess_ratio, slow.phase.threshold)
+    rest = (1.0 + slow.excess_ratio) / factor - 1.0
+    lost_ns = profile.total_ns[slow.row, inside] - profile.expected_ns[slow.row, inside] * factor
+    least = max(THRESHOLDS.min_excess_ratio, slow.threshold)
     return rest < least or float(np.nanmedian(lost_ns)) < min_lost_ns
 
 
 def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     """Return a culprit as a candidate."""
-    worst = max(culprit.links, key=lambda each: each.phase.margin)
-    first = int(profile.steps[min(each.phase.first for each in culprit.links)])
-    last = int(profile.steps[max(each.phase.last for each in culprit.links)])
-    excess = float(np.median([each.phase.excess_ratio for each in culprit.links]))
+    worst = max(culprit.links, key=lambda each: each.margin)
+    first = int(profile.steps[min(each.first for each in culprit.links)])
+    last = int(profile.steps[max(each.last for each in culprit.links)])
+    excess = float(np.median([each.excess_ratio for each in culprit.links]))
+    took_ns, expected_ns = profile.median_transfer_ns(worst)
+    rates = _rates(profile, worst, took_ns / expected_ns)
     return Candidate(
         cause=CAUSE,
         ranks=culprit.ranks,
         steps=(first, last),
-        part=profile.operations_of([*(each.link for each in culprit.links), *culprit.more_links]),
+        part=profile.operations_of([*(each.row for each in culprit.links), *culprit.more_links]),
         excess_ratio=excess,
-        threshold=worst.phase.threshold,
+        threshold=worst.threshold,
         evidence=(
             f"transfers over {culprit.location}{_on_hosts(profile, culprit)} take"
-            f" {format_duration(worst.transfer_ns)} against {format_duration(worst.expected_ns)}"
-            f" for alike ones (+{format_percent(excess)}{_rates(profile, worst)}),"
+            f" {format_duration(took_ns)} against {format_duration(expected_ns)}"
+            f" for alike ones (+{format_percent(excess)}{rates}),"
             f" counted from when all members have entered, in {format_steps((first, last))};"
             " both ends compute as usual"
         ),
@@ -269,14 +267,13 @@ def _on_hosts(profile: LinkProfile, culprit: Culprit) -> str:
     return f" on {' and '.join(mine)}"
 
 
-def _rates(profile: LinkProfile, slow: SlowLink) -> str:
+def _rates(profile: LinkProfile, slow: Phase, factor: float) -> str:
     """Return how many bytes a slow link carries each second, and alike ones; empty if unknown."""
     transfers = profile.transfers
-    mine = (transfers.link == slow.link) & np.isin(transfers.step, profile.steps[slow.phase.inside])
+    mine = (transfers.link == slow.row) & np.isin(transfers.step, profile.steps[slow.inside])
     took_ns, num_bytes = transfers.transfer_ns[mine].sum(), transfers.num_bytes[mine]
     if not took_ns or (num_bytes < 0).any() or not num_bytes.any():
         return ""
     # Bytes per ns are GB/s.
     rate = num_bytes.sum() / took_ns
-    usual = rate * slow.transfer_ns / slow.expected_ns
-    return f", {rate:.3g} GB/s of payload against {usual:.3g} GB/s"
+    return f", {rate:.3g} GB/s of payload against {rate * factor:.3g} GB/s"

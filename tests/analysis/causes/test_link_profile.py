@@ -22,7 +22,7 @@ NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)
 def slow_phases(ms: Sequence[float]) -> list[tuple[int, int]]:
     """Return the slow phases of a single group with these transfer times and 1 % of noise."""
     noisy = [value * (1 + NOISE[step % 5] / 10) for step, value in enumerate(ms)]
-    return [(each.phase.first, each.phase.last) for each in profile({ALL: noisy}).slow_links]
+    return [(each.first, each.last) for each in profile({ALL: noisy}).slow_links]
 
 
 def test_a_single_group_that_became_slow_is_compared_with_its_own_faster_steps() -> None:
@@ -52,7 +52,7 @@ def test_a_group_slow_from_the_first_step_on_is_compared_with_the_only_alike_one
 
     found = profile(groups).slow_links
 
-    assert [(each.link, each.phase.num_steps) for each in found] == [(1, 10)] * num_slow
+    assert [(each.row, each.num_steps) for each in found] == [(1, 10)] * num_slow
 
 
 def test_a_single_group_whose_steps_vary_much_is_not_slow() -> None:
@@ -99,10 +99,7 @@ def pipelines(
 
 def slow_links(found: LinkProfile) -> set[tuple[tuple[int, ...], int, int]]:
     """Return (members, first step, last step) of each slow link."""
-    return {
-        (found.links[each.link].members, each.phase.first, each.phase.last)
-        for each in found.slow_links
-    }
+    return {(found.links[each.row].members, each.first, each.last) for each in found.slow_links}
 
 
 def rise_of(found: LinkProfile) -> tuple[tuple[int, int] | None, int, int] | None:

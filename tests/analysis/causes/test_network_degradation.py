@@ -11,7 +11,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes import slow_compute, slow_link
 from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.link_profile import Rise, SlowLink, find_rise
+from rankscope.analysis.causes.link_profile import Rise, find_rise
 from rankscope.analysis.causes.network_degradation import (
     NetworkSymptom,
     are_only_groups,
@@ -280,9 +280,9 @@ NO_COUNTERS = NetworkSymptom(word="", hosts=(), is_known=False)
 
 
 def culprit(*ranks: int, links: tuple[int, ...]) -> Culprit:
-    phase = Phase(row=0, first=4, last=7, excess_ratio=0.3, deviation=0.01, threshold=0.1)
     slow = tuple(
-        SlowLink(link=link, phase=phase, expected_ns=10.0, transfer_ns=13.0) for link in links
+        Phase(row=link, first=4, last=7, excess_ratio=0.3, deviation=0.01, threshold=0.1)
+        for link in links
     )
     return Culprit(ranks=ranks, links=slow, location="one dp-comm group of 8 ranks")
 

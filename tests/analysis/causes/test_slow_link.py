@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.causes.link_profile import SlowLink
 from rankscope.analysis.causes.slow_link import Culprit, find_culprits
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.tables import RankInfo
@@ -17,13 +16,12 @@ if TYPE_CHECKING:
 RING = (0, 1, 2, 3)
 
 
-def slow(link: int, excess: float = 1.0) -> SlowLink:
-    phase = Phase(row=link, first=0, last=5, excess_ratio=excess, deviation=0.01, threshold=0.1)
-    return SlowLink(link=link, phase=phase, expected_ns=100.0, transfer_ns=200.0)
+def slow(link: int, excess: float = 1.0) -> Phase:
+    return Phase(row=link, first=0, last=5, excess_ratio=excess, deviation=0.01, threshold=0.1)
 
 
 def culprits_of(
-    found: list[SlowLink], links: list[Link], infos: dict[int, RankInfo] | None = None
+    found: list[Phase], links: list[Link], infos: dict[int, RankInfo] | None = None
 ) -> tuple[Culprit, ...]:
     """Return the culprits, at unknown locations if none are given."""
     return find_culprits(profile(dict.fromkeys(links, [10.0] * 6), infos=infos), found)
