@@ -206,7 +206,7 @@ def _report_with_replay(
     what_if_of_parts = executor.submit(what_if, replayer)
     quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
     case = _build_case(record, reading, replayer)
-    links = None if case is None else executor.submit(summarize_links, case.links, run.ranks)
+    links = None if case is None else executor.submit(summarize_links, case.links)
     findings = combine_findings(_diagnose(run, case), findings_of_record(record))
     full_ns, waterfall = recorded.result()
     result = what_if_of_parts.result()

@@ -11,7 +11,6 @@ from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.link_profile import find_lone_links
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
-from .causes.slow_link import part_of_links
 from .price.findings import price_candidates
 from .replay.what_if import ratio
 from .report.report import Finding, Severity
@@ -174,11 +173,11 @@ def _no_alarm(case: Case) -> Finding:
 def _share_of_lone_links(case: Case) -> float:
     """Return how much shorter a step would be without transfers that could not be compared."""
     links = case.links
-    lone = find_lone_links(links.transfers, {rank: info.host for rank, info in case.ranks.items()})
+    lone = find_lone_links(links.transfers, case.ranks)
     if not len(lone):
         return 0.0
     duration_ns = case.replayer.model.operations.duration_ns.copy()
-    duration_ns[part_of_links(links, lone.tolist())] = 0.0
+    duration_ns[links.operations_of(lone.tolist())] = 0.0
     without_ns = float(case.replayer.full_with(duration_ns).mean())
     return 1.0 - without_ns / float(case.replayer.full_recorded().mean())
 

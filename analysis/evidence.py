@@ -10,7 +10,6 @@ import numpy as np
 
 from .arrays.sorting import first_rows, stable_argsort
 from .breakdown.waterfall import CODE, Part
-from .causes.link_profile import against_own_steps, find_slow_links
 from .replay.model import COMPUTE_KINDS, HOST_KINDS, has_kind
 from .report.report import Proof, RankStepExcess
 
@@ -227,10 +226,9 @@ def _excess_of(
 
 def _transfers(profile: LinkProfile) -> RankStepExcess:
     """Return the transfer time of each link above that of alike ones, the slowest link first."""
-    profile = against_own_steps(profile, [slow.link for slow in find_slow_links(profile)])
-    excess_ns = profile.total_ns - profile.expected_ns
+    excess_ns = profile.total_ns - profile.usual_ns
     slowest = stable_argsort(-np.nansum(excess_ns, axis=1))[:MAX_LINKS]
-    links = profile.transfers.links
+    links = profile.links
     return RankStepExcess(
         quantity="transfers",
         baseline="alike links",

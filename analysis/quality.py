@@ -88,8 +88,7 @@ def _lone_group_warnings(
     run: RunInfo, transfers: Transfers, samples: SampleTable | None
 ) -> list[str]:
     """Return a warning if no link between hosts has an alike one to be compared with."""
-    hosts = {rank: info.host for rank, info in run.ranks.items()}
-    lone = find_lone_links(transfers, hosts)
+    lone = find_lone_links(transfers, run.ranks)
     if not len(lone):
         return []
     num = format_count(len(lone), "link")
@@ -98,7 +97,7 @@ def _lone_group_warnings(
         " with its own other steps only. Whether it is slow from the first step on is unknown:"
         " compare with an earlier run on the same hosts"
     )
-    speeds = _adapter_speeds(samples, set(hosts.values()))
+    speeds = _adapter_speeds(samples, {info.host for info in run.ranks.values()})
     least, most = min(speeds.values(), default=0.0), max(speeds.values(), default=0.0)
     if least < most:
         slow = sorted(host for host, speed in speeds.items() if speed == least)

@@ -139,13 +139,12 @@ RULES = (
     Rule("small groups before large ones", "_smallest_groups", lambda groups, _: list(groups)),
     Rule("a skew begins before its phase", "_extend_to_onset", _first),
     Rule("groups with skew are one finding", "_merge_groups", tuple),
+    Rule("ranks whose experts get more tokens", "find_expert_imbalance", lambda *_: None),
     Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
     Rule("a slow device explains its links", "is_explained_by_devices", _never),
     Rule("links of one place are one finding", "merge_by_location", _first),
-    Rule("links of an uplink are one finding", "merge_by_uplink", _first),
-    Rule("only one member has slow pairs", "_member_with_slow_pairs", lambda *_: None),
     Rule("single slow steps of a network", "_find_single_steps", lambda *_: None),
-    Rule("counters judge an only group", "judge_only_groups", _first),
+    Rule("counters judge an only group", "judge_only_groups", lambda *given: given[1]),
     Rule("few alike ones: its other steps", "_differs_from_other_steps", _always),
     Rule("lengths that were not declared", "equalize_inferred_lengths", lambda *_: None),
     Rule("lengths of experts", "equalize_experts", lambda *given: given[2:]),
@@ -161,8 +160,6 @@ RULES = (
     Rule("a whole stage or host (80 %)", "whole_share", 0.5),
     Rule("pauses of 10 x the usual gap", "pause_factor", 1.0),
     Rule("rest of a link beside its device", "min_loss_ratio", 0.0),
-    Rule("an uplink's own steps are its baseline", "baseline_of_risen_links", None),
-    Rule("an uplink's links change at once", "_change_at_once", _always),
     Rule("an only group may be the network", "are_only_groups", _never),
     Rule("one culprit explains a slow network", "has_one_location", _never),
     Rule("a step may be long as a whole", "common_share", 1.1),
@@ -218,7 +215,6 @@ def without(rule: Rule) -> Iterator[None]:
 
 
 ABSENT: dict[str, Callable[..., Any]] = {
-    "baseline_of_risen_links": lambda value, _: np.full_like(value, np.nan),
     "are_usual": lambda level, **_: np.ones(len(level), dtype=np.bool_),
     "find_slow_together": lambda excess: np.zeros(excess.shape, dtype=np.bool_),
     "_first_gaps_of_late_hosts": lambda gaps, _: np.zeros(len(gaps.gaps), dtype=np.bool_),

@@ -175,7 +175,7 @@ class Case:
     @cached_property
     def links(self) -> LinkProfile:
         """Return the transfer times of each link, compared with alike ones."""
-        return profile_links(self.reading.transfers, self.reading.steps, self.coords)
+        return profile_links(self.reading.transfers, self.reading.steps, self.ranks)
 
 
 class CauseModule(Protocol):

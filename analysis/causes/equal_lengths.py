@@ -8,13 +8,13 @@ micro-batch, and what is long on one of them is that rank.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians, means_by_key, medians_by_key
+from ..arrays.group_stats import means_by_key, medians_by_key
 from ..arrays.grouping import factorize
-from ..arrays.sorting import find_positions, stable_argsort
+from ..arrays.sorting import find_positions
 from ..statistics.baseline import common_step_ratio
 from ..statistics.thresholds import THRESHOLDS
 
@@ -74,21 +74,16 @@ def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np
         items: Compute by micro-batch.
         lengths: Declared lengths.
     """
+    key, num = factorize(
+        *(
+            np.concatenate((getattr(items, name), getattr(lengths, name)))
+            for name in ("step", "rank", "microbatch")
+        )
+    )
+    squares = np.full(num, np.nan)
     known = lengths.sum_squared_lengths >= 0
-    if not known.any() or not len(items):
-        return np.full(len(items), np.nan)
-    size = int(max(items.microbatch.max(), lengths.microbatch.max())) + 1
-    ranks = int(max(items.rank.max(), lengths.rank.max())) + 1
-
-    def keys(table: ComputeItems | MicrobatchTable) -> NDArray[np.int64]:
-        return (table.step.astype(np.int64) * ranks + table.rank) * size + table.microbatch
-
-    declared = keys(lengths)[known]
-    order = stable_argsort(declared)
-    wanted = keys(items)
-    at = np.minimum(np.searchsorted(declared[order], wanted), len(declared) - 1)
-    squares = lengths.sum_squared_lengths[known][order][at].astype(np.float64)
-    return np.where(declared[order][at] == wanted, squares, np.nan)
+    squares[key[len(items) :][known]] = lengths.sum_squared_lengths[known]
+    return squares[key[: len(items)]]
 
 
 def _fit_scale(
@@ -110,10 +105,7 @@ def _fit_scale(
         ratio = items.self_ns[rows] / median
         # A step that is longer as a whole, one that warms up, is not longer for its lengths.
         ratio /= medians_by_key(ratio / scale, items.step[rows])
-        low, high = np.quantile(
-            ratio, (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share)
-        )
-        kept = (ratio >= low) & (ratio <= high)
+        kept = _is_no_outlier(ratio)
         x, y = relative[kept], ratio[kept]
         if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
             return None
@@ -158,7 +150,7 @@ def equalize_inferred_lengths(
         return None
     ratio = items.self_ns / median
     ratio /= common_step_ratio(ratio, items.step)
-    length = _column_medians(ratio, items, column[at])
+    length = medians_by_key(ratio, items.step, column[at], items.microbatch)
     if (correlation(length, ratio) or 0.0) < THRESHOLDS.min_correlation:
         return None
     level = median / medians_by_key(median, stage[at], items.kind, items.chunk)
@@ -167,36 +159,20 @@ def equalize_inferred_lengths(
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 
 
-def _column_medians(
-    ratio: NDArray[np.float64], items: ComputeItems, column: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the median over a column's ranks of what a micro-batch took. Shape (items,).
-
-    Args:
-        ratio: Shape (items,): compute over the rank's own median.
-        items: The items.
-        column: Shape (items,).
-    """
-    place, num = factorize(items.step, items.rank, items.microbatch)
-    of_rank = np.bincount(place, weights=ratio, minlength=num) / np.bincount(place, minlength=num)
-    first = np.zeros(num, dtype=np.int64)
-    first[place] = np.arange(len(place))
-    shared, num_shared = factorize(items.step[first], column[first], items.microbatch[first])
-    medians: NDArray[np.float64] = group_medians(of_rank, shared, num_shared)[0][shared][place]
-    return medians
-
-
 def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
-    outer = (THRESHOLDS.max_faulty_share, 1 - THRESHOLDS.max_faulty_share)
-    keep = np.ones(len(x), dtype=np.bool_)
-    for each in (x, y):
-        low, high = np.quantile(each, outer)
-        keep &= (each >= low) & (each <= high)
-    x, y = x[keep], y[keep]
+    kept = _is_no_outlier(x) & _is_no_outlier(y)
+    x, y = x[kept], y[kept]
     if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def _is_no_outlier(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    share = THRESHOLDS.max_faulty_share
+    low, high = np.quantile(values, (share, 1 - share))
+    inside: NDArray[np.bool_] = (values >= low) & (values <= high)
+    return inside
 
 
 def equalize_durations(
@@ -232,24 +208,22 @@ def equalize_durations(
     first[of_span] = np.arange(len(of_span))
     whole = np.bincount(of_span, weights=duration_ns, minlength=num)
     rank, step, label = rank[first], step[first], label[first]
-    median = medians_by_key(whole, rank, label)
-    ratio = np.divide(whole, median, out=np.ones(num), where=median > 0)
-    common = common_step_ratio(ratio, step)
+    common = common_step_ratio(_ratio(whole, medians_by_key(whole, rank, label)), step)
     mean = means_by_key(whole / common, label)
-    cell, num_cells = factorize(rank, step)
-    took, expected = (
-        np.bincount(cell, weights=each, minlength=num_cells) for each in (whole / common, mean)
-    )
-    ratio = np.divide(took, expected, out=np.ones(num_cells), where=expected > 0)[cell]
+    ratio = _ratio(means_by_key(whole / common, rank, step), means_by_key(mean, rank, step))
     of_rank, num_ranks = factorize(rank)
     least = np.full(num_ranks, np.inf)
     np.minimum.at(least, of_rank, ratio)
     # A slow rank is slow in each step; others differ by the lengths that they happened to get.
     is_slow = least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio
     own = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
-    wanted = mean * own * common
-    scale = np.divide(wanted, whole, out=np.ones(num), where=whole > 0)
-    found: NDArray[np.float64] = duration_ns * scale[of_span]
+    found: NDArray[np.float64] = duration_ns * _ratio(mean * own * common, whole)[of_span]
+    return found
+
+
+def _ratio(values: NDArray[Any], to: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the quotients, 1 if the denominator is 0."""
+    found: NDArray[np.float64] = np.divide(values, to, out=np.ones(len(values)), where=to > 0)
     return found
 
 
@@ -261,8 +235,8 @@ def equalize_experts(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Add the compute of experts, which depends on the length and on what the router sends.
 
-    Each piece of it would be shorter by the same factor as what its rank computed outside experts
-    right before. If that does not make the pieces vary less, they are left as recorded.
+    Each piece of it would be shorter by the same factor as the rest of its span. If that does not
+    make the pieces vary less, they are left as recorded.
 
     Args:
         model: The operations.
@@ -273,26 +247,22 @@ def equalize_experts(
     Returns:
         ``chosen`` and ``equalized_ns`` with the experts' pieces added.
     """
-    operations = model.operations
-    duration_ns = operations.duration_ns
-    rows = np.flatnonzero(chosen | experts)
-    rows = rows[np.lexsort((operations.start_ns[rows], model.rank[rows], operations.step[rows]))]
-    last = np.maximum.accumulate(np.where(chosen[rows], np.arange(len(rows)), -1))
-    before = rows[last]
-    mine = experts[rows] & (last >= 0) & (duration_ns[rows] > 0) & (duration_ns[before] > 0)
-    mine &= (model.rank[before] == model.rank[rows]) & (model.kind[before] == model.kind[rows])
-    mine &= operations.step[before] == operations.step[rows]
-    if not mine.any():
+    rows = np.flatnonzero(experts)
+    if model.span is None or not len(rows):
         return chosen, equalized_ns
-    rows, before = rows[mine], before[mine]
-    equal = duration_ns[rows] * equalized_ns[before] / duration_ns[before]
-    rank, label = model.rank[rows], operations.label[rows]
-    spreads = [
-        float(np.mean(np.abs(took / medians_by_key(took, rank, label) - 1.0)))
+    duration_ns, size = model.operations.duration_ns, int(model.span.max()) + 1
+    after, before = (
+        np.bincount(model.span[chosen], weights=each[chosen], minlength=size)
+        for each in (equalized_ns, duration_ns)
+    )
+    equal = duration_ns[rows] * _ratio(after, before)[model.span[rows]]
+    rank, label = model.rank[rows], model.operations.label[rows]
+    of_equal, of_recorded = (
+        float(np.mean(np.abs(_ratio(took, medians_by_key(took, rank, label)) - 1.0)))
         for took in (equal, duration_ns[rows])
-    ]
-    if spreads[0] >= spreads[1]:
+    )
+    if of_equal >= of_recorded:
         return chosen, equalized_ns
-    part, found = chosen.copy(), equalized_ns.copy()
-    part[rows], found[rows] = True, equal
-    return part, found
+    found = equalized_ns.copy()
+    found[rows] = equal
+    return chosen | experts, found

@@ -1,13 +1,14 @@
-"""Transfer times of links against those of alike links: the evidence for slow links and networks.
+"""The table of transfers by link and step: the evidence for slow links and slow networks.
 
-Alike are links that carry operations of one kind and size among equally many ranks. If all links
-between two stages became slow together, none of them has a healthy one to be compared with; their
-own other steps, and the links between other stages, give their baseline.
+A link is compared with alike ones: links that carry operations of one kind and size among equally
+many ranks. Links that became slow together have no healthy one among these, so that they are
+compared with their own other steps (`Rise`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,20 +17,23 @@ from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kin
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
 from ..statistics.baseline import faster_steps_baseline
-from ..statistics.noise import step_deviation
-from ..statistics.phases import find_phases
-from ..statistics.significance import is_significant
+from ..statistics.noise import (
+    NORMAL_MEDIAN,
+    lower_half_deviation,
+    median_change_deviation,
+    required_deviations,
+    step_deviation,
+)
+from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from rankscope.tracer.topology import Coords
-
-    from ..replay.model import Transfers
-    from ..statistics.phases import Phase
+    from ..replay.model import Link, Transfers
+    from ..trace.tables import RankInfo
 
 
 MAX_PLANNED_RATIO = 3.0
@@ -39,10 +43,41 @@ more links, the median is what is planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """Steps in which links are slower together than in their own other steps."""
+
+    phase: Phase
+    is_slower: NDArray[np.bool_]
+    """Shape (links,)."""
+
+    excess: NDArray[np.float64]
+    """Shape (steps,): excess of their median, each over its own median step."""
+
+    num_compared: int
+    """Links among which they are the majority."""
+
+    stages: tuple[int, int] | None = None
+    """The two stages between which all pairs became slow; None: they are of the whole network."""
+
+    @property
+    def is_sudden(self) -> bool:
+        """Return whether it begins and ends from one step to the next, unlike shared load."""
+        before = [each - 1 for each in (self.phase.first, self.phase.last + 1)]
+        changes = np.diff(self.excess)
+        inside = [each for each in before if 0 <= each < len(changes)]
+        return bool((np.abs(changes[inside]) >= self.phase.excess_ratio / 2).all())
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinkProfile:
-    """Transfer times by link and step, with their baselines."""
+    """Transfers by link and step, and what they are compared with."""
 
     transfers: Transfers
+    """One row per instance; ``transfers.links`` are the rows of the matrices."""
+
+    ranks: Mapping[int, RankInfo]
+    """Location of each rank."""
+
     steps: NDArray[np.int32]
     """Ascending, the columns."""
 
@@ -61,26 +96,73 @@ class LinkProfile:
     has_own_baseline: NDArray[np.bool_]
     """Shape (links,): those of them whose baseline is their own faster steps."""
 
-    rose_together: NDArray[np.bool_]
-    """Shape (links,): links that became slow together with all others between their stages."""
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Return the links, the rows."""
+        return self.transfers.links
 
+    @cached_property
+    def is_pair(self) -> NDArray[np.bool_]:
+        """Return which links are pairs. Shape (links,)."""
+        return np.array([link.is_pair for link in self.links], dtype=np.bool_)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLink:
-    """A link, with the steps in which it is slow."""
+    @cached_property
+    def is_between_hosts(self) -> NDArray[np.bool_]:
+        """Return which links are between hosts. Shape (links,)."""
+        return links_between_hosts(self.transfers, self.ranks)
 
-    link: int
-    """Index into the transfers' links."""
+    @cached_property
+    def stages(self) -> NDArray[np.int64]:
+        """Return the stages of each link's first and last member. Shape (links, 2)."""
+        return _stages_of(self.transfers, self.ranks)
 
-    phase: Phase
-    expected_ns: float
-    """Expected time of one transfer in the phase, median."""
+    @cached_property
+    def slow_links(self) -> tuple[Phase, ...]:
+        """Return the rows that are significantly slower than alike ones, with their steps."""
+        return _find_slow_links(self)
 
-    transfer_ns: float
+    @cached_property
+    def rise(self) -> Rise | None:
+        """Return the steps in which links are slower together; None if there are none."""
+        return find_rise(self)
+
+    @cached_property
+    def usual_ns(self) -> NDArray[np.float64]:
+        """Return the expected times as a page shows them. Shape (links, steps); NaN if unknown.
+
+        Links that became slow together, and those that have few alike ones and are not slow, have
+        the median of their own other steps: the search compares the latter with the fastest of
+        their alike ones, beside which they would be shown as slow.
+        """
+        is_usual = np.ones(self.total_ns.shape, dtype=np.bool_)
+        own = self.has_few_alike.copy()
+        own[[each.row for each in self.slow_links]] = False
+        if self.rise is not None:
+            own |= self.rise.is_slower
+            is_usual[self.rise.is_slower, self.rise.phase.inside] = False
+        num = self.num_instances[own]
+        with np.errstate(invalid="ignore"):
+            one_ns = row_medians(np.where(is_usual[own], self.total_ns[own] / num, np.nan))
+        usual, own_ns = self.expected_ns.copy(), one_ns[:, None] * num
+        usual[own] = np.where((num == 0) | np.isnan(own_ns), usual[own], own_ns)
+        return usual
+
+    def median_transfer_ns(self, slow: Phase) -> tuple[float, float]:
+        """Return the median transfer of a slow link in its steps, and the expected one."""
+        num = self.num_instances[slow.row, slow.inside]
+        took, expected = (
+            float(np.nanmedian(each[slow.row, slow.inside] / num))
+            for each in (self.total_ns, self.expected_ns)
+        )
+        return took, expected
+
+    def operations_of(self, links: list[int]) -> NDArray[np.int64]:
+        """Return the operations that some links carry, ascending."""
+        return np.flatnonzero(np.isin(self.transfers.link_of_operation, links))
 
 
 def profile_links(
-    transfers: Transfers, steps: tuple[int, ...], coords: Mapping[int, Coords]
+    transfers: Transfers, steps: tuple[int, ...], ranks: Mapping[int, RankInfo]
 ) -> LinkProfile:
     """Compare each link with alike ones, step by step.
 
@@ -90,15 +172,13 @@ def profile_links(
     Args:
         transfers: One row per instance.
         steps: Step numbers, ascending.
-        coords: Position of each rank.
+        ranks: Location of each rank.
     """
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
     total, expected, num = (np.zeros(shape) for _ in range(3))
-    few, own, risen = (np.zeros(shape[0], dtype=np.bool_) for _ in range(3))
-    place = np.array(
-        [_stages_of(link.members, coords) for link in transfers.links], dtype=np.int64
-    ).reshape(-1, 2)
+    few, own = (np.zeros(shape[0], dtype=np.bool_) for _ in range(2))
+    stages = _stages_of(transfers, ranks)
     column = find_positions(transfers.step, numbers)
     for kind in range(int(transfers.alike.max(initial=-1)) + 1):
         rows = np.flatnonzero(transfers.alike == kind)
@@ -106,39 +186,40 @@ def profile_links(
         cell, cells = row * shape[1] + column[rows], (len(links), shape[1])
         medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
         value, count = medians.reshape(cells), counts.reshape(cells)
-        against, is_few = _expected(value, place[links])
-        usual = baseline_of_risen_links(value, place[links])
-        against = np.where(np.isnan(usual), against, usual)
+        against, is_few = _expected(value, stages[links])
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
         num[links] += count
         few[links] |= is_few
         own[links] |= is_few & (len(links) < MIN_ROWS_OF_KIND)
-        risen[links] |= ~np.isnan(usual).all(axis=1)
-    absent = num == 0
-    for matrix in (total, expected):
-        matrix[absent] = np.nan
+    total[num == 0] = expected[num == 0] = np.nan
     return LinkProfile(
         transfers=transfers,
+        ranks=ranks,
         steps=numbers,
         total_ns=total,
         expected_ns=expected,
         num_instances=num,
         has_few_alike=few,
         has_own_baseline=own,
-        rose_together=risen,
     )
 
 
-def links_between_hosts(transfers: Transfers, hosts: Mapping[int, str]) -> NDArray[np.bool_]:
+def _stages_of(transfers: Transfers, ranks: Mapping[int, RankInfo]) -> NDArray[np.int64]:
+    ends = ((link.members[0], link.members[-1]) for link in transfers.links)
+    stages = [(ranks[first].coords.pp, ranks[last].coords.pp) for first, last in ends]
+    return np.array(stages, dtype=np.int64).reshape(-1, 2)
+
+
+def links_between_hosts(transfers: Transfers, ranks: Mapping[int, RankInfo]) -> NDArray[np.bool_]:
     """Return which links are between hosts. Shape (links,). None is, if hosts are unknown."""
-    on_hosts = ({hosts.get(rank, "") for rank in link.members} for link in transfers.links)
+    on_hosts = ({ranks[rank].host for rank in link.members} for link in transfers.links)
     return np.array([len(names) > 1 for names in on_hosts], dtype=np.bool_)
 
 
-def find_lone_links(transfers: Transfers, hosts: Mapping[int, str]) -> NDArray[np.int64]:
+def find_lone_links(transfers: Transfers, ranks: Mapping[int, RankInfo]) -> NDArray[np.int64]:
     """Return the links between hosts, if none of them has an alike one to be compared with."""
-    is_between = links_between_hosts(transfers, hosts)
+    is_between = links_between_hosts(transfers, ranks)
     rows = np.flatnonzero(is_between[transfers.link])
     pair, num_pairs = factorize(transfers.alike[rows], transfers.link[rows])
     of_pair = np.zeros(num_pairs, dtype=np.int64)
@@ -147,12 +228,8 @@ def find_lone_links(transfers: Transfers, hosts: Mapping[int, str]) -> NDArray[n
     return np.flatnonzero(is_between) if is_lone else np.zeros(0, dtype=np.int64)
 
 
-def _stages_of(members: tuple[int, ...], coords: Mapping[int, Coords]) -> tuple[int, int]:
-    return coords[members[0]].pp, coords[members[-1]].pp
-
-
 def _expected(
-    value: NDArray[np.float64], place: NDArray[np.int64]
+    value: NDArray[np.float64], stages: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the baseline of each link of one kind, and which links have few alike ones.
 
@@ -160,12 +237,12 @@ def _expected(
 
     Args:
         value: Shape (links, steps): median transfer; NaN if unknown.
-        place: Shape (links, 2): stages of the first and the last member.
+        stages: Shape (links, 2): stages of the first and the last member.
 
     Returns:
         Shapes (links, steps) and (links,).
     """
-    _, position = np.unique(place, axis=0, return_inverse=True)
+    _, position = np.unique(stages, axis=0, return_inverse=True)
     medians, enough = medians_by_kind(value, position.reshape(-1))
     if enough.all() or len(value) < MIN_ROWS_OF_KIND:
         # Links without enough alike ones are compared with their own other steps. But a fault only
@@ -181,142 +258,153 @@ def _expected(
     return np.where(enough[:, None], medians, everywhere), ~enough
 
 
-def find_slow_links(profile: LinkProfile) -> tuple[SlowLink, ...]:
-    """Find links that are significantly slower than alike ones."""
+def _find_slow_links(profile: LinkProfile) -> tuple[Phase, ...]:
     excess = profile.total_ns / profile.expected_ns - 1.0
-    found = []
-    links = profile.transfers.links
-    kinds = np.array([f"{link.kind} {link.is_pair}" for link in links])
+    kinds = np.array([f"{link.kind} {link.is_pair}" for link in profile.links])
+    found: list[Phase] = []
     for kind in np.unique(kinds).tolist():
         rows = np.flatnonzero(kinds == kind)
         # The parts of one reduction follow each other on one ring, so they are not independent.
-        often = links[rows[0]].is_pair
+        often = profile.is_pair[rows[0]]
         often &= float(np.nanmedian(profile.num_instances[rows])) >= THRESHOLDS.min_alike_transfers
-        calm, risen = rows[~profile.rose_together[rows]], rows[profile.rose_together[rows]]
-        # Links that rose together may be most of all links: their change must not count as noise.
-        noise = step_deviation(excess[calm]) if len(calm) else None
         # Links without alike ones may all become slow, and fast again, in the same steps.
-        alone = len(calm) > 0 and profile.has_own_baseline[calm].all()
-        own = step_deviation(excess[calm], num_levels=2) if alone else None
-        for mine, deviation in ((calm, own), (risen, noise)):
-            if not len(mine):
-                continue
-            phases = find_phases(
-                excess[mine],
-                has_few_peers=profile.has_few_alike[mine],
-                min_steps=1 if often else THRESHOLDS.min_lasting_steps,
-                deviation=deviation,
-            )
-            found += [(int(mine[phase.row]), phase) for phase in phases]
+        alone = profile.has_own_baseline[rows].all()
+        phases = find_phases(
+            excess[rows],
+            has_few_peers=profile.has_few_alike[rows],
+            min_steps=1 if often else THRESHOLDS.min_lasting_steps,
+            deviation=step_deviation(excess[rows], num_levels=2) if alone else None,
+        )
+        found += [replace(phase, row=int(rows[phase.row])) for phase in phases]
     return tuple(
         slow
-        for slow in (_slow_link(profile, link, phase) for link, phase in found)
-        if profile.num_instances[slow.link].sum() >= THRESHOLDS.min_alike_transfers
+        for slow in found
+        if profile.num_instances[slow.row].sum() >= THRESHOLDS.min_alike_transfers
         and _differs_from_other_steps(profile, slow)
         and (
-            slow.phase.num_steps >= THRESHOLDS.min_lasting_steps
-            or slow.phase.margin >= THRESHOLDS.peer_peak_factor
+            slow.num_steps >= THRESHOLDS.min_lasting_steps
+            or slow.margin >= THRESHOLDS.peer_peak_factor
         )
     )
 
 
-def against_own_steps(profile: LinkProfile, slow: Iterable[int]) -> LinkProfile:
-    """Compare each link that has few alike ones, and is not slow, with its own median step.
-
-    For the search it must be slower than each of them. One of them may be the slow link, beside
-    which it would be shown as far too fast.
-
-    Args:
-        profile: Transfers by link and step.
-        slow: Numbers of the links that are slow.
-    """
-    usual = profile.has_few_alike.copy()
-    usual[list(slow)] = False
-    num = profile.num_instances[usual]
-    with np.errstate(invalid="ignore"):
-        own = row_medians(profile.total_ns[usual] / num) if usual.any() else np.zeros(0)
-    expected = profile.expected_ns.copy()
-    expected[usual] = np.where(num > 0, own[:, None] * num, np.nan)
-    return replace(profile, expected_ns=expected)
-
-
-def _differs_from_other_steps(profile: LinkProfile, slow: SlowLink) -> bool:
+def _differs_from_other_steps(profile: LinkProfile, slow: Phase) -> bool:
     """Return whether a link with few alike ones is slower than in its other steps.
 
     If it is slow in nearly all steps, the alike links decide alone; without any it is not slow.
     """
-    phase = slow.phase
-    if not profile.has_few_alike[slow.link]:
+    if not profile.has_few_alike[slow.row]:
         return True
-    if len(profile.steps) - phase.num_steps < THRESHOLDS.min_several:
-        return not profile.has_own_baseline[slow.link]
+    if len(profile.steps) - slow.num_steps < THRESHOLDS.min_several:
+        return not profile.has_own_baseline[slow.row]
     num_series = int(profile.has_few_alike.sum())
-    return is_significant(profile.total_ns[slow.link], phase, num_series=num_series)
+    return is_significant(profile.total_ns[slow.row], slow, num_series=num_series)
 
 
-def _slow_link(profile: LinkProfile, link: int, phase: Phase) -> SlowLink:
-    columns = slice(phase.first, phase.last + 1)
-    num = profile.num_instances[link, columns]
-    return SlowLink(
-        link=link,
-        phase=phase,
-        expected_ns=float(np.nanmedian(profile.expected_ns[link, columns] / num)),
-        transfer_ns=float(np.nanmedian(profile.total_ns[link, columns] / num)),
-    )
+def find_rise(profile: LinkProfile, *, may_be_brief: bool = False) -> Rise | None:
+    """Find steps in which links are slower together than in their own other steps.
 
-
-def baseline_of_risen_links(
-    value: NDArray[np.float64], place: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the baseline of links in steps in which all links between two stages became slow.
-
-    It is the median of the links between these stages (one way) in their own faster steps, times
-    the change of the links between other stages. If those changed as much, or became faster
-    instead, these links did not change. Under the load of a shared network they become slower
-    gradually, which is no fault of theirs. So links that are slow from the first step on have no
-    such baseline, nor do those of a job with one pair of stages.
+    These are most links between hosts, or else all pairs between two stages, which share an uplink.
 
     Args:
-        value: Shape (links, steps): median transfer of one kind; NaN if unknown.
-        place: Shape (links, 2): stages of the first and the last member.
-
-    Returns:
-        Same shape; NaN for all other links and steps.
+        profile: The table. If no link is between hosts, all links count.
+        may_be_brief: Whether a single step counts, because counters must confirm the result.
     """
-    usual = np.full_like(value, np.nan)
-    if value.shape[1] < THRESHOLDS.min_lasting_steps + THRESHOLDS.min_several:
-        return usual
-    stages = np.sort(place, axis=1)
-    ways = np.unique(place, axis=0)
-    for way in ways:
-        rows = np.flatnonzero((place == way).all(axis=1))
-        others = np.flatnonzero((stages != np.sort(way)).any(axis=1))
-        if min(len(rows), len(others)) < MIN_ROWS_OF_KIND:
-            continue
-        relative = value[others] / row_medians(value[others])[:, None]
-        common = row_medians(relative.T)
-        level = row_medians(value[rows].T)[None]
-        expected = faster_steps_baseline(level / common) * common
-        excess = np.minimum(level / expected, level / faster_steps_baseline(level)) - 1.0
-        phases = find_phases(
-            excess,
-            has_few_peers=True,
-            min_steps=THRESHOLDS.min_lasting_steps,
-            deviation=step_deviation(relative / common - 1.0),
-        )
+    between = profile.is_between_hosts | (not profile.is_between_hosts.any())
+    found = _rise_of(profile, np.flatnonzero(between), may_be_brief=may_be_brief)
+    if found is not None or may_be_brief:
+        return found
+    crosses = profile.is_pair & (profile.stages[:, 0] != profile.stages[:, 1])
+    stages = np.sort(profile.stages, axis=1)
+    for both in np.unique(stages[crosses], axis=0):
+        rows = np.flatnonzero(crosses & (stages == both).all(axis=1))
+        found = _rise_of(profile, rows) if len(rows) >= MIN_ROWS_OF_KIND else None
         if (
-            phases
-            and is_significant(excess[0], phases[0], num_series=len(ways))
-            and _change_at_once(value[rows] / common, phases[0])
+            found is not None
+            and found.is_sudden
+            and found.is_slower.sum() >= THRESHOLDS.whole_share * len(rows)
         ):
-            usual[rows, phases[0].inside] = expected[0, phases[0].inside]
-    return usual
+            return replace(found, stages=(int(both[0]), int(both[1])))
+    return None
 
 
-def _change_at_once(value: NDArray[np.float64], phase: Phase) -> bool:
-    """Return whether nearly all links become slow, and fast again, from one step to the next."""
-    relative = value / faster_steps_baseline(value)
-    borders = [each for each in (phase.first, phase.last + 1) if 0 < each < value.shape[1]]
-    changes = np.abs(relative[:, borders] - relative[:, [each - 1 for each in borders]])
-    at_once = ~(changes < phase.excess_ratio / 2)  # unknown counts as well
-    return bool((at_once.mean(axis=0) >= THRESHOLDS.whole_share).all())
+def _rise_of(
+    profile: LinkProfile, rows: NDArray[np.int64], *, may_be_brief: bool = False
+) -> Rise | None:
+    """Return the steps in which most of some links are slower than in their other steps."""
+    rows = rows[~np.isnan(profile.total_ns[rows]).all(axis=1)]
+    if not len(rows):
+        return None
+    total = profile.total_ns[rows]
+    ratio = total / row_medians(total)[:, None]
+    # The level of all links together: the faster steps of a single link may be chance.
+    level = row_medians(ratio.T)
+    excess = level / faster_steps_baseline(level[None])[0] - 1.0
+    deviation = _deviation_of_level(excess, ratio / level, may_be_brief=may_be_brief)
+    phases = find_phases(
+        excess[None],
+        has_few_peers=True,
+        min_steps=THRESHOLDS.min_lasting_steps,
+        deviation=deviation,
+    )
+    if phases and is_significant(level, phases[0], num_series=1):
+        phase = phases[0]
+    else:
+        least = 1 if may_be_brief else THRESHOLDS.min_lasting_steps
+        single = _find_single_steps(excess, deviation, least)
+        if single is None:
+            return None
+        phase = single
+    # A flapping network is slow in some steps of its phase only.
+    within = excess >= phase.excess_ratio / 2
+    within[: phase.first] = within[phase.last + 1 :] = False
+    outside = ratio[:, ~within]
+    before = row_medians(outside) if outside.shape[1] else faster_steps_baseline(ratio)[:, 0]
+    slower = np.nan_to_num(row_medians(ratio[:, within]) / before - 1.0) >= phase.excess_ratio / 2
+    if slower.sum() < THRESHOLDS.majority_share * len(rows):
+        return None
+    is_slower = np.zeros(len(profile.links), dtype=np.bool_)
+    is_slower[rows[slower]] = True
+    return Rise(phase=phase, is_slower=is_slower, excess=excess, num_compared=len(rows))
+
+
+def _deviation_of_level(
+    excess: NDArray[np.float64], relative: NDArray[np.float64], *, may_be_brief: bool
+) -> float:
+    """Return the noise of the level of several links, from its changes between steps.
+
+    By luck a few levels can differ less from step to step than each of them is uncertain, from how
+    much its links differ: it is at least that standard error.
+
+    Args:
+        excess: Shape (steps,): excess of the level.
+        relative: Shape (links, steps): the links over the level.
+        may_be_brief: Whether single steps are searched. They make most of the changes in a short
+            run, so that the noise of the lower half of the steps is taken if it is less.
+    """
+    # The median of few changes is itself uncertain: two of its standard errors are added.
+    num = max(len(excess) - 1, 1)
+    changes = median_change_deviation(excess) * (1.0 + 2.0 / np.sqrt(2.0 * num))
+    if may_be_brief:
+        lower = lower_half_deviation(excess) * (1.0 + 2.0 / np.sqrt(max(num - 1, 1)))
+        changes = min(changes, lower)
+    spread = np.nanmedian(np.abs(relative - 1.0)) / NORMAL_MEDIAN
+    return float(max(changes, MEDIAN_STANDARD_ERROR * spread / np.sqrt(len(relative))))
+
+
+def _find_single_steps(
+    excess: NDArray[np.float64], deviation: float, min_steps: int
+) -> Phase | None:
+    """Return the phase from the first to the last significant step; None if they are too few."""
+    threshold = max(THRESHOLDS.min_excess_ratio, required_deviations(len(excess)) * deviation)
+    slow = np.flatnonzero(excess >= threshold)
+    if len(slow) < min_steps:
+        return None
+    return Phase(
+        row=0,
+        first=int(slow[0]),
+        last=int(slow[-1]),
+        excess_ratio=float(np.median(excess[slow])),
+        deviation=deviation,
+        threshold=threshold,
+    )

@@ -10,7 +10,6 @@ from . import (
     common_pause,
     crash,
     data_stall,
-    expert_imbalance,
     gc_pause,
     hang,
     host_stall,
@@ -42,11 +41,10 @@ FROM_REPLAY: tuple[Detector, ...] = (
     # This detector also finds `clock_throttle` and `stage_imbalance`: samples, or the rest of the
     # stage, separate them.
     slow_compute,
+    # More tokens explain a stage that is long only inside its experts.
     sequence_imbalance,
     # A slow device sends as slowly as it computes. This detector also finds `slow_link`.
     network_degradation,
-    # More tokens explain a stage that is long only inside its experts.
-    expert_imbalance,
 )
 """Detectors that search the replayed steps. What one finds explains part of what later ones see,
 as the comments say."""

@@ -1,21 +1,21 @@
-"""Micro-batches of unequal length, if they cost much."""
+"""Work that is distributed unequally: micro-batches of unequal length, experts with more tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ..arrays.group_stats import medians_by_key
+from ..arrays.group_stats import medians_by_key, row_medians, sum_cells
 from ..arrays.grouping import factorize
-from ..arrays.sorting import argsort_rows
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, has_kind
-from ..report.text import format_percent
+from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, has_kind
+from ..report.text import format_percent, format_ranks, format_steps
 from ..statistics.baseline import common_step_ratio
-from ..statistics.peers import compare_with_peers
+from ..statistics.peers import compare_with_peers, median_of_peers
+from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, named_ranks
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..replay.model import ComputeItems
+    from ..replay.model import ComputeItems, ReplayModel
     from ..replay.what_if import Replayer
+    from ..statistics.peers import ComputeProfile
     from ..trace.context import MicrobatchTable
     from .detector import Case
 
@@ -49,24 +50,21 @@ CAUSE = Cause(
     has_onset=False,
     sentence="Micro-batches of unequal length make ranks wait for each other",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceEffect:
-    """Variation of compute between micro-batches, and what it is correlated with."""
-
-    correlation: float
-    """Between compute and lengths, or between forward and backward of one micro-batch."""
-
-    is_by_length: bool
-    """Whether the correlation is with declared lengths."""
-
-    spread_ratio: float
-    """Standard deviation of a micro-batch's compute over its mean."""
+"""With ranks: their experts get more tokens than others."""
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add unequal lengths if they cost much.
+    """Add unequal lengths if they cost much, and ranks whose experts get more tokens."""
+    found = _add_sequences(case, found)
+    blamed = named_ranks(found, SLOW_DEVICE)
+    experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
+    if experts is None:
+        return found
+    return (*mark_explained_stages(found, experts, case.reading.model), experts)
+
+
+def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add unequal lengths.
 
     If the lengths can only be inferred, the search for slow compute is repeated with equalized
     compute, because a slow rank shows better beside equal lengths.
@@ -93,37 +91,37 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
         case: The run.
         compute: What computes slowly: that varies for another reason.
     """
-    blamed = named_ranks(compute, SLOW_DEVICE)
-    effect = measure_sequence_effect(
-        case.reading.items,
+    reading, model = case.reading, case.reading.model
+    effect = describe_sequence_effect(
+        reading.items,
         case.context.microbatches,
-        blamed,
-        is_routed=case.reading.experts is None
-        and any(link.kind == SpanKind.EP_COMM for link in case.reading.transfers.links),
-        equalized=case.equalized,
+        named_ranks(compute, SLOW_DEVICE),
+        is_routed=reading.experts is None
+        and any(link.kind == SpanKind.EP_COMM for link in reading.transfers.links),
+        is_explained=case.equalized is not None,
     )
-    if effect is None:
+    if not effect:
         return None
-    model = case.reading.model
     slow = np.zeros(len(model.rank), dtype=np.bool_)
     for each in compute:
         if each.cause in SLOW_DEVICE:
             slow |= np.isin(model.rank, each.ranks) & in_shown_steps(model, each)
-    return sequence_candidate(effect, case.replayer, slow, case.reading.experts)
+    return sequence_candidate(effect, case.replayer, slow, reading.experts)
 
 
-def measure_sequence_effect(
+def describe_sequence_effect(
     items: ComputeItems,
     lengths: MicrobatchTable,
     blamed: Collection[int],
     *,
     is_routed: bool,
-    equalized: ComputeItems | None = None,
-) -> SequenceEffect | None:
-    """Measure how much compute varies between micro-batches, and whether lengths explain it.
+    is_explained: bool = False,
+) -> str:
+    """Return how much compute varies between micro-batches, if they are unequal; else "".
 
     Each item is compared with the median of its rank, kind and chunk, so that neither slow ranks
-    nor stages with more work count.
+    nor stages with more work count. Micro-batches are unequal if declared lengths explain compute,
+    or without these, if forward and backward are correlated (`min_correlation`).
 
     Args:
         items: Compute by micro-batch.
@@ -131,11 +129,7 @@ def measure_sequence_effect(
         blamed: Ranks whose compute varies for another reason.
         is_routed: Whether the items include compute of experts. What the router sends them varies
             together in forward and backward as well, so only declared lengths are evidence.
-        equalized: The items as if all micro-batches had the same declared length; None if the
-            lengths are unknown, or do not explain compute.
-
-    Returns:
-        None if there are too few micro-batches, or if no correlation reaches `min_correlation`.
+        is_explained: Whether declared lengths explain compute. Those that do not are not its cause.
     """
     median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     ratio = items.self_ns / np.maximum(median, 1.0)
@@ -144,43 +138,32 @@ def measure_sequence_effect(
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
     if len(forward) < THRESHOLDS.min_items:
-        return None
-    spread = float(np.std(ratio[forward]))
+        return ""
+    varies = f"varies by {format_percent(float(np.std(ratio[forward])))} on all ranks alike"
     squares = squared_lengths(items, lengths)[forward]
     if not np.isnan(squares).any() and squares.std() > 0:
-        # Declared lengths that do not explain the variation are not its cause.
-        if equalized is None:
-            return None
-        usual = medians_by_key(equalized.self_ns, items.rank, items.kind, items.chunk)
-        usual *= common_step_ratio(equalized.self_ns / usual, items.step)
-        of_length = correlation((items.self_ns / usual)[forward], squares)
-        return SequenceEffect(correlation=of_length or 0.0, is_by_length=True, spread_ratio=spread)
-    together = None if is_routed else correlation(ratio[forward], ratio[backward])
-    if together is None or together < THRESHOLDS.min_correlation:
-        return None
-    return SequenceEffect(correlation=together, is_by_length=False, spread_ratio=spread)
+        found = correlation(ratio[forward], squares) or 0.0
+        why = f"{varies} and follows the sum of squared lengths (correlation {found:.2f})"
+        return why if is_explained else ""
+    found = correlation(ratio[forward], ratio[backward]) or 0.0
+    if is_routed or found < THRESHOLDS.min_correlation:
+        return ""
+    return f"{varies}, in forward and backward together (correlation {found:.2f})"
 
 
 def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of each micro-batch's forward, and of its backward."""
-    found = []
-    for kind in (FORWARD, BACKWARD):
-        rows = np.flatnonzero(items.kind == kind)
-        order = argsort_rows(
-            items.step[rows], items.rank[rows], items.chunk[rows], items.microbatch[rows]
-        )
-        found.append(rows[order])
-    forward, backward = found
-    if len(forward) != len(backward):
-        return forward[:0], backward[:0]
-    same = np.ones(len(forward), dtype=np.bool_)
-    for column in (items.step, items.rank, items.chunk, items.microbatch):
-        same &= column[forward] == column[backward]
-    return forward[same], backward[same]
+    key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
+    of_kind = np.full((2, num), -1, dtype=np.int64)
+    for rows, kind in zip(of_kind, (FORWARD, BACKWARD), strict=True):
+        mine = np.flatnonzero(items.kind == kind)
+        rows[key[mine]] = mine
+    forward, backward = of_kind[:, (of_kind >= 0).all(axis=0)]
+    return forward, backward
 
 
 def sequence_candidate(
-    effect: SequenceEffect,
+    effect: str,
     replayer: Replayer,
     slow: NDArray[np.bool_],
     experts: NDArray[np.bool_] | None,
@@ -188,7 +171,7 @@ def sequence_candidate(
     """Price unequal lengths by replaying the run with equal ones.
 
     Args:
-        effect: How much compute varies between micro-batches.
+        effect: How much compute varies between micro-batches, in words.
         replayer: The run.
         slow: Shape (ops,): operations of slow ranks in their slow steps, left as recorded.
         experts: Shape (ops,): compute of experts, which also depends on the router.
@@ -212,19 +195,10 @@ def sequence_candidate(
     )
     if experts is not None:
         chosen, fixed_ns = equalize_experts(model, experts & ~slow, chosen, fixed_ns)
-    without = replayer.full_with(fixed_ns)
-    # The mean step includes the pauses of some steps, a checkpoint's, which stay.
-    median_step_ns = float(np.median(without))
-    lost_ns = float((replayer.full_recorded() - without).mean())
-    lost = lost_ns / median_step_ns if median_step_ns > 0 else 0.0
+    lost = _lost_ratio(replayer, fixed_ns)
     if lost < THRESHOLDS.min_excess_ratio:
         return None
     steps = operations.steps
-    why = (
-        " and follows the sum of squared lengths"
-        if effect.is_by_length
-        else ", in forward and backward together"
-    )
     return Candidate(
         cause=CAUSE,
         ranks=(),
@@ -234,8 +208,143 @@ def sequence_candidate(
         excess_ratio=lost,
         threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
-            f"compute per micro-batch varies by {format_percent(effect.spread_ratio)} on all ranks"
-            f" alike{why} (correlation {effect.correlation:.2f}); with equal lengths a step would"
-            f" be {format_percent(1 - 1 / (1 + lost))} shorter"
+            f"compute per micro-batch {effect}; with equal lengths a step would be"
+            f" {format_percent(1 - 1 / (1 + lost))} shorter"
         ),
+    )
+
+
+def _lost_ratio(replayer: Replayer, fixed_ns: NDArray[np.float64]) -> float:
+    """Return how much longer the mean step is than with other durations, over their median step.
+
+    The mean step includes the pauses of some steps, a checkpoint's, which stay.
+    """
+    without = replayer.full_with(fixed_ns)
+    median_step_ns = float(np.median(without))
+    lost_ns = float((replayer.full_recorded() - without).mean())
+    return lost_ns / median_step_ns if median_step_ns > 0 else 0.0
+
+
+def find_expert_imbalance(
+    experts: NDArray[np.bool_] | None,
+    profile: ComputeProfile,
+    replayer: Replayer,
+    blamed: Collection[int],
+) -> Candidate | None:
+    """Find ranks whose experts compute longer than those of their stage for some steps.
+
+    A slow device, and a rank with longer sequences, is slow outside its experts as well. What
+    remains is the number of tokens that the router sends. Routing that changes from step to step
+    favours no rank and is no finding.
+
+    Args:
+        experts: Shape (ops,): compute of experts; None: none is known.
+        profile: Compute of the ranks outside their experts.
+        replayer: Prices the candidate.
+        blamed: Ranks whose whole compute is slow.
+
+    Returns:
+        None if no rank is significantly longer for `min_lasting_steps` steps, or if fixing all of
+        them would save less than `min_excess_ratio` of a step.
+    """
+    if experts is None or not experts.any():
+        return None
+    operations = replayer.model.operations
+    rows = np.flatnonzero(experts)
+    row = np.searchsorted(profile.ranks, replayer.model.rank[rows])
+    column = np.searchsorted(profile.steps, np.array(operations.steps)[operations.step[rows]])
+    total = sum_cells(profile.total_ns.shape, row, column, operations.duration_ns[rows])
+    total = np.where(total > 0, total, np.nan)
+    expected = _expected_of_experts(total, profile)
+    excess = total / expected - 1.0
+    excess[np.isin(profile.ranks, list(blamed))] = np.nan
+    phases = [
+        phase
+        for phase in find_phases(excess, min_steps=THRESHOLDS.min_lasting_steps)
+        if phase.excess_ratio >= THRESHOLDS.min_excess_ratio
+    ]
+    if not phases:
+        return None
+    equal_share = np.full(total.shape, np.nan)
+    for phase in phases:
+        cells = phase.row, phase.inside
+        equal_share[cells] = expected[cells] / total[cells]
+    fixed_ns = np.full(len(experts), np.nan)
+    fixed_ns[rows] = operations.duration_ns[rows] * equal_share[row, column]
+    part = ~np.isnan(fixed_ns)
+    lost = _lost_ratio(replayer, np.where(part, fixed_ns, operations.duration_ns))
+    if lost < THRESHOLDS.min_excess_ratio:
+        return None
+    longest = max(phases, key=lambda phase: phase.excess_ratio)
+    worst = stage_imbalance.SlowRanks(
+        rows=np.array([longest.row]),
+        phase=longest,
+        profile=replace(profile, total_ns=total),
+        expected_ns=expected[longest.row],
+        against="in the rest of the stage",
+    )
+    ranks = tuple(sorted(int(profile.ranks[phase.row]) for phase in phases))
+    firsts, lasts = zip(*(phase.steps(profile.steps) for phase in phases), strict=True)
+    steps = min(firsts), max(lasts)
+    return Candidate(
+        cause=CAUSE,
+        ranks=ranks,
+        steps=steps,
+        part=np.flatnonzero(part),
+        fixed_ns=fixed_ns,
+        excess_ratio=worst.phase.excess_ratio,
+        threshold=max(worst.phase.threshold, THRESHOLDS.min_excess_ratio),
+        evidence=(
+            f"{format_ranks(ranks)}: experts get more tokens than others; those of rank"
+            f" {worst.ranks[0]} take {worst.evidence}, in {format_steps(steps)}; compute outside"
+            " experts is as usual; with equal shares a step would be"
+            f" {format_percent(1 - 1 / (1 + lost))} shorter"
+        ),
+    )
+
+
+def _expected_of_experts(
+    total: NDArray[np.float64], profile: ComputeProfile
+) -> NDArray[np.float64]:
+    """Return what is expected of the experts' compute from the peers. Shape (ranks, steps), ns.
+
+    The factor by which a rank computes longer outside experts is taken out of the comparison: its
+    whole device is slow, or its sequences are long. NaN if fewer than `min_peers` peers have
+    experts.
+    """
+    expected = np.full_like(total, np.nan)
+    has_experts = ~np.isnan(total).all(axis=1)
+    for stage in np.unique(profile.stage).tolist():
+        mine = np.flatnonzero((profile.stage == stage) & has_experts)
+        if len(mine) > THRESHOLDS.min_peers:
+            outside = profile.total_ns[mine]
+            relative = outside / row_medians(outside.T)[None]
+            expected[mine] = median_of_peers(total[mine] / relative) * relative
+    return expected
+
+
+def mark_explained_stages(
+    found: Sequence[Candidate], experts: Candidate, model: ReplayModel
+) -> tuple[Candidate, ...]:
+    """Mark stages that have more work only because of some ranks' experts.
+
+    Args:
+        found: All that was found.
+        experts: Result of `find_expert_imbalance`.
+        model: The operations.
+    """
+    duration_ns = model.operations.duration_ns
+    fixed_ns = duration_ns if experts.fixed_ns is None else experts.fixed_ns
+    fixed_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)
+    compute = has_kind(model, COMPUTE_KINDS) & model.on_device
+
+    def is_explained(each: Candidate) -> bool:
+        if each.cause is not stage_imbalance.CAUSE:
+            return False
+        mine = compute & np.isin(model.rank, each.ranks)
+        left = float(fixed_ns[mine].sum() / duration_ns[mine].sum())
+        return (1.0 + each.excess_ratio) * left - 1.0 < THRESHOLDS.persistent_ratio
+
+    return tuple(
+        replace(each, explained_by=CAUSE) if is_explained(each) else each for each in found
     )

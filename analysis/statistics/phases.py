@@ -18,6 +18,7 @@ from .noise import (
     are_usual,
     find_slow_together,
     required_deviations,
+    required_t,
     robust_deviation,
     step_deviation,
 )
@@ -229,6 +230,35 @@ def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArr
     return THRESHOLDS.peer_peak_factor * others[number]
 
 
+def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int) -> bool:
+    """Return whether a phase is slower than the other steps of its series, beyond chance.
+
+    Two-sample t test with pooled variance. The critical value is raised for having tested every
+    step of every series (Bonferroni), because some consecutive steps of a noisy series are always
+    above its faster ones. Outliers widen the pooled deviation, so they only make the test stricter.
+
+    Args:
+        series: Shape (steps,): the value of one rank or link in each step; NaN if unknown.
+        phase: The steps under test.
+        num_series: Number of series that were searched for phases.
+
+    Returns:
+        False if fewer than `min_several` steps remain to compare with.
+
+    Source:
+        Student (1908); Bonferroni correction over ``num_series`` x steps tests.
+    """
+    tested, baseline = series[phase.inside], np.delete(series, phase.inside)
+    tested, baseline = tested[~np.isnan(tested)], baseline[~np.isnan(baseline)]
+    if len(baseline) < THRESHOLDS.min_several:
+        return False
+    residuals = np.concatenate((tested - tested.mean(), baseline - baseline.mean()))
+    standard_error = np.sqrt(1 / len(tested) + 1 / len(baseline))
+    critical_t = required_t(num_series * len(series), degrees_of_freedom=len(residuals) - 2)
+    threshold = critical_t * residuals.std(ddof=2)
+    return bool(tested.mean() - baseline.mean() >= threshold * standard_error)
+
+
 def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each row, the (first, last) of the consecutive columns with the largest sum.
 
@@ -239,21 +269,15 @@ def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArr
         values: Shape (rows, steps), at least one step; NaN counts as 0.
 
     Source:
-        Kadane's algorithm for the maximum-sum subarray, all rows at once.
+        The maximum-sum subarray, as the largest rise of the cumulative sum.
     """
-    num_rows, num_steps = values.shape
-    known = np.nan_to_num(values)
-    first = np.zeros(num_rows, dtype=np.int64)
-    best_first, best_last = first.copy(), first.copy()
-    running, best_sum = np.zeros(num_rows), np.full(num_rows, -np.inf)
-    for step in range(num_steps):
-        fresh = running <= 0.0
-        first[fresh] = step
-        running = np.where(fresh, 0.0, running) + known[:, step]
-        better = running > best_sum
-        best_first[better], best_last[better] = first[better], step
-        best_sum = np.maximum(best_sum, running)
-    return best_first, best_last
+    after = np.cumsum(np.nan_to_num(values), axis=1)
+    before = np.pad(after[:, :-1], ((0, 0), (1, 0)))
+    last = np.argmax(after - np.minimum.accumulate(before, axis=1), axis=1)
+    beyond = np.arange(values.shape[1]) > last[:, None]
+    # The last of equal minima, so that nothing that sums to 0 comes first.
+    lowest = np.argmin(np.where(beyond, np.inf, before)[:, ::-1], axis=1)
+    return values.shape[1] - 1 - lowest, last
 
 
 def _inside(

@@ -256,11 +256,12 @@ def equalized_experts(experts_ns: tuple[int, int, int]) -> tuple[list[bool], lis
             ops.append((0, now, now + took, NO_GROUP))
             now += took
     outside = np.array([20.0, 0.0] * 3)
-    part, found = equalize_experts(model_of(ops, []), EXPERTS, ~EXPERTS, outside)
+    model = replace(model_of(ops, []), span=np.array([0, 0, 1, 1, 2, 2]))
+    part, found = equalize_experts(model, EXPERTS, ~EXPERTS, outside)
     return part.tolist(), found[EXPERTS].tolist()
 
 
-def test_experts_are_shortened_by_the_factor_of_the_compute_before_them() -> None:
+def test_experts_are_shortened_by_the_factor_of_the_rest_of_their_span() -> None:
     part, found = equalized_experts((22, 40, 63))
 
     assert part == [True] * 6

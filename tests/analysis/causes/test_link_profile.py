@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.causes.link_profile import find_slow_links
 from tests.support.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)
 def slow_phases(ms: Sequence[float]) -> list[tuple[int, int]]:
     """Return the slow phases of a single group with these transfer times and 1 % of noise."""
     noisy = [value * (1 + NOISE[step % 5] / 10) for step, value in enumerate(ms)]
-    return [(each.phase.first, each.phase.last) for each in find_slow_links(profile({ALL: noisy}))]
+    return [(each.first, each.last) for each in profile({ALL: noisy}).slow_links]
 
 
 def test_a_single_group_that_became_slow_is_compared_with_its_own_faster_steps() -> None:
@@ -51,9 +50,9 @@ def test_a_group_slow_from_the_first_step_on_is_compared_with_the_only_alike_one
     ms = [10.0 * (1 + each / 10) for each in NOISE * 2]
     groups = {group(0, 2, 4, 6): ms, group(1, 3, 5, 7): [factor * each for each in ms]}
 
-    found = find_slow_links(profile(groups))
+    found = profile(groups).slow_links
 
-    assert [(each.link, each.phase.num_steps) for each in found] == [(1, 10)] * num_slow
+    assert [(each.row, each.num_steps) for each in found] == [(1, 10)] * num_slow
 
 
 def test_a_single_group_whose_steps_vary_much_is_not_slow() -> None:
@@ -61,7 +60,7 @@ def test_a_single_group_whose_steps_vary_much_is_not_slow() -> None:
     # 1/5)) = 2.6, while 7.7 is required for 8 degrees of freedom and 10 steps that may begin it
     varying = {ALL: [8.5, 11.5, 10.2, 8.3, 11.5, 11.0, 14.5, 12.5, 10.8, 14.2]}
 
-    assert find_slow_links(profile(varying)) == ()
+    assert profile(varying).slow_links == ()
 
 
 NUM_STEPS = 10
@@ -100,31 +99,29 @@ def pipelines(
 
 def slow_links(found: LinkProfile) -> set[tuple[tuple[int, ...], int, int]]:
     """Return (members, first step, last step) of each slow link."""
-    return {
-        (found.transfers.links[each.link].members, each.phase.first, each.phase.last)
-        for each in find_slow_links(found)
-    }
+    return {(found.links[each.row].members, each.first, each.last) for each in found.slow_links}
 
 
-def between(low: int, high: int, first: int, last: int) -> set[tuple[tuple[int, ...], int, int]]:
-    """Return the same for all links between two stages, both ways."""
-    ends = [(SIZE * low + place, SIZE * high + place) for place in range(SIZE)]
-    return {(way, first, last) for end in ends for way in (end, end[::-1])}
+def rise_of(found: LinkProfile) -> tuple[tuple[int, int] | None, int, int] | None:
+    """Return the stages, the first and the last step of links that became slow together."""
+    rise = found.rise
+    return None if rise is None else (rise.stages, rise.phase.first, rise.phase.last)
 
 
 @pytest.mark.parametrize(("first", "last"), [(3, 9), (2, 9), (0, 5), (4, 7)])
-def test_all_links_between_two_stages_that_became_slow_together_are_found(
+def test_all_pairs_between_two_stages_that_became_slow_together_are_found(
     first: int, last: int
 ) -> None:
     found = pipelines({(1, 2): dict.fromkeys(range(first, last + 1), 1.5)})
 
-    assert slow_links(found) == between(1, 2, first, last)
-    # AND each takes 15 ms against 10 ms
-    for each in find_slow_links(found):
-        assert each.phase.excess_ratio == pytest.approx(0.5, abs=0.03)
-        assert each.expected_ns == pytest.approx(10e6, rel=0.02)
-    slow = [set(link.members) <= set(range(4, 12)) for link in found.transfers.links]
-    assert found.rose_together.tolist() == slow
+    assert found.slow_links == ()
+    assert rise_of(found) == ((1, 2), first, last)
+    assert found.rise is not None
+    assert found.rise.phase.excess_ratio == pytest.approx(0.5, abs=0.03)
+    slow = [set(link.members) <= set(range(4, 12)) for link in found.links]
+    assert found.rise.is_slower.tolist() == slow
+    # AND a page compares them with the 10 ms of their other steps, and all others with alike ones
+    assert found.usual_ns[slow] == pytest.approx(20e6, rel=0.02)
 
 
 def test_one_slow_link_between_two_stages_is_compared_with_the_others() -> None:
@@ -134,43 +131,17 @@ def test_one_slow_link_between_two_stages_is_compared_with_the_others() -> None:
     found = profile(links, ranks_per_stage=SIZE)
 
     assert slow_links(found) == {((5, 9), 4, 9)}
-    assert not found.rose_together.any()
+    assert found.rise is None
 
 
-def test_links_between_two_stages_that_are_slow_from_the_first_step_on_are_not_found() -> None:
-    assert slow_links(pipelines({(1, 2): dict.fromkeys(range(NUM_STEPS), 1.5)})) == set()
+def test_pairs_between_two_stages_that_are_slow_from_the_first_step_on_are_not_found() -> None:
+    assert rise_of(pipelines({(1, 2): dict.fromkeys(range(NUM_STEPS), 1.5)})) is None
 
 
-def test_a_change_of_all_links_is_not_a_change_of_one_uplink() -> None:
-    # GIVEN three times as long in a first step that opens connections, and 1.5 times from step 4 on
-    everywhere = {0: 3.0} | dict.fromkeys(range(4, 10), 1.5)
+def test_a_change_of_all_links_is_that_of_the_network() -> None:
+    everywhere = dict.fromkeys(range(4, 10), 1.5)
 
-    assert slow_links(pipelines({}, everywhere=everywhere)) == set()
-    # AND beside it, an uplink that is slow from step 5 to 8 is found
-    both = pipelines({(0, 1): dict.fromkeys(range(5, 9), 2.0)}, everywhere=everywhere)
-    assert slow_links(both) == between(0, 1, 5, 8)
-
-
-def test_links_that_stay_while_all_others_become_faster_are_not_slow() -> None:
-    faster = dict.fromkeys(range(5, 10), 0.5)
-
-    found = slow_links(pipelines({(0, 1): faster, (2, 3): faster}))
-
-    # THEN the others were slow until then, because a fault only adds time
-    assert found == between(0, 1, 0, 4) | between(2, 3, 0, 4)
-
-
-def test_the_links_of_a_job_with_two_stages_have_no_others_to_be_compared_with() -> None:
-    slow = {(0, 1): dict.fromkeys(range(3, 10), 1.5)}
-
-    assert slow_links(pipelines(slow, num_stages=2)) == set()
-    assert slow_links(pipelines(slow, num_stages=3)) == between(0, 1, 3, 9)
-
-
-def test_half_of_all_links_that_are_slow_for_a_while_do_not_count_as_noise() -> None:
-    slow = {(0, 1): dict.fromkeys(range(3, 7), 1.5)}
-
-    assert slow_links(pipelines(slow, num_stages=3)) == between(0, 1, 3, 6)
+    assert rise_of(pipelines({}, everywhere=everywhere)) == (None, 4, 9)
 
 
 def test_links_that_vary_as_much_as_they_rose_are_not_slow() -> None:
@@ -179,10 +150,10 @@ def test_links_that_vary_as_much_as_they_rose_are_not_slow() -> None:
     tenths = (8.5, 11.5, 10.2, 8.3, 11.5, 11.0, 14.5, 12.5, 10.8, 14.2)
     varying = {step: value / 10 for step, value in enumerate(tenths)}
 
-    assert slow_links(pipelines({(1, 2): varying})) == set()
+    assert rise_of(pipelines({(1, 2): varying})) is None
 
 
-def test_links_whose_load_changes_gradually_are_not_slow() -> None:
+def test_links_whose_load_changes_gradually_are_no_uplink() -> None:
     # GIVEN a wave of 40 % over 20 steps: 10, 10.1, 10.4, 10.8, 11.4, 12, ... ms, up to 14 ms. It
     # changes by at most 0.6 ms between steps, while half of the excess of its middle is 1.7 ms
     num_steps = 20
@@ -196,4 +167,4 @@ def test_links_whose_load_changes_gradually_are_not_slow() -> None:
         for src, dst in ((rank, rank + SIZE), (rank + SIZE, rank))
     }
 
-    assert slow_links(profile(links, ranks_per_stage=SIZE)) == set()
+    assert rise_of(profile(links, ranks_per_stage=SIZE)) is None

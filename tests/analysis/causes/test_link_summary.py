@@ -35,7 +35,7 @@ def summary(ms_of: Mapping[Link, Sequence[float]], *, ranks_per_host: int) -> Li
         )
         for rank in ranks
     }
-    found = summarize_links(profile(ms_of), infos)
+    found = summarize_links(profile(ms_of, infos=infos))
     assert found is not None
     return found
 

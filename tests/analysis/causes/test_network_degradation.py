@@ -11,11 +11,10 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes import slow_compute, slow_link
 from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.link_profile import SlowLink
+from rankscope.analysis.causes.link_profile import Rise, find_rise
 from rankscope.analysis.causes.network_degradation import (
     NetworkSymptom,
     are_only_groups,
-    find_common_slowness,
     find_network_symptom,
     find_slow_network,
     has_one_location,
@@ -54,6 +53,7 @@ TWO_HOSTS = {
     rank: RankInfo(rank=rank, coords=Coords(dp=rank), host=f"h{rank // SIZE}") for rank in range(8)
 }
 HOST_NAMES = {rank: info.host for rank, info in TWO_HOSTS.items()}
+ON_TWO_HOSTS = profile({group(*range(8)): [10.0] * 8}, infos=TWO_HOSTS)
 
 
 def candidates_of(
@@ -66,8 +66,7 @@ def candidates_of(
 ) -> tuple[Candidate, ...]:
     """Return the candidates of these links, with ``num`` transfers per step and no counters."""
     return find_slow_network(
-        profile(links, ranks_per_stage=len(ranks), num=num),
-        ranks,
+        profile(links, num=num, infos=ranks),
         blamed=blamed,
         step_ns=float(step_ns),
         step_start_ns={step: step * step_ns for step in range(NUM_STEPS)},
@@ -119,8 +118,7 @@ def candidates_with_slow_uplinks(*slow_stages: int) -> tuple[Candidate, ...]:
         for rank in range(SIZE * NUM_STAGES)
     }
     return find_slow_network(
-        profile(links, ranks_per_stage=SIZE),
-        ranks,
+        profile(links, infos=ranks),
         blamed=(),
         step_ns=float(STEP_NS),
         step_start_ns={step: step * STEP_NS for step in range(NUM_STEPS)},
@@ -128,19 +126,18 @@ def candidates_with_slow_uplinks(*slow_stages: int) -> tuple[Candidate, ...]:
     )
 
 
-def test_a_slow_uplink_is_one_candidate_and_explains_the_group_that_uses_it() -> None:
+def test_a_slow_uplink_is_one_candidate_beside_the_group_that_uses_it() -> None:
     (found,) = candidates_with_slow_uplinks(1)
 
     assert (found.cause.name, found.ranks) == ("slow-link", tuple(range(4, 12)))
     assert found.steps == (3, 9)
     assert found.excess_ratio == pytest.approx(4.0, rel=0.03)
     assert found.evidence.startswith(
-        "transfers over all links between stages 1 and 2 (hosts h1 and h2) take 10.0 ms against"
-        " 2.02 ms in other steps, scaled by the change of links between other stages (+"
+        "8 of 8 links between stages 1 and 2, which share an uplink, take 398 % longer"
     )
-    # Operation k is carried by link k: the 8 slow pairs, and the group, which is the 25th.
+    # Operation k is carried by link k.
     assert found.part is not None
-    assert found.part.tolist() == [*range(8, 16), 24]
+    assert found.part.tolist() == [*range(8, 16)]
 
 
 def test_links_between_most_stages_that_became_slow_are_the_network() -> None:
@@ -203,21 +200,20 @@ GROUPS = [group(k, k + 4, k + 8, k + 12) for k in range(4)]
 def test_all_links_slower_in_some_steps_are_a_slow_network() -> None:
     slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
 
-    found = find_common_slowness(profile(dict.fromkeys(GROUPS, slow)), FOUR_HOSTS)
+    found = find_rise(profile(dict.fromkeys(GROUPS, slow), hosts=FOUR_HOSTS))
 
     assert found is not None
-    phase, links = found
-    assert (phase.first, phase.last) == (4, 7)
-    assert links.all()
+    assert (found.phase.first, found.phase.last) == (4, 7)
+    assert found.is_slower.all()
 
 
 def test_a_network_that_is_slow_in_nearly_all_steps_is_found_from_its_onset_on() -> None:
     slow = [10.0, 10.1, *[13.0, 13.1, 12.9] * 6]
 
-    found = find_common_slowness(profile(dict.fromkeys(GROUPS, slow)), FOUR_HOSTS)
+    found = find_rise(profile(dict.fromkeys(GROUPS, slow), hosts=FOUR_HOSTS))
 
     assert found is not None
-    assert (found[0].first, found[0].last) == (2, 19)
+    assert (found.phase.first, found.phase.last) == (2, 19)
 
 
 def test_links_that_differ_much_within_a_step_are_no_slow_network() -> None:
@@ -240,7 +236,7 @@ def test_links_that_differ_much_within_a_step_are_no_slow_network() -> None:
     )  # fmt: skip
     links = [*GROUPS, group(*range(16))]
 
-    assert find_common_slowness(profile(dict(zip(links, tenths, strict=True))), FOUR_HOSTS) is None
+    assert find_rise(profile(dict(zip(links, tenths, strict=True)), hosts=FOUR_HOSTS)) is None
 
 
 def test_links_inside_a_host_do_not_count_beside_links_between_hosts() -> None:
@@ -248,35 +244,35 @@ def test_links_inside_a_host_do_not_count_beside_links_between_hosts() -> None:
     slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
     usual = [10.0, 10.1, 9.9, 10.0] * 2 + [10.0, 10.1]
 
-    found = find_common_slowness(
-        profile({**dict.fromkeys(inside, usual), **dict.fromkeys(GROUPS, slow)}), FOUR_HOSTS
+    found = find_rise(
+        profile({**dict.fromkeys(inside, usual), **dict.fromkeys(GROUPS, slow)}, hosts=FOUR_HOSTS)
     )
 
     assert found is not None
-    assert found[1].tolist() == [False] * 4 + [True] * 4
+    assert found.is_slower.tolist() == [False] * 4 + [True] * 4
 
 
 def test_single_slow_steps_are_found_if_counters_may_confirm_them() -> None:
     # GIVEN two slow steps of eight: four of the seven changes between steps are theirs
     flapping = [10.0, 10.1, 9.9, 10.0, 28.0, 10.1, 28.0, 9.9]
-    links = profile(dict.fromkeys(GROUPS, flapping))
+    links = profile(dict.fromkeys(GROUPS, flapping), hosts=FOUR_HOSTS)
 
-    found = find_common_slowness(links, FOUR_HOSTS, min_steps=1)
+    found = find_rise(links, may_be_brief=True)
 
     assert found is not None
-    assert (found[0].first, found[0].last) == (4, 6)
-    assert found[1].all()
+    assert (found.phase.first, found.phase.last) == (4, 6)
+    assert found.is_slower.all()
     # AND without counters they are not enough
-    assert find_common_slowness(links, FOUR_HOSTS) is None
+    assert find_rise(links) is None
 
 
 def test_steps_that_vary_by_a_fifth_are_no_flapping_network() -> None:
     # GIVEN a lower half of 0, 1, 1 and 2 below the median of 10: a deviation of 1.5 and more
     usual = [10.0, 9.0, 11.0, 8.0, 12.0, 9.0, 11.0, 12.0]
 
-    assert (
-        find_common_slowness(profile(dict.fromkeys(GROUPS, usual)), FOUR_HOSTS, min_steps=1) is None
-    )
+    links = profile(dict.fromkeys(GROUPS, usual), hosts=FOUR_HOSTS)
+
+    assert find_rise(links, may_be_brief=True) is None
 
 
 STEPS = [10.0] * 8
@@ -284,11 +280,18 @@ NO_COUNTERS = NetworkSymptom(word="", hosts=(), is_known=False)
 
 
 def culprit(*ranks: int, links: tuple[int, ...]) -> Culprit:
-    phase = Phase(row=0, first=4, last=7, excess_ratio=0.3, deviation=0.01, threshold=0.1)
     slow = tuple(
-        SlowLink(link=link, phase=phase, expected_ns=10.0, transfer_ns=13.0) for link in links
+        Phase(row=link, first=4, last=7, excess_ratio=0.3, deviation=0.01, threshold=0.1)
+        for link in links
     )
     return Culprit(ranks=ranks, links=slow, location="one dp-comm group of 8 ranks")
+
+
+def rise(*slower: int) -> Rise:
+    """Return some of three links as slow together."""
+    phase = Phase(row=0, first=4, last=7, excess_ratio=0.3, deviation=0.01, threshold=0.1)
+    is_slower = np.isin(np.arange(3), slower)
+    return Rise(phase=phase, is_slower=is_slower, excess=np.zeros(8), num_compared=3)
 
 
 def slow_candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
@@ -305,7 +308,7 @@ def slow_candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
 
 def is_only(links: dict[Link, list[float]], hosts: dict[int, str] = HOST_NAMES) -> bool:
     """Return whether link 0, the group of all ranks, is the only link between hosts."""
-    return are_only_groups(profile(links), [culprit(*range(8), links=(0,))], hosts)
+    return are_only_groups(profile(links, hosts=hosts), [culprit(*range(8), links=(0,))])
 
 
 def test_a_group_of_all_ranks_may_be_the_only_link_between_two_hosts() -> None:
@@ -324,14 +327,14 @@ def test_several_rings_that_have_no_rank_in_common_are_all_links_of_a_job() -> N
     # GIVEN two rings of the same two hosts
     even, odd = group(0, 2, 4, 6), group(1, 3, 5, 7)
     both = [culprit(*even.members, links=(0,)), culprit(*odd.members, links=(1,))]
-    links = profile({even: STEPS, odd: STEPS})
+    links = profile({even: STEPS, odd: STEPS}, infos=TWO_HOSTS)
 
-    assert are_only_groups(links, both, HOST_NAMES)
+    assert are_only_groups(links, both)
     # WHEN one of them is as fast as before
-    assert not are_only_groups(links, both[:1], HOST_NAMES)
+    assert not are_only_groups(links, both[:1])
     # THEN it is no network, and two that confirm each other leave no doubt
     slow = slow_candidate(*range(8), part=(True,))
-    found = judge_only_groups(slow, 2, HOST_NAMES, NO_COUNTERS)
+    found = judge_only_groups(ON_TWO_HOSTS, slow, 2, NO_COUNTERS)
     assert (found.cause.name, found.certainty) == ("network-degradation", 1.0)
     assert found.evidence == (
         "transfers take longer; 1 more group alike; no network counters were recorded"
@@ -346,7 +349,7 @@ def test_a_group_on_one_host_or_on_unknown_hosts_has_no_network() -> None:
 def test_without_counters_the_only_group_is_reported_as_the_network_with_half_the_confidence() -> (
     None
 ):
-    found = judge_only_groups(slow_candidate(*range(8), part=(True,)), 1, HOST_NAMES, NO_COUNTERS)
+    found = judge_only_groups(ON_TWO_HOSTS, slow_candidate(*range(8), part=(True,)), 1, NO_COUNTERS)
 
     assert (found.cause.name, found.certainty) == ("network-degradation", 0.5)
     assert found.evidence == (
@@ -360,14 +363,14 @@ def test_counters_that_rose_on_no_host_make_the_only_group_a_slow_link() -> None
     quiet = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0", "h1", "h2"}))
     on_one_host = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0"}))
 
-    found = judge_only_groups(slow, 1, HOST_NAMES, quiet)
+    found = judge_only_groups(ON_TWO_HOSTS, slow, 1, quiet)
 
     assert (found.cause.name, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
     assert found.evidence == (
         "transfers take longer; network counters did not rise on any of its hosts, so one link of"
         " it is slow"
     )
-    assert judge_only_groups(slow, 1, HOST_NAMES, on_one_host).cause.name == "network-degradation"
+    assert judge_only_groups(ON_TWO_HOSTS, slow, 1, on_one_host).cause.name == "network-degradation"
 
 
 def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() -> None:
@@ -375,8 +378,8 @@ def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() 
     both = NetworkSymptom(word="congestion", hosts=("h0", "h1"), is_known=True)
     slow = slow_candidate(*range(8), part=(True,))
 
-    found = judge_only_groups(slow, 1, HOST_NAMES, one)
-    network = judge_only_groups(slow, 1, HOST_NAMES, both)
+    found = judge_only_groups(ON_TWO_HOSTS, slow, 1, one)
+    network = judge_only_groups(ON_TWO_HOSTS, slow, 1, both)
 
     assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
     assert found.evidence.endswith("; retransmit counters rose on 1 host, h1 (ranks 4 to 7)")
@@ -386,16 +389,16 @@ def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() 
 
 def test_slow_links_with_one_location_are_no_slow_network_if_others_are_fast() -> None:
     # GIVEN a slow ring of all ranks, a slow half of it, and a healthy other half
-    links = {group(*range(8)): STEPS, group(0, 1, 2, 3): STEPS, group(4, 5, 6, 7): STEPS}
-    one_host = dict.fromkeys(range(8), "a")
-    slow = slow_candidate(*range(8), part=(True, True, False))
+    links = profile(
+        {group(*range(8)): STEPS, group(0, 1, 2, 3): STEPS, group(4, 5, 6, 7): STEPS},
+        hosts=dict.fromkeys(range(8), "a"),
+    )
     place = [culprit(0, 1, 2, 3, links=(0, 1))]
 
-    assert has_one_location(profile(links), slow, place, one_host)
+    assert has_one_location(links, rise(0, 1), place)
     # AND if all links are slow, or if there are several culprits, no location explains it
-    everything = slow_candidate(*range(8), part=(True, True, True))
-    assert not has_one_location(profile(links), everything, place, one_host)
-    assert not has_one_location(profile(links), slow, place * 2, one_host)
+    assert not has_one_location(links, rise(0, 1, 2), place)
+    assert not has_one_location(links, rise(0, 1), place * 2)
 
 
 def test_a_counter_that_rises_in_the_phase_names_the_symptom_and_its_hosts() -> None:
@@ -475,8 +478,7 @@ def test_a_slow_pair_is_named_with_its_hosts_and_rates() -> None:
     }
 
     (found,) = find_slow_network(
-        profile(links, num=4),
-        TWO_HOSTS,
+        profile(links, num=4, infos=TWO_HOSTS),
         blamed=(),
         step_ns=STEP_NS,
         step_start_ns={step: step * STEP_NS for step in range(len(JITTER))},

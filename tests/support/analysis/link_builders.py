@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.analysis.causes.link_profile import profile_links
 from rankscope.analysis.replay.model import Link, Transfers
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ def pair(src: int, dst: int) -> Link:
 
 
 def profile(
-    ms_of: Mapping[Link, Sequence[float]], *, num: int = 2, ranks_per_stage: int = 0
+    ms_of: Mapping[Link, Sequence[float]],
+    *,
+    num: int = 2,
+    ranks_per_stage: int = 0,
+    hosts: Mapping[int, str] | None = None,
+    infos: Mapping[int, RankInfo] | None = None,
 ) -> LinkProfile:
     """Return the profile of links with given transfer times.
 
@@ -38,6 +44,8 @@ def profile(
         ms_of: By link, the time of one transfer in each step.
         num: Transfers per step.
         ranks_per_stage: 0: there is one stage.
+        hosts: Host of each rank; None: unknown.
+        infos: Location of each rank; None: by ``ranks_per_stage`` and ``hosts``.
     """
     links = tuple(ms_of)
     sizes = sorted({(link.kind, len(link.members)) for link in links})
@@ -61,5 +69,12 @@ def profile(
     )
     ranks = {rank for link in links for rank in link.members}
     size = ranks_per_stage or max(ranks) + 1
-    coords = {rank: Coords(dp=rank % size, pp=rank // size) for rank in ranks}
-    return profile_links(transfers, tuple(range(max(step) + 1)), coords)
+    infos = infos or {
+        rank: RankInfo(
+            rank=rank,
+            coords=Coords(dp=rank % size, pp=rank // size),
+            host=(hosts or {}).get(rank, ""),
+        )
+        for rank in ranks
+    }
+    return profile_links(transfers, tuple(range(max(step) + 1)), infos)
