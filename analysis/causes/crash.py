@@ -137,8 +137,8 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
         failures = find_failures(epoch, context)
-        own = tuple(failure for failure in failures if not failure.follows)
-        if own and not is_silence(failures):
+        own = own_failures(failures)
+        if own:
             first = _first(own, run.clock_error_ns)
             if len(own) == len(failures):
                 first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
@@ -187,17 +187,19 @@ def _silent_since(ended: RankExit, events: Iterable[EventRecord]) -> Iterator[in
             yield event.at_ns
 
 
-def is_silence(failures: Iterable[Failure]) -> bool:
-    """Return whether some ranks timed out while the only ones that did not follow were lost.
+def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """Return the failures that did not follow another one; none if the job hung before.
 
     A process that dies breaks its connections at once. Only one that hangs lets the others run
-    into their timeout.
+    into their timeout, so if they did, and those that did not follow were lost, it was silent.
     """
-    own = [failure for failure in failures if not failure.follows]
-    has_timeouts = any(failure.reason is ExitClass.TIMEOUT for failure in failures)
-    is_broken = any(failure.reason is ExitClass.CONNECTION for failure in failures)
-    all_lost = all(failure.reason is ExitClass.LOST for failure in own)
-    return has_timeouts and not is_broken and all_lost
+    failures = tuple(failures)
+    own = tuple(failure for failure in failures if not failure.follows)
+    reasons = {failure.reason for failure in failures}
+    is_silence = ExitClass.TIMEOUT in reasons and ExitClass.CONNECTION not in reasons
+    if is_silence and all(failure.reason is ExitClass.LOST for failure in own):
+        return ()
+    return own
 
 
 def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
