@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel
     from ..trace.tables import RankInfo
-    from .clock_throttle import ClockDrop
     from .detector import Cause
 
 
@@ -58,9 +57,6 @@ class Candidate:
 
     certainty: float = 1.0
     """Factor of the confidence: below 1 if the evidence fits another cause as well."""
-
-    clock_drop: ClockDrop | None = None
-    """The lower clock of the device, if samples show one."""
 
     shown_steps: tuple[int, ...] | None = None
     """Steps that show it, if not all between the first and the last do; None: all."""

@@ -58,32 +58,8 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         case: The run.
         profile: Its compute, as recorded or as if micro-batches had equal lengths.
     """
-    model = case.reading.model
+    model, workers = case.reading.model, case.workers
     devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
-    compute = find_compute_candidates(
-        profile, model, case.ranks, workers=case.workers, devices=devices
-    )
-    explained = explain_by_clock(compute, profile, model, workers=case.workers, devices=devices)
-    return merge_equal(merge_hosts(explained, case.ranks), CAUSE)
-
-
-def find_compute_candidates(
-    profile: ComputeProfile,
-    model: ReplayModel,
-    ranks: Mapping[int, RankInfo],
-    *,
-    workers: Mapping[int, tuple[int, ...]],
-    devices: Devices,
-) -> tuple[Candidate, ...]:
-    """Find slow ranks and slow stages.
-
-    Args:
-        profile: Compute of each rank against its peers.
-        model: The operations.
-        ranks: Host of each rank.
-        workers: Identity of each rank, equal for partners whose compute looks the same.
-        devices: Samples of the devices, if any.
-    """
     stages = find_slow_stages(profile)
     in_slow_stage = {row for stage in stages for row in stage.rows.tolist()}
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -96,16 +72,22 @@ def find_compute_candidates(
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
         clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
     rows = rows_of_ranks(model, list(clearest))
-    found = [
-        _rank_candidate(profile, phase, rows[alike], devices, alike)
-        for alike, phase in clearest.items()
-    ]
-    found += [
-        _without_slow_ranks(_stage_candidate(stage, model, ranks), found, model) for stage in stages
-    ]
+    found: list[Candidate] = []
+    for alike, phase in clearest.items():
+        slow = _rank_candidate(profile, phase, rows[alike], alike)
+        # Between the slow steps of an intermittent rank its clock is high: the first one counts.
+        read = slow.steps if phase.columns is None else (slow.steps[0], slow.steps[0])
+        drops = {rank: drop for rank in alike if (drop := devices.find_drop(rank, read))}
+        if drops:
+            worst = max(drops.values(), key=max_explained)
+            found += explain_by_clock(slow, tuple(drops), worst, model, workers)
+        else:
+            found.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
+    whole = [_stage_candidate(stage, model, case.ranks) for stage in stages]
+    found += [_without_slow_ranks(stage, found, model) for stage in whole]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
-    return tuple(found)
+    return merge_equal(merge_hosts(found, case.ranks), CAUSE)
 
 
 def _without_slow_ranks(
@@ -141,26 +123,17 @@ def find_slow_ranks(
 
 
 def _rank_candidate(
-    profile: ComputeProfile,
-    phase: Phase,
-    part: NDArray[np.int64],
-    devices: Devices,
-    partners: tuple[int, ...],
+    profile: ComputeProfile, phase: Phase, part: NDArray[np.int64], partners: tuple[int, ...]
 ) -> Candidate:
-    """Return a slow rank as a candidate: all its partners, or those whose clock was lower.
+    """Return a slow rank and its partners as a candidate.
 
     Args:
         profile: Compute of each rank against its peers.
         phase: The steps in which the rank is slow.
         part: The operations of its partners, ascending.
-        devices: Samples of the devices.
         partners: Ranks, itself included, that look the same in the trace.
     """
     row, steps = phase.row, phase.steps(profile.steps)
-    # Between the slow steps of an intermittent rank its clock is high: look at the first one only.
-    read = steps if phase.columns is None else (steps[0], steps[0])
-    drops = {rank: devices.find_drop(rank, read) for rank in partners}
-    drop = max((each for each in drops.values() if each), key=max_explained, default=None)
     num_peers = int((profile.stage == profile.stage[row]).sum()) - 1
     slow = SlowRanks(
         rows=np.array([row]),
@@ -180,16 +153,14 @@ def _rank_candidate(
         when = f"{len(phase.columns)} of the {phase.num_steps} {when}"
     elif phase.num_steps > 1:
         when += f" ({format_count(phase.num_steps, 'step')} traced)"
-    evidence = f"rank {slow.ranks[0]}: {slow.evidence}, in {when}"
     return Candidate(
         cause=CAUSE,
-        ranks=tuple(rank for rank, lower in drops.items() if lower is not None) or partners,
+        ranks=partners,
         steps=steps,
         part=part,
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
-        evidence=name_worker(partners, evidence) if drop is None else evidence,
-        clock_drop=drop,
+        evidence=f"rank {slow.ranks[0]}: {slow.evidence}, in {when}",
         shown_steps=phase.shown_steps(profile.steps),
     )
 
