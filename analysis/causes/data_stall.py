@@ -11,18 +11,10 @@ from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by
 from ..replay.model import Place
 from ..report.text import format_ranks
 from ..statistics.phases import find_phases
-from . import host_stall
 from .candidate import Candidate, explained_gaps, join_candidates
 from .common_pause import pause_candidate
 from .detector import Cause
-from .host_gaps import (
-    INPUT_PLACES,
-    WORKING_PLACES,
-    HostGaps,
-    Loss,
-    find_late_stages,
-    stall_candidates,
-)
+from .host_gaps import INPUT_PLACES, HostGaps, Loss, find_late_stages, stall_candidates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .detector import Case
-
-LOSS = Loss(INPUT_PLACES, "waiting for input")
 
 CAUSE = Cause(
     name="data-stall",
@@ -45,8 +35,7 @@ CAUSE = Cause(
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that wait for input, and common pauses that are not planned."""
     gaps, pauses = case.gaps, case.common_pauses
-    stalled = [each for each in found if each.cause is host_stall.CAUSE]
-    explained = explained_gaps(found, len(gaps.gaps)) | _first_gaps_of_late_hosts(gaps, stalled)
+    explained = explained_gaps(found, len(gaps.gaps))
     late = find_data_stalls(gaps, pauses.other_steps, explained)
     common = pause_candidate(CAUSE, gaps, pauses, ~pauses.is_planned)
     return (*found, *_merge_stages([*late, *([] if common is None else [common])]))
@@ -79,7 +68,7 @@ def find_data_stalls(
         stall_candidates(
             CAUSE,
             gaps,
-            LOSS,
+            Loss(gaps.is_at(*INPUT_PLACES), "waiting for input"),
             single=single,
             expected=[(INPUT_PLACES, expected)],
             stages=find_late_stages(gaps, lost_ns, steps, always=True),
@@ -118,21 +107,3 @@ def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     together = f"{format_ranks(whole.ranks)} wait for input together"
     evidence = f"{together}; the worst: {worst.evidence}"
     return (replace(whole, evidence=evidence, is_everywhere=True), *alone)
-
-
-def _first_gaps_of_late_hosts(gaps: HostGaps, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """Return the gaps before the first compute that a stalling host explains. Shape (gaps,).
-
-    A host that launches late is late for the first launch of a step as well. Only if it loses more
-    there than before all other launches together, in most of its steps, its input is late too.
-    """
-    profile = gaps.profile
-    first, later = gaps.total_ns(Place.INPUT), gaps.total_ns(*WORKING_PLACES)
-    explained = np.zeros(len(gaps.gaps), dtype=np.bool_)
-    for each in stalled:
-        rows = np.isin(profile.ranks, each.ranks)
-        inside = (profile.steps >= each.steps[0]) & (profile.steps <= each.steps[1])
-        is_more = first[rows][:, inside] > later[rows][:, inside]
-        if is_more.mean() <= 1 / 2:
-            explained |= gaps.is_at(Place.INPUT) & np.isin(gaps.gaps.rank, each.ranks)
-    return explained

@@ -305,9 +305,11 @@ def find_late_stages(
 
 
 class Loss(NamedTuple):
-    """Places in which late ranks lose time, and what they do there in words."""
+    """The gaps in which late ranks lose time, and what they do there in words."""
 
-    places: tuple[Place, ...]
+    gaps: NDArray[np.bool_]
+    """Shape (gaps,): of all ranks and steps."""
+
     activity: str
     """As in "loses 20.0 ms per step waiting for input"."""
 
@@ -357,7 +359,7 @@ def _stall_candidate(
     if phase.columns is not None:
         columns = np.array(phase.columns)
         when = f"in {len(columns)} of the {phase.num_steps} steps {steps[0]} to {steps[1]}"
-    chosen = gaps.is_at(*loss.places) & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
+    chosen = loss.gaps & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
     lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
     share = format_percent(phase.excess_ratio)
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
@@ -367,6 +369,7 @@ def _stall_candidate(
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
+        gaps=chosen,
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
         evidence=(

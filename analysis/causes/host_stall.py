@@ -12,7 +12,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_hosts
 from .detector import Cause
-from .host_gaps import Loss, find_late_stages, stall_candidates
+from .host_gaps import WORKING_PLACES, Loss, find_late_stages, stall_candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 """Places that show a stalling host. For gaps before collectives see `launch_skew`."""
-
-LATE_PLACES = (*STALL_PLACES, Place.LAUNCH, Place.INPUT)
-"""Places in which a host that stalls loses time."""
 
 CAUSE = Cause(
     name="host-stall",
@@ -69,9 +66,15 @@ def find_host_stalls(
         if _is_persistent(excess[phase.row], num_late[phase.row], phase)
     ]
     # By place: a pause of all ranks is normal at its own place only.
-    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in LATE_PLACES]
+    places = (*WORKING_PLACES, Place.INPUT)
+    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in places]
     stages = find_late_stages(gaps, lost_ns, steps, always=False)
-    loss = Loss(LATE_PLACES, "between launches")
+    # A host that launches late is late for the first launch of a step as well. If it loses more
+    # there than before all other launches together, its input is late too.
+    later_ns = gaps.total_ns(*WORKING_PLACES)[gaps.row, gaps.column]
+    first_ns = gaps.total_ns(Place.INPUT)[gaps.row, gaps.column]
+    late = gaps.is_at(*WORKING_PLACES) | (gaps.is_at(Place.INPUT) & (first_ns <= later_ns))
+    loss = Loss(late, "between launches")
     return tuple(
         stall_candidates(CAUSE, gaps, loss, single=single, expected=by_place, stages=stages)
     )
