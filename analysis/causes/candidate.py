@@ -155,7 +155,7 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
             ]
             if len(mine) > 1:
                 kept = [each for each in kept if each not in mine]
-                kept.append(_merge(mine, f"all on host {host}"))
+                kept.append(merge_alike(mine, f", all on host {host}"))
     return tuple(kept)
 
 
@@ -180,18 +180,24 @@ def merge_equal(found: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ..
                 and each.excess_ratio >= least
             )
         ]
-        kept.append(worst if len(equal) == 1 else _merge(equal, "equally slow"))
+        kept.append(worst if len(equal) == 1 else merge_alike(equal, ", equally slow"))
         left = [each for each in left if not any(each is one for one in equal)]
     return tuple(kept)
 
 
-def _merge(found: Sequence[Candidate], place: str) -> Candidate:
+def merge_alike(found: Sequence[Candidate], how: str) -> Candidate:
+    """Return several candidates of a cause as one.
+
+    Args:
+        found: At least one.
+        how: What they have in common, after their ranks in the evidence.
+    """
     worst = max(found, key=lambda each: each.excess_ratio)
     whole = join_candidates(found, worst)
     return replace(
         whole,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"{format_ranks(whole.ranks)}, {place}; the worst: {worst.evidence}",
+        evidence=f"{format_ranks(whole.ranks)}{how}; the worst: {worst.evidence}",
     )
 
 

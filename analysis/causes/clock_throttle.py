@@ -143,7 +143,8 @@ def explain_by_clock(
         note = f", which explains at most {share}" if is_rest_due else ""
         evidence = f"{slow.evidence}; {drop}{note}"
         return (replace(slow, cause=CAUSE, ranks=throttled, evidence=evidence),)
-    text, unknown = f"{format_ranks(throttled)}: {drop}", "which of its ranks causes the rest is unknown"
+    text = f"{format_ranks(throttled)}: {drop}"
+    unknown = "which of its ranks causes the rest is unknown"
     evidence = f"{slow.evidence}; {text}, which explains at most {share}; {unknown}"
     rest = replace(slow, evidence=name_worker(slow.ranks, evidence))
     # A share that would not be reported by itself is no candidate.

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
-from ..replay.model import Place
-from ..report.text import format_ranks
 from ..statistics.phases import find_phases
-from .candidate import Candidate, explained_gaps, join_candidates
-from .common_pause import pause_candidate
+from .candidate import Candidate, explained_gaps, merge_alike
+from .common_pause import pause_candidates
 from .detector import Cause
 from .host_gaps import INPUT_PLACES, HostGaps, Loss, find_late_stages, stall_candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from .detector import Case
@@ -37,8 +33,13 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     gaps, pauses = case.gaps, case.common_pauses
     explained = explained_gaps(found, len(gaps.gaps))
     late = find_data_stalls(gaps, pauses.other_steps, explained)
-    common = pause_candidate(CAUSE, gaps, pauses, ~pauses.is_planned)
-    return (*found, *_merge_stages([*late, *([] if common is None else [common])]))
+    late += pause_candidates(CAUSE, gaps, pauses, ~pauses.is_planned)
+    together = [each for each in late if len(each.ranks) > 1]
+    if len(together) > 1:
+        # Stages that miss input, and what all ranks miss, share what is slow.
+        merged = replace(merge_alike(together, " wait for input together"), is_everywhere=True)
+        late = (merged, *(each for each in late if len(each.ranks) == 1))
+    return (*found, *late)
 
 
 def find_data_stalls(
@@ -94,16 +95,3 @@ def _baseline_of_few_peers(
             peers = rows[rows != row]
             baseline[row] = np.minimum(own[row], lost_ns[peers].max(axis=0))
     return baseline
-
-
-def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Merge the stages that wait for input, and what all ranks miss: they share what is slow."""
-    several = [each for each in found if len(each.ranks) > 1]
-    alone = [each for each in found if len(each.ranks) == 1]
-    if len(several) <= 1:
-        return tuple(found)
-    worst = max(several, key=lambda each: each.excess_ratio)
-    whole = join_candidates(several, worst)
-    together = f"{format_ranks(whole.ranks)} wait for input together"
-    evidence = f"{together}; the worst: {worst.evidence}"
-    return (replace(whole, evidence=evidence, is_everywhere=True), *alone)

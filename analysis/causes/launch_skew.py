@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..statistics.noise import deviation_of_distances, step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
-from .candidate import Candidate, explained_gaps, join_candidates
+from .candidate import Candidate, explained_gaps, merge_alike
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -127,7 +126,12 @@ def find_launch_skews(
                 num_members=len(rows),
             )
         )
-    return _merge_groups(found)
+    in_turn = [each for each in found if each.cause is CAUSE]
+    if len(in_turn) > 1:
+        # They share the reason, and each alone would save little: the others would still wait.
+        merged = merge_alike(in_turn, f", in {format_count(len(in_turn), 'group')}")
+        found = [merged, *(each for each in found if each.cause is not CAUSE)]
+    return tuple(found)
 
 
 def _smallest_groups(
@@ -200,14 +204,3 @@ def _skew_candidate(
         ),
         on_host=True,
     )
-
-
-def _merge_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Merge the skews of several groups into one candidate: they share its reason."""
-    several = [each for each in found if each.cause is CAUSE]
-    alone = [each for each in found if each.cause is not CAUSE]
-    if len(several) <= 1:
-        return tuple(found)
-    clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
-    evidence = f"{clearest.evidence}; {format_count(len(several) - 1, 'more group')} alike"
-    return (replace(join_candidates(several, clearest), evidence=evidence), *alone)
