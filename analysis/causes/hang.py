@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..trace.context import EventRecord, RunContext
+    from ..trace.context import RunContext
     from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
     from .crash import Failure
     from .detector import Record
@@ -153,9 +153,10 @@ def _find_hang(
 ) -> Finding | None:
     failures = find_failures(epoch, context)
     ended = {one.rank for one in context.exits if one.epoch == epoch.epoch and one.state == "ended"}
-    known = find_blocked_ranks(epoch, spans, steps, context)
+    opened = _open_spans(epoch.epoch, context)
+    known = find_blocked_ranks(epoch, spans, steps, opened)
     blocked = [one for one in known if one.rank not in ended]
-    stuck = _find_stuck(epoch, blocked, find_entered_ranks(epoch.epoch, spans, blocked))
+    stuck = _find_stuck(epoch, blocked, _entered_ranks(epoch.epoch, spans, blocked))
     if own_failures(failures) or not stuck:
         return None  # a crash is why the others are blocked
     last_ranks, last_instances = _follow_waits(stuck)
@@ -174,20 +175,31 @@ def _find_hang(
         )
     behind = _least_advanced(epoch, silent & traced, spans)
     culprits = tuple(sorted(behind - reporting or behind or last_ranks & traced))
-    work = open_work(epoch.epoch, context)
+    work = {rank: {str(entry.get("kind", "")) for entry in opened.get(rank, ())} for rank in silent}
     shown = next((one for one in stuck if one.missing & set(culprits)), None)
-    if shown is None or any(SpanKind.CHECKPOINT in work.get(rank, ()) for rank in silent):
+    if shown is None or any(SpanKind.CHECKPOINT in kinds for kinds in work.values()):
         return None
     if {one.ended.rank for one in failures if one.reason is ExitClass.LOST} & set(culprits):
         certainty *= THRESHOLDS.doubt_factor
     num_others = len(shown.members) - len(shown.missing & set(culprits))
     certainty *= THRESHOLDS.ended_confidence * len(shown.inside) / max(num_others, 1)
-    evidence = _evidence(shown, culprits, is_silent=bool(silent))
-    evidence += _last_step_text(culprits, steps) if silent else ""
+    missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
+    inside = tuple(sorted(one.rank for one in shown.inside))
+    blocked_there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
+    if silent:
+        evidence = f"{missing} never entered {shown}, in which {blocked_there}"
+        evidence += _last_step_text(culprits, steps)
+    else:
+        evidence = (
+            f"no rank is silent: {blocked_there} in {shown}, which {missing} has not entered,"
+            " because it is blocked in another communication; the order of collectives differs"
+            " between ranks"
+        )
     num_more = sum(bool(one.missing) for one in stuck) - 1
     if num_more:
         evidence += f"; members are missing in {format_count(num_more, 'other communication')}"
-    evidence += _work_text(culprits, work)
+    kinds = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
+    evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
     evidence += "; it had already ended without an error" if ended & set(culprits) else ""
     return Finding(
         cause=CAUSE.name,
@@ -362,24 +374,6 @@ def _find_stuck(
     return tuple(sorted(found, key=lambda one: (-len(one.inside), one.instance)))
 
 
-def _evidence(shown: _Stuck, culprits: tuple[int, ...], *, is_silent: bool) -> str:
-    missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
-    blocked = format_ranks(tuple(sorted(one.rank for one in shown.inside)))
-    verb = "is" if len(shown.inside) == 1 else "are"
-    if is_silent:
-        return f"{missing} never entered {shown}, in which {blocked} {verb} blocked"
-    return (
-        f"no rank is silent: {blocked} {verb} blocked in {shown}, which {missing} has not entered,"
-        " because it is blocked in another communication; the order of collectives differs between"
-        " ranks"
-    )
-
-
-def _work_text(culprits: tuple[int, ...], work: Mapping[int, tuple[str, ...]]) -> str:
-    kinds = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
-    return f"; it was inside {', '.join(kinds)}" if kinds else ""
-
-
 def _last_step_text(culprits: tuple[int, ...], steps: StepTable) -> str:
     rows = np.isin(steps.rank, culprits)
     if not rows.any():
@@ -388,7 +382,7 @@ def _last_step_text(culprits: tuple[int, ...], steps: StepTable) -> str:
 
 
 def find_blocked_ranks(
-    epoch: EpochInfo, spans: SpanTable, steps: StepTable, context: RunContext
+    epoch: EpochInfo, spans: SpanTable, steps: StepTable, opened: Mapping[int, list[dict[str, Any]]]
 ) -> tuple[Blocked, ...]:
     """Return each communication that a rank has entered and not left.
 
@@ -396,34 +390,28 @@ def find_blocked_ranks(
         epoch: The epoch and its groups.
         spans: Spans of the steps that are analysed.
         steps: The same steps.
-        context: Events of the run.
+        opened: Open spans that a rank's last event reported.
     """
     found = {(one.rank, one.instance): one for one in _read_spans(epoch.epoch, spans)}
     rows = steps.epoch == epoch.epoch
     finished = dict(zip(steps.rank[rows].tolist(), steps.step[rows].tolist(), strict=True))
     members = {group.group_id: group.members for group in epoch.groups}
-    for event in _latest_events(epoch.epoch, context).values():
-        for one in _read_event(event, members):
-            if one.step > finished.get(one.rank, NONE):
-                found.setdefault((one.rank, one.instance), one)
+    for rank, entries in opened.items():
+        for one in _read_entries(rank, entries, members):
+            if one.step > finished.get(rank, NONE):
+                found.setdefault((rank, one.instance), one)
     return tuple(found.values())
 
 
-def open_work(epoch: int, context: RunContext) -> Mapping[int, tuple[str, ...]]:
-    """Return, by rank, the kinds of the open spans that its last event reported."""
-    return {
-        rank: tuple(sorted({str(entry.get("kind", "")) for entry in _open_entries(event)}))
-        for rank, event in _latest_events(epoch, context).items()
-    }
-
-
-def _latest_events(epoch: int, context: RunContext) -> Mapping[int, EventRecord]:
-    """Return the last event of each rank that reports open spans."""
-    return {
-        event.rank: event
-        for event in context.events
-        if event.epoch == epoch and event.kind in ("stalled", "lost")
-    }
+def _open_spans(epoch: int, context: RunContext) -> dict[int, list[dict[str, Any]]]:
+    """Return, by rank, the open spans in its last event that reports some."""
+    found = {}
+    for event in context.events:
+        if event.epoch == epoch and event.kind in ("stalled", "lost"):
+            entries: Any = event.data.get("open")
+            known = entries if isinstance(entries, list) else []
+            found[event.rank] = [entry for entry in known if isinstance(entry, dict)]
+    return found
 
 
 def _read_spans(epoch: int, spans: SpanTable) -> Iterable[Blocked]:
@@ -453,14 +441,17 @@ def _instances(spans: SpanTable, rows: NDArray[np.int64]) -> list[Instance]:
     return [Instance(*values) for values in zip(*(each.tolist() for each in columns), strict=True)]
 
 
-def _read_event(event: EventRecord, members: Mapping[int, tuple[int, ...]]) -> Iterable[Blocked]:
-    """Yield the open communications that an event reports; malformed entries are skipped.
+def _read_entries(
+    rank: int, entries: Iterable[dict[str, Any]], members: Mapping[int, tuple[int, ...]]
+) -> Iterable[Blocked]:
+    """Yield the communications among a rank's open spans; malformed entries are skipped.
 
     Args:
-        event: It names no sides of a p2p; in a group of two they are known.
+        rank: The rank.
+        entries: Its open spans. They name no sides of a p2p; in a group of two they are known.
         members: Members of each group.
     """
-    for entry in _open_entries(event):
+    for entry in entries:
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
         except (KeyError, TypeError, ValueError):
@@ -468,28 +459,21 @@ def _read_event(event: EventRecord, members: Mapping[int, tuple[int, ...]]) -> I
         if not group_id or seq < 0:
             continue
         one = Blocked(
-            rank=event.rank,
+            rank=rank,
             step=step,
             instance=Instance(group_id, seq),
             kind=str(entry.get("kind", "")),
             name=str(entry.get("name", "")),
         )
-        others = [rank for rank in members.get(group_id, ()) if rank != event.rank]
+        others = [each for each in members.get(group_id, ()) if each != rank]
         if one.is_p2p and len(others) == 1:
             is_send = one.kind == SpanKind.PP_SEND or one.name == "send"
-            sides = (event.rank, others[0]) if is_send else (others[0], event.rank)
+            sides = (rank, others[0]) if is_send else (others[0], rank)
             one = replace(one, instance=Instance(group_id, seq, *sides))
         yield one
 
 
-def _open_entries(event: EventRecord) -> list[dict[str, Any]]:
-    entries: Any = event.data.get("open")
-    if not isinstance(entries, list):
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def find_entered_ranks(
+def _entered_ranks(
     epoch: int, spans: SpanTable, blocked: Iterable[Blocked]
 ) -> Mapping[Instance, set[int]]:
     """Return, by communication with blocked ranks, all ranks with a span of it."""
