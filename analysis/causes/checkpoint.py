@@ -23,5 +23,5 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the common pauses in which a save was recorded."""
     pauses = case.common_pauses
     is_save = pauses.is_planned & pauses.is_saved
-    where = "in checkpoint spans" if pauses.in_spans[is_save].all() else "while the job saves"
+    where = "while the job saves"
     return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_save, where=where))

@@ -139,9 +139,6 @@ class CommonPauses:
     is_planned: NDArray[np.bool_]
     """Shape (pauses,): whether it is a checkpoint or an evaluation, not missing input."""
 
-    in_spans: NDArray[np.bool_]
-    """Shape (pauses,): whether most of it is inside ``checkpoint`` spans."""
-
     is_saved: NDArray[np.bool_]
     """Shape (pauses,): whether a ``checkpoint`` span or event was recorded in it."""
 
@@ -186,13 +183,11 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     columns = np.flatnonzero(is_common(lost))
 
     def median_of_ranks(value: NDArray[np.float64]) -> NDArray[np.float64]:
-        level: NDArray[np.float64] = np.median(value[:, columns], axis=0)
-        return level
+        return row_medians(value[:, columns].T)
 
-    in_spans = median_of_ranks(inside) >= median_of_ranks(evaluating + unusual)
     in_evaluation = median_of_ranks(evaluating) > median_of_ranks(inside + unusual)
     # One rank may save for all: its spans are as long as the pause.
-    is_saved = in_spans | (inside[:, columns].max(axis=0) >= median_of_ranks(lost) / 2)
+    is_saved = inside[:, columns].max(axis=0, initial=0.0) >= median_of_ranks(lost) / 2
     is_saved |= np.isin(gaps.profile.steps[columns], saves)
     planned = is_saved | in_evaluation | (median_of_ranks(after) > median_of_ranks(before))
     in_data = median_of_ranks(_above_median(data)) > median_of_ranks(lost) / 2
@@ -204,7 +199,6 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     return CommonPauses(
         columns=columns,
         is_planned=planned,
-        in_spans=in_spans,
         is_saved=is_saved,
         in_evaluation=in_evaluation,
         lost_ns=lost,
