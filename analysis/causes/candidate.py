@@ -202,10 +202,12 @@ def merge_alike(found: Sequence[Candidate], how: str) -> Candidate:
 
 
 def join_candidates(found: Sequence[Candidate], worst: Candidate) -> Candidate:
-    """Return one of several candidates of a cause, with the ranks, steps and parts of all."""
+    """Return one of several candidates of a cause, with the ranks, steps, gaps and parts of all."""
     part, fixed_ns = merge_parts(found)
+    gaps = [each.gaps for each in found if each.gaps is not None]
     return replace(
         worst,
+        gaps=np.logical_or.reduce(gaps) if gaps else None,
         ranks=tuple(sorted({rank for each in found for rank in each.ranks})),
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
         shown_steps=_shown_by_any(found),
