@@ -126,7 +126,7 @@ RULES = (
     Rule("a lower clock explains its share", "explain_by_clock", lambda slow, *_: (slow,)),
     Rule("a stage without its slow ranks", "_without_slow_ranks", _first),
     Rule("an explained gap is no other finding", "explained_gaps", _no_gaps),
-    Rule("stages of late ranks", "find_late_stages", _none),
+    Rule("stages of late ranks", "_late_stages", _none),
     Rule("pauses of one length", "_split_by_length", lambda _, some: [np.flatnonzero(some)]),
     Rule("pauses at equal distances are planned", "_is_regular", _never),
     Rule("a stall lasts in most of its steps", "_is_persistent", _always),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel
     from ..trace.context import SampleTable
-    from ..trace.tables import RankInfo
     from .candidate import Candidate
+    from .detector import Case
 
 PART_MARK = ":"
 """Separates the name of a sum from that of a part of it (a port, a process). A part may have any
@@ -64,8 +64,8 @@ class ClockDrop:
     is_of_peers: bool
     """Whether ``usual`` is that of the peers."""
 
-    explained_ratio: float | None
-    """By how much longer compute takes at most; None if the reading is not a clock: power and
+    explained_ratio: float
+    """By how much longer compute takes at most; infinite if the reading is not a clock: power and
     throttle reasons show that a device is throttled, not by how much."""
 
     def __str__(self) -> str:
@@ -85,27 +85,6 @@ def _format_reading(value: float, unit: str) -> str:
         return f"{value:.4g}"
     scale, prefix = next((each for each in PREFIXES if abs(value) >= each[0]), PREFIXES[-1])
     return f"{value / scale:.3g} {prefix}{UNITS[unit]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """The ranks' devices and their samples."""
-
-    ranks: Mapping[int, RankInfo]
-    samples: SampleTable
-    step_ns: Mapping[int, tuple[int, int]]
-    """(begin, end) of each step, Unix time."""
-
-    def find_drop(self, rank: int, steps: tuple[int, int]) -> ClockDrop | None:
-        """Return the drop of a device's clock in the steps from one to another, if there is one."""
-        info = self.ranks[rank]
-        phase = (self.step_ns[steps[0]][0], self.step_ns[steps[1]][1])
-        return find_clock_drop(self.samples, info.host, info.local_rank, phase)
-
-
-def max_explained(drop: ClockDrop) -> float:
-    """Return by how much longer compute takes at most because of a drop; infinite if unknown."""
-    return np.inf if drop.explained_ratio is None else drop.explained_ratio
 
 
 def name_worker(partners: tuple[int, ...], evidence: str) -> str:
@@ -136,7 +115,7 @@ def explain_by_clock(
         model: The operations.
         workers: Identity of each rank, equal for partners whose compute looks the same.
     """
-    most, share = max_explained(drop), format_percent(max_explained(drop))
+    most, share = drop.explained_ratio, format_percent(drop.explained_ratio)
     rest_ratio = (1.0 + slow.excess_ratio) / (1.0 + most) - 1.0
     is_rest_due = rest_ratio >= max(THRESHOLDS.min_excess_ratio, slow.threshold)
     if not is_rest_due or len(slow.ranks) == 1:
@@ -165,6 +144,13 @@ def explain_by_clock(
         ),
     )
     return rest, throttle
+
+
+def find_drop(case: Case, rank: int, steps: tuple[int, int]) -> ClockDrop | None:
+    """Return the drop of a device's clock in the steps from one to another, if there is one."""
+    info = case.ranks[rank]
+    phase = (case.step_ns[steps[0]][0], case.step_ns[steps[1]][1])
+    return find_clock_drop(case.context.samples, info.host, info.local_rank, phase)
 
 
 def find_clock_drop(
@@ -227,7 +213,7 @@ def _drop(
     usual = max(of_peers, of_own)
     if not len(inside) or usual == -np.inf:
         return None
-    explained = None
+    explained = np.inf
     if is_clock:
         low = float(np.quantile(inside, BASELINE_QUANTILE, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf

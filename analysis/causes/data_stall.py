@@ -12,7 +12,7 @@ from ..statistics.phases import find_phases
 from .candidate import Candidate, explained_gaps, merge_alike
 from .common_pause import pause_candidates
 from .detector import Cause
-from .host_gaps import INPUT_PLACES, HostGaps, Loss, find_late_stages, stall_candidates
+from .host_gaps import INPUT_PLACES, HostGaps, Loss, late_candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,16 +65,16 @@ def find_data_stalls(
         for phase in find_phases(excess, has_few_peers=~enough, may_recur=True)
         if not is_after_pause[list(phase.columns or range(phase.first, phase.last + 1))].all()
     ]
-    return tuple(
-        stall_candidates(
-            CAUSE,
-            gaps,
-            Loss(gaps.is_at(*INPUT_PLACES), "waiting for input"),
-            single=single,
-            expected=[(INPUT_PLACES, expected)],
-            stages=find_late_stages(gaps, lost_ns, steps, always=True),
-        )
+    loss = Loss(
+        cause=CAUSE,
+        activity="waiting for input",
+        lost_ns=lost_ns,
+        chosen=gaps.is_at(*INPUT_PLACES),
+        expected=[(INPUT_PLACES, expected)],
+        steps=steps,
+        is_zero_usual=True,
     )
+    return late_candidates(gaps, loss, single)
 
 
 def _baseline_of_few_peers(

@@ -12,7 +12,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_hosts
 from .detector import Cause
-from .host_gaps import WORKING_PLACES, Loss, find_late_stages, stall_candidates
+from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,19 +65,25 @@ def find_host_stalls(
         for phase in find_phases(excess, has_few_peers=~enough)
         if _is_persistent(excess[phase.row], num_late[phase.row], phase)
     ]
-    # By place: a pause of all ranks is normal at its own place only.
-    places = (*WORKING_PLACES, Place.INPUT)
-    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in places]
-    stages = find_late_stages(gaps, lost_ns, steps, always=False)
     # A host that launches late is late for the first launch of a step as well. If it loses more
     # there than before all other launches together, its input is late too.
     later_ns = gaps.total_ns(*WORKING_PLACES)[gaps.row, gaps.column]
     first_ns = gaps.total_ns(Place.INPUT)[gaps.row, gaps.column]
     late = gaps.is_at(*WORKING_PLACES) | (gaps.is_at(Place.INPUT) & (first_ns <= later_ns))
-    loss = Loss(late, "between launches")
-    return tuple(
-        stall_candidates(CAUSE, gaps, loss, single=single, expected=by_place, stages=stages)
+    loss = Loss(
+        cause=CAUSE,
+        activity="between launches",
+        lost_ns=lost_ns,
+        chosen=late,
+        # By place: a pause of all ranks is normal at its own place only.
+        expected=[
+            ((place,), _expected_ns(gaps, gaps.total_ns(place))[0])
+            for place in (*WORKING_PLACES, Place.INPUT)
+        ],
+        steps=steps,
+        is_zero_usual=False,
     )
+    return late_candidates(gaps, loss, single)
 
 
 def _expected_ns(

@@ -18,7 +18,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
 from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
-from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
+from .clock_throttle import explain_by_clock, find_drop, name_worker
 from .detector import Cause
 from .stage_imbalance import SlowRanks, find_slow_stages
 
@@ -59,14 +59,19 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         profile: Its compute, as recorded or as if micro-batches had equal lengths.
     """
     model, workers = case.reading.model, case.workers
-    devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
     stages = find_slow_stages(profile)
     in_slow_stage = {row for stage in stages for row in stage.rows.tolist()}
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
+    few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
+    # A slow rank makes all partners longer, so none of them is noise to another.
+    numbers = {worker: number for number, worker in enumerate(partners)}
+    number = np.array([numbers[workers[rank]] for rank in profile.ranks.tolist()])
     clearest: dict[tuple[int, ...], Phase] = {}
-    for phase in find_slow_ranks(profile, workers):
+    for phase in find_phases(
+        profile.excess_ratio, has_few_peers=few, partners=number, may_recur=True
+    ):
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
             continue
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
@@ -77,9 +82,9 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         slow = _rank_candidate(profile, phase, rows[alike], alike)
         # Between the slow steps of an intermittent rank its clock is high: the first one counts.
         read = slow.steps if phase.columns is None else (slow.steps[0], slow.steps[0])
-        drops = {rank: drop for rank in alike if (drop := devices.find_drop(rank, read))}
+        drops = {rank: drop for rank in alike if (drop := find_drop(case, rank, read))}
         if drops:
-            worst = max(drops.values(), key=max_explained)
+            worst = max(drops.values(), key=lambda each: each.explained_ratio)
             found += explain_by_clock(slow, tuple(drops), worst, model, workers)
         else:
             found.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
@@ -102,24 +107,6 @@ def _without_slow_ranks(
         if part is not None and each.part is not None:
             part = part[~(in_shown_steps(model, each)[part] & np.isin(part, each.part))]
     return replace(stage, part=part)
-
-
-def find_slow_ranks(
-    profile: ComputeProfile, workers: Mapping[int, tuple[int, ...]]
-) -> tuple[Phase, ...]:
-    """Find ranks that compute longer than their peers, lastingly or in some steps.
-
-    Args:
-        profile: Compute of each rank against its peers.
-        workers: Identity of each rank, equal for partners whose compute looks the same: a slow one
-            makes all of them longer.
-    """
-    few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
-    numbers: dict[tuple[int, ...], int] = {}
-    partners = [numbers.setdefault(workers[rank], len(numbers)) for rank in profile.ranks.tolist()]
-    return find_phases(
-        profile.excess_ratio, has_few_peers=few, partners=np.array(partners), may_recur=True
-    )
 
 
 def _rank_candidate(

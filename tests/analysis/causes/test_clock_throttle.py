@@ -191,7 +191,7 @@ def test_power_counts_only_if_no_clock_was_read() -> None:
     with_clock = find_clock_drop(join(samples("gpu-clock-hz", hertz), power), "a", 0, PHASE)
 
     assert without_clock is not None
-    assert without_clock.explained_ratio is None
+    assert without_clock.explained_ratio == np.inf
     assert str(without_clock) == "GPU power 500 W, peers 600 W"
     assert with_clock is None
 
@@ -202,7 +202,7 @@ def test_throttle_reasons_show_a_throttle_but_not_how_much_it_explains() -> None
     drop = find_clock_drop(samples("gpu-throttle-reasons", reasons), "a", 0, PHASE)
 
     assert drop is not None
-    assert drop.explained_ratio is None
+    assert drop.explained_ratio == np.inf
     assert str(drop) == "GPU throttle reasons 4, peers 0"
 
 
