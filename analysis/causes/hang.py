@@ -183,21 +183,7 @@ def _find_hang(
         certainty *= THRESHOLDS.doubt_factor
     num_others = len(shown.members) - len(shown.missing & set(culprits))
     certainty *= THRESHOLDS.ended_confidence * len(shown.inside) / max(num_others, 1)
-    missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
-    inside = tuple(sorted(one.rank for one in shown.inside))
-    blocked_there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
-    if silent:
-        evidence = f"{missing} never entered {shown}, in which {blocked_there}"
-        evidence += _last_step_text(culprits, steps)
-    else:
-        evidence = (
-            f"no rank is silent: {blocked_there} in {shown}, which {missing} has not entered,"
-            " because it is blocked in another communication; the order of collectives differs"
-            " between ranks"
-        )
-    num_more = sum(bool(one.missing) for one in stuck) - 1
-    if num_more:
-        evidence += f"; members are missing in {format_count(num_more, 'other communication')}"
+    evidence = _evidence(stuck, shown, culprits, last_step=_last_step(culprits, steps))
     kinds = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
     evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
     evidence += "; it had already ended without an error" if ended & set(culprits) else ""
@@ -374,7 +360,29 @@ def _find_stuck(
     return tuple(sorted(found, key=lambda one: (-len(one.inside), one.instance)))
 
 
-def _last_step_text(culprits: tuple[int, ...], steps: StepTable) -> str:
+def _evidence(
+    stuck: Iterable[_Stuck], shown: _Stuck, culprits: tuple[int, ...], *, last_step: str
+) -> str:
+    """Return where ranks are blocked and why the culprits are named."""
+    missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
+    inside = tuple(sorted(one.rank for one in shown.inside))
+    there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
+    elsewhere = [each for each in stuck if {one.rank for one in each.inside} & set(culprits)]
+    if elsewhere:
+        reason = "the order of collectives differs between ranks"
+        if not all(each.members for each in elsewhere):
+            reason = "the other side of that is unknown"
+        text = f"no rank is silent: {there} in {shown}, which {missing} has not entered"
+        text += f", because it is blocked in another communication; {reason}"
+    else:
+        text = f"{missing} never entered {shown}, in which {there}{last_step}"
+    num_more = sum(bool(each.missing) for each in stuck) - 1
+    if num_more:
+        text += f"; members are missing in {format_count(num_more, 'other communication')}"
+    return text
+
+
+def _last_step(culprits: tuple[int, ...], steps: StepTable) -> str:
     rows = np.isin(steps.rank, culprits)
     if not rows.any():
         return ""

@@ -162,6 +162,33 @@ def test_collectives_in_different_orders_are_a_cycle() -> None:
     assert finding.evidence.startswith("no rank is silent: rank 0 is blocked in all_reduce 5")
 
 
+def test_a_rank_that_waits_for_a_circle_is_not_named_with_it() -> None:
+    # GIVEN ranks 0 and 1 in different orders, and rank 7, which waits for rank 0 and others
+    order = [comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)]
+    entered = [comm(rank, flags=SpanFlag.NOTHING) for rank in range(1, 7)]
+
+    (finding,) = find_hangs(job(), table([*order, *entered, comm(7)]), UP_TO_16, RunContext())
+
+    assert finding.ranks == (0, 1)
+
+
+def test_a_rank_in_a_receive_of_unknown_source_is_named_with_a_doubt() -> None:
+    # GIVEN rank 4, which waits for rank 5, which receives from any of eight ranks
+    receiving = event(
+        5,
+        "stalled",
+        open=[{"name": "recv", "kind": "pp-recv", "step": 17, "seq": 3, "group_id": f"{DP:016x}"}],
+        step=17,
+    )
+    spans = table([comm(4, TP_HIGH, seq=3)])
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=(receiving,)))
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.5)
+    assert finding.evidence.endswith("; the other side of that is unknown")
+
+
 def stalled(rank: int, *, step: int = 17, kind: str = "stalled") -> EventRecord:
     entry = {"name": "all_reduce", "kind": "dp-comm", "step": step, "seq": 41}
     return event(rank, kind, open=[{**entry, "group_id": f"{DP:016x}"}], step=step)
