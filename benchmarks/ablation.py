@@ -133,6 +133,7 @@ RULES = (
     Rule("pauses are in turn", "_is_in_turn", _always),
     Rule("no pauses in three steps in a row", "_in_consecutive_steps", _none_of_last),
     Rule("a pause too rare", "find_rare_pauses", _none),
+    Rule("a skew begins before its phase", "_extend_to_onset", _first),
     Rule("small groups before large ones", "_smallest_groups", lambda groups, _: list(groups)),
     Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
     Rule("a slow device explains its links", "is_explained_by_devices", _never),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from rankscope.tracer.span import SpanKind
 from ..arrays.group_stats import MIN_ROWS_OF_KIND
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
-from ..statistics.noise import deviation_of_distances, step_deviation
+from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
@@ -86,14 +87,14 @@ def find_launch_skews(
     lateness[:, ~steps] = np.nan
     # The lateness may change so much from step to step that it passes for noise. Most members of a
     # group are in time in each step, so how much they differ is the noise as well.
-    noise = step_deviation(lateness)
+    changes = noise = step_deviation(lateness)
     in_large_groups = [
         np.abs(lag[rows] - usual)[:, steps].ravel()
         for rows, usual in zip(members, in_time, strict=True)
         if len(rows) >= MIN_ROWS_OF_KIND
     ]
     if in_large_groups:
-        noise = min(noise, deviation_of_distances(np.concatenate(in_large_groups)))
+        noise = min(changes, deviation_of_distances(np.concatenate(in_large_groups)))
     phases = find_phases(
         lateness,
         has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
@@ -103,8 +104,8 @@ def find_launch_skews(
     )
     allowed = gaps.is_at(*LATE_PLACES) & ~explained
     found = []
-    for phase in phases:
-        rows = members[phase.row]
+    for peak in phases:
+        rows, phase = members[peak.row], _extend_to_onset(peak, lateness[peak.row], changes)
         here = lag[rows][:, phase.inside]
         least = in_time[phase.row, phase.inside] + phase.excess_ratio / 2
         # The second latest counts as well: with the last one fixed, the group would wait for it.
@@ -153,6 +154,15 @@ def _smallest_groups(
             kept.append(group)
             taken.update(group)
     return kept
+
+
+def _extend_to_onset(phase: Phase, lateness: NDArray[np.float64], deviation: float) -> Phase:
+    """Add the steps right before a phase in which the lag had begun to grow."""
+    required = required_deviations(len(lateness)) * deviation
+    first = phase.first
+    while first > 0 and lateness[first - 1] > required:
+        first -= 1
+    return replace(phase, first=first)
 
 
 def _skew_candidate(
