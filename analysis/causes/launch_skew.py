@@ -89,8 +89,8 @@ def find_launch_skews(
     # group are in time in each step, so how much they differ is the noise as well.
     changes = noise = step_deviation(lateness)
     in_large_groups = [
-        np.abs(lag[rows] - usual)[:, steps].ravel()
-        for rows, usual in zip(members, in_time, strict=True)
+        np.abs(lag[rows] - np.median(lag[rows], axis=0))[:, steps].ravel()
+        for rows in members
         if len(rows) >= MIN_ROWS_OF_KIND
     ]
     if in_large_groups:
