@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ..replay.model import ReplayModel
     from ..trace.tables import RankInfo
-    from .clock_throttle import ClockDrop
     from .detector import Cause
 
 
@@ -58,9 +57,6 @@ class Candidate:
 
     certainty: float = 1.0
     """Factor of the confidence: below 1 if the evidence fits another cause as well."""
-
-    clock_drop: ClockDrop | None = None
-    """The lower clock of the device, if samples show one."""
 
     shown_steps: tuple[int, ...] | None = None
     """Steps that show it, if not all between the first and the last do; None: all."""
@@ -159,7 +155,7 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
             ]
             if len(mine) > 1:
                 kept = [each for each in kept if each not in mine]
-                kept.append(_merge(mine, f"all on host {host}"))
+                kept.append(merge_alike(mine, f", all on host {host}"))
     return tuple(kept)
 
 
@@ -184,26 +180,34 @@ def merge_equal(found: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ..
                 and each.excess_ratio >= least
             )
         ]
-        kept.append(worst if len(equal) == 1 else _merge(equal, "equally slow"))
+        kept.append(worst if len(equal) == 1 else merge_alike(equal, ", equally slow"))
         left = [each for each in left if not any(each is one for one in equal)]
     return tuple(kept)
 
 
-def _merge(found: Sequence[Candidate], place: str) -> Candidate:
+def merge_alike(found: Sequence[Candidate], how: str) -> Candidate:
+    """Return several candidates of a cause as one.
+
+    Args:
+        found: At least one.
+        how: What they have in common, after their ranks in the evidence.
+    """
     worst = max(found, key=lambda each: each.excess_ratio)
     whole = join_candidates(found, worst)
     return replace(
         whole,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"{format_ranks(whole.ranks)}, {place}; the worst: {worst.evidence}",
+        evidence=f"{format_ranks(whole.ranks)}{how}; the worst: {worst.evidence}",
     )
 
 
 def join_candidates(found: Sequence[Candidate], worst: Candidate) -> Candidate:
-    """Return one of several candidates of a cause, with the ranks, steps and parts of all."""
+    """Return one of several candidates of a cause, with the ranks, steps, gaps and parts of all."""
     part, fixed_ns = merge_parts(found)
+    gaps = [each.gaps for each in found if each.gaps is not None]
     return replace(
         worst,
+        gaps=np.logical_or.reduce(gaps) if gaps else None,
         ranks=tuple(sorted({rank for each in found for rank in each.ranks})),
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
         shown_steps=_shown_by_any(found),

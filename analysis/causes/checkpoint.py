@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .common_pause import pause_candidate
+from .common_pause import pause_candidates
 from .detector import Cause, Subject
 
 if TYPE_CHECKING:
@@ -23,6 +23,5 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the common pauses in which a save was recorded."""
     pauses = case.common_pauses
     is_save = pauses.is_planned & pauses.is_saved
-    where = "in checkpoint spans" if pauses.in_spans[is_save].all() else "while the job saves"
-    candidate = pause_candidate(CAUSE, case.gaps, pauses, is_save, where=where)
-    return found if candidate is None else (*found, candidate)
+    where = "while the job saves"
+    return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_save, where=where))

@@ -16,15 +16,14 @@ from .candidate import in_shown_steps
 from .detector import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from ..replay.model import ReplayModel
-    from ..statistics.peers import ComputeProfile
     from ..trace.context import SampleTable
-    from ..trace.tables import RankInfo
     from .candidate import Candidate
+    from .detector import Case
 
 PART_MARK = ":"
 """Separates the name of a sum from that of a part of it (a port, a process). A part may have any
@@ -65,8 +64,8 @@ class ClockDrop:
     is_of_peers: bool
     """Whether ``usual`` is that of the peers."""
 
-    explained_ratio: float | None
-    """By how much longer compute takes at most; None if the reading is not a clock: power and
+    explained_ratio: float
+    """By how much longer compute takes at most; infinite if the reading is not a clock: power and
     throttle reasons show that a device is throttled, not by how much."""
 
     def __str__(self) -> str:
@@ -88,27 +87,6 @@ def _format_reading(value: float, unit: str) -> str:
     return f"{value / scale:.3g} {prefix}{UNITS[unit]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """The ranks' devices and their samples."""
-
-    ranks: Mapping[int, RankInfo]
-    samples: SampleTable
-    step_ns: Mapping[int, tuple[int, int]]
-    """(begin, end) of each step, Unix time."""
-
-    def find_drop(self, rank: int, steps: tuple[int, int]) -> ClockDrop | None:
-        """Return the drop of a device's clock in the steps from one to another, if there is one."""
-        info = self.ranks[rank]
-        phase = (self.step_ns[steps[0]][0], self.step_ns[steps[1]][1])
-        return find_clock_drop(self.samples, info.host, info.local_rank, phase)
-
-
-def max_explained(drop: ClockDrop) -> float:
-    """Return by how much longer compute takes at most because of a drop; infinite if unknown."""
-    return np.inf if drop.explained_ratio is None else drop.explained_ratio
-
-
 def name_worker(partners: tuple[int, ...], evidence: str) -> str:
     """Return a rank's evidence, with the partners that look the same if it has any."""
     if len(partners) == 1:
@@ -118,12 +96,11 @@ def name_worker(partners: tuple[int, ...], evidence: str) -> str:
 
 
 def explain_by_clock(
-    found: Sequence[Candidate],
-    profile: ComputeProfile,
+    slow: Candidate,
+    throttled: tuple[int, ...],
+    drop: ClockDrop,
     model: ReplayModel,
-    *,
     workers: Mapping[int, tuple[int, ...]],
-    devices: Devices,
 ) -> tuple[Candidate, ...]:
     """Return slow compute with the part that a lower clock explains as `clock-throttle`.
 
@@ -132,75 +109,48 @@ def explain_by_clock(
     with its own share, and the rest is slow compute of all partners.
 
     Args:
-        found: Slow ranks; partners are merged.
-        profile: Compute of each rank against its peers.
+        slow: A rank with its partners.
+        throttled: Those of them whose clock was lower.
+        drop: The largest drop.
         model: The operations.
         workers: Identity of each rank, equal for partners whose compute looks the same.
-        devices: The samples.
     """
-    explained: list[Candidate] = []
-    for each in found:
-        drop = each.clock_drop
-        if drop is None:
-            explained.append(each)
-            continue
-        worker = workers[each.ranks[0]]
-        partners = tuple(sorted(rank for rank, other in workers.items() if other == worker))
-        share = format_percent(max_explained(drop))
-        rest = (1.0 + each.excess_ratio) / (1.0 + max_explained(drop)) - 1.0
-        is_rest_due = rest >= max(THRESHOLDS.min_excess_ratio, each.threshold)
-        if not is_rest_due or len(partners) == 1:
-            note = f", which explains at most {share}" if is_rest_due else ""
-            evidence = f"{each.evidence}; {drop}{note}"
-            explained.append(replace(each, cause=CAUSE, evidence=evidence))
-            continue
-        throttled, unknown = (
-            format_ranks(each.ranks),
-            "which of its ranks causes the rest is unknown",
-        )
-        evidence = (
-            f"{each.evidence}; {throttled}: {drop}, which explains at most {share}; {unknown}"
-        )
-        evidence = name_worker(partners, evidence)
-        explained.append(replace(each, ranks=partners, clock_drop=None, evidence=evidence))
-        # A share that would not be reported by itself is no candidate.
-        if max_explained(drop) >= each.threshold:
-            # Its share of what was recorded, which is 1 + excess times the usual duration.
-            healthy = 1.0 - max_explained(drop) / (1.0 + each.excess_ratio)
-            computes = in_shown_steps(model, each) & model.on_device
-            computes &= has_kind(model, COMPUTE_KINDS)
-            took_ns = np.where(computes, remove_partner_waits(model, workers), np.nan)
-            evidence = (
-                f"{throttled}: {drop}, which makes compute {share} longer; the worker's is"
-                f" {format_percent(each.excess_ratio)} longer, and {unknown}"
-            )
-            throttle = replace(each, cause=CAUSE, evidence=evidence, fixed_ns=took_ns * healthy)
-            throttle = replace(throttle, excess_ratio=max_explained(drop))
-            steps = _steps_with_low_clock(throttle, profile, devices)
-            explained.append(replace(throttle, steps=steps))
-    return tuple(explained)
+    most, share = drop.explained_ratio, format_percent(drop.explained_ratio)
+    rest_ratio = (1.0 + slow.excess_ratio) / (1.0 + most) - 1.0
+    is_rest_due = rest_ratio >= max(THRESHOLDS.min_excess_ratio, slow.threshold)
+    if not is_rest_due or len(slow.ranks) == 1:
+        note = f", which explains at most {share}" if is_rest_due else ""
+        evidence = f"{slow.evidence}; {drop}{note}"
+        return (replace(slow, cause=CAUSE, ranks=throttled, evidence=evidence),)
+    text = f"{format_ranks(throttled)}: {drop}"
+    unknown = "which of its ranks causes the rest is unknown"
+    evidence = f"{slow.evidence}; {text}, which explains at most {share}; {unknown}"
+    rest = replace(slow, evidence=name_worker(slow.ranks, evidence))
+    # A share that would not be reported by itself is no candidate.
+    if most < slow.threshold:
+        return (rest,)
+    computes = in_shown_steps(model, slow) & model.on_device & has_kind(model, COMPUTE_KINDS)
+    took_ns = np.where(computes, remove_partner_waits(model, workers), np.nan)
+    throttle = replace(
+        slow,
+        cause=CAUSE,
+        ranks=throttled,
+        excess_ratio=most,
+        # Its share of what was recorded, which is 1 + excess times the usual duration.
+        fixed_ns=took_ns * (1.0 - most / (1.0 + slow.excess_ratio)),
+        evidence=(
+            f"{text}, which makes compute {share} longer; the worker's is"
+            f" {format_percent(slow.excess_ratio)} longer, and {unknown}"
+        ),
+    )
+    return rest, throttle
 
 
-def _steps_with_low_clock(
-    throttle: Candidate, profile: ComputeProfile, devices: Devices
-) -> tuple[int, int]:
-    """Return the steps around a throttle's in which both clock and compute show it.
-
-    It may last longer than the slow phase of the worker, if a partner was slower for a while.
-    """
-    excess = profile.excess_ratio[np.isin(profile.ranks, throttle.ranks)].max(axis=0)
-    steps = profile.steps.tolist()
-    shows = [
-        above > throttle.excess_ratio / 2
-        and any(devices.find_drop(rank, (step, step)) is not None for rank in throttle.ranks)
-        for step, above in zip(steps, excess.tolist(), strict=True)
-    ]
-    first, last = steps.index(throttle.steps[0]), steps.index(throttle.steps[1])
-    while first > 0 and shows[first - 1]:
-        first -= 1
-    while last + 1 < len(steps) and shows[last + 1]:
-        last += 1
-    return steps[first], steps[last]
+def find_drop(case: Case, rank: int, steps: tuple[int, int]) -> ClockDrop | None:
+    """Return the drop of a device's clock in the steps from one to another, if there is one."""
+    info = case.ranks[rank]
+    phase = (case.step_ns[steps[0]][0], case.step_ns[steps[1]][1])
+    return find_clock_drop(case.context.samples, info.host, info.local_rank, phase)
 
 
 def find_clock_drop(
@@ -263,7 +213,7 @@ def _drop(
     usual = max(of_peers, of_own)
     if not len(inside) or usual == -np.inf:
         return None
-    explained = None
+    explained = np.inf
     if is_clock:
         low = float(np.quantile(inside, BASELINE_QUANTILE, method="lower"))
         explained = usual / low - 1.0 if low > 0 else np.inf

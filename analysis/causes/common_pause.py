@@ -36,8 +36,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     is_other = pauses.is_planned & ~pauses.is_saved
     evaluates = bool(is_other.any() and pauses.in_evaluation[is_other].all())
     where = "around forwards without gradients" if evaluates else "outside any compute"
-    candidate = pause_candidate(CAUSE, case.gaps, pauses, is_other, where=where)
-    return found if candidate is None else (*found, candidate)
+    return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_other, where=where))
 
 
 def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonPause, ...]:
@@ -57,15 +56,15 @@ def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonP
     )
 
 
-def pause_candidate(
+def pause_candidates(
     cause: Cause,
     gaps: HostGaps,
     pauses: CommonPauses,
     chosen: NDArray[np.bool_],
     *,
     where: str = "outside any compute",
-) -> Candidate | None:
-    """Return some of the common pauses as a candidate; None if there are none.
+) -> tuple[Candidate, ...]:
+    """Return some of the common pauses as one candidate, if there are any.
 
     Args:
         cause: Their cause.
@@ -76,7 +75,7 @@ def pause_candidate(
     """
     columns = pauses.columns[chosen]
     if not len(columns):
-        return None
+        return ()
     lost_ns = pauses.lost_ns
     mine = gaps.is_at(*Place) & np.isin(gaps.column, columns)
     expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in Place]
@@ -87,7 +86,7 @@ def pause_candidate(
     if len(distances) > 1 and distances[0] > 1 and (distances == distances[0]).all():
         how_often = f"every {int(distances[0])} steps"
     typical = format_duration(float(np.median(lost_ns[:, columns])))
-    return Candidate(
+    pause = Candidate(
         cause=cause,
         ranks=tuple(gaps.profile.ranks.tolist()),
         steps=(int(steps[0]), int(steps[-1])),
@@ -101,6 +100,7 @@ def pause_candidate(
         ),
         on_host=True,
     )
+    return (pause,)
 
 
 def _rank_medians(value: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.span import NS_PER_MS
+from rankscope.tracer.span import NONE, NS_PER_MS
 from rankscope.tracer.spool import CAUSED_BY, STALL_NS
 
 from ..report.report import Finding
@@ -16,7 +16,7 @@ from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ..trace.context import EventRecord, RankExit, RunContext
     from ..trace.tables import EpochInfo, RunInfo
@@ -137,8 +137,8 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
         failures = find_failures(epoch, context)
-        own = tuple(failure for failure in failures if not failure.follows)
-        if own and not is_silence(failures):
+        own = own_failures(failures)
+        if own:
             first = _first(own, run.clock_error_ns)
             if len(own) == len(failures):
                 first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
@@ -155,49 +155,49 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
 def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
     """Return the processes of an epoch that failed or were lost, in order of time.
 
-    Those that are lost after a rank has been silent for `STALL_NS` were stopped: the job hung.
+    Those that are lost after a rank has been silent for `STALL_NS`, in the step in which it ended,
+    were stopped: the job hung.
     """
     hosts = {info.rank: info.host for info in epoch.ranks}
-    events: dict[int, list[EventRecord]] = {}
-    for event in context.events:
-        if event.epoch == epoch.epoch:
-            events.setdefault(event.rank, []).append(event)
     exits = [ended for ended in context.exits if ended.epoch == epoch.epoch]
-    silent_ns = min(
-        (ns for ended in exits for ns in _silent_since(ended, events.get(ended.rank, ()))),
+    events: dict[int, list[EventRecord]] = {ended.rank: [] for ended in exits}
+    for event in context.events:
+        if event.epoch == epoch.epoch and event.rank in events:
+            events[event.rank].append(event)
+    silent_since_ns = min(
+        (
+            event.at_ns
+            for ended in exits
+            for event in events[ended.rank]
+            if event.kind == "stalled" and event.data.get("step", NONE) == ended.step
+        ),
         default=None,
     )
     failures = []
     for ended in exits:
         if ended.state not in DIED:
             continue
-        reason = classify_exit(ended, events.get(ended.rank, ()))
-        is_stop = silent_ns is not None and (ended.at_ns or 0) - silent_ns >= STALL_NS
-        if is_stop and reason is ExitClass.LOST:
+        reason = classify_exit(ended, events[ended.rank])
+        is_late = silent_since_ns is not None and (ended.at_ns or 0) - silent_since_ns >= STALL_NS
+        if is_late and reason is ExitClass.LOST:
             reason = ExitClass.STOPPED
         failures.append(Failure(ended=ended, reason=reason, host=hosts.get(ended.rank, "")))
     return tuple(failures)
 
 
-def _silent_since(ended: RankExit, events: Iterable[EventRecord]) -> Iterator[int]:
-    """Yield since when a rank was silent, if it was so in the step in which it ended."""
-    for event in events:
-        step = event.data.get("step")
-        if event.kind == "stalled" and isinstance(step, int) and step == ended.step:
-            yield event.at_ns
-
-
-def is_silence(failures: Iterable[Failure]) -> bool:
-    """Return whether some ranks timed out while the only ones that did not follow were lost.
+def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """Return the failures that did not follow another one; none if the job hung before.
 
     A process that dies breaks its connections at once. Only one that hangs lets the others run
-    into their timeout.
+    into their timeout, so if they did, and those that did not follow were lost, it was silent.
     """
-    own = [failure for failure in failures if not failure.follows]
-    has_timeouts = any(failure.reason is ExitClass.TIMEOUT for failure in failures)
-    is_broken = any(failure.reason is ExitClass.CONNECTION for failure in failures)
-    all_lost = all(failure.reason is ExitClass.LOST for failure in own)
-    return has_timeouts and not is_broken and all_lost
+    failures = tuple(failures)
+    own = tuple(failure for failure in failures if not failure.follows)
+    reasons = {failure.reason for failure in failures}
+    is_silence = ExitClass.TIMEOUT in reasons and ExitClass.CONNECTION not in reasons
+    if is_silence and all(failure.reason is ExitClass.LOST for failure in own):
+        return ()
+    return own
 
 
 def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
@@ -313,12 +313,10 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
     lines = [f"{event.kind}: {event.text}" for event in events if event.kind not in OWN_EVENTS]
     text = f"{ended.exception}: {ended.message}".lower()
     for whole in (text, *(line.lower() for line in lines)):
-        found = _own_fault(whole)
-        if found is not None:
-            return found
-    if ended.state == "lost":
-        return ExitClass.LOST
-    return _follow_up(ended.exception.lower(), text) or ExitClass.EXCEPTION
+        for reason, words in OWN_FAULTS:
+            if words.search(whole):
+                return reason
+    return ExitClass.LOST if ended.state == "lost" else _follow_up(ended.exception.lower(), text)
 
 
 def format_exit(ended: RankExit) -> str:
@@ -332,16 +330,13 @@ def format_exit(ended: RankExit) -> str:
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
 
 
-def _own_fault(text: str) -> ExitClass | None:
-    return next((kind for kind, words in OWN_FAULTS if words.search(text)), None)
-
-
-def _follow_up(exception: str, text: str) -> ExitClass | None:
+def _follow_up(exception: str, text: str) -> ExitClass:
+    """Return the reason of an exception that is no fault of its own device or host."""
     if STOPPED.search(text):
         return ExitClass.STOPPED
     of_job = OF_THE_JOB.search(text) is not None
     if exception.rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
-        return None
+        return ExitClass.EXCEPTION
     if of_job and TIMEOUT.search(text):
         return ExitClass.TIMEOUT
-    return ExitClass.CONNECTION if CONNECTION.search(text) else None
+    return ExitClass.CONNECTION if CONNECTION.search(text) else ExitClass.EXCEPTION

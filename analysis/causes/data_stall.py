@@ -8,30 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
-from ..replay.model import Place
-from ..report.text import format_ranks
 from ..statistics.phases import find_phases
-from . import host_stall
-from .candidate import Candidate, explained_gaps, join_candidates
-from .common_pause import pause_candidate
+from .candidate import Candidate, explained_gaps, merge_alike
+from .common_pause import pause_candidates
 from .detector import Cause
-from .host_gaps import (
-    INPUT_PLACES,
-    WORKING_PLACES,
-    HostGaps,
-    Loss,
-    find_late_stages,
-    stall_candidates,
-)
+from .host_gaps import INPUT_PLACES, HostGaps, Loss, late_candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from .detector import Case
-
-LOSS = Loss(INPUT_PLACES, "waiting for input")
 
 CAUSE = Cause(
     name="data-stall",
@@ -45,11 +31,15 @@ CAUSE = Cause(
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that wait for input, and common pauses that are not planned."""
     gaps, pauses = case.gaps, case.common_pauses
-    stalled = [each for each in found if each.cause is host_stall.CAUSE]
-    explained = explained_gaps(found, len(gaps.gaps)) | _first_gaps_of_late_hosts(gaps, stalled)
+    explained = explained_gaps(found, len(gaps.gaps))
     late = find_data_stalls(gaps, pauses.other_steps, explained)
-    common = pause_candidate(CAUSE, gaps, pauses, ~pauses.is_planned)
-    return (*found, *_merge_stages([*late, *([] if common is None else [common])]))
+    late += pause_candidates(CAUSE, gaps, pauses, ~pauses.is_planned)
+    together = [each for each in late if len(each.ranks) > 1]
+    if len(together) > 1:
+        # Stages that miss input, and what all ranks miss, share what is slow.
+        merged = replace(merge_alike(together, " wait for input together"), is_everywhere=True)
+        late = (merged, *(each for each in late if len(each.ranks) == 1))
+    return (*found, *late)
 
 
 def find_data_stalls(
@@ -75,16 +65,16 @@ def find_data_stalls(
         for phase in find_phases(excess, has_few_peers=~enough, may_recur=True)
         if not is_after_pause[list(phase.columns or range(phase.first, phase.last + 1))].all()
     ]
-    return tuple(
-        stall_candidates(
-            CAUSE,
-            gaps,
-            LOSS,
-            single=single,
-            expected=[(INPUT_PLACES, expected)],
-            stages=find_late_stages(gaps, lost_ns, steps, always=True),
-        )
+    loss = Loss(
+        cause=CAUSE,
+        activity="waiting for input",
+        lost_ns=lost_ns,
+        chosen=gaps.is_at(*INPUT_PLACES),
+        expected=[(INPUT_PLACES, expected)],
+        steps=steps,
+        is_zero_usual=True,
     )
+    return late_candidates(gaps, loss, single)
 
 
 def _baseline_of_few_peers(
@@ -105,34 +95,3 @@ def _baseline_of_few_peers(
             peers = rows[rows != row]
             baseline[row] = np.minimum(own[row], lost_ns[peers].max(axis=0))
     return baseline
-
-
-def _merge_stages(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Merge the stages that wait for input, and what all ranks miss: they share what is slow."""
-    several = [each for each in found if len(each.ranks) > 1]
-    alone = [each for each in found if len(each.ranks) == 1]
-    if len(several) <= 1:
-        return tuple(found)
-    worst = max(several, key=lambda each: each.excess_ratio)
-    whole = join_candidates(several, worst)
-    together = f"{format_ranks(whole.ranks)} wait for input together"
-    evidence = f"{together}; the worst: {worst.evidence}"
-    return (replace(whole, evidence=evidence, is_everywhere=True), *alone)
-
-
-def _first_gaps_of_late_hosts(gaps: HostGaps, stalled: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """Return the gaps before the first compute that a stalling host explains. Shape (gaps,).
-
-    A host that launches late is late for the first launch of a step as well. Only if it loses more
-    there than before all other launches together, in most of its steps, its input is late too.
-    """
-    profile = gaps.profile
-    first, later = gaps.total_ns(Place.INPUT), gaps.total_ns(*WORKING_PLACES)
-    explained = np.zeros(len(gaps.gaps), dtype=np.bool_)
-    for each in stalled:
-        rows = np.isin(profile.ranks, each.ranks)
-        inside = (profile.steps >= each.steps[0]) & (profile.steps <= each.steps[1])
-        is_more = first[rows][:, inside] > later[rows][:, inside]
-        if is_more.mean() <= 1 / 2:
-            explained |= gaps.is_at(Place.INPUT) & np.isin(gaps.gaps.rank, each.ranks)
-    return explained

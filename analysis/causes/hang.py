@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_count, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .crash import ExitClass, find_failures, is_silence
+from .crash import ExitClass, find_failures, own_failures
 from .detector import Cause, insufficient
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..trace.context import EventRecord, RunContext
+    from ..trace.context import RunContext
     from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
     from .crash import Failure
     from .detector import Record
@@ -44,8 +44,17 @@ P2P_NAMES = frozenset({"send", "recv", "recv_any_source"})
 
 UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
 
-Instance = tuple[int, int, int, int]
-"""(group_id, seq, src_rank, dst_rank): equal for all members of one communication."""
+
+class Instance(NamedTuple):
+    """Identity of a communication, equal for all of its members."""
+
+    group_id: int
+    seq: int
+    src_rank: int = NONE
+    """Source of a p2p; `NONE` for a collective, or if it is unknown."""
+
+    dst_rank: int = NONE
+
 
 CAUSE = Cause(
     name="hang",
@@ -62,36 +71,40 @@ class Blocked:
     """A rank inside a communication that it has not left."""
 
     rank: int
-    group_id: int
-    seq: int
+    step: int
+    instance: Instance
     kind: str
     name: str
-    step: int
-    src_rank: int = NONE
-    """Source of a p2p; `NONE` for a collective, or if it is unknown."""
-
-    dst_rank: int = NONE
 
     @property
     def is_p2p(self) -> bool:
         """Return whether it has two sides, known or unknown."""
-        is_known = NONE not in (self.src_rank, self.dst_rank)
+        is_known = NONE not in self.instance[2:]
         return is_known or self.kind in P2P or self.name in P2P_NAMES
-
-    @property
-    def instance(self) -> Instance:
-        """Return the communication, equal for all of its members."""
-        return self.group_id, self.seq, self.src_rank, self.dst_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StuckInstance:
-    """A communication with blocked members and missing members."""
+class _Stuck:
+    """A communication with blocked members."""
 
-    blocked: tuple[Blocked, ...]
+    instance: Instance
+    inside: tuple[Blocked, ...]
     missing: frozenset[int]
+    """Members that have not entered it."""
+
     members: tuple[int, ...]
+    """Empty if they are unknown."""
+
     group_name: str
+
+    def __str__(self) -> str:
+        """Write it: "all_reduce 41 (dp-comm) of group dp with 8 ranks"."""
+        one, (group_id, seq, src_rank, dst_rank) = self.inside[0], self.instance
+        text = f"{one.name} {seq} ({one.kind})"
+        if one.is_p2p:
+            return f"{text} from rank {src_rank} to rank {dst_rank}"
+        group = self.group_name or f"{group_id:016x}"
+        return f"{text} of group {group} with {len(self.members):,} ranks"
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
@@ -102,15 +115,17 @@ def detect(record: Record) -> tuple[Finding, ...]:
 def find_hangs(
     run: RunInfo, spans: SpanTable, steps: StepTable, context: RunContext
 ) -> tuple[Finding, ...]:
-    """Find, in each epoch, the ranks that are missing where the others are blocked.
+    """Find, in each epoch, what the blocked ranks wait for in the end.
 
-    When communication times out, the healthy ranks report the operation in which they are blocked,
-    and the silent rank is the culprit. Not named are ranks that are blocked elsewhere, because they
-    wait themselves, and silent tensor-parallel partners that came further in their step. While a
-    silent rank writes a checkpoint, nothing hangs. If no rank is silent, and a rank has been
-    stalled in a communication that all members have entered, its transfer does not end
-    (`_find_entered_by_all`). Otherwise the ranks entered their collectives in different orders, and
-    those that are missing are named.
+    A blocked rank waits for a communication, and that for its members that have not entered it.
+    Followed to the end, these waits lead to one of three things:
+
+    * Ranks that are blocked nowhere: they are silent, and named. Not named are those that came
+      further than a silent partner, or that report their long step while others are frozen. While
+      a silent rank writes a checkpoint, nothing hangs.
+    * A communication that all members have entered, if one of them was stalled there or timed out.
+      Its transfer does not end, or a process is frozen in it (`_entered_by_all`).
+    * A circle: the ranks entered their collectives in different orders, and those in it are named.
 
     Blocked ranks are those with spans flagged open or error, or with open spans in the events
     ``stalled`` and ``lost``.
@@ -137,99 +152,151 @@ def _find_hang(
     run: RunInfo, epoch: EpochInfo, spans: SpanTable, steps: StepTable, context: RunContext
 ) -> Finding | None:
     failures = find_failures(epoch, context)
-    if any(not failure.follows for failure in failures) and not is_silence(failures):
-        return None  # a crash, which is why the others are blocked
     ended = {one.rank for one in context.exits if one.epoch == epoch.epoch and one.state == "ended"}
-    known = find_blocked_ranks(epoch.epoch, spans, steps, context)
+    opened = _open_spans(epoch.epoch, context)
+    known = find_blocked_ranks(epoch, spans, steps, opened)
     blocked = [one for one in known if one.rank not in ended]
-    stuck = _find_stuck(epoch, blocked, find_entered_ranks(epoch.epoch, spans, blocked))
-    missing = frozenset[int]().union(*(one.missing for one in stuck))
-    if not missing - {one.rank for one in blocked}:
-        entered_by_all = _find_entered_by_all(run, epoch, blocked, failures, context)
-        if entered_by_all is not None or not missing:
-            return entered_by_all
+    stuck = _find_stuck(epoch, blocked, _entered_ranks(epoch.epoch, spans, blocked))
+    if own_failures(failures) or not stuck:
+        return None  # a crash is why the others are blocked
+    last_ranks, last_instances = _follow_waits(stuck)
+    silent = last_ranks - {one.rank for one in blocked}
+    reporting = _reporting_ranks(epoch, context, since=min(one.inside[0].step for one in stuck))
+    certainty = THRESHOLDS.doubt_factor if run.num_dropped else 1.0
+    entered = [one for one in stuck if one.instance in last_instances and not one.missing]
+    if not silent and (ends := _find_endless(entered, epoch, failures, context)):
+        return _entered_by_all(ends, reporting, certainty)
     traced = {info.rank for info in epoch.ranks} - _without_capture(epoch.epoch, steps, blocked)
-    silent = missing - {one.rank for one in blocked}
     if silent and not silent & traced:
         return insufficient(
-            f"ranks are blocked in {_format_instance(stuck[0])}, and the communication of"
+            f"ranks are blocked in {stuck[0]}, and the communication of"
             f" {format_ranks(tuple(sorted(silent)))} was not recorded, so it is unknown which rank"
             " is missing: trace every rank"
         )
-    lost = {failure.ended.rank for failure in failures if failure.reason is ExitClass.LOST}
-    work = open_work(epoch.epoch, context)
-    if any(SpanKind.CHECKPOINT in work.get(rank, ()) for rank in silent):
+    behind = _least_advanced(epoch, silent & traced, spans)
+    culprits = tuple(sorted(behind - reporting or behind or last_ranks & traced))
+    work = {rank: {str(entry.get("kind", "")) for entry in opened.get(rank, ())} for rank in silent}
+    shown = next((one for one in stuck if one.missing & set(culprits)), None)
+    if shown is None or any(SpanKind.CHECKPOINT in kinds for kinds in work.values()):
         return None
-    culprits = tuple(sorted(_least_advanced(epoch, silent & traced, spans) or missing & traced))
-    if not culprits:
-        return None
-    finding = _finding(run, stuck, culprits, is_cycle=not silent, lost=lost, steps=steps)
-    after = "; it had already ended without an error" if ended & set(culprits) else ""
-    return replace(finding, evidence=finding.evidence + _work_text(culprits, work) + after)
-
-
-def _find_entered_by_all(
-    run: RunInfo,
-    epoch: EpochInfo,
-    blocked: Iterable[Blocked],
-    failures: Iterable[Failure],
-    context: RunContext,
-) -> Finding | None:
-    """Return the hang in a communication that all members have entered; the earliest one.
-
-    That all are inside is a hang only if one of them was stalled there or timed out. The transfer
-    itself does not end then, or a process is frozen. Each process reports where its own step
-    lasts long (event ``stack``): if most members did, the others are frozen.
-    """
-    events = [event for event in context.events if event.epoch == epoch.epoch]
-    stalled = {(event.rank, event.data.get("step")) for event in events if event.kind == "stalled"}
-    timed_out = {one.ended.rank for one in failures if one.reason is ExitClass.TIMEOUT}
-    groups = {group.group_id: group for group in epoch.groups}
-    inside: dict[Instance, dict[int, Blocked]] = defaultdict(dict)
-    for one in blocked:
-        inside[one.instance][one.rank] = one
-    for instance in sorted(inside, key=lambda each: each[1]):
-        found, group = inside[instance], groups.get(instance[0])
-        shown = next(iter(found.values()))
-        members = _members(shown, () if group is None else group.members)
-        places = {(rank, one.step) for rank, one in found.items()}
-        is_silent = timed_out & found.keys() or stalled & places
-        if len(members) > 1 and set(members) == found.keys() and is_silent:
-            break
-    else:
-        return None
-    reported = {
-        event.rank
-        for event in events
-        if event.kind == "stack"
-        and event.rank in found
-        and event.data.get("step") == found[event.rank].step
-    }
-    num = len(members)
-    is_known = num > len(reported) > num / 2
-    frozen = tuple(sorted(set(members) - reported)) if is_known else ()
-    confidence = THRESHOLDS.ended_confidence * (THRESHOLDS.doubt_factor if run.num_dropped else 1.0)
-    entered = _StuckInstance(
-        blocked=(shown,),
-        missing=frozenset(),
-        members=members,
-        group_name="" if group is None else group.name,
-    )
-    text = f"all {num:,} members have entered {_format_instance(entered)}, which does not end: "
-    text += (
-        f"{format_ranks(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen in it, without the"
-        f" reports of a long step that the other {len(reported):,} sent"
-        if frozen
-        else "a link, an adapter or a device of theirs, or a frozen process"
-    )
-    steps = [one.step for one in found.values() if one.step >= 0]
+    if {one.ended.rank for one in failures if one.reason is ExitClass.LOST} & set(culprits):
+        certainty *= THRESHOLDS.doubt_factor
+    num_others = len(shown.members) - len(shown.missing & set(culprits))
+    certainty *= THRESHOLDS.ended_confidence * len(shown.inside) / max(num_others, 1)
+    evidence = _evidence(stuck, shown, culprits, last_step=_last_step(culprits, steps))
+    kinds = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
+    evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
+    evidence += "; it had already ended without an error" if ended & set(culprits) else ""
     return Finding(
         cause=CAUSE.name,
-        ranks=frozen,
-        steps=(min(steps), max(steps)) if steps else None,
-        confidence=confidence,
+        ranks=culprits,
+        steps=_steps_of(shown),
+        confidence=certainty if silent else min(certainty, THRESHOLDS.undecided_certainty),
+        evidence=evidence,
+    )
+
+
+def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
+    """Return the ranks, and the communications, at which the waits of blocked ranks end.
+
+    A rank waits for the communication in which it is, and that for its missing members. What waits
+    for nothing outside itself is an end: a rank that is blocked nowhere, a communication without
+    missing members, or all that is in a circle. Where the members are unknown, the rank is the end.
+    """
+    import networkx as nx  # slow to import, and few runs hang
+
+    waits: nx.DiGraph[int | Instance] = nx.DiGraph()
+    for one in stuck:
+        waits.add_nodes_from(each.rank for each in one.inside)
+        if one.members:
+            waits.add_edges_from((each.rank, one.instance) for each in one.inside)
+            waits.add_edges_from((one.instance, rank) for rank in one.missing)
+    ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
+    ranks = {end for end in ends if isinstance(end, int)}
+    return ranks, {end for end in ends if not isinstance(end, int)}
+
+
+def _find_endless(
+    entered: Iterable[_Stuck], epoch: EpochInfo, failures: Iterable[Failure], context: RunContext
+) -> _Stuck | None:
+    """Return the first communication that all members have entered and that does not end.
+
+    That they are inside is normal for a moment, and a hang if one of them was stalled there or
+    timed out.
+    """
+    timed_out = {each.ended.rank for each in failures if each.reason is ExitClass.TIMEOUT}
+    stalled = {
+        (event.rank, event.data.get("step"))
+        for event in context.events
+        if event.epoch == epoch.epoch and event.kind == "stalled"
+    }
+    for one in sorted(entered, key=lambda each: each.instance.seq):
+        is_silent = any(
+            each.rank in timed_out or (each.rank, each.step) in stalled for each in one.inside
+        )
+        if is_silent and len(one.members) > 1:
+            return one
+    return None
+
+
+def _entered_by_all(one: _Stuck, reporting: frozenset[int], certainty: float) -> Finding:
+    """Return the hang in a communication that all members have entered.
+
+    The transfer itself does not end then, or a process is frozen. A frozen one does not report that
+    its step lasts long. If members have left, those that have not are named.
+
+    Args:
+        one: The communication.
+        reporting: Ranks that report their long step.
+        certainty: Factor of the confidence.
+    """
+    inside = {each.rank for each in one.inside}
+    frozen = tuple(sorted(inside - reporting)) if reporting else ()
+    named = frozen or tuple(sorted(inside if len(inside) < len(one.members) else ()))
+    verb = "is" if len(named) == 1 else "are"
+    text = f"all {len(one.members):,} members have entered {one}, which does not end: "
+    if frozen:
+        others = f"the other {len(reporting):,} sent"
+        text += f"{format_ranks(frozen)} {verb} frozen in it, without the reports of a long step"
+        text += f" that {others}"
+    else:
+        text += f"only {format_ranks(named)} {verb} still in it; " if named else ""
+        text += "a link, an adapter or a device of theirs, or a frozen process"
+    return Finding(
+        cause=CAUSE.name,
+        ranks=named,
+        steps=_steps_of(one),
+        confidence=THRESHOLDS.ended_confidence * certainty,
         evidence=text,
     )
+
+
+def _reporting_ranks(epoch: EpochInfo, context: RunContext, *, since: int) -> frozenset[int]:
+    """Return the ranks whose process reports that its own step lasts long (event ``stack``).
+
+    A process that is frozen sends none. Empty if no more than half of the ranks do, or all: then
+    that says nothing about the others.
+
+    Args:
+        epoch: The epoch.
+        context: Events of the run.
+        since: Step from which on a report counts.
+    """
+    found = frozenset(
+        event.rank
+        for event in context.events
+        if event.epoch == epoch.epoch
+        and event.kind == "stack"
+        and event.data.get("step", NONE) >= since
+    )
+    num = len(epoch.ranks)
+    return found if num > len(found) > THRESHOLDS.majority_share * num else frozenset()
+
+
+def _steps_of(one: _Stuck) -> tuple[int, int] | None:
+    """Return the first and the last step from which members are blocked; None if unknown."""
+    steps = [each.step for each in one.inside if each.step >= 0]
+    return (min(steps), max(steps)) if steps else None
 
 
 def _without_capture(epoch: int, steps: StepTable, blocked: Iterable[Blocked]) -> set[int]:
@@ -269,104 +336,53 @@ def _least_advanced(
 
 def _find_stuck(
     epoch: EpochInfo, blocked: Iterable[Blocked], entered: Mapping[Instance, set[int]]
-) -> tuple[_StuckInstance, ...]:
-    """Return the communications with missing members, those with most blocked members first."""
+) -> tuple[_Stuck, ...]:
+    """Return the communications with blocked members, those with most of them first."""
     groups = {group.group_id: group for group in epoch.groups}
     by_instance: dict[Instance, list[Blocked]] = defaultdict(list)
     for one in blocked:
         by_instance[one.instance].append(one)
     found = []
     for instance, inside in by_instance.items():
-        group = groups.get(instance[0])
-        members = _members(inside[0], () if group is None else group.members)
-        missing = frozenset(members) - {one.rank for one in inside} - entered.get(instance, set())
-        if missing:
-            found.append(
-                _StuckInstance(
-                    blocked=tuple(inside),
-                    missing=missing,
-                    members=members,
-                    group_name=group.name if group is not None else "",
-                )
+        group = groups.get(instance.group_id)
+        members = () if group is None else group.members
+        if inside[0].is_p2p:
+            members = () if NONE in instance[2:] else instance[2:]
+        found.append(
+            _Stuck(
+                instance=instance,
+                inside=tuple(inside),
+                missing=frozenset(members) - {one.rank for one in inside} - entered[instance],
+                members=members,
+                group_name="" if group is None else group.name,
             )
-    return tuple(sorted(found, key=lambda one: (-len(one.blocked), one.blocked[0].instance)))
-
-
-def _members(one: Blocked, group: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the members of a communication; empty if they are unknown."""
-    if not one.is_p2p:
-        return group
-    sides = (one.src_rank, one.dst_rank)
-    return sides if NONE not in sides else ()
-
-
-def _finding(
-    run: RunInfo,
-    stuck: tuple[_StuckInstance, ...],
-    culprits: tuple[int, ...],
-    *,
-    is_cycle: bool,
-    lost: set[int],
-    steps: StepTable,
-) -> Finding:
-    shown = next(one for one in stuck if one.missing & set(culprits))
-    num_others = len(shown.members) - len(shown.missing & set(culprits))
-    confidence = THRESHOLDS.ended_confidence * len(shown.blocked) / max(num_others, 1)
-    confidence *= THRESHOLDS.doubt_factor if lost & set(culprits) else 1.0
-    confidence *= THRESHOLDS.doubt_factor if run.num_dropped else 1.0
-    numbers = [one.step for one in shown.blocked if one.step >= 0]
-    return Finding(
-        cause=CAUSE.name,
-        ranks=culprits,
-        steps=(min(numbers), max(numbers)) if numbers else None,
-        confidence=min(confidence, THRESHOLDS.undecided_certainty if is_cycle else 1.0),
-        evidence=_evidence(shown, culprits, len(stuck), steps, is_cycle=is_cycle),
-    )
+        )
+    return tuple(sorted(found, key=lambda one: (-len(one.inside), one.instance)))
 
 
 def _evidence(
-    shown: _StuckInstance,
-    culprits: tuple[int, ...],
-    num_stuck: int,
-    steps: StepTable,
-    *,
-    is_cycle: bool,
+    stuck: Iterable[_Stuck], shown: _Stuck, culprits: tuple[int, ...], *, last_step: str
 ) -> str:
+    """Return where ranks are blocked and why the culprits are named."""
     missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
-    blocked = format_ranks(tuple(sorted(one.rank for one in shown.blocked)))
-    verb = "is" if len(shown.blocked) == 1 else "are"
-    if is_cycle:
-        text = (
-            f"no rank is silent: {blocked} {verb} blocked in {_format_instance(shown)}, which"
-            f" {missing} has not entered, because it is blocked in another collective; the order"
-            " of collectives differs between ranks"
-        )
+    inside = tuple(sorted(one.rank for one in shown.inside))
+    there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
+    elsewhere = [each for each in stuck if {one.rank for one in each.inside} & set(culprits)]
+    if elsewhere:
+        reason = "the order of collectives differs between ranks"
+        if not all(each.members for each in elsewhere):
+            reason = "the other side of that is unknown"
+        text = f"no rank is silent: {there} in {shown}, which {missing} has not entered"
+        text += f", because it is blocked in another communication; {reason}"
     else:
-        text = (
-            f"{missing} never entered {_format_instance(shown)}, in which {blocked} {verb} blocked"
-        )
-        text += _last_step_text(culprits, steps)
-    if num_stuck > 1:
-        text += f"; members are missing in {format_count(num_stuck - 1, 'other communication')}"
+        text = f"{missing} never entered {shown}, in which {there}{last_step}"
+    num_more = sum(bool(each.missing) for each in stuck) - 1
+    if num_more:
+        text += f"; members are missing in {format_count(num_more, 'other communication')}"
     return text
 
 
-def _format_instance(shown: _StuckInstance) -> str:
-    one = shown.blocked[0]
-    if one.is_p2p:
-        return f"{one.name} {one.seq} ({one.kind}) from rank {one.src_rank} to rank {one.dst_rank}"
-    return (
-        f"{one.name} {one.seq} ({one.kind}) of group {shown.group_name or f'{one.group_id:016x}'}"
-        f" with {len(shown.members):,} ranks"
-    )
-
-
-def _work_text(culprits: tuple[int, ...], work: Mapping[int, tuple[str, ...]]) -> str:
-    kinds = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
-    return f"; it was inside {', '.join(kinds)}" if kinds else ""
-
-
-def _last_step_text(culprits: tuple[int, ...], steps: StepTable) -> str:
+def _last_step(culprits: tuple[int, ...], steps: StepTable) -> str:
     rows = np.isin(steps.rank, culprits)
     if not rows.any():
         return ""
@@ -374,41 +390,36 @@ def _last_step_text(culprits: tuple[int, ...], steps: StepTable) -> str:
 
 
 def find_blocked_ranks(
-    epoch: int, spans: SpanTable, steps: StepTable, context: RunContext
+    epoch: EpochInfo, spans: SpanTable, steps: StepTable, opened: Mapping[int, list[dict[str, Any]]]
 ) -> tuple[Blocked, ...]:
     """Return each communication that a rank has entered and not left.
 
     Args:
-        epoch: The epoch.
+        epoch: The epoch and its groups.
         spans: Spans of the steps that are analysed.
         steps: The same steps.
-        context: Events of the run.
+        opened: Open spans that a rank's last event reported.
     """
-    found = {(one.rank, one.instance): one for one in _read_spans(epoch, spans)}
-    rows = steps.epoch == epoch
+    found = {(one.rank, one.instance): one for one in _read_spans(epoch.epoch, spans)}
+    rows = steps.epoch == epoch.epoch
     finished = dict(zip(steps.rank[rows].tolist(), steps.step[rows].tolist(), strict=True))
-    for event in _latest_events(epoch, context).values():
-        for one in _read_event(event):
-            if one.step > finished.get(one.rank, NONE):
-                found.setdefault((one.rank, one.instance), one)
+    members = {group.group_id: group.members for group in epoch.groups}
+    for rank, entries in opened.items():
+        for one in _read_entries(rank, entries, members):
+            if one.step > finished.get(rank, NONE):
+                found.setdefault((rank, one.instance), one)
     return tuple(found.values())
 
 
-def open_work(epoch: int, context: RunContext) -> Mapping[int, tuple[str, ...]]:
-    """Return, by rank, the kinds of the open spans that its last event reported."""
-    return {
-        rank: tuple(sorted({str(entry.get("kind", "")) for entry in _open_entries(event)}))
-        for rank, event in _latest_events(epoch, context).items()
-    }
-
-
-def _latest_events(epoch: int, context: RunContext) -> Mapping[int, EventRecord]:
-    """Return the last event of each rank that reports open spans."""
-    return {
-        event.rank: event
-        for event in context.events
-        if event.epoch == epoch and event.kind in ("stalled", "lost")
-    }
+def _open_spans(epoch: int, context: RunContext) -> dict[int, list[dict[str, Any]]]:
+    """Return, by rank, the open spans in its last event that reports some."""
+    found = {}
+    for event in context.events:
+        if event.epoch == epoch and event.kind in ("stalled", "lost"):
+            entries: Any = event.data.get("open")
+            known = entries if isinstance(entries, list) else []
+            found[event.rank] = [entry for entry in known if isinstance(entry, dict)]
+    return found
 
 
 def _read_spans(epoch: int, spans: SpanTable) -> Iterable[Blocked]:
@@ -417,16 +428,12 @@ def _read_spans(epoch: int, spans: SpanTable) -> Iterable[Blocked]:
     chosen = (spans.epoch == epoch) & (spans.group_id != 0) & unfinished & ~is_wait
     rows = np.flatnonzero(chosen)
     for row, instance in zip(rows.tolist(), _instances(spans, rows), strict=True):
-        group_id, seq, src_rank, dst_rank = instance
         yield Blocked(
             rank=int(spans.rank[row]),
-            group_id=group_id,
-            seq=seq,
-            src_rank=src_rank,
-            dst_rank=dst_rank,
+            step=int(spans.step[row]),
+            instance=instance,
             kind=KINDS[spans.kind[row]].value,
             name=spans.names[spans.name[row]],
-            step=int(spans.step[row]),
         )
 
 
@@ -439,41 +446,48 @@ def _instances(spans: SpanTable, rows: NDArray[np.int64]) -> list[Instance]:
         np.where(pair, spans.src_rank[rows], NONE),
         np.where(pair, spans.dst_rank[rows], NONE),
     )
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    return [Instance(*values) for values in zip(*(each.tolist() for each in columns), strict=True)]
 
 
-def _read_event(event: EventRecord) -> Iterable[Blocked]:
-    """Yield the open communications that an event reports; malformed entries are skipped."""
-    for entry in _open_entries(event):
+def _read_entries(
+    rank: int, entries: Iterable[dict[str, Any]], members: Mapping[int, tuple[int, ...]]
+) -> Iterable[Blocked]:
+    """Yield the communications among a rank's open spans; malformed entries are skipped.
+
+    Args:
+        rank: The rank.
+        entries: Its open spans. They name no sides of a p2p; in a group of two they are known.
+        members: Members of each group.
+    """
+    for entry in entries:
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
         except (KeyError, TypeError, ValueError):
             continue
-        if group_id and seq >= 0:
-            yield Blocked(
-                rank=event.rank,
-                group_id=group_id,
-                seq=seq,
-                kind=str(entry.get("kind", "")),
-                name=str(entry.get("name", "")),
-                step=step,
-            )
+        if not group_id or seq < 0:
+            continue
+        one = Blocked(
+            rank=rank,
+            step=step,
+            instance=Instance(group_id, seq),
+            kind=str(entry.get("kind", "")),
+            name=str(entry.get("name", "")),
+        )
+        others = [each for each in members.get(group_id, ()) if each != rank]
+        if one.is_p2p and len(others) == 1:
+            is_send = one.kind == SpanKind.PP_SEND or one.name == "send"
+            sides = (rank, others[0]) if is_send else (others[0], rank)
+            one = replace(one, instance=Instance(group_id, seq, *sides))
+        yield one
 
 
-def _open_entries(event: EventRecord) -> list[dict[str, Any]]:
-    entries: Any = event.data.get("open")
-    if not isinstance(entries, list):
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def find_entered_ranks(
+def _entered_ranks(
     epoch: int, spans: SpanTable, blocked: Iterable[Blocked]
 ) -> Mapping[Instance, set[int]]:
     """Return, by communication with blocked ranks, all ranks with a span of it."""
     wanted = {one.instance for one in blocked}
-    groups = np.array(sorted({instance[0] for instance in wanted}), dtype=np.uint64)
-    seqs = np.array(sorted({instance[1] for instance in wanted}), dtype=np.int64)
+    groups = np.array(sorted({instance.group_id for instance in wanted}), dtype=np.uint64)
+    seqs = np.array(sorted({instance.seq for instance in wanted}), dtype=np.int64)
     is_wait = spans.kind == KIND_CODES[SpanKind.WAIT]
     chosen = (spans.epoch == epoch) & np.isin(spans.seq, seqs) & np.isin(spans.group_id, groups)
     rows = np.flatnonzero(chosen & ~is_wait)

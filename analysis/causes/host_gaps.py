@@ -5,9 +5,9 @@ A host gap is time of a rank outside its compute in which it waited for no other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -139,9 +139,6 @@ class CommonPauses:
     is_planned: NDArray[np.bool_]
     """Shape (pauses,): whether it is a checkpoint or an evaluation, not missing input."""
 
-    in_spans: NDArray[np.bool_]
-    """Shape (pauses,): whether most of it is inside ``checkpoint`` spans."""
-
     is_saved: NDArray[np.bool_]
     """Shape (pauses,): whether a ``checkpoint`` span or event was recorded in it."""
 
@@ -186,13 +183,11 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     columns = np.flatnonzero(is_common(lost))
 
     def median_of_ranks(value: NDArray[np.float64]) -> NDArray[np.float64]:
-        level: NDArray[np.float64] = np.median(value[:, columns], axis=0)
-        return level
+        return row_medians(value[:, columns].T)
 
-    in_spans = median_of_ranks(inside) >= median_of_ranks(evaluating + unusual)
     in_evaluation = median_of_ranks(evaluating) > median_of_ranks(inside + unusual)
     # One rank may save for all: its spans are as long as the pause.
-    is_saved = in_spans | (inside[:, columns].max(axis=0) >= median_of_ranks(lost) / 2)
+    is_saved = inside[:, columns].max(axis=0, initial=0.0) >= median_of_ranks(lost) / 2
     is_saved |= np.isin(gaps.profile.steps[columns], saves)
     planned = is_saved | in_evaluation | (median_of_ranks(after) > median_of_ranks(before))
     in_data = median_of_ranks(_above_median(data)) > median_of_ranks(lost) / 2
@@ -204,7 +199,6 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     return CommonPauses(
         columns=columns,
         is_planned=planned,
-        in_spans=in_spans,
         is_saved=is_saved,
         in_evaluation=in_evaluation,
         lost_ns=lost,
@@ -263,91 +257,79 @@ def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.b
     return found
 
 
-def find_late_stages(
-    gaps: HostGaps, lost_ns: NDArray[np.float64], steps: NDArray[np.bool_], *, always: bool
-) -> tuple[tuple[Phase, list[int]], ...]:
-    """Find stages most of whose ranks lose time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Time that ranks lose for one reason, and where."""
+
+    cause: Cause
+    activity: str
+    """As in "loses 20.0 ms per step waiting for input"."""
+
+    lost_ns: NDArray[np.float64]
+    """Shape (ranks, steps)."""
+
+    chosen: NDArray[np.bool_]
+    """Shape (gaps,): the gaps that a fix would shorten, of all ranks and steps."""
+
+    expected: Expected
+    """What a rank loses in time that is not late."""
+
+    steps: NDArray[np.bool_]
+    """Shape (steps,): steps that are searched."""
+
+    is_zero_usual: bool
+    """Whether a healthy rank loses nothing, so that what all stages lose in every step counts."""
+
+
+def late_candidates(gaps: HostGaps, loss: Loss, single: Sequence[Phase]) -> tuple[Candidate, ...]:
+    """Return late ranks, and stages most of whose ranks are late, as candidates.
 
     Args:
         gaps: The run's gaps.
-        lost_ns: Shape (ranks, steps).
-        steps: Shape (steps,): steps that are searched.
-        always: Whether time that all stages lose in every step counts too. If not, a stage is
-            compared with the other stages, and the last one with its own faster steps: it may
-            compute a loss outside its spans.
-
-    Returns:
-        For each the phase, and the rows of the ranks that lose at least half of what it loses.
+        loss: What they lose.
+        single: Phases of late ranks, whose rows are those of the matrices. In a stage of two, one
+            of them raises the median, so they are not named with their stage again.
     """
-    if not steps.any():
-        return ()
-    ratio = lost_ns / gaps.compute_ns[:, None]
+    found = [_late_candidate(gaps, loss, phase, [phase.row], loss.expected) for phase in single]
+    named = {phase.row for phase in single}
+    for phase, late in _late_stages(gaps, loss):
+        rows = [row for row in late if row not in named]
+        if rows:
+            found.append(_late_candidate(gaps, loss, phase, rows))
+    return tuple(found)
+
+
+def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]]:
+    """Yield the phases of stages most of whose ranks lose time, with the rows of these ranks.
+
+    Those are the ranks that lose at least half of what the stage does. If a healthy rank loses time
+    too, a stage is compared with the other stages, and the last one with its own faster steps: it
+    may compute a loss outside its spans.
+    """
+    if not loss.steps.any():
+        return
+    ratio = loss.lost_ns / gaps.compute_ns[:, None]
     stages = np.unique(gaps.profile.stage)
     level = np.array([np.median(ratio[gaps.profile.stage == stage], axis=0) for stage in stages])
     excess = level.copy()
-    if not always:
+    if not loss.is_zero_usual:
         for place in range(len(stages) - 1):
             excess[place] -= np.median(np.delete(level, place, axis=0), axis=0)
         excess[-1] -= np.quantile(level[-1], BASELINE_QUANTILE)
-    excess[:, ~steps] = np.nan
-    phases = find_phases(
+    excess[:, ~loss.steps] = np.nan
+    for phase in find_phases(
         excess,
         has_few_peers=True,
         min_steps=THRESHOLDS.min_lasting_steps,
         deviation=step_deviation(excess, num_levels=1),
-    )
-    found = []
-    for phase in phases:
+    ):
         is_late = row_medians(ratio[:, phase.inside]) >= phase.excess_ratio / 2
-        rows = np.flatnonzero(is_late & (gaps.profile.stage == stages[phase.row]))
-        found.append((phase, rows.tolist()))
-    return tuple(found)
+        is_late &= gaps.profile.stage == stages[phase.row]
+        yield phase, np.flatnonzero(is_late).tolist()
 
 
-class Loss(NamedTuple):
-    """Places in which late ranks lose time, and what they do there in words."""
-
-    places: tuple[Place, ...]
-    activity: str
-    """As in "loses 20.0 ms per step waiting for input"."""
-
-
-def stall_candidates(
-    cause: Cause,
-    gaps: HostGaps,
-    loss: Loss,
-    *,
-    single: Sequence[Phase],
-    expected: Expected,
-    stages: Sequence[tuple[Phase, list[int]]],
-) -> list[Candidate]:
-    """Return late ranks, and stages of late ranks, as candidates.
-
-    Args:
-        cause: Their cause.
-        gaps: The run's gaps.
-        loss: Where in the step they lose time.
-        single: Phases of late ranks, whose rows are those of the matrices.
-        expected: What their peers lose.
-        stages: Phases of stages, with the rows of the late ranks. In a stage of two, one late rank
-            raises the median, so a rank that is late by itself is left out.
-    """
-    found = [_stall_candidate(cause, gaps, phase, [phase.row], loss, expected) for phase in single]
-    named = {phase.row for phase in single}
-    for phase, late in stages:
-        rows = [row for row in late if row not in named]
-        if rows:
-            found.append(_stall_candidate(cause, gaps, phase, rows, loss))
-    return found
-
-
-def _stall_candidate(
-    cause: Cause,
-    gaps: HostGaps,
-    phase: Phase,
-    rows: list[int],
-    loss: Loss,
-    expected: Expected = (),
+def _late_candidate(
+    gaps: HostGaps, loss: Loss, phase: Phase, rows: list[int], expected: Expected = ()
 ) -> Candidate:
     """Return late ranks as a candidate."""
     profile = gaps.profile
@@ -357,16 +339,17 @@ def _stall_candidate(
     if phase.columns is not None:
         columns = np.array(phase.columns)
         when = f"in {len(columns)} of the {phase.num_steps} steps {steps[0]} to {steps[1]}"
-    chosen = gaps.is_at(*loss.places) & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
+    chosen = loss.chosen & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
     lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
     share = format_percent(phase.excess_ratio)
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
     several = len(rows) > 1
     return Candidate(
-        cause=cause,
+        cause=loss.cause,
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
+        gaps=chosen,
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
         evidence=(

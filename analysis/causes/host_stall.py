@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import medians_by_kind, row_medians, sum_cells
+from ..arrays.group_stats import medians_by_kind, row_medians
 from ..replay.model import Place
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_hosts
 from .detector import Cause
-from .host_gaps import Loss, find_late_stages, stall_candidates
+from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 """Places that show a stalling host. For gaps before collectives see `launch_skew`."""
-
-LATE_PLACES = (*STALL_PLACES, Place.LAUNCH, Place.INPUT)
-"""Places in which a host that stalls loses time."""
 
 CAUSE = Cause(
     name="host-stall",
@@ -50,8 +47,8 @@ def find_host_stalls(
 ) -> tuple[Candidate, ...]:
     """Find ranks whose host launches late.
 
-    They do so in `min_lasting_steps` steps, or before as many launches of each step: a host that
-    runs ahead of its device may hide its stall until the step in which it has to wait for it.
+    They do so in `min_lasting_steps` steps; a host that runs ahead of its device may hide its stall
+    in the first of them.
 
     Args:
         gaps: The run's gaps.
@@ -62,19 +59,30 @@ def find_host_stalls(
     expected, enough = _expected_ns(gaps, lost_ns)
     excess = (lost_ns - expected) / gaps.compute_ns[:, None]
     excess[:, ~steps] = np.nan
-    num_late = _num_late_launches(gaps, explained)
     single = [
         phase
         for phase in find_phases(excess, has_few_peers=~enough)
-        if _is_persistent(excess[phase.row], num_late[phase.row], phase)
+        if _is_persistent(excess[phase.row], phase)
     ]
-    # By place: a pause of all ranks is normal at its own place only.
-    by_place = [((place,), _expected_ns(gaps, gaps.total_ns(place))[0]) for place in LATE_PLACES]
-    stages = find_late_stages(gaps, lost_ns, steps, always=False)
-    loss = Loss(LATE_PLACES, "between launches")
-    return tuple(
-        stall_candidates(CAUSE, gaps, loss, single=single, expected=by_place, stages=stages)
+    # A host that launches late is late for the first launch of a step as well. If it loses more
+    # there than before all other launches together, its input is late too.
+    later_ns = gaps.total_ns(*WORKING_PLACES)[gaps.row, gaps.column]
+    first_ns = gaps.total_ns(Place.INPUT)[gaps.row, gaps.column]
+    late = gaps.is_at(*WORKING_PLACES) | (gaps.is_at(Place.INPUT) & (first_ns <= later_ns))
+    loss = Loss(
+        cause=CAUSE,
+        activity="between launches",
+        lost_ns=lost_ns,
+        chosen=late,
+        # By place: a pause of all ranks is normal at its own place only.
+        expected=[
+            ((place,), _expected_ns(gaps, gaps.total_ns(place))[0])
+            for place in (*WORKING_PLACES, Place.INPUT)
+        ],
+        steps=steps,
+        is_zero_usual=False,
     )
+    return late_candidates(gaps, loss, single)
 
 
 def _expected_ns(
@@ -95,40 +103,15 @@ def _expected_ns(
     return expected, enough
 
 
-def _num_late_launches(gaps: HostGaps, explained: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-    """Return before how many launches a host was late. Shape (ranks, steps).
-
-    ``(sum x)^2 / sum x^2`` over its gaps: their number if they are equal, 1 if one outweighs all
-    others.
-
-    Source:
-        The participation ratio of statistical physics.
-    """
-    chosen = gaps.is_at(Place.FORWARD, Place.BACKWARD)
-    if explained is not None:
-        chosen &= ~explained
-    cells = (gaps.profile.total_ns.shape, gaps.row[chosen], gaps.column[chosen])
-    gap = gaps.gaps.gap_ns[chosen].astype(np.float64)
-    whole, squares = sum_cells(*cells, gap), sum_cells(*cells, gap**2)
-    return np.divide(whole**2, squares, out=np.zeros_like(whole), where=squares > 0)
-
-
-def _is_persistent(
-    excess: NDArray[np.float64], num_late: NDArray[np.float64], phase: Phase
-) -> bool:
+def _is_persistent(excess: NDArray[np.float64], phase: Phase) -> bool:
     """Return whether a phase is a stall in most of its steps, not a few long pauses.
 
     Args:
         excess: Shape (steps,), of one rank; NaN if unknown.
-        num_late: Shape (steps,): launches before which it was late.
         phase: The phase.
     """
-    if phase.excess_ratio < phase.threshold:
+    known = excess[phase.inside]
+    known = known[~np.isnan(known)]
+    if phase.excess_ratio < phase.threshold or len(known) < THRESHOLDS.min_lasting_steps:
         return False
-    inside = np.arange(phase.first, phase.last + 1)
-    known = inside[~np.isnan(excess[inside])]
-    throughout = num_late[known] >= THRESHOLDS.min_lasting_steps
-    if len(known) < THRESHOLDS.min_lasting_steps:
-        return bool(throughout.all())
-    steady = excess[known] >= np.median(excess[known]) / 2
-    return float((steady | throughout).mean()) >= THRESHOLDS.one_rank_share
+    return float((known >= np.median(known) / 2).mean()) >= THRESHOLDS.one_rank_share

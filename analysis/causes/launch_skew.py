@@ -9,14 +9,14 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
+from ..arrays.group_stats import MIN_ROWS_OF_KIND
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
-from .candidate import Candidate, explained_gaps, join_candidates, named_ranks
+from .candidate import Candidate, explained_gaps, merge_alike
 from .detector import Cause
 
 if TYPE_CHECKING:
@@ -53,100 +53,86 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         for link in case.reading.transfers.links
         if not link.is_pair and link.kind in LAUNCHED_AFTER_COMPUTE
     )
-    steps = ~pauses.places[Place.LAUNCH]
-    blamed = named_ranks(found, {host_stall.CAUSE})
-    return (*found, *find_launch_skews(gaps, groups, steps, blamed, explained))
+    return (*found, *find_launch_skews(gaps, groups, ~pauses.places[Place.LAUNCH], explained))
 
 
 def find_launch_skews(
     gaps: HostGaps,
     groups: tuple[tuple[int, ...], ...],
     steps: NDArray[np.bool_],
-    blamed: frozenset[int],
-    explained: NDArray[np.bool_] | None = None,
+    explained: NDArray[np.bool_],
 ) -> tuple[Candidate, ...]:
     """Find groups whose members enter a collective late in turn.
+
+    A member is in time if it is no later than the group's median member.
 
     Args:
         gaps: The run's gaps.
         groups: Members of each group whose collectives are launched after compute.
         steps: Shape (steps,): steps that are searched.
-        blamed: Ranks whose gaps another cause explains.
-        explained: Shape (gaps,): gaps that another cause explains; None: none.
+        explained: Shape (gaps,): gaps that another cause explains.
     """
     profile = gaps.profile
-    total_ns = gaps.total_ns(*LATE_PLACES, excluding=explained)
-    lag = total_ns / gaps.compute_ns[:, None]
-    lag[np.isin(profile.ranks, list(blamed))] = np.nan
-    lag[:, ~steps] = np.nan
+    lost_ns = gaps.total_ns(*LATE_PLACES, excluding=explained)
+    lag = lost_ns / gaps.compute_ns[:, None]
     stage = dict(zip(profile.ranks.tolist(), profile.stage.tolist(), strict=True))
     members = [
         np.flatnonzero(np.isin(profile.ranks, group)) for group in _smallest_groups(groups, stage)
     ]
     members = [rows for rows in members if len(rows) > 1]
-    if not members:
+    if not members or not steps.any():
         return ()
-    lateness = np.array([_lateness(lag[rows]) for rows in members])
-    changes = step_deviation(lateness)
+    in_time = np.array([np.sort(lag[rows], axis=0)[(len(rows) - 1) // 2] for rows in members])
+    lateness = np.array([lag[rows].max(axis=0) for rows in members]) - in_time
+    lateness[:, ~steps] = np.nan
+    # The lateness may change so much from step to step that it passes for noise. Most members of a
+    # group are in time in each step, so how much they differ is the noise as well.
+    changes = noise = step_deviation(lateness)
+    in_large_groups = [
+        np.abs(lag[rows] - np.median(lag[rows], axis=0))[:, steps].ravel()
+        for rows in members
+        if len(rows) >= MIN_ROWS_OF_KIND
+    ]
+    if in_large_groups:
+        noise = min(changes, deviation_of_distances(np.concatenate(in_large_groups)))
     phases = find_phases(
         lateness,
         has_few_peers=np.array([len(rows) < MIN_ROWS_OF_KIND for rows in members]),
         min_steps=THRESHOLDS.min_lasting_steps,
-        deviation=min(changes, _noise_of_members(lag, members)),
+        deviation=noise,
         may_vary=True,
     )
-    # If only late members stop there, the median of the recorded gaps would be the lateness itself.
-    in_time_ns = total_ns.copy()
-    for rows in members:
-        in_time_ns[rows] = np.minimum(total_ns[rows], np.median(total_ns[rows], axis=0))
-    chosen = gaps.is_at(*LATE_PLACES)
-    if explained is not None:
-        chosen &= ~explained
+    allowed = gaps.is_at(*LATE_PLACES) & ~explained
     found = []
-    for phase in phases:
-        rows = members[phase.row]
-        extended = _extend_to_onset(phase, lateness[phase.row], deviation=changes)
-        inside = lateness[phase.row, extended.inside]
-        here = np.nan_to_num(lag[rows][:, extended.inside], nan=-1.0)
-        last = here.argmax(axis=0)[inside >= phase.excess_ratio / 2]
+    for peak in phases:
+        rows, phase = members[peak.row], _extend_to_onset(peak, lateness[peak.row], changes)
+        here = lag[rows][:, phase.inside]
+        least = in_time[phase.row, phase.inside] + phase.excess_ratio / 2
         # The second latest counts as well: with the last one fixed, the group would wait for it.
-        in_time = here.max(axis=0) - np.nan_to_num(inside)
-        late = (here >= in_time + phase.excess_ratio / 2).any(axis=1)
+        late = here >= least
+        last = here.argmax(axis=0)[late.any(axis=0)]
         counts = np.bincount(last, minlength=len(rows))
         is_one_rank = bool(counts.max() > THRESHOLDS.one_rank_share * counts.sum())
         of_part = rows[[counts.argmax()]] if is_one_rank else rows
+        expected_ns = np.zeros_like(lost_ns)
+        usual_ns = in_time[phase.row] * gaps.compute_ns[rows, None]
+        expected_ns[rows] = np.minimum(lost_ns[rows], usual_ns)
         found.append(
             _skew_candidate(
                 gaps,
-                extended,
-                chosen & np.isin(gaps.row, of_part),
-                in_time_ns,
-                late=of_part if is_one_rank else rows[late],
+                phase,
+                allowed & np.isin(gaps.row, of_part),
+                expected_ns,
+                late=of_part if is_one_rank else rows[late.any(axis=1)],
                 num_members=len(rows),
             )
         )
-    return _merge_groups(found)
-
-
-def _noise_of_members(lag: NDArray[np.float64], members: Sequence[NDArray[np.int64]]) -> float:
-    """Return the noise of members that are in time; infinite if all groups are too small for it.
-
-    With one or two groups, the lateness itself may change so much from step to step that it passes
-    for noise. Most members are in time in each step, so their lag is the noise.
-
-    Args:
-        lag: Shape (ranks, steps).
-        members: Rows of each group.
-    """
-    distances = [
-        np.abs(lag[rows] - row_medians(lag[rows].T)).ravel()
-        for rows in members
-        if (~np.isnan(lag[rows])).sum(axis=0).max() >= MIN_ROWS_OF_KIND
-    ]
-    if not distances:
-        return float("inf")
-    known = np.concatenate(distances)
-    return deviation_of_distances(known[~np.isnan(known)])
+    in_turn = [each for each in found if each.cause is CAUSE]
+    if len(in_turn) > 1:
+        # They share the reason, and each alone would save little: the others would still wait.
+        merged = merge_alike(in_turn, f", in {format_count(len(in_turn), 'group')}")
+        found = [merged, *(each for each in found if each.cause is not CAUSE)]
+    return tuple(found)
 
 
 def _smallest_groups(
@@ -170,7 +156,7 @@ def _smallest_groups(
     return kept
 
 
-def _extend_to_onset(phase: Phase, lateness: NDArray[np.float64], *, deviation: float) -> Phase:
+def _extend_to_onset(phase: Phase, lateness: NDArray[np.float64], deviation: float) -> Phase:
     """Add the steps right before a phase in which the lag had begun to grow."""
     required = required_deviations(len(lateness)) * deviation
     first = phase.first
@@ -179,21 +165,11 @@ def _extend_to_onset(phase: Phase, lateness: NDArray[np.float64], *, deviation: 
     return replace(phase, first=first)
 
 
-def _lateness(lag: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much later than the median member the last one is. Shape (steps,)."""
-    known = (~np.isnan(lag)).sum(axis=0)
-    ordered = np.sort(lag, axis=0)
-    columns = np.arange(lag.shape[1])
-    last = np.maximum(known - 1, 0)
-    late: NDArray[np.float64] = ordered[last, columns] - ordered[last // 2, columns]
-    return late
-
-
 def _skew_candidate(
     gaps: HostGaps,
     phase: Phase,
     chosen: NDArray[np.bool_],
-    in_time_ns: NDArray[np.float64],
+    expected_ns: NDArray[np.float64],
     *,
     late: NDArray[np.int64],
     num_members: int,
@@ -207,7 +183,7 @@ def _skew_candidate(
         gaps: The run's gaps.
         phase: The steps.
         chosen: Shape (gaps,): the gaps of the part.
-        in_time_ns: Shape (ranks, steps): their sum if all members were in time.
+        expected_ns: Shape (ranks, steps): their sum if all members were in time.
         late: Rows of the late members.
         num_members: Size of the group.
     """
@@ -228,7 +204,7 @@ def _skew_candidate(
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
-        fixed_ns=gaps.fixed_ns(chosen, [(LATE_PLACES, in_time_ns)]),
+        fixed_ns=gaps.fixed_ns(chosen, [(LATE_PLACES, expected_ns)]),
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
         evidence=(
@@ -238,14 +214,3 @@ def _skew_candidate(
         ),
         on_host=True,
     )
-
-
-def _merge_groups(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Merge the skews of several groups into one candidate: they share its reason."""
-    several = [each for each in found if each.cause is CAUSE]
-    alone = [each for each in found if each.cause is not CAUSE]
-    if len(several) <= 1:
-        return tuple(found)
-    clearest = max(several, key=lambda each: each.excess_ratio / each.threshold)
-    evidence = f"{clearest.evidence}; {format_count(len(several) - 1, 'more group')} alike"
-    return (replace(join_candidates(several, clearest), evidence=evidence), *alone)

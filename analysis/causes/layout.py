@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -64,11 +64,8 @@ class Layer:
     @property
     def products(self) -> tuple[tuple[int, int, int], ...]:
         """Return (rows, depth, columns) of each kind; tensor parallelism divides the columns."""
-        own = max(self.hidden // self.tp, 1)
-        shapes = [(self.num_tokens, self.hidden, own)]
-        if self.inner is not None:
-            shapes.append((self.num_tokens, self.hidden, max(self.inner // self.tp, 1)))
-        return tuple(shapes)
+        widths = (self.hidden,) if self.inner is None else (self.hidden, self.inner)
+        return tuple((self.num_tokens, self.hidden, max(each // self.tp, 1)) for each in widths)
 
 
 CAUSE = Cause(
@@ -111,24 +108,20 @@ def _tensor_parallel_across_hosts(run: RunInfo, steps: tuple[int, int]) -> Findi
     ranks = run.ranks
     if run.layout.tp == 1 or not all(info.host for info in ranks.values()):
         return None
-    hosts: dict[tuple[int, int, int], set[str]] = defaultdict(set)
-    members: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    num_ranks: dict[str, int] = defaultdict(int)
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank, info in ranks.items():
-        key = (info.coords.dp, info.coords.pp, info.coords.cp)
-        hosts[key].add(info.host)
-        members[key].append(rank)
-        num_ranks[info.host] += 1
-    across = [key for key, names in hosts.items() if len(names) > 1]
-    if not across or max(num_ranks.values()) < run.layout.tp:
+        groups[info.coords.dp, info.coords.pp, info.coords.cp].append(rank)
+    across = [some for some in groups.values() if len({ranks[rank].host for rank in some}) > 1]
+    most = max(Counter(info.host for info in ranks.values()).values())
+    if not across or most < run.layout.tp:
         return None
-    listed = tuple(sorted(rank for key in across for rank in members[key]))
+    listed = tuple(sorted(rank for some in across for rank in some))
     return _finding(
         steps,
         listed,
-        f"{len(across):,} of {format_count(len(hosts), 'tensor-parallel group')} of"
+        f"{len(across):,} of {format_count(len(groups), 'tensor-parallel group')} of"
         f" {run.layout.tp} ranks span several hosts, although one host has"
-        f" {max(num_ranks.values())} ranks: each all-reduce inside a layer crosses the network",
+        f" {most} ranks: each all-reduce inside a layer crosses the network",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..report.report import Finding
@@ -13,10 +12,10 @@ from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..trace.context import RankManifest, RunContext
-    from ..trace.tables import RunInfo
+    from ..trace.tables import EpochInfo, RunInfo
     from .detector import Record
 
 
@@ -47,9 +46,6 @@ PROCESS_SETTING_ENDINGS = ("_file", "_dir", "_path", "_port")
 
 POSITIONAL_PREFIXES = ("config.", "model.", "layout.")
 """Settings that the job itself may choose by position in the layout."""
-
-Positions = dict[int, dict[str, int]]
-"""By rank: its local rank and its positions in the layout, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +97,7 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
         settings = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
-        positions_of = partial(_positions, run, epoch.epoch)
-        for ranks, difference, share in _disagreements(settings, positions_of):
+        for ranks, difference, share in _disagreements(epoch, settings):
             found[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
     findings = [
@@ -123,25 +118,17 @@ def belongs_to_one_process(name: str) -> bool:
     )
 
 
-def _positions(run: RunInfo, epoch: int) -> Positions:
-    return {
-        info.rank: {"local_rank": info.local_rank, **info.coords.to_dict()}
-        for known in run.epochs
-        if known.epoch == epoch
-        for info in known.ranks
-    }
-
-
 def _disagreements(
-    settings_of: Mapping[int, Mapping[str, str]], positions_of: Callable[[], Positions]
+    epoch: EpochInfo, settings_of: Mapping[int, Mapping[str, str]]
 ) -> Iterable[tuple[tuple[int, ...], Difference, float]]:
     """Yield (ranks that differ, the setting, share of ranks that agree)."""
     groups = _group_alike(settings_of)
     if len(groups) == 1:
         return
-    positions = positions_of()
-    names = sorted({name for settings, _ in groups for name in settings})
-    for name in names:
+    positions = {
+        info.rank: {"local_rank": info.local_rank, **info.coords.to_dict()} for info in epoch.ranks
+    }
+    for name in sorted({name for settings, _ in groups for name in settings}):
         if belongs_to_one_process(name):
             continue
         by_value: dict[str | None, list[int]] = defaultdict(list)
@@ -165,29 +152,26 @@ def _group_alike(
 
 
 def _follows_position(
-    name: str, by_value: Mapping[str | None, Sequence[int]], positions: Positions
+    name: str, by_value: Mapping[str | None, Sequence[int]], positions: Mapping[int, dict[str, int]]
 ) -> bool:
     """Return whether a setting has its own value on each rank, or for each position on one axis.
 
     An axis counts only if it has fewer positions than there are ranks.
     """
-    ranks = [rank for group in by_value.values() for rank in group]
-    if len(by_value) == len(ranks) >= THRESHOLDS.min_peers:
+    value_of = {rank: value for value, group in by_value.items() for rank in group}
+    num = len(value_of)
+    if len(by_value) == num >= THRESHOLDS.min_peers:
         return True
-    known = [positions[rank] for rank in ranks if rank in positions]
-    if len(known) < len(ranks):
+    if not value_of.keys() <= positions.keys():
         return False
-    axes = (
-        ("local_rank", "dp", "tp", "pp", "cp", "ep") if name.startswith(POSITIONAL_PREFIXES) else ()
-    )
-    for axis in axes or ("local_rank",):
-        values_at: dict[int, set[str | None]] = defaultdict(set)
-        for value, group in by_value.items():
-            for rank in group:
-                values_at[positions[rank][axis]].add(value)
-        num = len(values_at)
-        if all(len(values) == 1 for values in values_at.values()) and num < len(ranks):
-            return num == len(by_value)
+    axes = ["local_rank"]
+    if name.startswith(POSITIONAL_PREFIXES):
+        axes += ["dp", "tp", "pp", "cp", "ep"]
+    for axis in axes:
+        places = {positions[rank][axis] for rank in value_of}
+        pairs = {(positions[rank][axis], value) for rank, value in value_of.items()}
+        if len(pairs) == len(places) < num:
+            return len(places) == len(by_value)
     return False
 
 
@@ -198,12 +182,8 @@ def _judge(
     (usual, num_usual), (other, _) = sizes.most_common(2)
     total = sizes.total()
     has_majority = num_usual > THRESHOLDS.majority_share * total
-    ranks = [
-        rank
-        for value, group in by_value.items()
-        if not (has_majority and value == usual)
-        for rank in group
-    ]
+    named = {value for value in by_value if not (has_majority and value == usual)}
+    ranks = [rank for value in named for rank in by_value[value]]
     difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
     return tuple(sorted(ranks)), difference, num_usual / total
 

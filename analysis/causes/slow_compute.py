@@ -18,7 +18,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
 from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
-from .clock_throttle import Devices, explain_by_clock, max_explained, name_worker
+from .clock_throttle import explain_by_clock, find_drop, name_worker
 from .detector import Cause
 from .stage_imbalance import SlowRanks, find_slow_stages
 
@@ -58,54 +58,41 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         case: The run.
         profile: Its compute, as recorded or as if micro-batches had equal lengths.
     """
-    model = case.reading.model
-    devices = Devices(ranks=case.ranks, samples=case.context.samples, step_ns=case.step_ns)
-    compute = find_compute_candidates(
-        profile, model, case.ranks, workers=case.workers, devices=devices
-    )
-    explained = explain_by_clock(compute, profile, model, workers=case.workers, devices=devices)
-    return merge_equal(merge_hosts(explained, case.ranks), CAUSE)
-
-
-def find_compute_candidates(
-    profile: ComputeProfile,
-    model: ReplayModel,
-    ranks: Mapping[int, RankInfo],
-    *,
-    workers: Mapping[int, tuple[int, ...]],
-    devices: Devices,
-) -> tuple[Candidate, ...]:
-    """Find slow ranks and slow stages.
-
-    Args:
-        profile: Compute of each rank against its peers.
-        model: The operations.
-        ranks: Host of each rank.
-        workers: Identity of each rank, equal for partners whose compute looks the same.
-        devices: Samples of the devices, if any.
-    """
+    model, workers = case.reading.model, case.workers
     stages = find_slow_stages(profile)
     in_slow_stage = {row for stage in stages for row in stage.rows.tolist()}
     partners: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in profile.ranks.tolist():
         partners[workers[rank]].append(rank)
+    few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
+    # A slow rank makes all partners longer, so none of them is noise to another.
+    numbers = {worker: number for number, worker in enumerate(partners)}
+    number = np.array([numbers[workers[rank]] for rank in profile.ranks.tolist()])
     clearest: dict[tuple[int, ...], Phase] = {}
-    for phase in find_slow_ranks(profile, workers):
+    for phase in find_phases(
+        profile.excess_ratio, has_few_peers=few, partners=number, may_recur=True
+    ):
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
             continue
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
         clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
     rows = rows_of_ranks(model, list(clearest))
-    found = [
-        _rank_candidate(profile, phase, rows[alike], devices, alike)
-        for alike, phase in clearest.items()
-    ]
-    found += [
-        _without_slow_ranks(_stage_candidate(stage, model, ranks), found, model) for stage in stages
-    ]
+    found: list[Candidate] = []
+    for alike, phase in clearest.items():
+        slow = _rank_candidate(profile, phase, rows[alike], alike)
+        # Between the slow steps of an intermittent rank its clock is high: the first one counts.
+        read = slow.steps if phase.columns is None else (slow.steps[0], slow.steps[0])
+        drops = {rank: drop for rank in alike if (drop := find_drop(case, rank, read))}
+        if drops:
+            worst = max(drops.values(), key=lambda each: each.explained_ratio)
+            found += explain_by_clock(slow, tuple(drops), worst, model, workers)
+        else:
+            found.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
+    whole = [_stage_candidate(stage, model, case.ranks) for stage in stages]
+    found += [_without_slow_ranks(stage, found, model) for stage in whole]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
-    return tuple(found)
+    return merge_equal(merge_hosts(found, case.ranks), CAUSE)
 
 
 def _without_slow_ranks(
@@ -122,45 +109,18 @@ def _without_slow_ranks(
     return replace(stage, part=part)
 
 
-def find_slow_ranks(
-    profile: ComputeProfile, workers: Mapping[int, tuple[int, ...]]
-) -> tuple[Phase, ...]:
-    """Find ranks that compute longer than their peers, lastingly or in some steps.
-
-    Args:
-        profile: Compute of each rank against its peers.
-        workers: Identity of each rank, equal for partners whose compute looks the same: a slow one
-            makes all of them longer.
-    """
-    few = np.array([basis not in (Basis.PEERS, Basis.FEW_PEERS) for basis in profile.basis])
-    numbers: dict[tuple[int, ...], int] = {}
-    partners = [numbers.setdefault(workers[rank], len(numbers)) for rank in profile.ranks.tolist()]
-    return find_phases(
-        profile.excess_ratio, has_few_peers=few, partners=np.array(partners), may_recur=True
-    )
-
-
 def _rank_candidate(
-    profile: ComputeProfile,
-    phase: Phase,
-    part: NDArray[np.int64],
-    devices: Devices,
-    partners: tuple[int, ...],
+    profile: ComputeProfile, phase: Phase, part: NDArray[np.int64], partners: tuple[int, ...]
 ) -> Candidate:
-    """Return a slow rank as a candidate: all its partners, or those whose clock was lower.
+    """Return a slow rank and its partners as a candidate.
 
     Args:
         profile: Compute of each rank against its peers.
         phase: The steps in which the rank is slow.
         part: The operations of its partners, ascending.
-        devices: Samples of the devices.
         partners: Ranks, itself included, that look the same in the trace.
     """
     row, steps = phase.row, phase.steps(profile.steps)
-    # Between the slow steps of an intermittent rank its clock is high: look at the first one only.
-    read = steps if phase.columns is None else (steps[0], steps[0])
-    drops = {rank: devices.find_drop(rank, read) for rank in partners}
-    drop = max((each for each in drops.values() if each), key=max_explained, default=None)
     num_peers = int((profile.stage == profile.stage[row]).sum()) - 1
     slow = SlowRanks(
         rows=np.array([row]),
@@ -180,16 +140,14 @@ def _rank_candidate(
         when = f"{len(phase.columns)} of the {phase.num_steps} {when}"
     elif phase.num_steps > 1:
         when += f" ({format_count(phase.num_steps, 'step')} traced)"
-    evidence = f"rank {slow.ranks[0]}: {slow.evidence}, in {when}"
     return Candidate(
         cause=CAUSE,
-        ranks=tuple(rank for rank, lower in drops.items() if lower is not None) or partners,
+        ranks=partners,
         steps=steps,
         part=part,
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
-        evidence=name_worker(partners, evidence) if drop is None else evidence,
-        clock_drop=drop,
+        evidence=f"rank {slow.ranks[0]}: {slow.evidence}, in {when}",
         shown_steps=phase.shown_steps(profile.steps),
     )
 

@@ -2,8 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from rankscope.analysis.causes import slow_compute
-from rankscope.analysis.causes.candidate import Candidate, merge_equal, merge_hosts
+from rankscope.analysis.causes.candidate import (
+    Candidate,
+    explained_gaps,
+    merge_equal,
+    merge_hosts,
+)
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
@@ -33,6 +40,12 @@ def test_slow_ranks_of_one_host_are_merged() -> None:
 
     assert (merged.ranks, merged.steps, merged.shown_steps) == ((0, 1), (3, 9), (3, 5, 9))
     assert merged.evidence == "ranks 0 and 1, all on host node0; the worst: rank 1 is slow"
+    # AND it explains the gaps of both
+    some = [
+        replace(one, gaps=np.array([True, False])),
+        replace(other, gaps=np.array([False, True])),
+    ]
+    assert explained_gaps(merge_hosts(some, ranks), 2).all()
     # AND if one of them is slow throughout, so is the host
     (merged,) = merge_hosts([one, replace(other, shown_steps=None)], ranks)
     assert merged.shown_steps is None

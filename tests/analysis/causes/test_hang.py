@@ -162,6 +162,33 @@ def test_collectives_in_different_orders_are_a_cycle() -> None:
     assert finding.evidence.startswith("no rank is silent: rank 0 is blocked in all_reduce 5")
 
 
+def test_a_rank_that_waits_for_a_circle_is_not_named_with_it() -> None:
+    # GIVEN ranks 0 and 1 in different orders, and rank 7, which waits for rank 0 and others
+    order = [comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)]
+    entered = [comm(rank, flags=SpanFlag.NOTHING) for rank in range(1, 7)]
+
+    (finding,) = find_hangs(job(), table([*order, *entered, comm(7)]), UP_TO_16, RunContext())
+
+    assert finding.ranks == (0, 1)
+
+
+def test_a_rank_in_a_receive_of_unknown_source_is_named_with_a_doubt() -> None:
+    # GIVEN rank 4, which waits for rank 5, which receives from any of eight ranks
+    receiving = event(
+        5,
+        "stalled",
+        open=[{"name": "recv", "kind": "pp-recv", "step": 17, "seq": 3, "group_id": f"{DP:016x}"}],
+        step=17,
+    )
+    spans = table([comm(4, TP_HIGH, seq=3)])
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=(receiving,)))
+
+    assert finding.ranks == (5,)
+    assert finding.confidence == pytest.approx(0.5)
+    assert finding.evidence.endswith("; the other side of that is unknown")
+
+
 def stalled(rank: int, *, step: int = 17, kind: str = "stalled") -> EventRecord:
     entry = {"name": "all_reduce", "kind": "dp-comm", "step": step, "seq": 41}
     return event(rank, kind, open=[{**entry, "group_id": f"{DP:016x}"}], step=step)
@@ -248,6 +275,93 @@ def test_if_all_members_are_inside_and_alike_no_rank_is_named(reporting: range) 
 
     assert finding.ranks == ()
     assert finding.evidence.endswith("a frozen process")
+
+
+PP_PAIRS = {rank: 20 + rank for rank in range(4)}
+DP_PAIRS = {0: 30, 1: 31, 4: 32, 5: 33}
+TP_PAIRS = {0: 40, 2: 41, 4: 42, 6: 43}
+
+
+def pipeline() -> RunInfo:
+    """Return 8 ranks of pp 2 x dp 2 x tp 2, with their groups of two."""
+    pairs = ((PP_PAIRS, 4, "other"), (DP_PAIRS, 2, "dp-comm"), (TP_PAIRS, 1, "tp-comm"))
+    groups = [
+        GroupInfo(group_id=group, kind=kind, name=f"{kind} {low}", members=(low, low + distance))
+        for of_rank, distance, kind in pairs
+        for low, group in of_rank.items()
+    ]
+    return run_of(groups=groups)
+
+
+def in_spans(rank: int, *opened: tuple[str, str, int, int]) -> EventRecord:
+    """Return the event of a rank that is stalled in spans: (name, kind, group, seq)."""
+    spans = [
+        {"name": name, "kind": kind, "step": 17, "group_id": f"{group:016x}", "seq": seq}
+        for name, kind, group, seq in opened
+    ]
+    return event(rank, "stalled", open=spans, step=17)
+
+
+FORWARD = ("forward", "forward", 0, -1)
+
+
+def waiting_for_a_later_stage(rank: int) -> EventRecord:
+    group = PP_PAIRS[rank]
+    return in_spans(rank, ("send", "pp-send", group, 54), ("recv", "pp-recv", group, 53))
+
+
+def stopped_inside_a_receive() -> tuple[EventRecord, ...]:
+    """Return what the ranks of `pipeline` sent after SIGSTOP of rank 5, in order of time.
+
+    Source: a recorded run of ``python -m benchmarks.real_alerts --only "kill -STOP"``.
+    """
+    return (
+        in_spans(5, ("recv", "pp-recv", PP_PAIRS[1], 53)),
+        in_spans(7, FORWARD, ("all_gather_into_tensor", "dp-comm", DP_PAIRS[5], 52)),
+        in_spans(6, FORWARD, ("all_reduce", "tp-comm", TP_PAIRS[6], 208)),
+        in_spans(4, FORWARD, ("all_reduce", "tp-comm", TP_PAIRS[4], 208)),
+        *(waiting_for_a_later_stage(rank) for rank in (1, 0, 3, 2)),
+    )
+
+
+SENT = table([comm(1, 21, seq=53, kind=SpanKind.PP_SEND, src=1, dst=5, flags=SpanFlag.NOTHING)])
+"""What rank 5 receives: it was sent before the stop."""
+
+
+@pytest.mark.parametrize("num_reported", [3, 4, 8])
+def test_a_rank_that_is_frozen_in_a_receive_is_named_without_those_that_wait_for_it(
+    num_reported: int,
+) -> None:
+    # GIVEN rank 6, which waits for 7, which waits for 5, which has all that it waits for
+    events = stopped_inside_a_receive()[:num_reported]
+
+    (unknown,) = find_hangs(pipeline(), SENT, UP_TO_16, RunContext(events=events))
+    signs = tuple(slow(rank) for rank in range(8) if rank != 5)
+    (frozen,) = find_hangs(pipeline(), SENT, UP_TO_16, RunContext(events=events + signs))
+
+    assert (unknown.ranks, frozen.ranks) == ((5,), (5,))
+    assert unknown.evidence == (
+        "all 2 members have entered recv 53 (pp-recv) from rank 1 to rank 5, which does not end:"
+        " only rank 5 is still in it; a link, an adapter or a device of theirs, or a frozen process"
+    )
+    assert "rank 5 is frozen in it, without the reports of a long step" in frozen.evidence
+    assert frozen.confidence == pytest.approx(0.95)
+
+
+def test_a_rank_whose_minute_is_not_over_is_not_named_beside_a_frozen_one() -> None:
+    # GIVEN rank 5, stopped in a forward, and rank 4, which waits for it and has not said so yet
+    events = (
+        in_spans(5, FORWARD),
+        *(waiting_for_a_later_stage(rank) for rank in (0, 1)),
+        *(slow(rank) for rank in range(8) if rank != 5),
+    )
+
+    (finding,) = find_hangs(pipeline(), table([]), UP_TO_16, RunContext(events=events))
+
+    assert finding.ranks == (5,)
+    # Without the reports of long steps the two are alike.
+    (alike,) = find_hangs(pipeline(), table([]), UP_TO_16, RunContext(events=events[:3]))
+    assert alike.ranks == (4, 5)
 
 
 def test_the_communication_that_all_have_entered_explains_those_that_wait_elsewhere() -> None:

@@ -57,7 +57,9 @@ def in_turn(
 def skews(late_ms: LateMs, num_groups: int = len(GROUPS)) -> tuple[Candidate, ...]:
     gaps = [(step, rank, Place.LAUNCH, ms) for (step, rank), ms in late_ms.items()]
     table = gaps_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
-    return find_launch_skews(table, GROUPS[:num_groups], ALL_STEPS, frozenset())
+    return find_launch_skews(
+        table, GROUPS[:num_groups], ALL_STEPS, np.zeros(len(table.gaps), dtype=np.bool_)
+    )
 
 
 def test_a_lateness_of_a_few_percent_is_no_skew() -> None:
@@ -77,7 +79,9 @@ def test_members_late_in_turn_in_one_stage_are_no_stalled_host() -> None:
     table = gaps_with(gaps, stage=np.repeat((0, 1), 4).tolist(), num_steps=12)
     groups = ((0, 4), (1, 5), (2, 6), (3, 7), (0, 1, 2, 3), (4, 5, 6, 7))
 
-    (found,) = find_launch_skews(table, groups, np.ones(12, dtype=np.bool_), frozenset())
+    (found,) = find_launch_skews(
+        table, groups, np.ones(12, dtype=np.bool_), np.zeros(len(table.gaps), dtype=np.bool_)
+    )
 
     assert (found.cause.name, found.ranks) == ("launch-skew", (4, 5, 6, 7))
 
@@ -87,7 +91,7 @@ def skews_of_two_groups(late_ms: LateMs, place: Place) -> tuple[Candidate, ...]:
     gaps = [(step, rank, place, ms) for (step, rank), ms in late_ms.items()]
     table = gaps_with(gaps, stage=[0] * 12, num_steps=NUM_STEPS)
     groups = tuple(range(6)), tuple(range(6, 12))
-    return find_launch_skews(table, groups, ALL_STEPS, frozenset())
+    return find_launch_skews(table, groups, ALL_STEPS, np.zeros(len(late_ms), dtype=np.bool_))
 
 
 RISES_AND_FALLS = {4: (1, 15), 5: (1, 40), 6: (3, 15), 7: (3, 40), 8: (1, 15), 9: (3, 40)}
