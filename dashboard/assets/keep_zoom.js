@@ -7,8 +7,9 @@ window.dash_clientside.rankscope = {
   async keepZoom(fresh, shown) {
     if (!fresh) return window.dash_clientside.no_update;
     const { id } = window.dash_clientside.callback_context.outputs_list;
-    if (document.getElementById(`${id}-canvas`)) {
-      // What the canvas has drawn is seen first, then plotly draws the axes.
+    if (document.getElementById(`${id}-canvas`) && !document.hidden) {
+      // What the canvas has drawn is seen first, then plotly draws the axes. A hidden page has no
+      // frames to wait for.
       await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
     }
     const before = (shown && shown.layout) || {};
