@@ -15,14 +15,6 @@ grids.RunState = ({ data, value }) =>
     value,
   );
 
-// As in analysis.report.text.format_age.
-(window.dashAgGridFunctions = window.dashAgGridFunctions || {}).formatAge = (seconds) => {
-  const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
-  if (minutes < 1) return `${seconds} s`;
-  if (hours < 1) return `${minutes} min ${seconds % 60} s`;
-  return `${hours.toLocaleString("en")} h ${minutes % 60} min`;
-};
-
 // A deletion goes to the same route as that of the command; the server checks who may.
 window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen, url) => {
   const none = window.dash_clientside.no_update;

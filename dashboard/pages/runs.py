@@ -9,7 +9,13 @@ import dash_ag_grid as dag  # type: ignore[import-untyped]
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
-from rankscope.analysis.report.text import EMPTY, format_count, format_ranges, format_time
+from rankscope.analysis.report.text import (
+    EMPTY,
+    format_age,
+    format_count,
+    format_ranges,
+    format_time,
+)
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import COMPARE, RUNS, View, write_address
@@ -80,7 +86,7 @@ _COLUMNS: list[dict[str, Any]] = [
     {"field": "steps", "headerName": "steps", "width": 90, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
     {"field": "duration", "headerName": "duration", "width": 110, **_NUMBER,
-     "valueFormatter": _format("formatAge(params.value)")},
+     "valueFormatter": _format("params.data.age")},
     {"field": "step_s", "headerName": "step time", "width": 110, **_NUMBER,
      "valueFormatter": _format(_SECONDS)},
     {"field": "mfu", "headerName": "MFU", "width": 90, **_NUMBER,
@@ -283,6 +289,7 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         or EMPTY,
         "steps": run.num_steps,
         "duration": None if line.duration_ns is None else line.duration_ns // NS_PER_S,
+        "age": "" if line.duration_ns is None else format_age(line.duration_ns),
         "step_s": line.step_s,
         "mfu": line.mfu,
         "loss": line.loss,
@@ -310,7 +317,8 @@ def _interval_ms(lines: Sequence[RunLine]) -> int:
 
 def _key(rows: Sequence[dict[str, Any]]) -> str:
     """Return a short text that changes with the rows, besides the time that running jobs take."""
-    shown = [row | {"duration": None} if row["live"] or row["silent"] else row for row in rows]
+    still = {"duration": None, "age": None}
+    shown = [row | still if row["live"] or row["silent"] else row for row in rows]
     return sha256(repr(shown).encode()).hexdigest()
 
 
