@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     AreasByKind = dict[int, "NDArray[np.int64]"]
 
 MAX_BARS = 10_000
-"""Spans that are drawn one by one; a step with more is drawn as pixels. Plotly 7.1 pans 10,000
-bars in 0.3 s, and more of them slower."""
+"""Spans that are drawn one by one; a step with more is drawn as pixels: a screen has no room for
+them, and their texts would be megabytes."""
 
 MAX_LINES = 512
 """Lines of a picture: a screen has hardly more than one pixel for each."""

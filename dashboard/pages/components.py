@@ -169,20 +169,20 @@ def link_ranks(
     return [part for part in [*parts, text[done:]] if part != ""]
 
 
-def canvas(part: str, drawn: dict[str, Any] | None) -> list[Component]:
+def canvas(part: str, content: dict[str, Any] | None) -> list[Component]:
     """Return a canvas on which the assets draw what `canvas_document` says, and its data."""
     return [
-        dcc.Store(id=f"{part}-drawn", data=drawn),
+        dcc.Store(id=f"{part}-on-canvas", data=content),
         html.Canvas(id=f"{part}-canvas", **decorative()),
     ]
 
 
 def register_canvas(app: Dash, part: str) -> None:
-    """Draw what a callback outputs as ``{part}-drawn``. It does not wait until plotly is there."""
+    """Draw what a callback outputs as ``{part}-on-canvas``, before plotly is there if need be."""
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("canvas", "draw"),
         Output(f"{part}-canvas", "hidden"),  # a callback without an output is not called at first
-        Input(f"{part}-drawn", "data"),
+        Input(f"{part}-on-canvas", "data"),
     )
 
 
@@ -218,7 +218,7 @@ def graph(
             ),
         ],
         style=reserved,
-        className="drawn" if beneath else "scrolls" if min_px else "",
+        className="over-canvas" if beneath else "scrolls" if min_px else "",
     )
 
 

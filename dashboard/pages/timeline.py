@@ -97,9 +97,11 @@ class RefreshPost(Post):
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
     """Return the page of the view's step; run, epoch and step are chosen if the view has none."""
     content = _request(provider, view, base_path)
-    shown, problem, hidden, title, about, stepper, controls, figure, drawn, _, note, beneath, *_ = (
-        content.outputs()
-    )
+    (
+        shown, problem, hidden, title, about, stepper, controls, figure, on_canvas, _, note,
+        beneath, *_,
+    ) = content.outputs()  # fmt: skip
+    part = "timeline-graph"
     step = [
         html.Div(
             [
@@ -119,7 +121,7 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
         ),
         card(
             minimap_place(),
-            graph("timeline-graph", figure, selects=True, beneath=canvas("timeline-graph", drawn)),
+            graph(part, figure, selects=True, beneath=canvas(part, on_canvas)),
             html.P(note, id="timeline-note", className="note"),
             html.P(
                 "Times are since the step's first span. Ctrl and the wheel zoom, drag to pan,"
@@ -190,7 +192,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             _request(provider, view, base_path), num_views=num_views, asked=post.asked
         )
         if content.is_pending and shown.revisions is None and num_views == shown.num_views:
-            return unchanged  # as before: to draw it again takes the browser half a second
+            return unchanged  # as before
         return content.outputs(post.num_ticks)
 
     @app.callback(
@@ -347,7 +349,7 @@ def _draw_step(
         if timeline is not None:
             drawn = select_ranks(drawn, set(timeline.spans.rank.tolist()))
         shown = show_timeline(replace(draw, proof=None, with_texts=True), drawn)
-        ideal = (shown.figure, shown.drawn)
+        ideal = (shown.figure, shown.on_canvas)
     return replace(
         content,
         note=f"{note} {content.note}".strip(),

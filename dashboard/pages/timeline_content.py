@@ -49,7 +49,7 @@ class Content:
     figure: Figure = field(default_factory=go.Figure)
     """Axes, legend and marks."""
 
-    drawn: dict[str, Any] | None = None
+    on_canvas: dict[str, Any] | None = None
     """What is drawn beneath them, as of `canvas_document`."""
 
     note: str = ""
@@ -89,7 +89,7 @@ class Content:
             self.stepper,
             self.controls,
             self.figure,
-            self.drawn and canvas_document("timeline-graph", self.drawn, layout),
+            self.on_canvas and canvas_document("timeline-graph", self.on_canvas, layout),
             graph_style(self.figure),
             self.note,
             self.beneath,
@@ -124,7 +124,7 @@ OUTPUTS = (
     Output("timeline-stepper", "children"),
     Output("timeline-controls", "children"),
     Output("timeline-graph-fresh", "data"),
-    Output("timeline-graph-drawn", "data"),
+    Output("timeline-graph-on-canvas", "data"),
     Output("timeline-graph", "style"),
     Output("timeline-note", "children"),
     Output("timeline-replay", "children"),
@@ -202,7 +202,7 @@ def show_spans(
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, timeline, draw.base_path),
         figure=figure,
-        drawn={
+        on_canvas={
             "bars": [one.document() for one in bars],
             "texts": hover_texts(timeline) if draw.with_texts else None,
         },
@@ -232,7 +232,7 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
         stepper=step_chooser(view, choices, draw.base_path),
         controls=timeline_controls(view, choices, picture, draw.base_path),
         figure=figure,
-        drawn={"cells": cells},
+        on_canvas={"cells": cells},
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
         scale=make_scale(

@@ -54,7 +54,7 @@ def minimap_place() -> Component:
     """Return the place of the minimap, above the step."""
     return html.Div(
         [
-            html.Div(id="timeline-minimap-picture", className="drawn"),
+            html.Div(id="timeline-minimap-picture", className="over-canvas"),
             html.Div(id="timeline-window", className="minimap-window"),
         ],
         id="timeline-minimap",
