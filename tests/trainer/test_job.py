@@ -138,10 +138,11 @@ def test_a_paced_job_explains_its_times(paced_pipeline: TracedJob) -> None:
 def test_a_paced_step_is_no_shorter_than_its_critical_path(paced_pipeline: TracedJob) -> None:
     times = [float(time) for _, _, time in STEP_LINE.findall(paced_pipeline.job.stdout)]
 
-    # Healthy: (4 + 1) x 2 segments x 30 ms + 10 ms. Slow: 4 of the 5 are rank 1's own, at 90 ms.
+    # Healthy: (4 + 1) x 2 segments x 30 ms + 10 ms. Slow: 4 of the 5 are rank 1's own, at 90 ms;
+    # its update of 30 ms is hidden by rank 0's of 10 ms and the first forward, 20 ms.
     # Ranks begin a step within some milliseconds: the measurement of rank 0 may begin late.
     assert min(times[:3]) >= 0.31 - 0.005
-    assert min(times[3:]) >= 4 * 2 * 0.09 + 2 * 0.03 + 0.03 - 0.005
+    assert min(times[3:]) >= 4 * 2 * 0.09 + 2 * 0.03 + 0.01 - 0.005
 
 
 def test_layout_pace_and_peak_are_declared_to_the_tracer(paced_pipeline: TracedJob) -> None:
