@@ -16,7 +16,6 @@ from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
 from ..report.text import format_duration, format_percent, format_ranks, format_steps
-from ..statistics.noise import step_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
@@ -317,12 +316,7 @@ def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]
             excess[place] -= np.median(np.delete(level, place, axis=0), axis=0)
         excess[-1] -= np.quantile(level[-1], BASELINE_QUANTILE)
     excess[:, ~loss.steps] = np.nan
-    for phase in find_phases(
-        excess,
-        has_few_peers=True,
-        min_steps=THRESHOLDS.min_lasting_steps,
-        deviation=step_deviation(excess, num_levels=1),
-    ):
+    for phase in find_phases(excess, has_few_peers=True, min_steps=THRESHOLDS.min_lasting_steps):
         is_late = row_medians(ratio[:, phase.inside]) >= phase.excess_ratio / 2
         is_late &= gaps.profile.stage == stages[phase.row]
         yield phase, np.flatnonzero(is_late).tolist()

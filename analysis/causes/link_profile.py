@@ -22,7 +22,6 @@ from ..statistics.noise import (
     lower_half_deviation,
     median_change_deviation,
     required_deviations,
-    step_deviation,
 )
 from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
 from ..statistics.thresholds import THRESHOLDS
@@ -267,13 +266,10 @@ def _find_slow_links(profile: LinkProfile) -> tuple[Phase, ...]:
         # The parts of one reduction follow each other on one ring, so they are not independent.
         often = profile.is_pair[rows[0]]
         often &= float(np.nanmedian(profile.num_instances[rows])) >= THRESHOLDS.min_alike_transfers
-        # Links without alike ones may all become slow, and fast again, in the same steps.
-        alone = profile.has_own_baseline[rows].all()
         phases = find_phases(
             excess[rows],
             has_few_peers=profile.has_few_alike[rows],
             min_steps=1 if often else THRESHOLDS.min_lasting_steps,
-            deviation=step_deviation(excess[rows], num_levels=2) if alone else None,
         )
         found += [replace(phase, row=int(rows[phase.row])) for phase in phases]
     return tuple(

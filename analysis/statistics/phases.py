@@ -114,7 +114,10 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
     excess, few = excess[rows], few[rows]
     together = find_slow_together(excess)
     if deviation is None:
-        deviation = step_deviation(np.where(together, np.nan, excess))
+        # Rows with few peers share what no baseline takes off: a step that is longer for all of
+        # them changes each of them twice.
+        num_levels = 2 if few.all() else 0
+        deviation = step_deviation(np.where(together, np.nan, excess), num_levels=num_levels)
     if np.isnan(deviation):
         return ()
     number = np.arange(len(rows)) if partners is None else partners[rows]

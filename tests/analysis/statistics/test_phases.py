@@ -104,6 +104,17 @@ def test_rows_that_are_slow_in_the_same_step_are_no_noise_to_each_other(num_slow
     ]
 
 
+@pytest.mark.parametrize("num_rows", [2, 3, 5])
+def test_a_step_that_is_longer_for_all_rows_hides_none_that_has_few_peers(num_rows: int) -> None:
+    excess = np.random.default_rng(0).normal(0.0, 0.02, (num_rows, 10))
+    excess[:, 6] += 3.0
+    excess[1] += 2.0
+
+    lasting = [one for one in find_phases(excess, has_few_peers=True) if one.num_steps > 1]
+
+    assert [(phase.row, phase.first, phase.last) for phase in lasting] == [(1, 0, 9)]
+
+
 def test_recurring_slow_steps_are_one_phase_from_the_first_to_the_last() -> None:
     # GIVEN 30 %, 20 % and 40 % in every seventh step, and 4 % in one within the noise
     excess = np.zeros((6, 20))
