@@ -39,8 +39,8 @@ class ReportProvider(Protocol):
     being made is reported as such, and the page asks again.
     """
 
-    def runs(self) -> tuple[RunSummary, ...]:
-        """Return every run, the newest first."""
+    def runs(self, *, max_age_ns: int = ...) -> tuple[RunSummary, ...]:
+        """Return every run, the newest first, as of ``max_age_ns`` ago at most."""
         ...
 
     def report(self, run_id: str) -> RunReport | AnalysisInProgress | AnalysisFailed | None:

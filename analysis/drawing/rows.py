@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -69,11 +69,7 @@ def is_useful(order: RowOrder, coords: Iterable[Coords], hosts: Iterable[str]) -
     """Return whether an order makes several groups."""
     if order is RowOrder.HOST:
         return len(set(hosts)) > 1
-    return order in AXES and _differ(attrgetter(order.value), tuple(coords))
-
-
-def _differ(value: Callable[[Coords], int], places: Sequence[Coords]) -> bool:
-    return any(value(at) != value(places[0]) for at in places)
+    return order in AXES and len(set(map(attrgetter(order.value), coords))) > 1
 
 
 def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
@@ -157,7 +153,8 @@ def find_groups(
     if order in AXES:
         value, word = attrgetter(order.value), order.value.upper()
         found = {rank: value(coords[rank]) for rank in ranks if rank in coords}
-        return {rank: (number, f"{word} {number}") for rank, number in found.items()}
+        groups = {number: (number, f"{word} {number}") for number in set(found.values())}
+        return {rank: groups[number] for rank, number in found.items()}
     if order is not RowOrder.HOST:
         return {}
     in_order = dict.fromkeys(hosts[one] for one in sorted(hosts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def raster_figure(
     raster = picture.raster
     num_lines = lines_per_block(picture)
     labels = [
-        f"{'rank' if len(block) == 1 else 'ranks'} {format_ranges(block, max_ranges=3)}{line}"
+        f"{_name_line(block)}{line}"
         for block in raster.rank_blocks
         for line in ("", ", communication")[:num_lines]
     ]
@@ -93,6 +94,11 @@ def raster_figure(
         traces.append(path_trace(path, _places(picture)))
     layout = _layout(picture, order, marked, folded, num_lines=len(labels))
     return {"data": traces, "layout": layout}, cells
+
+
+@lru_cache(maxsize=4096)
+def _name_line(block: tuple[int, ...]) -> str:
+    return f"{'rank' if len(block) == 1 else 'ranks'} {format_ranges(block, max_ranges=3)}"
 
 
 def minimap_cells(raster: StepRaster) -> tuple[dict[str, Any], dict[str, Any]]:

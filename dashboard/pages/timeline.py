@@ -14,6 +14,7 @@ from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.tracer.span import NS_PER_MS
 
 from ..address import TIMELINE, View, read_address, view_finding, write_address
 from ..callback_checks import Post, Ticks, takes
@@ -22,6 +23,7 @@ from ..figures.timeline import bar_blocks, hover_texts
 from ..text import escape
 from .components import (
     FALLBACK_TIMER,
+    QUIET_MS,
     SOON_MS,
     announced,
     canvas,
@@ -67,6 +69,9 @@ if TYPE_CHECKING:
 
 REFINE_MS = 500
 """Pause before a page asks again for spans or a replay that were not ready."""
+
+STATE_AGE_NS = QUIET_MS * NS_PER_MS
+"""Age of the state of the run, which sets when the page asks again."""
 
 MAX_SLOWEST = 64
 """Ranks of a large step that are read when the slowest ones are on top."""
@@ -282,7 +287,7 @@ def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: 
     It needs no diagnosis: while that is being made, the step is shown without its ideal.
     """
     found = provider.report(run_id)
-    runs = provider.runs()
+    runs = provider.runs(max_age_ns=STATE_AGE_NS)
     if found is None or (isinstance(found, RunReport) and not found.steps):
         state = next((run.state for run in runs if run.run_id == run_id), "")
         return Content(

@@ -191,6 +191,7 @@ class StoreProvider:
         self._reports = reports
         self._lock = threading.Lock()
         self._liveness_lock = threading.Lock()
+        self._runs_lock = threading.Lock()
         self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._kind_times: OrderedDict[str, MeanKindTimes] = OrderedDict()
@@ -199,14 +200,13 @@ class StoreProvider:
             tuple[str, int | None, int], tuple[dict[int, Coords], dict[int, str]]
         ] = ("", 0, 0), ({}, {})
 
-    def runs(self) -> tuple[RunSummary, ...]:
-        """Return every run, the newest first, as of `RUNS_AGE_NS` ago at most."""
-        now_ns = time.monotonic_ns()
-        with self._lock:
+    def runs(self, *, max_age_ns: int = RUNS_AGE_NS) -> tuple[RunSummary, ...]:
+        """Return every run, the newest first, as of ``max_age_ns`` ago at most."""
+        with self._runs_lock:  # of several requests one reads, and the others wait for it
+            now_ns = time.monotonic_ns()
             read_ns, runs = self._runs
-        if now_ns - read_ns >= RUNS_AGE_NS:
-            runs = self._source.runs()
-            with self._lock:
+            if now_ns - read_ns >= max_age_ns:
+                runs = self._source.runs()
                 self._runs = (now_ns, runs)
         return runs
 

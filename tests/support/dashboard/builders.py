@@ -116,7 +116,7 @@ class FakeProvider:
     num_changes: int = 0
     num_reports: int = 0
 
-    def runs(self) -> tuple[RunSummary, ...]:
+    def runs(self, *, max_age_ns: int = 0) -> tuple[RunSummary, ...]:
         return tuple(
             RunSummary(
                 run_id=run_id,
