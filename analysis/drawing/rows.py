@@ -162,6 +162,15 @@ def find_groups(
     return {rank: (numbers[hosts[rank]], hosts[rank]) for rank in ranks if rank in hosts}
 
 
+def group_numbers(
+    coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
+) -> tuple[int, ...]:
+    """Return the numbers of all groups, as in `Group`, ascending."""
+    if order in AXES:
+        return tuple(sorted(set(map(attrgetter(order.value), coords.values()))))
+    return tuple(range(len(set(hosts.values())))) if order is RowOrder.HOST else ()
+
+
 def group_lines(
     blocks: RankBlocks, coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
 ) -> tuple[Group, ...]:

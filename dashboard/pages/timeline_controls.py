@@ -9,7 +9,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import numpy as np
 from dash import dcc, html
 
-from rankscope.analysis.drawing.rows import RowOrder, find_groups, useful_orders
+from rankscope.analysis.drawing.rows import RowOrder, group_numbers, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import View, write_address
@@ -141,10 +141,9 @@ def timeline_controls(
         for by in orders
     ]
     parts: list[Component] = [_links("rows by", rows)]
-    ranks = {*shown.coords, *shown.hosts}
-    numbers = {one for one, _ in find_groups(ranks, shown.coords, view.order, shown.hosts).values()}
+    numbers = group_numbers(shown.coords, view.order, shown.hosts)
     if len(numbers) > 1:
-        folded = () if view.folded else tuple(sorted(numbers))
+        folded = () if view.folded else numbers
         text, title = (
             ("unfold", "Show each rank (G)")
             if view.folded

@@ -47,16 +47,17 @@ from rankscope.collector.read.spans import (
 )
 
 from ..sources.arrow_tables import arrivals_table, span_table
+from .shared_results import SharedResults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     import pyarrow as pa
 
     from rankscope.analysis.drawing.tiles import Level, TilePlan
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo, SpanSource
-    from rankscope.collector.read.pictures import StepId
+    from rankscope.collector.read.pictures import KeptPicture, StepId
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
 
@@ -68,7 +69,12 @@ and 7.8 s of CPU; with portions of half as many 0.5 GB and 10 s, as a whole 1.1 
 portion needs the arrivals of whole groups, which take longer to read than its own spans."""
 
 MAX_PICTURES = 8
-"""Drawn pictures in memory, some 5 MB each; in time the stored tiles replace each of them."""
+"""Pictures in memory, some 5 MB each: those that were read, and those that were drawn because their
+tiles are not stored yet."""
+
+MAX_KEPT = 64
+KEPT_AGE_NS = 500_000_000
+"""Age of what is known of a step's tiles: a page asks for it three times, each takes 5 ms."""
 
 
 def make_tiles(
@@ -106,9 +112,51 @@ def make_tiles(
     ]
 
 
-def read_picture(
+class StepPictures:
+    """The stored pictures of steps. The last ones are kept: others look at the same step.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: SharedResults[StepId, KeptPicture | None] = SharedResults(max_results=MAX_KEPT)
+        self._read: SharedResults[tuple[Hashable, ...], StepPicture | None] = SharedResults(
+            max_results=MAX_PICTURES
+        )
+
+    def kept(self, step_id: StepId) -> KeptPicture | None:
+        """Return what is stored of a step, as of `KEPT_AGE_NS` ago at most; None: nothing."""
+        return self._kept.get(
+            step_id, lambda: read_kept_picture(self._store, step_id), max_age_ns=KEPT_AGE_NS
+        )
+
+    def picture(
+        self,
+        step_id: StepId,
+        *,
+        order: RowOrder,
+        read_coords: Callable[[int], dict[int, Coords]],
+        viewport: Viewport | None = None,
+    ) -> StepPicture | None:
+        """Return a picture as `read_picture` does."""
+        kept = self.kept(step_id)
+        if kept is None:
+            return None
+
+        def read() -> StepPicture | None:
+            return read_picture(
+                self._store, step_id, kept, order=order, read_coords=read_coords, viewport=viewport
+            )
+
+        return self._read.get((step_id, kept.revision, order, viewport), read)
+
+
+def read_picture(  # the arguments of a view
     store: Store,
     step_id: StepId,
+    kept: KeptPicture,
     *,
     order: RowOrder,
     read_coords: Callable[[int], dict[int, Coords]],
@@ -119,14 +167,14 @@ def read_picture(
     Args:
         store: The store.
         step_id: The step.
+        kept: What is stored of it.
         order: What the rows are grouped by.
         read_coords: Returns the positions of the epoch's ranks, given how many groups and ranks
             were known when the tiles were made.
         viewport: What of the step; None: all of it. Shown at the finest level that fits, or at the
             finest one that is stored.
     """
-    kept = read_kept_picture(store, step_id)
-    if kept is None or not kept.line_ranks:
+    if not kept.line_ranks:
         return None
     length_ns = kept.end_ns - kept.begin_ns
     whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=kept.num_ranks)

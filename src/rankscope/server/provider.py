@@ -41,7 +41,7 @@ from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
-from rankscope.collector.read.pictures import StepId, read_kept_picture
+from rankscope.collector.read.pictures import StepId
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
@@ -64,9 +64,10 @@ from .background_jobs import BackgroundJobs
 from .finding_tracker import to_tracked
 from .health import HealthReader
 from .page_alerts import change, list_alerts, silence_like
-from .pictures import LargeSteps, read_part, read_picture
+from .pictures import LargeSteps, StepPictures, read_part
 from .rank_view import read_quantity, read_rank_details
 from .reports import find_run
+from .shared_results import SharedResults
 from .step_replays import StepReplays
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ they have spans of all kinds."""
 
 RUNS_AGE_NS = 500_000_000
 """Age of the list of runs: each part of a page asks for it, and it takes 20 ms."""
+
+HISTORY_AGE_NS = 2_000_000_000
+MAX_HISTORIES = 8
+"""Histories of runs that are kept, of several thousand numbers each."""
 
 LIVENESS_AGE_NS = 2_000_000_000
 LIVENESS_AGE_FACTOR = 10
@@ -180,7 +185,11 @@ class StoreProvider:
         self._large_jobs, self._small_jobs = BackgroundJobs(), BackgroundJobs()
         self._step_jobs = BackgroundJobs()
         self._part_jobs = BackgroundJobs(max_concurrent=1)
-        self._runs: tuple[int, tuple[RunSummary, ...]] = (-RUNS_AGE_NS, ())
+        self._runs: SharedResults[None, tuple[RunSummary, ...]] = SharedResults(max_results=1)
+        self._histories: SharedResults[str, RunHistory | None] = SharedResults(
+            max_results=MAX_HISTORIES
+        )
+        self._pictures = None if store is None else StepPictures(store)
         self._parts: OrderedDict[tuple[object, ...], StepTimeline | None] = OrderedDict()
         self._large_steps = None if store is None else LargeSteps(store, source, self._large_jobs)
         self._replays = StepReplays(source, self._small_jobs)
@@ -191,7 +200,6 @@ class StoreProvider:
         self._reports = reports
         self._lock = threading.Lock()
         self._liveness_lock = threading.Lock()
-        self._runs_lock = threading.Lock()
         self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
         self._kind_times: OrderedDict[str, MeanKindTimes] = OrderedDict()
@@ -202,13 +210,7 @@ class StoreProvider:
 
     def runs(self, *, max_age_ns: int = RUNS_AGE_NS) -> tuple[RunSummary, ...]:
         """Return every run, the newest first, as of ``max_age_ns`` ago at most."""
-        with self._runs_lock:  # of several requests one reads, and the others wait for it
-            now_ns = time.monotonic_ns()
-            read_ns, runs = self._runs
-            if now_ns - read_ns >= max_age_ns:
-                runs = self._source.runs()
-                self._runs = (now_ns, runs)
-        return runs
+        return self._runs.get(None, self._source.runs, max_age_ns=max_age_ns)
 
     def _info(self, run_id: str) -> RunInfo:
         """Return the description of a run. That of the last requested one is cached.
@@ -354,11 +356,10 @@ class StoreProvider:
             UnknownRunError: The store holds no run of this name.
             EmptyRunError: The step is large and holds no spans.
         """
-        if self._store is None or self._large_steps is None:
+        if self._pictures is None or self._large_steps is None:
             return None
         place = StepId(run_id=run_id, epoch=epoch, step=step)
-        picture = read_picture(
-            self._store,
+        picture = self._pictures.picture(
             place,
             order=order,
             read_coords=lambda num_described: self._places(run_id, epoch, num_described)[0],
@@ -468,9 +469,9 @@ class StoreProvider:
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the stored picture of a step does."""
-        if self._store is None:
+        if self._pictures is None:
             return 0
-        kept = read_kept_picture(self._store, StepId(run_id=run_id, epoch=epoch, step=step))
+        kept = self._pictures.kept(StepId(run_id=run_id, epoch=epoch, step=step))
         return 0 if kept is None else kept.revision
 
     def _places(
@@ -523,10 +524,15 @@ class StoreProvider:
 
     def history(self, run_id: str) -> RunHistory | None:
         """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             return None
-        rows = read_step_marks(self._store, run_id, most=MAX_STEPS)
-        return summarize_history(StepMark(**row) for row in rows)
+
+        def read() -> RunHistory | None:
+            rows = read_step_marks(store, run_id, most=MAX_STEPS)
+            return summarize_history(StepMark(**row) for row in rows)
+
+        return self._histories.get(run_id, read, max_age_ns=HISTORY_AGE_NS)
 
     def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
         """Return what is stored of a rank; None if it is unknown."""

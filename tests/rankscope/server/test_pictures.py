@@ -34,7 +34,7 @@ from rankscope.dashboard.figures.timeline_raster import raster_figure
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server import provider as provider_module
 from rankscope.server.background_jobs import BackgroundJobs
-from rankscope.server.pictures import LargeSteps, draw_in_portions, read_picture
+from rankscope.server.pictures import LargeSteps, StepPictures, draw_in_portions
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.server.rollups import Rollups
@@ -91,8 +91,8 @@ def picture_in(
     coords = {
         rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
     }
-    return read_picture(
-        store, step_zero(run_id), order=by, read_coords=lambda _: coords, viewport=viewport
+    return StepPictures(store).picture(
+        step_zero(run_id), order=by, read_coords=lambda _: coords, viewport=viewport
     )
 
 
@@ -316,7 +316,8 @@ def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:
 
     assert picture_in(store, "small") is None
     unknown = StepId(run_id="unknown", epoch=0, step=0)
-    assert read_picture(store, unknown, order=RowOrder.PP, read_coords=lambda _: {}) is None
+    pictures = StepPictures(store)
+    assert pictures.picture(unknown, order=RowOrder.PP, read_coords=lambda _: {}) is None
 
 
 def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
