@@ -52,7 +52,7 @@ class SharedResults(Generic[Key, Value]):
         if is_mine:
             try:
                 future.set_result(compute())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised again by Future.result
                 with self._lock:
                     if self._results.get(key) == (now_ns, future):
                         del self._results[key]
