@@ -166,6 +166,16 @@
     return [`?${query}`, window.dash_clientside.no_update];
   };
 
+  // One button folds all groups, or unfolds them; the zoom stays.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("#timeline-fold");
+    if (!button) return;
+    const query = new URLSearchParams(window.location.search);
+    query.delete("fold");
+    if (button.dataset.fold) query.set("fold", button.dataset.fold);
+    window.dash_clientside.set_props("url", { search: `?${query}` });
+  });
+
   // Names of groups are buttons for the keyboard and for screen readers too.
   const nameGroups = (gd) => {
     const layout = gd._fullLayout.annotations || [];

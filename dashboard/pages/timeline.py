@@ -198,7 +198,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         )
         if content.is_pending and shown.revisions is None and num_views == shown.num_views:
             return unchanged  # as before
-        return content.outputs(post.num_ticks)
+        return content.outputs(post.num_ticks, before=shown)
 
     @app.callback(
         Output("timeline-graph-texts", "data"),

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
-from dash import Output
+from dash import Output, no_update
 
 from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture, redraw_viewport
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 from rankscope.tracer.span import NS_PER_MS
 
+from ..address import write_address
 from ..figures.timeline import bar_blocks, hover_texts, single_ranks, timeline_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_marks import proof_frame
@@ -67,8 +68,12 @@ class Content:
     asked: str | None = None
     """As in `Shown`."""
 
-    def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
-        """Return the parts in the order of `OUTPUTS`, after so many ticks of their timer."""
+    def outputs(self, num_ticks: int | None = 0, *, before: Shown | None = None) -> tuple[Any, ...]:
+        """Return the parts in the order of `OUTPUTS`, after so many ticks of their timer.
+
+        Without those that are as they were ``before``: with a zoom, a browser takes longer for them
+        than for the picture.
+        """
         layout = self.figure["layout"]
         layout["uirevision"] = f"{layout['uirevision']} {self.num_views}"
         shown = Shown(
@@ -79,15 +84,20 @@ class Content:
             scale=self.scale,
             asked=self.asked,
             num_views=self.num_views,
+            around=write_address(replace(self.view, viewport=None, show=None), base_path=""),
         )
+        around: tuple[Any, ...] = (self.title, self.stepper, self.controls)
+        if before is not None and _are_alike(before, shown):
+            around = (no_update,) * 3
+        title, stepper, controls = around
         return (
             shown.model_dump(),
             self.problem,
             "hidden" if self.problem else "",
-            self.title,
+            title,
             self.about,
-            self.stepper,
-            self.controls,
+            stepper,
+            controls,
             self.figure,
             self.on_canvas and canvas_document("timeline-graph", self.on_canvas, layout),
             graph_style(self.figure),
@@ -96,6 +106,13 @@ class Content:
             self.interval_ms,
             next_tick(num_ticks),
         )
+
+
+def _are_alike(before: Shown, now: Shown) -> bool:
+    """Return whether only the zoom differs."""
+    is_step = before.scale is not None and now.scale is not None
+    is_known = now.revisions is not None and now.revisions == before.revisions
+    return is_step and is_known and now.around == before.around
 
 
 @dataclass(frozen=True, slots=True)

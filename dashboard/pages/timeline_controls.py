@@ -12,7 +12,7 @@ from dash import dcc, html
 from rankscope.analysis.drawing.rows import RowOrder, group_numbers, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import View, write_address
+from ..address import View, format_ranks, write_address
 from ..callback_checks import AxisPlace, Post
 from ..exports import TRACE_PATH
 from .components import labelled
@@ -91,6 +91,9 @@ class Shown(Post):
     num_views: int
     """How often the address has changed what is shown: within one view, the zoom is kept."""
 
+    around: str
+    """Address of the view without its zoom, which changes neither title nor controls."""
+
 
 def choices_from_report(report: RunReport) -> StepChoices:
     """Return the steps of a diagnosis and earlier ones; best is the top finding's last step."""
@@ -149,9 +152,14 @@ def timeline_controls(
             if view.folded
             else ("fold", "One row for each group (G); a click on its name folds or unfolds it")
         )
-        href = write_address(replace(view, folded=folded), base_path=base_path)
         parts.append(
-            dcc.Link(text, href=href, id="timeline-fold", title=title, className="button small")
+            html.Button(
+                text,
+                id="timeline-fold",
+                title=title,
+                className="button small",
+                **{"data-fold": format_ranks(folded)},  # type: ignore[arg-type]
+            )
         )
     parts += [layer_buttons(view.layers), _save_menu(view, base_path)]
     if len(choices.epochs) > 1:

@@ -88,7 +88,7 @@ SCALE = {
 REVISIONS = {"run": 7, "picture": 1}
 STEP_SHOWN = {
     "run": "demo-42", "epoch": 0, "step": 3, "revisions": REVISIONS, "scale": SCALE, "num_views": 0,
-    "asked": None,
+    "asked": None, "around": "timeline?run=demo-42&step=3",
 }  # fmt: skip
 FRAME_SHOWN = {"page": "timeline", "run": "other", "runs": "0f"}
 
