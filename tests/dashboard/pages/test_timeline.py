@@ -77,7 +77,7 @@ def test_a_timer_that_fires_before_the_answer_to_an_address_asks_for_that_addres
 def test_a_zoom_brings_neither_the_title_nor_the_controls_again() -> None:
     provider = training_provider(report(num_steps=4, onset=2))
     client = create_app(provider).server.test_client()
-    page = timeline_page(provider, View(page=TIMELINE, step=2), base_path="/")
+    page = timeline_page(provider, View(page=TIMELINE, run="demo-42", step=3), base_path="/")
     around = {"timeline-title", "timeline-stepper", "timeline-controls"}
 
     def ask(address: str) -> set[str]:
@@ -90,10 +90,10 @@ def test_a_zoom_brings_neither_the_title_nor_the_controls_again() -> None:
         }
         body = page_post(client, values) | {"changedPropIds": ["timeline-asked.data"]}
         answer = client.post(UPDATE_PATH, json=body).get_json()["response"]
-        assert "timeline-graph-on-canvas" in answer
         return set(answer)
 
-    zoomed = "?run=demo-42&step=2&from=1000000&to=2000000&rows=0-3"
+    zoomed = "?run=demo-42&step=3&from=1000000&to=2000000&rows=0-3"
+    assert "timeline-graph-on-canvas" in ask(zoomed)
     assert not around & ask(zoomed)
-    for other in ("step=3", "step=2&order=rank", "step=2&rank=1", "step=2&layers=path"):
+    for other in ("step=2", "step=3&order=rank", "step=3&rank=1", "step=3&layers=path"):
         assert around <= ask(f"?run=demo-42&{other}")
