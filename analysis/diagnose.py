@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 HEALTHY = "healthy"
 
 
-_ENDS = (0, -1)
-
-
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """Return the priced findings of a run, at least one.
 
@@ -93,15 +90,16 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     of the steps that show it, because that is what it will go on to cost. A share that is no larger
     than the error of the replay, from which it comes, is not known to be above zero. One within two
     standard errors of the mean of these steps (once all findings are fixed) could not be measured:
-    they vary as much by chance. A finding that only the first or the last analysed step shows is
-    minor: there a job starts, saves or is cut off.
+    they vary as much by chance. A finding that only the ends show is minor: the last analysed step,
+    in which a job saves or is cut off, or the first ones of the job, fewer than a phase lasts, in
+    which it warms up.
     """
     if finding.cause in NO_PROBLEM or not is_alarm(finding):
         return Severity.NONE
     if ends_run(finding):
         return Severity.CRITICAL
     shown = _steps_that_show(report, finding)
-    if shown and len(report.steps) > len(_ENDS) and set(shown) <= {report.steps[k] for k in _ENDS}:
+    if shown and _is_at_an_end(report, shown):
         return Severity.MINOR
     is_open = bool(set(shown) & set(report.steps[-GRACE_STEPS:]))
     counted = shown if is_open else report.steps
@@ -125,6 +123,13 @@ def _steps_that_show(report: RunReport, finding: Finding) -> tuple[int, ...]:
         return ()
     first, last = finding.steps
     return tuple(step for step in report.steps if first <= step <= last)
+
+
+def _is_at_an_end(report: RunReport, shown: tuple[int, ...]) -> bool:
+    if len(report.steps) <= THRESHOLDS.min_several:
+        return False
+    num_first = 1 if report.num_earlier_steps else THRESHOLDS.min_lasting_steps - 1
+    return shown[-1] in report.steps[:num_first] or shown[0] == report.steps[-1]
 
 
 def is_alarm(finding: Finding) -> bool:

@@ -78,9 +78,16 @@ def test_a_saving_within_two_standard_errors_of_the_mean_step_is_minor(
     assert grade(REPORT, made) is severity
 
 
-@pytest.mark.parametrize("steps", [(0, 0), (19, 19)])
-def test_a_finding_of_the_first_or_the_last_step_alone_is_minor(steps: tuple[int, int]) -> None:
+@pytest.mark.parametrize("steps", [(0, 0), (0, 1), (1, 1), (19, 19)])
+def test_a_finding_of_the_ends_alone_is_minor(steps: tuple[int, int]) -> None:
     assert grade(REPORT, finding(steps=steps)) is Severity.MINOR
+
+
+def test_a_finding_of_the_first_steps_of_a_window_is_not_of_the_jobs_begin() -> None:
+    window = replace(REPORT, num_earlier_steps=100)
+
+    assert grade(window, finding(steps=(0, 0))) is Severity.MINOR
+    assert grade(window, finding(steps=(0, 1))) is Severity.WARNING
 
 
 def test_a_run_of_two_steps_has_no_ends_to_leave_out() -> None:
