@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     RankBlocks = tuple[tuple[int, ...], ...]
 
 _ROW_FILL = 0.86
-_COMPUTE_SHARE = 0.5
+_COMPUTE_SHARE = 0.6
 _LANE_FILL = 0.94
 
 
@@ -245,20 +245,34 @@ def arrange_rows(timeline: StepTimeline, order: RowOrder, blocks: RankBlocks | N
 
 
 def _lanes(timeline: StepTimeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return top and height of each span's lane within its row, shape (spans,) each."""
+    """Return top and height of each span's lane within its row, shape (spans,) each.
+
+    Tracks that only communicate are below those that compute. Of the latter, the one that computes
+    most is twice as high as any other.
+    """
     spans = timeline.spans
     comm = timeline.communication & (spans.depth == 0)
     # An imported trace without tracks has one for everything: split its communication by kind.
     mixed = np.isin(spans.track, np.intersect1d(spans.track[comm], spans.track[~comm]))
     lane = spans.track.astype(np.int64) * (len(KINDS) + 1)
     lane += np.where(comm & mixed, spans.kind.astype(np.int64) + 1, 0)
-    lower = np.unique(lane[comm]).tolist()
-    upper = sorted(set(lane.tolist()) - set(lower))
+    computes = set(lane[~timeline.communication].tolist())
+    upper = sorted(computes)
+    lower = sorted(set(lane.tolist()) - computes)
+    busy_ns = {
+        one: int(spans.duration_ns[(lane == one) & (spans.depth == 0)].sum()) for one in upper
+    }
+    weights = dict.fromkeys((*upper, *lower), 1)
+    if upper:
+        weights[max(upper, key=lambda one: busy_ns[one])] = 2
     top, height = np.zeros(len(spans)), np.zeros(len(spans))
     share = _COMPUTE_SHARE if upper and lower else float(bool(upper))
     for lanes, begin, size in ((upper, 0.0, share), (lower, share, 1 - share)):
-        for place, one in enumerate(lanes):
-            thickness = size * _ROW_FILL / len(lanes)
-            top[lane == one] = begin * _ROW_FILL + place * thickness
+        at = begin * _ROW_FILL
+        total = sum(weights[one] for one in lanes)
+        for one in lanes:
+            thickness = size * _ROW_FILL * weights[one] / total
+            top[lane == one] = at
             height[lane == one] = thickness * _LANE_FILL
+            at += thickness
     return top, height

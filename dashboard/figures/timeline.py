@@ -517,10 +517,14 @@ def _kind_bars(
     kind = KINDS[int(spans.kind[own[0]])]
     start = spans.start_ns[own] - timeline.begin_ns
     wait = waits.wait_ns[own]
-    # A nested span is drawn inside the span around it, a blocked thread at full height.
+    # A nested span is drawn inside the span around it, a blocked thread at full height. What is
+    # nested in a span of another track is the outermost of its own.
     height = rows.height[own]
     if kind is not SpanKind.WAIT:
-        height = height * np.power(_NESTED_SHRINK, np.minimum(spans.depth[own], _MAX_NESTING))
+        outermost = np.full(len(spans.tracks), _MAX_NESTING, dtype=spans.depth.dtype)
+        np.minimum.at(outermost, spans.track, spans.depth)
+        nesting = spans.depth[own] - outermost[spans.track[own]]
+        height = height * np.power(_NESTED_SHRINK, np.minimum(nesting, _MAX_NESTING))
 
     def bars(
         chosen: NDArray[np.intp],
