@@ -53,7 +53,7 @@ MIN_RANGE = 3
 _TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
-_MINUTE_S, _HOUR_S = 60, 3600
+_MINUTE_S, _HOUR_S, _DAY_H = 60, 3600, 24
 _ROUNDS_UP = 0.9995
 """Share of a unit from which three digits round up to the whole unit."""
 
@@ -109,13 +109,16 @@ def format_duration(duration_ns: float | None) -> str:
 
 
 def format_age(age_ns: int) -> str:
-    """Return an age in its two largest units: "59 s", "3 min 20 s", "25 h 1 min"."""
+    """Return an age in its two largest units: "59 s", "3 min 20 s", "25 h 1 min", "3 days 2 h"."""
     seconds = age_ns // NS_PER_S
     if seconds < _MINUTE_S:
         return f"{seconds} s"
     if seconds < _HOUR_S:
         return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
-    return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+    hours = seconds // _HOUR_S
+    if hours < 2 * _DAY_H:
+        return f"{hours} h {seconds % _HOUR_S // _MINUTE_S} min"
+    return f"{hours // _DAY_H:,} days {hours % _DAY_H} h"
 
 
 def format_time(at_ns: int | None) -> str:

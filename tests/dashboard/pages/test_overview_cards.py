@@ -78,6 +78,7 @@ def test_there_is_no_card_without_heartbeats_or_if_all_ranks_are_silent() -> Non
         (3599, "59 min 59 s"),
         (3600, "1 h 0 min"),
         (90_061, "25 h 1 min"),
+        (180_000, "2 days 2 h"),
     ],
 )
 def test_an_age_has_its_two_largest_units(age_s: int, text: str) -> None:
