@@ -202,8 +202,10 @@ class StoreProvider:
         self._liveness_lock = threading.Lock()
         self._liveness: dict[str, tuple[int, RankLiveness | None]] = {}
         self._timelines: OrderedDict[tuple[str, int, int, int], StepTimeline] = OrderedDict()
-        self._kind_times: OrderedDict[str, MeanKindTimes] = OrderedDict()
-        self._last_info: tuple[RunSummary, RunInfo] | None = None
+        self._kind_times: SharedResults[tuple[str, int], MeanKindTimes] = SharedResults(
+            max_results=MAX_KIND_TIMES
+        )
+        self._infos: SharedResults[RunSummary, RunInfo] = SharedResults(max_results=1)
         self._last_places: tuple[
             tuple[str, int | None, int], tuple[dict[int, Coords], dict[int, str]]
         ] = ("", 0, 0), ({}, {})
@@ -218,14 +220,7 @@ class StoreProvider:
         Its queries take as long as those of a step's spans.
         """
         run = self._run(run_id)  # it changes with the number of spans
-        with self._lock:
-            known = self._last_info
-        if known is not None and known[0] == run:
-            return known[1]
-        info = self._source.run_info(run_id)
-        with self._lock:
-            self._last_info = (run, info)
-        return info
+        return self._infos.get(run, lambda: self._source.run_info(run_id))
 
     def _run(self, run_id: str) -> RunSummary:
         """Return the summary of a run, as of `runs`.
@@ -500,27 +495,22 @@ class StoreProvider:
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the mean times of the newest closed steps by kind; None if no step is closed."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             return None
-        newest = read_newest_rolled_up(self._store, run_id, most=MAX_STEPS)
+        newest = read_newest_rolled_up(store, run_id, most=MAX_STEPS)
         if not newest:
             return None
         # Steps are closed, computed again and deleted: each changes this number.
         revision = hash(tuple(tuple(row.values()) for row in newest))
-        with self._lock:
-            known = self._kind_times.get(run_id)
-        if known is not None and known.revision == revision:
-            return known
-        num_ranks = max(row["num_ranks"] for row in newest)
-        first = newest[-max(1, MAX_ROLLUP_ROWS // (num_ranks * len(KINDS))) :][0]
-        rows = read_mean_times(self._store, run_id, since=(first["epoch"], first["step"]))
-        found = make_kind_times(rows, revision=revision)
-        with self._lock:
-            self._kind_times[run_id] = found
-            self._kind_times.move_to_end(run_id)
-            while len(self._kind_times) > MAX_KIND_TIMES:
-                self._kind_times.popitem(last=False)
-        return found
+
+        def read() -> MeanKindTimes:
+            num_ranks = max(row["num_ranks"] for row in newest)
+            first = newest[-max(1, MAX_ROLLUP_ROWS // (num_ranks * len(KINDS))) :][0]
+            rows = read_mean_times(store, run_id, since=(first["epoch"], first["step"]))
+            return make_kind_times(rows, revision=revision)
+
+        return self._kind_times.get((run_id, revision), read)
 
     def history(self, run_id: str) -> RunHistory | None:
         """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
