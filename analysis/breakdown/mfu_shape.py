@@ -124,7 +124,7 @@ def classify_mfu(
         return MfuShape(
             name=MfuShapeName.STEADY,
             steps=steps,
-            text=f"steady at {format_percent(level, digits=1)}",
+            text=f"{format_percent(level, digits=1)} in all steps",
             causes="",
         )
     name, own_steps, text = found

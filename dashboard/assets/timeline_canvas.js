@@ -306,9 +306,11 @@
     const top = Math.max(found.top, 0);
     cursor.style.cssText = `left:${event.clientX}px;top:${top}px;`
       + `height:${Math.min(found.top + found.height, window.innerHeight) - top}px`;
-    const at = found.ms.toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+    const [size, digits, unit] = found.ms < 5000 ? [1, 3, "ms"] : [1000, 6, "s"];
+    const at = (found.ms / size).toLocaleString(
+      "en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
     const said = (found.hit && found.hit.text) || "";
-    const lines = [...(said ? said.split("\n") : []), `at ${at} ms`];
+    const lines = [...(said ? said.split("\n") : []), `at ${at} ${unit}`];
     tip.replaceChildren(...lines.map((text, number) => {
       const line = document.createElement(number || !said ? "div" : "b");
       line.textContent = text;

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 768
 MAX_COLUMNS = 1500
 
-_MIN_SCALE_RATIO = 0.05
+MIN_SCALE_RATIO = 0.05
+"""Share of a mean step that a scale of colours has at least, so that noise stays pale."""
 _PIXELS_PER_ROW = 30
 _MIN_HEIGHT = 220
 _MAX_HEIGHT = 560
@@ -90,7 +91,7 @@ def excess_figure(report: RunReport) -> go.Figure:
     blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
     row_word = "link" if excess.links else "rank"
     step_s = report.step_time_s.actual or 0.0
-    limit_ns = max(_MIN_SCALE_RATIO * step_s * NS_PER_S, _high(blocks.excess_ns))
+    limit_ns = max(MIN_SCALE_RATIO * step_s * NS_PER_S, _high(blocks.excess_ns))
     unit, unit_ns = axis_unit(limit_ns)
     num_rows, num_columns = len(blocks.rank_blocks), len(blocks.step_blocks)
     gap = int(num_rows <= _MAX_SPACED and num_columns <= _MAX_SPACED)

@@ -12,6 +12,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..text import cut, escape_for_plotly
 from ..theme import CLEAR, FAST, IDEAL, KIND_COLORS, SLOW, apply_style, axis_unit, rgba
+from .excess import MIN_SCALE_RATIO
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.host_boxes import HostBoxes
@@ -231,10 +232,21 @@ def place_figure(report: RunReport, rank: int) -> go.Figure:
     return figure
 
 
-def heat_map_figure(boxes: HostBoxes, values: RankValues, *, run: str) -> go.Figure:
-    """Draw each rank as a cell in the box of its host; dark is long."""
+def heat_map_figure(
+    boxes: HostBoxes, values: RankValues, *, run: str, step_s: float | None
+) -> go.Figure:
+    """Draw each rank as a cell in the box of its host; dark is long.
+
+    Args:
+        boxes: The cells.
+        values: The quantity of each rank.
+        run: Name of the run.
+        step_s: Mean time of a step, of which the scale has a share at least: see
+            `excess.MIN_SCALE_RATIO`. None: unknown.
+    """
     known = np.array(list(values.seconds.values()))
-    high = float(known.max(initial=0.0))
+    low = float(known.min(initial=np.inf)) if known.size else 0.0
+    high = max(float(known.max(initial=0.0)), low + MIN_SCALE_RATIO * (step_s or 0.0))
     unit, size = ("s", 1.0) if high >= 5 else ("ms", 1e-3)  # noqa: PLR2004  # as axis_unit
     lines, columns = boxes.seconds.shape
     hosts = np.full((lines, columns), "", dtype=object)
@@ -248,7 +260,7 @@ def heat_map_figure(boxes: HostBoxes, values: RankValues, *, run: str) -> go.Fig
             customdata=boxes.rank,
             text=hosts,
             colorscale=[(0.0, rgba(FAST, 0.12)), (0.5, rgba("#e2b800", 0.85)), (1.0, SLOW)],
-            zmin=float(known.min(initial=high)) / size,
+            zmin=low / size,
             zmax=high / size or 1.0,
             hoverongaps=False,
             xgap=1 if columns <= 160 else 0,  # noqa: PLR2004  # cells of several pixels

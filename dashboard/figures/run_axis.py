@@ -24,7 +24,12 @@ MAX_LABELLED = 12
 MAX_FINDINGS = 3
 """Lanes of findings, of those that matter most."""
 
-_LANE = 14
+_LANE, _LONG_LANE = 14, 27
+"""Pixels of a lane, and of one whose name has two lines."""
+
+_MAX_CHARS = 12
+"""Characters of a name from which it has two lines: on a phone, the axis would be narrow."""
+
 _MARGINS = 26
 _CHECKPOINT = next(color for kind, color in KIND_COLORS.items() if kind.value == "checkpoint")
 
@@ -65,7 +70,7 @@ def run_axis_figure(
     def add(name: str, **trace: Any) -> None:  # noqa: ANN401  # plotly's properties
         heights = [len(names)] * len(trace["x"])
         lanes.append({"yaxis": "y2", "showlegend": False, **trace, "y": heights})
-        names.append(name)
+        names.append(name if len(name) <= _MAX_CHARS else "-<br>".join(name.rsplit("-", 1)))
 
     for each in findings:
         first, last = each.steps or (0, 0)
@@ -141,11 +146,13 @@ def _mfu_curve(by_step: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str) -> dict[str, Any]:
-    height = HEIGHT + _LANE * len(names)
-    lanes = _LANE * len(names) / (height - _MARGINS)
+    lines = [line for name in names for line in name.split("<br>")]
+    lane = _LANE if len(lines) == len(names) else _LONG_LANE
+    height = HEIGHT + lane * len(names)
+    lanes = lane * len(names) / (height - _MARGINS)
     layout = base_layout(height=height, zoom_key=f"run {zoom_key}")
     layout.update(
-        margin={"l": left_margin((), (*names, "0.25 s")), "r": 44, "t": 6, "b": _MARGINS - 6},
+        margin={"l": left_margin((), (*lines, "0.25 s")), "r": 44, "t": 6, "b": _MARGINS - 6},
         dragmode="pan",
         bargap=0.15,
         hovermode="closest",
@@ -189,6 +196,7 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
             "side": "right",
             "rangemode": "tozero",
             "tickformat": ".0%",
+            "tickmode": "auto",  # an axis over another would take the places of that one's ticks
             "nticks": 3,
             "title": {"text": "MFU", "standoff": 2, "font": {"color": MFU}},
         }

@@ -146,9 +146,11 @@ def series_figure(series: StepSeries) -> go.Figure:
         vertical_spacing=0.06,
         row_heights=[1.0] if rows == 1 else [0.58, 0.42],
     )
-    places = _places(
-        [*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})]
-    )
+    known = {*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})}
+    # The step in which a run ends has no time, but it is the one that the finding is about.
+    last = series.shaded[1] if series.shaded else None
+    ended_in = [last] if known and last == max(known) + 1 else []
+    places = _places([*known, *ended_in])
     _add_step_time(figure, series, places)
     if series.mfu_by_step is not None:
         _add_mfu(figure, series.mfu_by_step, series.warmup_steps, places)
@@ -158,6 +160,8 @@ def series_figure(series: StepSeries) -> go.Figure:
     # Otherwise plotly takes the labels of the first trace, and appends those of later ones.
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(places))
     figure.update_xaxes(nticks=8, tickangle=0)
+    if ended_in:  # without values it would be outside
+        figure.update_xaxes(range=[-0.5, len(places) - 0.5])
     figure.update_xaxes(title_text="step", row=rows, col=1)
     figure.update_yaxes(title_text="step time (s)", rangemode="tozero", row=1, col=1)
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,8 @@ from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lin
 from rankscope.analysis.report.text import format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
 
-from ..text import escape, escape_for_plotly
-from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
+from ..text import escape, escape_for_plotly, format_place
+from ..theme import CLEAR, INK, KIND_COLORS, axis_unit, base_layout, rgba
 from .timeline_canvas import HATCHED, PALE, SOLID, Bars
 from .timeline_marks import bar_places, path_trace, selection_traces
 
@@ -330,9 +331,9 @@ def hover_texts(timeline: StepTimeline) -> list[str]:
         rank: f"rank {rank} (PP {at.pp} · DP {at.dp} · TP {at.tp})"
         for rank, at in timeline.coords.items()
     }
-    begin_ms = (spans.start_ns - timeline.begin_ns) / NS_PER_MS
+    begin_ns = spans.start_ns - timeline.begin_ns
     columns = (
-        spans.name, spans.kind, spans.microbatch, spans.rank, begin_ms, spans.duration_ns,
+        spans.name, spans.kind, spans.microbatch, spans.rank, begin_ns, spans.duration_ns,
         timeline.wait_ns, timeline.last_rank, timeline.transfer_ns,
         spans.src_rank, spans.dst_rank, spans.num_bytes, spans.flags,
     )  # fmt: skip
@@ -344,7 +345,7 @@ def hover_texts(timeline: StepTimeline) -> list[str]:
             names[name],
             kinds[kind] if microbatch == NONE else f"{kinds[kind]}, micro-batch {microbatch}",
             places.get(rank) or f"rank {rank}",
-            f"duration {format_duration(duration)}, from {begin:,.3f} ms",
+            f"duration {format_duration(duration)}, from {format_place(begin)}",
         ]
         if wait >= 0:
             cause = f" for rank {last}" if wait > 0 and last != rank else ""
@@ -561,7 +562,7 @@ def _layout(
     zoom_key = f"{timeline.run} {timeline.epoch} {timeline.step}"
     layout = base_layout(height=height, zoom_key=zoom_key)
     layout["xaxis"].update(
-        **TIME_AXIS,
+        **time_axis(_length_ms(timeline)),
         range=[0, _length_ms(timeline)],
         showgrid=False,
     )
@@ -608,10 +609,32 @@ LEGEND_PLACE = {"xref": "container", "yref": "container", "y": 1, "yanchor": "to
 """Above the labels of times. Plotly places a legend above the rows by the margin of the figure
 before, so that one of another number of lines would be on the labels."""
 
-TIME_AXIS: dict[str, Any] = {
-    "side": "top",  # rows may reach below the screen
-    "tickformat": ",",
-    "ticksuffix": " ms",
-    "ticklabeloverflow": "allow",
-}
-"""Times since the step's first span. Each label has the unit: a title would be on the legend."""
+_MAX_WHOLE_LABELS = 200
+"""Labels in seconds that an axis brings along: beyond them, a zoom has its labels in ms."""
+
+
+def time_axis(length_ms: float) -> dict[str, Any]:
+    """Return the axis of times since a step's first span. Its values are ms at any length.
+
+    A label has the unit: a title would be on the legend. Only the last one has " ms", so that
+    there is room on a phone. Labels of a long step are in seconds, as far as they are multiples of
+    a power of ten of which the step has at most `_MAX_WHOLE_LABELS`; those of a closer zoom are in
+    ms.
+    """
+    axis: dict[str, Any] = {
+        "side": "top",  # rows may reach below the screen
+        "tickformat": ",",
+        "ticksuffix": " ms",
+        "showticksuffix": "last",
+        "ticklabeloverflow": "allow",
+    }
+    if axis_unit(length_ms * NS_PER_MS)[0] == "s":
+        grid_ms = 10 ** max(3, math.ceil(math.log10(length_ms / _MAX_WHOLE_LABELS)))
+        # Plotly cannot divide: it replaces texts, of which these alone have no comma.
+        axis["tickformatstops"] = [{"dtickrange": [grid_ms, None], "value": "d"}]
+        axis["labelalias"] = {
+            f"{at}{suffix}": f"{at // 1000:,} s"
+            for at in range(0, round(length_ms) + grid_ms, grid_ms)
+            for suffix in ("", " ms")
+        }
+    return axis

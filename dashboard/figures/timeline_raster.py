@@ -15,7 +15,6 @@ from ..theme import INK, base_layout
 from .timeline import (
     LEGEND_PLACE,
     MAX_GROUP_NAMES,
-    TIME_AXIS,
     TOP,
     across_lines,
     dimmed,
@@ -26,6 +25,7 @@ from .timeline import (
     not_loaded,
     raster_shades,
     row_ticks,
+    time_axis,
 )
 from .timeline_canvas import cells_document
 from .timeline_marks import path_trace
@@ -196,7 +196,9 @@ def _layout(
         ),
     )
     layout["legend"].update(LEGEND_PLACE)
-    layout["xaxis"].update(TIME_AXIS, showgrid=False)
+    layout["xaxis"].update(
+        time_axis((picture.end_ns - picture.begin_ns) / NS_PER_MS), showgrid=False
+    )
     layout["yaxis"].update(
         range=[num_lines - 0.5, -0.5],
         tickmode="array",

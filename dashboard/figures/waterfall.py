@@ -66,7 +66,7 @@ def waterfall_figure(rows: WaterfallRows, *, run: str) -> go.Figure:
         )
     apply_style(figure, height=_HEIGHT, zoom_key=f"waterfall {run} {rows.by}")
     figure.update_layout(barmode="stack", bargap=0.15, margin={"l": 62, "r": 16, "t": 8, "b": 44})
-    figure.update_layout(legend={"y": -0.2, "yanchor": "top", "traceorder": "normal"})
+    figure.update_layout(legend={"traceorder": "normal"})
     figure.update_xaxes(type="category", title_text=word, showgrid=False, nticks=12)
     figure.update_yaxes(title_text=f"time of a step ({unit})")
     return figure

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
+from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import Severity
@@ -91,6 +92,9 @@ def verdict_card(
     if style != "alarm" and (silence is not None or is_lost):
         cause, style = "lost" if is_lost else "silent", "unsure"
         sentence = f"{_stop_sentence(report, is_lost=is_lost)} Until then: {sentence}"
+    # No figure below shows why a run ended, as they do the evidence of other findings.
+    why = f"{top.evidence[:1].upper()}{top.evidence[1:]}." if ends_run(top) else ""
+    reason = [html.P(_linked(report, why, base_path), className="verdict-reason")] if why else []
     facts = [
         format_count(report.world_size, "rank"),
         sizes or ("no parallel axis" if report.has_layout else "parallel layout unknown"),
@@ -102,6 +106,7 @@ def verdict_card(
             [
                 html.P(cause, className="verdict-cause"),
                 html.H1(_linked(report, sentence, base_path), className="verdict-sentence"),
+                *reason,
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
             className=f"verdict {style}",

@@ -260,7 +260,7 @@ def _show_all(
             ),
             graph(
                 "rank-heat",
-                heat_map_figure(boxes, values, run=report.run),
+                heat_map_figure(boxes, values, run=report.run, step_s=report.step_time_s.actual),
                 min_px=LEAST_CELL_PX * boxes.rank.shape[1],
             ),
         ),

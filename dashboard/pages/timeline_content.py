@@ -12,13 +12,13 @@ from dash import Output, no_update
 from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture, redraw_viewport
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
-from rankscope.tracer.span import NS_PER_MS
 
 from ..address import write_address
 from ..figures.timeline import bar_blocks, hover_texts, single_ranks, timeline_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_marks import proof_frame
 from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
+from ..text import format_place
 from .components import LIVE_MS, graph_style, next_tick
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
 
@@ -274,9 +274,9 @@ def slowest_note(timeline: StepTimeline, picture: StepPicture) -> str:
 def _viewport_note(viewport: Viewport | None) -> str:
     if viewport is None:
         return ""
-    begin_ms, end_ms = viewport.begin_ns / NS_PER_MS, viewport.end_ns / NS_PER_MS
+    begin, end = format_place(viewport.begin_ns), format_place(viewport.end_ns)
     ranks = format_count(viewport.end_row - viewport.first_row, "rank")
-    return f"Part of the step: {begin_ms:,.3f} to {end_ms:,.3f} ms, {ranks}."
+    return f"Part of the step: {begin} to {end}, {ranks}."
 
 
 def _about(

@@ -27,7 +27,7 @@ from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 from ..address import write_address
 from ..callback_checks import AxisPlace, Post, takes
 from ..figures.timeline_marks import mark_selected
-from ..text import escape
+from ..text import escape, format_place
 from .components import announced, card, link_ranks, pressed, rank_link, table
 from .timeline_controls import Shown
 
@@ -229,7 +229,7 @@ def _sentences(facts: SpanFacts) -> list[str]:
 def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Component:
     rows: list[tuple[str, Component | str]] = [
         ("rank", rank_link(view.run, facts.rank, base_path)),
-        ("begin", f"{facts.begin_ns / NS_PER_MS:,.3f} ms"),
+        ("begin", format_place(facts.begin_ns)),
         ("duration", format_duration(facts.duration_ns)),
         ("slack", slack),
     ]
@@ -295,7 +295,7 @@ def _found_card(
                     dmc.TableTd(dcc.Link(escape(name), href=href)),
                     dmc.TableTd(KINDS[int(spans.kind[row])].value),
                     dmc.TableTd(rank_link(view.run, rank, base_path), className="number"),
-                    dmc.TableTd(f"{begin_ns / NS_PER_MS:,.3f} ms", className="number"),
+                    dmc.TableTd(format_place(begin_ns), className="number"),
                     dmc.TableTd(format_duration(duration_ns), className="number"),
                 ]
             )

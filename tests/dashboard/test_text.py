@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.dashboard.text import escape, escape_for_plotly
+from rankscope.dashboard.text import escape, escape_for_plotly, format_place
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_html_is_escaped_for_plotly() -> None:
     assert (
         escape_for_plotly('<a href="javascript:x">&lt;') == '&lt;a href="javascript:x"&gt;&amp;lt;'
     )
+
+
+def test_a_place_is_in_seconds_from_five_on() -> None:
+    assert format_place(12_345_678) == "12.346 ms"
+    assert format_place(4_999_999_000) == "4,999.999 ms"
+    assert format_place(61_012_345_000) == "61.012345 s"

@@ -130,3 +130,14 @@ def test_without_closed_steps_the_figure_says_so() -> None:
     figure = kind_times_figure("demo-42", None)
 
     assert "Not summed up yet" in str(figure.layout.annotations[0].text)
+
+
+def test_the_step_in_which_a_run_ended_is_on_the_axis_and_shaded() -> None:
+    made = report(num_steps=4, slow_rank=None)
+    ended = replace(made.top_finding, cause="crash", ranks=(2,), steps=(4, 4))
+
+    figure = step_time_figure(replace(made, findings=(ended,)))
+
+    assert list(figure.layout.xaxis.categoryarray) == ["0", "1", "2", "3", "4"]
+    assert figure.layout.xaxis.range == (-0.5, 4.5)
+    assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (3.5, 4.5)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
+from rankscope.dashboard.figures.timeline import hover_texts, time_axis, timeline_figure
 from rankscope.dashboard.figures.timeline_canvas import HATCHED, SOLID, Bars
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanFlag, SpanKind
@@ -136,3 +136,12 @@ def test_a_folded_group_is_one_row_of_cells_and_its_spans_are_not_drawn() -> Non
     assert figure.layout.yaxis.ticktext == ("4 ranks", "rank 4", "rank 5", "rank 6", "rank 7")
     texts = [one.text for one in figure.layout.annotations]
     assert texts == ["▸ <b>PP 0</b>", "▾ <b>PP 1</b>"]
+
+
+def test_the_times_of_a_long_step_are_in_seconds() -> None:
+    axis = time_axis(60_100.0)
+
+    assert axis["labelalias"]["10000"] == axis["labelalias"]["10000 ms"] == "10 s"
+    assert axis["tickformatstops"] == [{"dtickrange": [1000, None], "value": "d"}]
+    assert len(axis["labelalias"]) == 2 * 62  # 0 to 61 s
+    assert "labelalias" not in time_axis(4_999.0)

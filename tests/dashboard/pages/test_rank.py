@@ -162,7 +162,7 @@ def test_the_name_of_a_host_is_cut_to_the_width_of_its_box() -> None:
     )
     boxes = arrange_hosts(values)  # 8 hosts, 4 of them side by side
 
-    _, names = traces(heat_map_figure(boxes, values, run="tiny"))
+    _, names = traces(heat_map_figure(boxes, values, run="tiny", step_s=None))
 
     assert names.text[0] == "0-" + "x" * 6 + "…"
 
@@ -204,3 +204,16 @@ def test_clicks_and_inputs_open_a_view(
     found = answer.get_json()["response"]["url"]["href"] if answer.status_code == 200 else None
     assert found == href
     assert answer.status_code in (200, 204)
+
+
+def test_noise_is_pale_on_the_heat_map() -> None:
+    values = RankValues(
+        quantity=RankQuantity.COMPUTE,
+        steps=(2, 7),
+        seconds={0: -0.001, 1: 0.001},
+        hosts=dict.fromkeys(range(2), ("a", "")),
+    )
+
+    cells, _ = traces(heat_map_figure(arrange_hosts(values), values, run="tiny", step_s=1.0))
+
+    assert (cells.zmin, cells.zmax) == (-1.0, 49.0)
