@@ -13,6 +13,9 @@ import plotly.graph_objects as go
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
 _MIN_S = 5
+_STANDOFF = 8
+"""Pixels between an axis' labels and its title: without it, plotly puts the title at a place of its
+own, and on wide labels."""
 
 CLEAR = "rgba(0,0,0,0)"
 INK = "#868e96"
@@ -94,6 +97,9 @@ def apply_style(figure: go.Figure, *, height: int, zoom_key: str) -> go.Figure:
         zoom_key: A redraw with an equal key keeps the reader's zoom.
     """
     figure.update_layout(base_layout(height=height, zoom_key=zoom_key), template="none")
+    # Of every panel: the layout names the first pair of axes only.
+    figure.update_xaxes(_AXIS)
+    figure.update_yaxes(_AXIS, title_standoff=_STANDOFF)
     return figure
 
 

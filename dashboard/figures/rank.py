@@ -13,6 +13,7 @@ from rankscope.tracer.span import NS_PER_S
 from ..text import cut, escape_for_plotly
 from ..theme import CLEAR, FAST, IDEAL, KIND_COLORS, SLOW, apply_style, axis_unit, rgba
 from .excess import MIN_SCALE_RATIO
+from .run_axis import MAX_LABELLED
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.host_boxes import HostBoxes
@@ -58,15 +59,17 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
     """Draw a panel for each kind of span and sampled quantity, over one axis of steps.
 
     The rank is a line in the colour of the kind, the median of its peers dotted. The first panel
-    has its compute above the step's median rank.
+    has its compute above the step's median rank. Each panel has the unit that suits its longest
+    time: one of a minute, in a hang, would make 0.00051 s of 510 us elsewhere.
     """
     run, excess = report.run, report.excess
     own = details.rank in excess.ranks and bool(
         np.nan_to_num(excess.excess_ns[excess.ranks.index(details.rank)]).any()
     )
     kinds = [one for one in details.kinds if np.nansum(one.own_s) or np.nansum(one.peers_s)]
-    longest_s = max((float(np.nanmax([one.own_s, one.peers_s])) for one in kinds), default=0.0)
-    unit, unit_ns = axis_unit(longest_s * NS_PER_S)
+    units = [axis_unit(float(np.nanmax([one.own_s, one.peers_s])) * NS_PER_S) for one in kinds]
+    own_ns = excess.excess_ns[excess.ranks.index(details.rank)] if own else np.zeros(1)
+    own_unit, own_unit_ns = axis_unit(float(np.nanmax(np.abs(own_ns))))
     samples = _chosen(details.samples)[: max(0, MAX_PANELS - len(kinds))]
     num = own + len(kinds) + len(samples)
     height = num * (_PANEL + _SPACE) + _FRAME
@@ -74,29 +77,28 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
         rows=max(num, 1), cols=1, shared_xaxes=True,
         vertical_spacing=min(_SPACE / height, 1 / max(num, 1) / 2),
         subplot_titles=[
-            *([f"compute above the median rank ({unit})"] if own else []),
-            *(f"{one.kind.value} ({unit})" for one in kinds),
+            *([f"compute above the median rank ({own_unit})"] if own else []),
+            *(f"{one.kind.value} ({unit})" for one, (unit, _) in zip(kinds, units, strict=True)),
             *(escape_for_plotly(_title(one)) for one in samples),
         ],
     )  # fmt: skip
     apply_style(figure, height=height, zoom_key=f"rank {run} {details.rank}")
     if own:
-        values = excess.excess_ns[excess.ranks.index(details.rank)] / unit_ns
         figure.add_trace(
             go.Bar(
                 x=[step + 0.5 for step in excess.steps],
-                y=values.tolist(),
+                y=(own_ns / own_unit_ns).tolist(),
                 customdata=list(excess.steps),
                 marker={"color": SLOW, "line": {"width": 0}},
                 showlegend=False,
-                hovertemplate=f"step %{{customdata}}: %{{y:+.4~g}} {unit}<extra></extra>",
+                hovertemplate=f"step %{{customdata}}: %{{y:+.4~g}} {own_unit}<extra></extra>",
             ),
             row=1, col=1,
         )  # fmt: skip
     steps = list(details.steps)
     # In the middle of the step, as samples are.
     middle = [step + 0.5 for step in steps]
-    for row, one in enumerate(kinds, start=1 + own):
+    for row, (one, (unit, unit_ns)) in enumerate(zip(kinds, units, strict=True), start=1 + own):
         for name, seconds, style in (
             ("median of its peers", one.peers_s, {"color": IDEAL, "dash": "dot", "width": 1.5}),
             (f"rank {details.rank}", one.own_s, {"color": KIND_COLORS[one.kind], "width": 2}),
@@ -132,8 +134,10 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
     figure.update_layout(margin={"l": 62, "r": 16, "t": 24, "b": 44})
     figure.update_annotations(font_size=11.5, x=0, xanchor="left")
     grid = rgba(IDEAL, 0.22)
-    figure.update_xaxes(gridcolor=grid, zeroline=False)
-    figure.update_yaxes(gridcolor=grid, zeroline=False, nticks=4)
+    figure.update_xaxes(gridcolor=grid)
+    figure.update_yaxes(gridcolor=grid, nticks=4)
+    if len(steps) <= MAX_LABELLED:  # plotly would label halves of steps
+        figure.update_xaxes(tickmode="array", tickvals=middle, ticktext=list(map(str, steps)))
     figure.update_xaxes(title_text="step", row=max(num, 1), col=1)
     return figure
 

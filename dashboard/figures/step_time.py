@@ -111,7 +111,7 @@ def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
             go.Scatter(
                 name=kind.value,
                 x=steps,
-                y=[None if value is None else value * NS_PER_S / unit_ns for value in seconds],
+                y=_in_unit(seconds, unit_ns),
                 mode=_mode(steps),
                 line={"color": KIND_COLORS[kind], "width": 2},
                 marker={"size": 5, "color": KIND_COLORS[kind]},
@@ -132,7 +132,7 @@ def _format_wait(seconds: float | None) -> str:
 
 
 def series_figure(series: StepSeries) -> go.Figure:
-    """Draw actual and ideal step time in seconds over MFU in percent, on one axis of steps.
+    """Draw actual and ideal step time in s or ms over MFU in percent, on one axis of steps.
 
     All known steps have the same width. Missing steps share one label, "(5-8)". A line breaks where
     its quantity is unknown. The steps of the top finding are shaded, the points of warm-up steps
@@ -151,7 +151,9 @@ def series_figure(series: StepSeries) -> go.Figure:
     last = series.shaded[1] if series.shaded else None
     ended_in = [last] if known and last == max(known) + 1 else []
     places = _places([*known, *ended_in])
-    _add_step_time(figure, series, places)
+    times_s = [*series.actual_s_by_step.values(), *series.ideal_s_by_step.values()]
+    unit, unit_ns = axis_unit(max(times_s, default=0.0) * NS_PER_S)
+    _add_step_time(figure, series, places, unit_ns=unit_ns)
     if series.mfu_by_step is not None:
         _add_mfu(figure, series.mfu_by_step, series.warmup_steps, places)
     _shade(figure, series.shaded, places)
@@ -163,11 +165,11 @@ def series_figure(series: StepSeries) -> go.Figure:
     if ended_in:  # without values it would be outside
         figure.update_xaxes(range=[-0.5, len(places) - 0.5])
     figure.update_xaxes(title_text="step", row=rows, col=1)
-    figure.update_yaxes(title_text="step time (s)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero", row=1, col=1)
     return figure
 
 
-def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places) -> None:
+def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places, *, unit_ns: int) -> None:
     warmup = set(map(str, series.warmup_steps))
     ideal, ideal_seconds = _line(series.ideal_s_by_step, places)
     actual, seconds = _line(series.actual_s_by_step, places)
@@ -176,12 +178,13 @@ def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places) -> No
             go.Scatter(
                 name="ideal",
                 x=ideal,
-                y=ideal_seconds,
+                y=_in_unit(ideal_seconds, unit_ns),
+                customdata=_durations(ideal_seconds),
                 # A step without a neighbour would have no line.
                 mode="lines" if len(ideal) > 1 and None not in ideal_seconds else "lines+markers",
                 line={"color": IDEAL, "width": 1.5, "dash": "dash"},
                 marker={"symbol": "line-ew-open", "size": 6, "color": IDEAL},
-                hovertemplate="%{y:.3f} s",
+                hovertemplate="%{customdata}",
             ),
             row=1,
             col=1,
@@ -190,11 +193,12 @@ def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places) -> No
         go.Scatter(
             name="step time",
             x=actual,
-            y=seconds,
+            y=_in_unit(seconds, unit_ns),
+            customdata=_durations(seconds),
             mode=_mode(actual),
             line={"color": STEP_TIME, "width": 2},
             marker={"size": 5, "symbol": _symbols(actual, warmup), "color": STEP_TIME},
-            hovertemplate="%{y:.3f} s",
+            hovertemplate="%{customdata}",
         ),
         row=1,
         col=1,
@@ -245,6 +249,14 @@ def _line(by_step: Mapping[int, float], places: _Places) -> tuple[list[str], lis
 
 def _value(by_step: Mapping[int, float], step: int | None) -> float | None:
     return None if step is None else by_step.get(step)
+
+
+def _in_unit(seconds: Iterable[float | None], unit_ns: int) -> list[float | None]:
+    return [None if value is None else value * NS_PER_S / unit_ns for value in seconds]
+
+
+def _durations(seconds: Iterable[float | None]) -> list[str]:
+    return [format_seconds(value) for value in seconds]
 
 
 def _missing(first: int, last: int) -> str:

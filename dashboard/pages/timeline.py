@@ -406,13 +406,13 @@ def _choose(view: View, choices: StepChoices) -> View:
 
 
 def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
+    reason = f"{escape(str(error))}."
+    if view.step is None:  # the page chose the step: a link without one would lead back here
+        return html.Div(no_data("the step to show has no spans", reason))
     other = write_address(replace(view, step=None, epoch=None), base_path=base_path)
     return html.Div(
         [
-            no_data(
-                f"step {view.step} of epoch {view.epoch or 0} has no spans",
-                f"{escape(str(error))}.",
-            ),
+            no_data(f"step {view.step} of epoch {view.epoch or 0} has no spans", reason),
             html.P(dcc.Link("Show a step of this run that has spans", href=other)),
         ]
     )

@@ -15,7 +15,8 @@ def test_a_line_breaks_at_missing_steps() -> None:
     line = traces(figure)[0]
 
     assert list(line.x) == ["3", "4", "(5-8)", "9"]
-    assert list(line.y) == [0.4, 0.5, None, 0.6]
+    assert list(line.y) == [400, 500, None, 600]
+    assert list(line.customdata) == ["400 ms", "500 ms", "n/a", "600 ms"]
     assert list(figure.layout.xaxis.categoryarray) == ["3", "4", "(5-8)", "9"]
 
 
@@ -55,7 +56,7 @@ def test_a_line_breaks_at_steps_of_which_only_the_other_quantity_is_known() -> N
     actual, _share = traces(step_time_figure(partly))
 
     assert list(actual.x) == ["0", "1", "2"]
-    assert list(actual.y) == [1.0, None, 3.0]
+    assert list(actual.y) == [1000, None, 3000]
 
 
 def test_points_of_warm_up_steps_are_hollow_and_no_value_is_smoothed() -> None:
@@ -100,8 +101,11 @@ def test_every_axis_names_its_unit() -> None:
     layout = step_time_figure(report()).layout
 
     assert layout.xaxis2.title.text == "step"
-    assert layout.yaxis.title.text == "step time (s)"
+    assert layout.yaxis.title.text == "step time (ms)"
     assert layout.yaxis2.title.text == "MFU (%)"
+    # AND both panels have the style of figures, with titles beside the labels
+    assert layout.yaxis2.gridcolor == layout.yaxis.gridcolor
+    assert layout.yaxis2.title.standoff == layout.yaxis.title.standoff > 0
 
 
 def test_the_ideal_of_a_single_step_is_a_point() -> None:

@@ -140,7 +140,7 @@ def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() 
     assert (clock.x, clock.y) == ((6.5, 7.5), (1.7, 1.3))
 
 
-def test_long_times_are_in_seconds_and_a_rank_alone_has_no_median() -> None:
+def test_each_panel_has_the_unit_of_its_own_times_and_a_rank_alone_has_no_median() -> None:
     forward = DETAILS.kinds[0]
     slow = replace(DETAILS, kinds=(replace(forward, own_s=1000 * forward.own_s),), samples=())
     alone = replace(slow, num_peers=0)
@@ -148,7 +148,13 @@ def test_long_times_are_in_seconds_and_a_rank_alone_has_no_median() -> None:
     figure = rank_over_steps_figure(analysed_report(), slow)
 
     titles = [one.text for one in figure.layout.annotations]
-    assert titles == ["compute above the median rank (s)", "forward (s)"]
+    assert titles == ["compute above the median rank (ms)", "forward (s)"]
+    _, _, own = traces(figure)
+    assert own.y[0] == 18.0
+    assert "%{y:.4~g} s," in own.hovertemplate
+    # AND each of few steps has its number, under the middle of its step
+    axis = figure.layout.xaxis2
+    assert (axis.tickvals, axis.ticktext) == ((6.5, 7.5), ("6", "7"))
     provider = FakeProvider(details={SLOW_RANK: alone})
     assert "Dotted" not in text_of(provider, ranks=(SLOW_RANK,))
 

@@ -30,6 +30,16 @@ def test_a_step_without_spans_offers_another() -> None:
     assert "Show a step of this run that has spans" in shown
 
 
+def test_a_step_that_the_page_chose_and_has_no_spans_is_not_offered_again() -> None:
+    provider = training_provider()
+    provider.tables.clear()
+
+    shown = words(timeline_page(provider, View(page=TIMELINE, run="demo-42"), base_path="/"))
+
+    assert "No data because the step to show has no spans" in shown
+    assert "Show a step" not in shown
+
+
 def test_the_proof_of_a_finding_fills_the_step_with_its_ranks_marked() -> None:
     made = report(num_steps=4, onset=2)
     proof = Proof(
