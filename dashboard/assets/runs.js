@@ -15,6 +15,29 @@ grids.RunState = ({ data, value }) =>
     value,
   );
 
+// On a phone, a pinned column would leave the verdict half of its width: none is pinned, and each
+// verdict is beneath the name of its run.
+const NARROW = "(max-width: 620px)";
+window.dash_clientside.rankscope.fitRuns = (id, columns, options) => {
+  const none = window.dash_clientside.no_update;
+  if (!matchMedia(NARROW).matches) return [none, none];
+  const fitted = columns.flatMap((column) => {
+    if (column.field === "verdict") return [];
+    if (column.field !== "run") return [column];
+    return [{ ...column, pinned: null, cellRenderer: "RunVerdict", minWidth: 270 }];
+  });
+  const boxes = { ...options.selectionColumnDef, pinned: null };
+  return [fitted, { ...options, rowHeight: 56, selectionColumnDef: boxes }];
+};
+
+grids.RunVerdict = ({ data, value }) =>
+  React.createElement(
+    "div",
+    { className: "run-verdict" },
+    grids.RunLink({ data, value }),
+    grids.Verdict({ data, value: data.verdict }),
+  );
+
 // A deletion goes to the same route as that of the command; the server checks who may.
 window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen, url) => {
   const none = window.dash_clientside.no_update;

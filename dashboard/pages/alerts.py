@@ -250,7 +250,7 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
             dmc.TableTd(
                 format_ranges(alert.ranks, max_ranges=MAX_RANGES) if alert.ranks else EMPTY
             ),
-            dmc.TableTd(escape(_hosts(alert.hosts))),
+            dmc.TableTd(_hosts(alert.hosts)),
             dmc.TableTd(_link(alert, base_path), className="number"),
             dmc.TableTd(escape(state)),
             dmc.TableTd(alert.fired),
@@ -259,11 +259,13 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
     return row
 
 
-def _hosts(hosts: Sequence[str]) -> str:
+def _hosts(hosts: Sequence[str]) -> list[Component | str]:
+    """Return the first hosts, a line each: a name is not broken at its hyphens."""
     if not hosts:
-        return EMPTY
-    more = f" and {len(hosts) - MAX_RANGES:,} more" if len(hosts) > MAX_RANGES else ""
-    return ", ".join(hosts[:MAX_RANGES]) + more
+        return [EMPTY]
+    lines = [html.Div(escape(host), className="host-name") for host in hosts[:MAX_RANGES]]
+    more = [f"and {len(hosts) - MAX_RANGES:,} more"] if len(hosts) > MAX_RANGES else []
+    return [*lines, *more]
 
 
 def _link(alert: ShownAlert, base_path: str) -> Component:

@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.progress import AnalysisFailed
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     EMPTY,
     UNKNOWN,
@@ -194,7 +195,7 @@ def _chooser(
         dmc.TextInput(
             id=f"{part}-steps",
             value="" if steps is None else f"{steps[0]}-{steps[1]}",
-            placeholder="all steps, or 10-19",
+            placeholder="all, or 10-19",
             size="sm",
             className="compare-steps",
             **labelled(f"steps of {label}"),
@@ -205,6 +206,8 @@ def _chooser(
 def _content(provider: ReportProvider, view: View, base_path: str) -> tuple[list[Component], bool]:
     """Return the content, and whether it is final."""
     first, second = view.with_run or "", view.run or ""
+    if (first, view.with_steps) == (second, view.steps):
+        return [_notice("Both are the same", "Choose another run, or other steps.")], True
     try:
         found = provider.comparison(
             first, second, first_steps=view.with_steps, second_steps=view.steps
@@ -212,23 +215,15 @@ def _content(provider: ReportProvider, view: View, base_path: str) -> tuple[list
     except UnknownRunError as error:
         return [missing_run(error)], True
     if found is None:
-        return [
-            card(
-                html.H2("Both runs are being analysed", className="empty-title"),
-                html.P("This page updates by itself."),
-                class_name="empty",
-            )
-        ], False
+        return [_notice("Both runs are being analysed", "This page updates by itself.")], False
     if isinstance(found, AnalysisFailed):
-        return [
-            card(
-                html.H2("These cannot be compared", className="empty-title"),
-                html.P(escape_sentence(found.reason)),
-                html.P("Choose other runs or steps."),
-                class_name="empty",
-            )
-        ], True
+        reason = escape_sentence(found.reason)
+        return [_notice("These cannot be compared", reason, "Choose other runs or steps.")], True
     return _comparison(found, base_path), True
+
+
+def _notice(title: str, *lines: str) -> Component:
+    return card(html.H2(title, className="empty-title"), *map(html.P, lines), class_name="empty")
 
 
 def _comparison(found: RunComparison, base_path: str) -> list[Component]:
@@ -277,25 +272,45 @@ def _steps_of(report: RunReport) -> str:
 
 def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:
     ratio = next((each.ratio for each in found.numbers if each.name.startswith("step time")), None)
-    style = "busy"
-    if ratio is not None and not MIN_RATIO <= ratio <= MAX_RATIO:
-        style = "" if ratio > MAX_RATIO else "calm"
+    step_time = f"A step takes {format_slowdown(ratio)} the time." if ratio else "Step time n/a."
+    causes, num_settings = _new_causes(found), len(found.settings)
     changes = [
-        format_count(len(found.settings), "setting") + " differ",
+        "1 setting differs" if num_settings == 1 else f"{num_settings:,} settings differ",
         format_count(len(found.appeared), "new finding"),
         f"{len(found.disappeared)} gone",
     ]
+    if not _is_same_layout(found):
+        changes.insert(0, "the layouts differ, so a step is not the same work")
     return html.Div(
         [
             html.P(f"{names[1]} against {names[0]}", className="verdict-cause"),
             html.H2(
-                f"A step takes {format_slowdown(ratio)} the time." if ratio else "Step time n/a.",
+                f"New: {causes}. {step_time}" if causes else step_time,
                 className="verdict-sentence",
             ),
             html.P([html.Span(each) for each in changes], className="facts"),
         ],
-        className=f"verdict {style}",
+        className=f"verdict {_style(found, ratio)}",
     )
+
+
+def _style(found: RunComparison, ratio: float | None) -> str:
+    """Return the colour: of a new critical finding, else of the step time if it can be compared."""
+    if _new_causes(found):
+        return ""
+    if ratio is None or MIN_RATIO <= ratio <= MAX_RATIO or not _is_same_layout(found):
+        return "busy"
+    return "" if ratio > MAX_RATIO else "calm"
+
+
+def _is_same_layout(found: RunComparison) -> bool:
+    return found.first.layout == found.second.layout
+
+
+def _new_causes(found: RunComparison) -> str:
+    """Return the causes of the new critical findings, separated by commas."""
+    new = (each.cause for each in found.appeared if each.severity is Severity.CRITICAL)
+    return ", ".join(dict.fromkeys(new))
 
 
 def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
@@ -345,12 +360,15 @@ def _findings(
                     )
                 ),
                 dmc.TableTd(each.severity or UNKNOWN),
-                dmc.TableTd(rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES)),
-                dmc.TableTd(format_range(each.steps)),
+                dmc.TableTd(
+                    rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES),
+                    className="of-ranks",
+                ),
+                dmc.TableTd(format_range(each.steps), className="steps"),
                 dmc.TableTd(escape_sentence(each.evidence), className="evidence"),
             ]
         )
         for each in findings
     ]
     head = {"cause": "", "severity": "", "ranks": "", "steps": "", "evidence": ""}
-    return [html.H3(title), table(title, head, rows)]
+    return [html.H3(title), table(title, head, rows, class_name="findings")]

@@ -206,8 +206,8 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
         )
         members = [count, *listed]
     hosts = ", ".join(escape(host) for host in one.hosts[:2]) or UNKNOWN
-    if len(one.hosts) > 2:  # noqa: PLR2004  # as above
-        hosts += f" and {len(one.hosts) - 2} more"
+    # A line of its own, because it would not fit on a laptop's screen.
+    more = f"and {len(one.hosts) - 2} more" if len(one.hosts) > 2 else ""  # noqa: PLR2004  # as above
     steps: Component | str = EMPTY
     if one.slow_steps is not None:
         last = View(
@@ -233,7 +233,7 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
             dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
             dmc.TableTd(_rates(one), className="number"),
             dmc.TableTd(one.kind, className="unbroken"),
-            dmc.TableTd(hosts, className="unbroken"),
+            dmc.TableTd([html.Span(hosts, className="unbroken"), " ", more]),
             dmc.TableTd(f"{one.num_transfers:,}", className="number"),
         ]
     )

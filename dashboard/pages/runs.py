@@ -74,7 +74,7 @@ _COLUMNS: list[dict[str, Any]] = [
         "field": "verdict",
         "headerName": "verdict",
         "cellRenderer": "Verdict",
-        "minWidth": 230,
+        "minWidth": 280,
         "flex": 3,
         "tooltipField": "sentence",
     },
@@ -82,7 +82,7 @@ _COLUMNS: list[dict[str, Any]] = [
     {"field": "started", "headerName": "started (UTC)", "width": 172, "sort": "desc"},
     {"field": "ranks", "headerName": "ranks", "width": 95, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
-    {"field": "layout", "headerName": "layout", "width": 125},
+    {"field": "layout", "headerName": "layout", "width": 150},
     {"field": "steps", "headerName": "steps", "width": 90, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
     {"field": "duration", "headerName": "duration", "width": 110, **_NUMBER,
@@ -90,7 +90,7 @@ _COLUMNS: list[dict[str, Any]] = [
     {"field": "step_s", "headerName": "step time", "width": 110, **_NUMBER,
      "valueFormatter": _format(_SECONDS)},
     {"field": "mfu", "headerName": "MFU", "width": 90, **_NUMBER,
-     "valueFormatter": _format("d3.format('.1%')(params.value)")},
+     "valueFormatter": _format("d3.format('.1f')(100 * params.value) + ' %'")},
     {"field": "loss", "headerName": "loss", "width": 90, **_NUMBER,
      "valueFormatter": _format("d3.format('.4~r')(params.value)")},
     {"field": "lost", "headerName": "lost records", "width": 120, **_NUMBER,
@@ -244,6 +244,14 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         names = [escape(one.run) for one in post.chosen or ()]
         return bool(post.num_clicks and names), ", ".join(names)
 
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "fitRuns"),
+        Output("runs-grid", "columnDefs"),
+        Output("runs-grid", "dashGridOptions"),
+        Input("runs-grid", "id"),
+        State("runs-grid", "columnDefs"),
+        State("runs-grid", "dashGridOptions"),
+    )
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "deleteRuns"),
         Output("runs-deleted", "children"),

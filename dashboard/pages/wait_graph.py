@@ -194,6 +194,6 @@ def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
     )
     return card(
         html.H2("Waits"),
-        html.P(f"Mean of the ranks that wait.{few}", className="about"),
+        html.P(f"Mean over the ranks; a wait below 1 % counts as none.{few}", className="about"),
         table("waits", head, rows, class_name="plain-rows"),
     )

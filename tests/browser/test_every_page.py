@@ -119,7 +119,8 @@ def test_each_page_opens_without_an_error_and_names_its_parts(browser: Browser, 
     with served(provider) as url, opened(browser, f"{url}/runs", color_scheme=theme) as seen:
         found = {}
         for name in (*OF_A_RUN, *OF_THE_STORE):
-            address = f"/run/{run}" if name == "run" else f"/{name}?run={run}&rank=0&with={run}"
+            query = f"run={run}&rank=0&with={run}&steps=0-3"
+            address = f"/run/{run}" if name == "run" else f"/{name}?{query}"
             settle(seen.page)
             seen.page.goto(url + (f"/{name}" if name in OF_THE_STORE else address))
             seen.page.wait_for_selector("h1, h2")
@@ -141,6 +142,23 @@ def test_rank_numbers_lead_to_the_rank_and_the_keyboard_to_the_page(browser: Bro
 
         seen.page.wait_for_url(f"**/rank?run=tiny&rank={SLOW_RANK}")
         seen.page.wait_for_selector(f"h1:has-text('Rank {SLOW_RANK}')")
+        settle(seen.page)
+
+
+def test_a_phone_shows_each_runs_verdict_beneath_its_name(browser: Browser) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}}
+    with (
+        served(STATES["slow rank"]) as url,
+        opened(browser, f"{url}/runs", **phone) as seen,
+    ):
+        cell = seen.page.locator(".run-verdict")
+        cell.wait_for()
+
+        assert cell.locator(".cause").inner_text() == f"slow-compute on {SLOW_RANK}"
+        assert seen.page.locator(".ag-pinned-left-header").is_hidden()
+        frame = cell.locator(".cause").bounding_box()
+        assert frame is not None
+        assert frame["x"] + frame["width"] <= phone["viewport"]["width"]
         settle(seen.page)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.trace.errors import AnalysisError
+from rankscope.collector.errors import StoreClosedError
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..errors import find_exit_code, format_error
@@ -60,7 +61,8 @@ class Loop:
     """A thread that calls ``turn`` repeatedly until it is stopped.
 
     An expected failure of a turn is logged once, and the turn is retried. While it fails,
-    `trouble` holds the reason. Any other error ends the thread.
+    `trouble` holds the reason. Any other error ends the thread. A turn that outlives `stop` may
+    find the store closed, which is its end and no failure.
 
     Args:
         name: Name of the thread.
@@ -115,6 +117,8 @@ class Loop:
             try:
                 self._turn()
             except Exception as error:
+                if self._stopping.is_set() and isinstance(error, StoreClosedError):
+                    return
                 if find_exit_code(error) is None:
                     raise
                 self.num_failures += 1

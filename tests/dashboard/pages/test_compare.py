@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankscope.analysis.report.page_results import ComparedNumber, RunComparison
+from rankscope.analysis.report.report import Severity
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.compare import compare_page
+from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import find_part, words
 from tests.support.dashboard.posts import page_post
 
 
@@ -44,6 +48,53 @@ def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -
     places = [shown.find(text) for text in order]
     assert places == sorted(places)
     assert places[0] >= 0
+
+
+def verdict(found: RunComparison) -> tuple[str, str]:
+    """Return the classes and the words of the headline."""
+    provider = FakeProvider(reports={"b": None, "a": None}, compared=found)
+    page = compare_page(provider, View(page="compare", run="b"), base_path="/")
+    headline = find_part(page, "compare-content")["children"][0]
+    return headline["props"]["className"], words(headline)
+
+
+def test_the_step_times_of_two_layouts_are_neither_good_nor_bad() -> None:
+    shorter = ComparedNumber(name="step time, s", first=0.6, second=0.3, ratio=0.5)
+    same = replace(comparison(), numbers=(shorter,), appeared=())
+    other = replace(same, second=replace(same.second, layout=Layout(dp=2), findings=()))
+
+    assert verdict(same)[0] == "verdict calm"
+    style, shown = verdict(other)
+
+    assert style == "verdict busy"
+    assert "A step takes 0.50x the time." in shown
+    assert "the layouts differ, so a step is not the same work" in shown
+
+
+def test_a_new_critical_finding_is_in_the_headline_although_steps_take_equally_long() -> None:
+    equal = ComparedNumber(name="step time, s", first=0.4, second=0.4, ratio=1.0)
+    (found,) = comparison().appeared
+    hang = replace(found, cause="hang", severity=Severity.CRITICAL)
+    new = replace(comparison(), numbers=(equal,), appeared=(hang,))
+    minor = replace(new, appeared=(replace(hang, severity=Severity.MINOR),))
+
+    style, shown = verdict(new)
+
+    assert style.split() == ["verdict"]
+    assert "New: hang. A step takes 1.00x the time." in shown
+    assert "1 setting differs" in shown
+    assert verdict(minor)[0] == "verdict busy"
+    assert "New: hang" not in verdict(minor)[1]
+
+
+def test_one_run_alone_is_not_compared_with_itself() -> None:
+    provider = FakeProvider(reports={"a": None}, compared=comparison())
+
+    alone = words(compare_page(provider, View(page="compare"), base_path="/"))
+    ranges = View(page="compare", run="a", with_run="a", steps=(0, 9))
+
+    assert "Both are the same | Choose another run, or other steps." in alone
+    assert "A step takes" in words(compare_page(provider, ranges, base_path="/"))
 
 
 def test_the_page_waits_for_the_analysis_and_the_address_holds_the_choice() -> None:

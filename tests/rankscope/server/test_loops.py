@@ -12,6 +12,7 @@ from rankscope.collector.host.sampler import Sampler
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.store.store import open_store
 from rankscope.errors import FailedError
+from rankscope.server import loops
 from rankscope.server.loops import Loop, heartbeat_loop, sampler_loop
 from tests.support.waiting import wait_until
 
@@ -67,6 +68,33 @@ def test_a_failure_is_logged_once_and_retried() -> None:
         "work: the store is unavailable"
     ] * 2
     assert loop.trouble is None
+
+
+def test_a_turn_that_outlives_its_loop_logs_no_closed_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "JOIN_S", 0.01)
+    lines: Queue[str] = Queue()
+    begun, closed = threading.Event(), threading.Event()
+    store = open_store(f"chdb://{tmp_path / 'store'}")
+
+    def turn() -> None:
+        begun.set()
+        assert closed.wait(TIMEOUT_S)
+        store.rows("SELECT 1 AS one")
+
+    loop = Loop("work", turn, pause_s=0.001, say=lines.put)
+    loop.start()
+    assert begun.wait(TIMEOUT_S)
+
+    # WHEN the server ends before the turn does
+    loop.stop()
+    store.close()
+    closed.set()
+
+    wait_until(lambda: loop.why_stopped() == "the work thread has ended", timeout_s=TIMEOUT_S)
+    assert lines.qsize() == 0
+    assert loop.num_failures == 0
 
 
 def test_a_failing_loop_has_a_reason() -> None:
