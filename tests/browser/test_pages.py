@@ -164,7 +164,7 @@ def test_the_hover_text_of_a_span_names_the_rank_it_waited_for(browser: Browser)
     with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
         seen.page.wait_for_selector(DRAWN)
         # Rank 7's reduce-scatter is hatched in the last row, from 60 % of the axis on.
-        hover(seen.page, (0.8, 0.97))
+        hover(seen.page, (0.8, 0.958))
 
         said = seen.page.text_content(TIP) or ""
         assert "reduce_scatter" in said
