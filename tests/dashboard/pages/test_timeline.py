@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.report.report import Proof
 from rankscope.dashboard.address import TIMELINE, View
@@ -10,6 +11,9 @@ from tests.support.dashboard.builders import report
 from tests.support.dashboard.page_text import find_part, words
 from tests.support.dashboard.posts import UPDATE_PATH, page_post
 from tests.support.dashboard.training_builder import training_provider
+
+if TYPE_CHECKING:
+    from flask.testing import FlaskClient
 
 
 def test_the_timeline_opens_at_the_last_step_of_the_top_finding() -> None:
@@ -60,28 +64,34 @@ def test_the_proof_of_a_finding_fills_the_step_with_its_ranks_marked() -> None:
     assert "Step 3" in words(page)
 
 
+def refresh(client: FlaskClient, address: str, *, shown: object, changed: str) -> dict[str, Any]:
+    """Return what the page gets that shows a step, has asked for an address, and sees a change."""
+    values = {
+        "timeline-asked.data": address,
+        "timeline-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 0,
+        "timeline-shown.data": shown,
+        "url.search": address,
+    }
+    body = page_post(client, values) | {"changedPropIds": [changed]}
+    response: dict[str, Any] = client.post(UPDATE_PATH, json=body).get_json()["response"]
+    return response
+
+
 def test_a_timer_that_fires_before_the_answer_to_an_address_asks_for_that_address() -> None:
     # GIVEN a page of step 2 whose reader has gone to step 3; Dash drops the first of two answers
     provider = training_provider(report(num_steps=4, onset=2))
     client = create_app(provider).server.test_client()
     page = timeline_page(provider, View(page=TIMELINE, step=2), base_path="/")
-    address = "?run=demo-42&step=3"
-    values = {
-        "timeline-asked.data": address,
-        "timeline-timer.n_intervals": 1,
-        "fallback-timer.n_intervals": 0,
-        "timeline-shown.data": find_part(page, "timeline-shown")["data"],
-        "url.search": address,
-    }
-    body = page_post(client, values) | {"changedPropIds": ["timeline-timer.n_intervals"]}
+    address, timer = "?run=demo-42&step=3", "timeline-timer.n_intervals"
+    shown = find_part(page, "timeline-shown")["data"]
 
     # WHEN the timer's post comes THEN it brings step 3, and the next one nothing
-    answer = client.post(UPDATE_PATH, json=body).get_json()["response"]
+    answer = refresh(client, address, shown=shown, changed=timer)
 
     assert answer["timeline-title"] == {"children": "Step 3"}
-    values["timeline-shown.data"] = answer["timeline-shown"]["data"]
-    body = page_post(client, values) | {"changedPropIds": ["timeline-timer.n_intervals"]}
-    assert list(client.post(UPDATE_PATH, json=body).get_json()["response"]) == ["timeline-timer"]
+    shown = answer["timeline-shown"]["data"]
+    assert list(refresh(client, address, shown=shown, changed=timer)) == ["timeline-timer"]
 
 
 def test_a_zoom_brings_neither_the_title_nor_the_controls_again() -> None:
@@ -89,18 +99,10 @@ def test_a_zoom_brings_neither_the_title_nor_the_controls_again() -> None:
     client = create_app(provider).server.test_client()
     page = timeline_page(provider, View(page=TIMELINE, run="demo-42", step=3), base_path="/")
     around = {"timeline-title", "timeline-stepper", "timeline-controls"}
+    shown = find_part(page, "timeline-shown")["data"]
 
     def ask(address: str) -> set[str]:
-        values = {
-            "timeline-asked.data": address,
-            "timeline-timer.n_intervals": 1,
-            "fallback-timer.n_intervals": 0,
-            "timeline-shown.data": find_part(page, "timeline-shown")["data"],
-            "url.search": address,
-        }
-        body = page_post(client, values) | {"changedPropIds": ["timeline-asked.data"]}
-        answer = client.post(UPDATE_PATH, json=body).get_json()["response"]
-        return set(answer)
+        return set(refresh(client, address, shown=shown, changed="timeline-asked.data"))
 
     zoomed = "?run=demo-42&step=3&from=1000000&to=2000000&rows=0-3"
     assert "timeline-graph-on-canvas" in ask(zoomed)
