@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from rankscope.analysis.report.text import MIN_AXIS_S
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S
-
-_MIN_S = 5
-"""Seconds from which a place on an axis is in seconds, as on `theme.axis_unit`."""
 
 _MAX_CHARS = 256
 _ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -41,6 +39,6 @@ def _escape_char(char: str) -> str:
 
 def format_place(at_ns: int) -> str:
     """Return a time since the step's first span, to the microsecond: "12.345 ms", "6.012345 s"."""
-    if at_ns >= _MIN_S * NS_PER_S:
+    if at_ns >= MIN_AXIS_S * NS_PER_S:
         return f"{at_ns / NS_PER_S:,.6f} s"
     return f"{at_ns / NS_PER_MS:,.3f} ms"

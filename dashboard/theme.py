@@ -10,9 +10,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from rankscope.analysis.report.text import MIN_AXIS_S
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
-_MIN_S = 5
 _STANDOFF = 8
 """Pixels between an axis' labels and its title: without it, plotly puts the title at a place of its
 own, and on wide labels."""
@@ -155,7 +155,7 @@ def rgba(color: str, alpha: float) -> str:
 
 def axis_unit(longest_ns: float) -> tuple[str, int]:
     """Return the unit of an axis of times, "s" or "ms", and its nanoseconds."""
-    return ("s", NS_PER_S) if longest_ns >= _MIN_S * NS_PER_S else ("ms", NS_PER_MS)
+    return ("s", NS_PER_S) if longest_ns >= MIN_AXIS_S * NS_PER_S else ("ms", NS_PER_MS)
 
 
 def graph_config(*, selects: bool) -> dict[str, Any]:

@@ -54,6 +54,10 @@ _TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 _MINUTE_S, _HOUR_S, _DAY_H = 60, 3600, 24
+
+MIN_AXIS_S = 5
+"""Seconds from which an axis, and a place on it, is in seconds and not in ms."""
+
 _ROUNDS_UP = 0.9995
 """Share of a unit from which three digits round up to the whole unit."""
 
