@@ -259,12 +259,10 @@ def _lanes(timeline: StepTimeline) -> tuple[NDArray[np.float64], NDArray[np.floa
     computes = set(lane[~timeline.communication].tolist())
     upper = sorted(computes)
     lower = sorted(set(lane.tolist()) - computes)
-    busy_ns = {
-        one: int(spans.duration_ns[(lane == one) & (spans.depth == 0)].sum()) for one in upper
-    }
     weights = dict.fromkeys((*upper, *lower), 1)
     if upper:
-        weights[max(upper, key=lambda one: busy_ns[one])] = 2
+        outer = spans.depth == 0
+        weights[max(upper, key=lambda one: spans.duration_ns[outer & (lane == one)].sum())] = 2
     top, height = np.zeros(len(spans)), np.zeros(len(spans))
     share = _COMPUTE_SHARE if upper and lower else float(bool(upper))
     for lanes, begin, size in ((upper, 0.0, share), (lower, share, 1 - share)):

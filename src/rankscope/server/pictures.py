@@ -153,7 +153,7 @@ class StepPictures:
         return self._read.get((step_id, kept.revision, order, viewport), read)
 
 
-def read_picture(  # the arguments of a view
+def read_picture(
     store: Store,
     step_id: StepId,
     kept: KeptPicture,
