@@ -341,7 +341,7 @@ def _was_interrupted(compute: ComputeCapture) -> bool:
     if opened is None:
         return False  # a span of a pipeline schedule, which ends it in any case
     try:
-        caller: FrameType | None = sys._getframe(2)
+        caller = sys._getframe(1).f_back
         if caller is None or "self" not in caller.f_locals:
             return False  # not called by a module: nothing to compare with
         calls = caller.f_code

@@ -127,7 +127,7 @@ def _launch_kernel(
 
     def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401
         # Nothing reports the end of a batch: a launch from outside of it ends it.
-        if communication.thread.in_batch and not is_called_by(sys._getframe(1), batch_code):
+        if communication.thread.in_batch and not is_called_by(sys._getframe().f_back, batch_code):
             communication.end_batch()
         launch = communication.begin(operation, args)
         if launch is None:
@@ -149,7 +149,9 @@ def _batch_code() -> CodeType:
     return code
 
 
-def _leave_batch(communication: Communication, batch_code: CodeType, caller: FrameType) -> None:
+def _leave_batch(
+    communication: Communication, batch_code: CodeType, caller: FrameType | None
+) -> None:
     # The kernel has the same lines inline, because it is hot.
     if communication.thread.in_batch and not is_called_by(caller, batch_code):
         communication.end_batch()
@@ -277,7 +279,7 @@ class BackwardWatch:
             task = torch._C._current_graph_task_id()
             if task in (NO_BACKWARD, self._watched):
                 return
-            if not launched_by_engine(sys._getframe(2)):
+            if not launched_by_engine(sys._getframe(1).f_back):
                 return
             self._watched = task
             in_node = torch._C._current_autograd_node() is not None

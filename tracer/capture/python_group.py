@@ -66,7 +66,7 @@ class PythonGroups:
         patches: Patches,
         *,
         wrap_wait: Wrap,
-        before_launch: Callable[[FrameType], None],
+        before_launch: Callable[[FrameType | None], None],
         after_launch: Callable[[Launch], None],
     ) -> None:
         """Prepare the capture.
@@ -132,7 +132,7 @@ class PythonGroups:
 
         @functools.wraps(original)
         def launch(group: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            self._before_launch(sys._getframe(1))
+            self._before_launch(sys._getframe().f_back)
             as_operator = self._convert_arguments(operation, group, [*args, *kwargs.values()])
             launch = communication.begin(operation, as_operator) if as_operator else None
             if launch is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -447,3 +448,44 @@ def test_a_long_garbage_collection_is_a_span(tmp_path: Path) -> None:
 
     assert "gc generation 2" in {row.name for row in pauses}
     assert all(row.duration_ns >= 1_000_000 for row in pauses)
+
+
+def test_a_launch_of_an_engine_thread_without_python_frames_is_recorded(tmp_path: Path) -> None:
+    """Autograd runs a device's nodes on threads of its own, as it does backwards nested this deep.
+
+    On the CPU only the latter can be tried.
+    """
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:  # noqa: ANN401
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:  # noqa: ANN401
+            with torch.enable_grad():  # type: ignore[no-untyped-call]
+                if ctx.depth:
+                    backward_at(ctx.depth - 1)
+                else:
+                    ddp(torch.ones(1, 8)).sum().backward()
+            return *grads, None
+
+    def backward_at(depth: int) -> None:
+        x = torch.ones(1, requires_grad=True)
+        Nested.apply(x, depth).sum().backward()  # type: ignore[no-untyped-call]
+
+    is_bottom = []
+    model = nn.Linear(8, 8)
+    model.weight.register_post_accumulate_grad_hook(
+        lambda _: is_bottom.append(sys._getframe().f_back is None)
+    )
+    ddp = DistributedDataParallel(model)
+    tracer.install(spool=tmp_path, run="run")
+    depths = range(57, 64)  # torch's limit is 60
+    for depth in depths:
+        backward_at(depth)
+    rows = shut_down_and_read(tmp_path)
+
+    assert True in is_bottom
+    assert [row.name for row in rows if row.name == "all_reduce"] == len(depths) * ["all_reduce"]
