@@ -5,6 +5,7 @@ They need only torch: the interval of a median is computed here and not by scipy
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import tempfile
@@ -18,10 +19,12 @@ import torch
 import torch.distributed as dist
 
 from rankscope import tracer
-from rankscope.tracer.device.backend import EventPool
+from rankscope.tracer.device.backend import MarkPool
 from rankscope.tracer.device.clock import DeviceClock, Probe
-from rankscope.tracer.device.communication import CommStream, DeviceComm, Writer
+from rankscope.tracer.device.communication import CommStream, DeviceComm
+from rankscope.tracer.device.span import DeviceSpan
 from rankscope.tracer.device.timing import start_device_timing
+from rankscope.tracer.span import SpanKind
 from rankscope.tracer.spool import PROCESS_FILE, read_counts, read_dropped
 
 if TYPE_CHECKING:
@@ -68,10 +71,14 @@ class Job:
     def steps(self, number: int) -> float:
         """Train and return the seconds per step."""
         self._rig.synchronize()
-        begun_s = time.perf_counter()
+        before, begun_s = _full_collections(), time.perf_counter()
         for _ in range(number):
             self._step()
             tracer.step()
+        self.launch_s = (time.perf_counter() - begun_s) / number
+        """Seconds per step that the host took to issue it."""
+        self.full_collections = (_full_collections() - before) / number
+        """Full garbage collections per step."""
         self._rig.synchronize()
         return (time.perf_counter() - begun_s) / number
 
@@ -108,6 +115,10 @@ class Job:
         self._optimizer.zero_grad()
 
 
+def _full_collections() -> int:
+    return gc.get_stats()[2]["collections"]
+
+
 def measure_steps(rig: Rig, *, fake: bool) -> dict[str, object]:
     """Return the ratio of a step traced / untraced, additional synchronisations, cost of a span."""
     with tempfile.TemporaryDirectory() as folder:
@@ -138,11 +149,18 @@ def _step_ratio(job: Job, number: int, *, budget_s: float) -> dict[str, object]:
     ratios: list[float] = []
     untraced_s: list[float] = []
     accounts, until_s = [], time.monotonic() + budget_s
+    host: dict[str, list[tuple[float, float]]] = {"untraced": [], "traced": []}
+
+    def run(kind: str) -> float:
+        taken_s = job.steps(number)
+        host[kind].append((job.launch_s, job.full_collections))
+        return taken_s
+
     while not ratios or time.monotonic() < until_s:
-        before = job.steps(number)
-        first, folder = job.traced(lambda: job.steps(number))
-        second, _ = job.traced(lambda: job.steps(number))
-        after = job.steps(number)
+        before = run("untraced")
+        first, folder = job.traced(lambda: run("traced"))
+        second, _ = job.traced(lambda: run("traced"))
+        after = run("untraced")
         ratios.append((first + second) / (before + after))
         untraced_s += [before, after]
         accounts.append(_account(folder, number))
@@ -152,6 +170,10 @@ def _step_ratio(job: Job, number: int, *, budget_s: float) -> dict[str, object]:
         "quads": len(ratios),
         "step_s_untraced": statistics.median(untraced_s),
         "step_ratio": {"median": statistics.median(ratios), "low_95": low, "high_95": high},
+        "launch_s": {kind: statistics.median(s for s, _ in seen) for kind, seen in host.items()},
+        "full_collections_per_step": {
+            kind: statistics.mean(num for _, num in seen) for kind, seen in host.items()
+        },
         "account": accounts[-1],
     }
 
@@ -243,19 +265,24 @@ def _rounds(rig: Rig, comm: Any, recorder: Recorder | None) -> float:  # noqa: A
             followed.reach_wait(alone=True)
         rig.wait_for(rig.default, comm)
         if followed is not None:
-            followed.pass_wait(Writer(_ignore, _ignore, _ignore))
+            followed.pass_wait(Discarded())
     rig.synchronize()
     return (rig.clock() - begun_ns) / ROUNDS / 1e6
 
 
-def _ignore(*about: object) -> None:
-    pass
+class Discarded:
+    """Writes nothing."""
+
+    def span(self, *about: object) -> None:
+        """Do nothing."""
+
+    wait = lose = span
 
 
 def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
     """Return the distance of device times from host times around single events, over minutes."""
     clock = DeviceClock(
-        EventPool(rig.backend.new_event),
+        MarkPool(rig.backend.new_event, 0),
         rig.backend.private_stream(0),
         clock=rig.clock,
         sleep=rig.sleep,
@@ -291,25 +318,26 @@ def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:
 
 
 def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
-    """Return the host time of one mark on the job's thread, and of one span in the resolver."""
-    from rankscope.tracer.device.timing import PendingSpan
-
+    """Return the host time of a mark and of a span on the job's thread, and in the resolver."""
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = tracer.install(spool=folder, run="cost")
         start_device_timing(recorder, lambda: rig.backend)
         timing: Any = recorder.device_timing
         if fake:
             timing._clock, timing._sleep = rig.clock, rig.sleep
-        taking_ns, resolving_ns, num = [], [], MARKS // 10
+        taking_ns, entering_ns, resolving_ns, num = [], [], [], MARKS // 10
         for _ in range(10):
             with timing._turn:  # The background thread is idle, so that this one resolves.
                 begun_ns = time.thread_time_ns()
                 marks = [timing.mark(0) for _ in range(num)]
                 taking_ns.append((time.thread_time_ns() - begun_ns) / num)
-                for begin, end in zip(marks[::2], marks[1::2], strict=True):
-                    timing.push(
-                        PendingSpan(begin, end, write=_ignore, lose=_ignore, release=timing.release)
-                    )
+                for mark in marks:
+                    timing.release(mark)
+                begun_ns = time.thread_time_ns()
+                for _ in range(num // 2):
+                    with DeviceSpan(recorder, "forward", SpanKind.FORWARD, device=0):
+                        pass
+                entering_ns.append((time.thread_time_ns() - begun_ns) / (num // 2))
                 rig.synchronize()
                 rig.sleep(0.01)
                 before, begun_ns = timing.num_resolved, time.thread_time_ns()
@@ -319,6 +347,7 @@ def measure_cost(rig: Rig, *, fake: bool) -> dict[str, object]:
         tracer.shutdown()
     return {
         "mark_ns": statistics.median(taking_ns),
+        "span_ns": statistics.median(entering_ns),
         "resolve_span_ns": statistics.median(resolving_ns),
         "threads": threading.active_count(),
     }

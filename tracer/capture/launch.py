@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..device.communication import CommStream, DeviceComm, Writer
+from ..device.communication import CommStream, DeviceComm
 from ..native.choice import HostLaunch
 from ..native.host_launch import HOST_CLOCK, Heads
 from ..native.lane_state import PLACE
@@ -84,52 +84,62 @@ class Launch(HostLaunch):
     def pass_wait(self) -> None:
         """Mark, once, that the calling thread's stream is past the wait."""
         if self.device is not None and self.claim():
-            self.device.pass_wait(self._writer())
+            self.device.pass_wait(DeviceWriter(self))
 
     def returned_on_device(self) -> None:
         """Mark that the call returned without a work: the call itself waited."""
         if self.device is not None and self.claim():
-            self.device.returned(self._writer())
+            self.device.returned(DeviceWriter(self))
 
-    def _writer(self) -> Writer:
-        """Return the writer of this communication and its wait, for when their times are known."""
-        recorder, lane = self.recorder, self.recorder.lane()
-        waited_ns, depth = monotonic_ns(), lane.depth
-        place = (lane.step, lane.microbatch, lane.chunk)
 
-        def lose(num: int) -> None:
-            for _ in range(num):
-                recorder.device_timing.lose()
-            self.hide()
+class DeviceWriter:
+    """The `Writer` of a launch, made when the calling thread waits for it."""
 
-        def wait(track_id: int, start_ns: int, duration_ns: int) -> None:
-            recorder.comm_lane.append(
-                self.wait_head | (ON_DEVICE | HAS_COMM) << 16,
-                start_ns,
-                duration_ns,
-                PLACE.pack(*place, track_id),
-                waited_ns,
-                depth,
-                self.second,
-            )
+    __slots__ = ("_chunk", "_depth", "_launch", "_microbatch", "_step", "_waited_ns")
 
-        return Writer(self._write_device, wait, lose)
+    def __init__(self, launch: Launch) -> None:
+        lane = launch.recorder.lane()
+        self._launch = launch
+        self._waited_ns = monotonic_ns()
+        self._depth = lane.depth
+        self._step, self._microbatch, self._chunk = lane.step, lane.microbatch, lane.chunk
 
-    def _write_device(self, bounds: Bounds) -> None:
-        flags = self.flags & ~HOST_CLOCK
+    def span(self, bounds: Bounds) -> None:
+        """Write the communication."""
+        launch = self._launch
+        flags = launch.flags & ~HOST_CLOCK
         if bounds.begin_known:
             flags |= SpanFlag.DEVICE_BEGIN_KNOWN
         flags |= SpanFlag.DEVICE_END_KNOWN if bounds.end_known else SpanFlag.END_BOUND
-        self.recorder.comm_lane.append(
-            self.head | (flags | HAS_COMM) << 16,
+        launch.recorder.comm_lane.append(
+            launch.head | (flags | HAS_COMM) << 16,
             bounds.begin_ns,
             bounds.end_ns - bounds.begin_ns,
-            self.place,
-            self.start_ns,
+            launch.place,
+            launch.start_ns,
             0,
-            self.second,
+            launch.second,
         )
-        self.hide()
+        launch.hide()
+
+    def wait(self, track_id: int, start_ns: int, duration_ns: int) -> None:
+        """Write the wait."""
+        launch = self._launch
+        launch.recorder.comm_lane.append(
+            launch.wait_head | (ON_DEVICE | HAS_COMM) << 16,
+            start_ns,
+            duration_ns,
+            PLACE.pack(self._step, self._microbatch, self._chunk, track_id),
+            self._waited_ns,
+            self._depth,
+            launch.second,
+        )
+
+    def lose(self, num: int) -> None:
+        """Count records as lost."""
+        for _ in range(num):
+            self._launch.recorder.device_timing.lose()
+        self._launch.hide()
 
 
 class _GroupOnDevice(NamedTuple):

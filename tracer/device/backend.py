@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -90,39 +90,48 @@ class DeviceBackend(Protocol):
         ...
 
 
-class Mark(NamedTuple):
+class Mark:
     """An event that was recorded on a stream and whose time may not be known yet."""
 
-    event: DeviceEvent
-    device: int
-    stream: int
-    """Handle of the stream."""
+    __slots__ = ("device", "event", "launch_ns", "stream")
 
-    launch_ns: int
-    """When the host recorded the event, monotonic."""
+    def __init__(self, event: DeviceEvent, device: int) -> None:
+        self.event = event
+        self.device = device
+        self.stream = 0
+        """Handle of the stream."""
+
+        self.launch_ns = 0
+        """When the host recorded the event, monotonic."""
 
 
-class EventPool:
-    """Reusable events of one device. An event is in use from `take` until `release`.
+class MarkPool:
+    """Reusable marks of one device. A mark is in use from `take` until `release`.
 
-    Any thread may take; there is no lock. An event may be released before the device has reached
-    it: recording it again moves it.
+    Any thread may take; there is no lock. A mark may be released before the device has reached its
+    event: recording it again moves it. Marks are reused and not made anew because Python's garbage
+    collector counts new objects that stay: 1,000 of them in a step would make it run in the job.
     """
 
-    def __init__(self, new_event: Callable[[], DeviceEvent], capacity: int = NUM_EVENTS) -> None:
+    def __init__(
+        self, new_event: Callable[[], DeviceEvent], device: int, capacity: int = NUM_EVENTS
+    ) -> None:
         self._new_event = new_event
+        self._device = device
         self._capacity = capacity
         self._made = itertools.count()
-        self._free: deque[DeviceEvent] = deque()
+        self._free: deque[Mark] = deque()
 
-    def take(self) -> DeviceEvent | None:
-        """Return an event; None if all are in use."""
+    def take(self) -> Mark | None:
+        """Return a mark; None if all are in use."""
         try:
-            # The event that was released first is the likeliest to be done.
+            # The mark that was released first is the likeliest to be done.
             return self._free.popleft()
         except IndexError:
-            return self._new_event() if next(self._made) < self._capacity else None
+            if next(self._made) >= self._capacity:
+                return None
+            return Mark(self._new_event(), self._device)
 
-    def release(self, *events: DeviceEvent) -> None:
-        """Return events to the pool."""
-        self._free.extend(events)
+    def release(self, *marks: Mark) -> None:
+        """Return marks to the pool."""
+        self._free.extend(marks)

@@ -13,7 +13,7 @@ from ..span import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .backend import DeviceEvent, DeviceStream, EventPool
+    from .backend import DeviceEvent, DeviceStream, Mark, MarkPool
 
 
 NUM_PROBES = 8
@@ -49,7 +49,7 @@ MAX_DRIFT_RATIO = 1e-4
 class Anchor(NamedTuple):
     """One moment on the device's clock and on the host's."""
 
-    event: DeviceEvent
+    mark: Mark
     device_ns: int
     """On the device's clock, since the first anchor."""
 
@@ -88,7 +88,7 @@ class DeviceClock:
 
     def __init__(
         self,
-        pool: EventPool,
+        pool: MarkPool,
         stream: DeviceStream,
         *,
         clock: Callable[[], int] = monotonic_ns,
@@ -98,8 +98,8 @@ class DeviceClock:
         self._stream = stream
         self._clock = clock
         self._sleep = sleep
-        self._probe: Probe | None = None
-        self._probed: list[tuple[Bracket, DeviceEvent]] = []
+        self._probe: tuple[Probe, Mark] | None = None
+        self._probed: list[tuple[Bracket, Mark]] = []
         self._started_ns: int | None = None
         self._num_anchors = 0
         self._points: deque[Point] = deque(maxlen=NUM_ANCHORS)
@@ -138,11 +138,7 @@ class DeviceClock:
             event: An event of this device.
             launch_ns: When the host recorded it, monotonic.
         """
-        anchor = self._anchor_before(launch_ns)
-        if anchor.bracket.upper_ns <= launch_ns:
-            elapsed_ms = anchor.event.elapsed_time(event)
-        else:
-            elapsed_ms = -event.elapsed_time(anchor.event)
+        anchor, elapsed_ms = self._elapsed_ms(event, launch_ns)
         device_ns = elapsed_ms * NS_PER_MS
         drift_error_ns = abs(device_ns) * self.drift.error_ratio + rounding_ns(elapsed_ms)
         return DeviceTime(
@@ -150,9 +146,21 @@ class DeviceClock:
             anchor.error_ns + EVENT_RESOLUTION_NS + round(drift_error_ns),
         )
 
-    def elapsed_ns(self, begin: DeviceEvent, end: DeviceEvent) -> int:
-        """Return the time between two events that are done, in ns of the host's clock."""
-        return round(begin.elapsed_time(end) * NS_PER_MS * (1 + self.drift.ratio))
+    def reached_ns(self, mark: Mark) -> int:
+        """Return the time (monotonic) at which the device reached a mark that is done."""
+        anchor, elapsed_ms = self._elapsed_ms(mark.event, mark.launch_ns)
+        return anchor.monotonic_ns + round(elapsed_ms * NS_PER_MS * (1 + self.drift.ratio))
+
+    def elapsed_ns(self, begin: Mark, end: Mark) -> int:
+        """Return the time between two marks that are done, in ns of the host's clock."""
+        return round(begin.event.elapsed_time(end.event) * NS_PER_MS * (1 + self.drift.ratio))
+
+    def _elapsed_ms(self, event: DeviceEvent, launch_ns: int) -> tuple[Anchor, float]:
+        """Return the time of the device from an anchor to an event, negative if it came before."""
+        anchor = self._anchor_before(launch_ns)
+        if anchor.bracket.upper_ns <= launch_ns:
+            return anchor, anchor.mark.event.elapsed_time(event)
+        return anchor, -event.elapsed_time(anchor.mark.event)
 
     def _age_ns(self) -> int:
         if self._num_anchors <= len(FIRST_RENEWALS_NS):
@@ -168,42 +176,45 @@ class DeviceClock:
     def _probe_once(self) -> bool:
         """Return whether another probe is complete."""
         if self._probe is None:
-            event = self._pool.take()
-            if event is None:
+            mark = self._pool.take()
+            if mark is None:
                 return False
-            self._probe = Probe(event, self._stream, clock=self._clock, sleep=self._sleep)
+            probe = Probe(mark.event, self._stream, clock=self._clock, sleep=self._sleep)
+            self._probe = (probe, mark)
         # A device that hangs is queried once per turn.
         is_in_time = self._clock() - (self._started_ns or 0) <= RENEW_TIMEOUT_NS
-        bracket = self._probe.watch(WATCH_NS if is_in_time else 0)
+        probe, mark = self._probe
+        bracket = probe.watch(WATCH_NS if is_in_time else 0)
         if bracket is None:
             return False
-        self._probed.append((bracket, self._probe.event))
+        self._probed.append((bracket, mark))
         self._probe = None
         return True
 
     def _take_tightest(self) -> Anchor:
         self._probed.sort(key=lambda one: one[0].error_ns)
-        (bracket, event), *others = self._probed
+        (bracket, mark), *others = self._probed
         self._pool.release(*(other for _, other in others))
         self._probed, self._started_ns = [], None
-        anchor = self._make_anchor(bracket, event)
+        anchor = self._make_anchor(bracket, mark)
         self.anchors.append(anchor)
         self._num_anchors += 1
         if len(self.anchors) > NUM_ANCHORS:
-            self._pool.release(self.anchors.popleft().event)
+            self._pool.release(self.anchors.popleft().mark)
         return anchor
 
-    def _make_anchor(self, bracket: Bracket, event: DeviceEvent) -> Anchor:
+    def _make_anchor(self, bracket: Bracket, mark: Mark) -> Anchor:
         """Return the anchor; its bracket is narrowed by that of the previous one, extrapolated."""
         previous = self.anchors[-1] if self.anchors else None
         device_ns = 0
         if previous is not None:
-            device_ns = previous.device_ns + round(previous.event.elapsed_time(event) * NS_PER_MS)
+            elapsed_ms = previous.mark.event.elapsed_time(mark.event)
+            device_ns = previous.device_ns + round(elapsed_ms * NS_PER_MS)
         self._points.append(Point(device_ns, bracket))
         self.drift = fit_drift(list(self._points))
         if previous is not None:
             bracket = _intersect(bracket, _extrapolate(previous, device_ns, self.drift))
-        return Anchor(event, device_ns, bracket, self.drift)
+        return Anchor(mark, device_ns, bracket, self.drift)
 
 
 def _extrapolate(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:

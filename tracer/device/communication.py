@@ -12,7 +12,7 @@ wait was past it (the communication ends no later). These bounds are exact in th
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +27,20 @@ MIN_STALL_NS = 20_000
 MAX_ENDS = 256
 
 
-class Writer(NamedTuple):
-    """Functions that write a communication's records."""
+class Writer(Protocol):
+    """Writes a communication's records once their times are known."""
 
-    span: Callable[[Bounds], None]
-    wait: Callable[[int, int, int], None]
-    """Takes track, begin (monotonic) and duration of the wait."""
+    def span(self, bounds: Bounds) -> None:
+        """Write the communication."""
+        ...
 
-    lose: Callable[[int], None]
-    """Called instead of the others, with the number of records that are lost and not yet counted.
-    """
+    def wait(self, track_id: int, start_ns: int, duration_ns: int) -> None:
+        """Write the wait, which began at ``start_ns`` (monotonic)."""
+        ...
+
+    def lose(self, num: int) -> None:
+        """Count ``num`` records as lost; called instead of the others."""
+        ...
 
 
 class DeviceComm:
@@ -112,13 +116,13 @@ class DeviceComm:
 
     def bounds(self, clock: DeviceClock, after_wait: Mark) -> tuple[Bounds, int]:
         """Return the bounds, and the time for which the wait blocked the stream, in ns."""
-        launched_ns = clock.read_time(self.launched.event, self.launched.launch_ns).at_ns
+        launched_ns = clock.reached_ns(self.launched)
         before_wait = self._before_wait
         if before_wait is None:
-            after_ns = clock.read_time(after_wait.event, after_wait.launch_ns).at_ns
+            after_ns = clock.reached_ns(after_wait)
             return self._chain.bound(self._number, launched_ns, (after_ns, after_ns)), 0
-        before_ns = clock.read_time(before_wait.event, before_wait.launch_ns).at_ns
-        stalled_ns = max(clock.elapsed_ns(before_wait.event, after_wait.event), 0)
+        before_ns = clock.reached_ns(before_wait)
+        stalled_ns = max(clock.elapsed_ns(before_wait, after_wait), 0)
         after_ns = before_ns + stalled_ns
         seen_ns = (before_ns if self._alone else after_ns, after_ns)
         return self._chain.bound(self._number, launched_ns, seen_ns), stalled_ns
@@ -141,11 +145,11 @@ class PendingComm:
     def resolve(self, clock: DeviceClock) -> None:
         """Write the communication and the wait."""
         bounds, stalled_ns = self._comm.bounds(clock, self.last)
+        track_id = self._comm.timing.track_id(self.last)
         self._comm.release()
         self._comm.timing.release(self.last)
         self._writer.span(bounds)
         if self._comm.has_wait:
-            track_id = self._comm.timing.track_id(self.last)
             self._writer.wait(track_id, bounds.end_ns - stalled_ns, stalled_ns)
 
     def lose(self) -> None:
@@ -170,14 +174,14 @@ class PendingCall:
     def resolve(self, clock: DeviceClock) -> None:
         """Write the communication, and a wait of equal length: nothing else ran on that stream."""
         launched = self._comm.launched
-        begin_ns = clock.read_time(launched.event, launched.launch_ns).at_ns
-        duration_ns = max(clock.elapsed_ns(launched.event, self.last.event), 0)
+        begin_ns = clock.reached_ns(launched)
+        duration_ns = max(clock.elapsed_ns(launched, self.last), 0)
+        track_id = self._comm.timing.track_id(self.last)
         self._comm.release()
         self._comm.timing.release(self.last)
         self._writer.span(
             Bounds(begin_ns, begin_ns + duration_ns, begin_known=True, end_known=True)
         )
-        track_id = self._comm.timing.track_id(self.last)
         self._writer.wait(track_id, begin_ns, duration_ns)
 
     def lose(self) -> None:

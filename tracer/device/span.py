@@ -9,7 +9,6 @@ from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.lane import head_word
 from ..span import KIND_CODES, NONE, SpanFlag
 from ..spool import RecordType
-from .timing import PendingSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from ..span import SpanKind
     from .backend import Mark
+    from .clock import DeviceClock
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 
@@ -51,21 +51,29 @@ class DeviceSpan:
 
     The span is outermost on the track of that stream; its launch is when the host entered it. If a
     mark cannot be made, the span is counted as lost: the time to issue work does not say how long
-    the work took.
+    the work took. Once it is left, it is pending until the device has reached its end.
     """
 
     __slots__ = (
         "_begin",
+        "_begun",
         "_chunk",
         "_device",
+        "_flags",
         "_kind",
         "_lane",
         "_launch_ns",
         "_microbatch",
         "_name",
         "_opened",
+        "_place",
         "_recorder",
+        "last",
     )
+
+    _begun: Mark
+    last: Mark
+    """At its end; on another stream if the job has changed streams inside."""
 
     def __init__(
         self,
@@ -107,9 +115,9 @@ class DeviceSpan:
     ) -> None:
         try:
             self._leave()
-            flags = ON_DEVICE if exc_type is None else ON_DEVICE | SpanFlag.ERROR
+            self._flags = ON_DEVICE if exc_type is None else ON_DEVICE | SpanFlag.ERROR
             if self._begin is not None:
-                self._end(self._begin, flags)
+                self._end(self._begin)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._lane.swallow(problem)
 
@@ -119,24 +127,44 @@ class DeviceSpan:
         if self._begin is not None:
             self._recorder.device_timing.release(self._begin)
 
+    def is_done(self) -> bool:
+        """Return whether the device has reached both marks."""
+        begin, end = self._begun, self.last
+        return end.event.query() and (begin.stream == end.stream or begin.event.query())
+
+    def resolve(self, clock: DeviceClock) -> None:
+        """Write the span."""
+        timing, begin, end = self._recorder.device_timing, self._begun, self.last
+        start_ns, duration_ns = clock.reached_ns(begin), clock.elapsed_ns(begin, end)
+        timing.release(begin)
+        timing.release(end)
+        if duration_ns < 0:
+            timing.lose()
+            return
+        head, lane = self._head(self._flags), self._recorder.comm_lane
+        lane.append(head, start_ns, duration_ns, self._place, self._launch_ns, 0)
+
+    def lose(self) -> None:
+        """Count the span as lost."""
+        self._recorder.device_timing.lose()
+
     def _leave(self) -> None:
         self._lane.depth -= 1
         if self._opened is not None:
             self._opened.close()
+            self._opened = None
 
-    def _end(self, begin: Mark, flags: SpanFlag) -> None:
+    def _end(self, begin: Mark) -> None:
         timing = self._recorder.device_timing
         end = timing.mark(self._device)
         if end is None:
             timing.release(begin)
             return
-        place = self._lane.place_of(self._microbatch, self._chunk, track_id=timing.track_id(begin))
-        head, launch_ns, device_lane = self._head(flags), self._launch_ns, self._recorder.comm_lane
-
-        def write(start_ns: int, duration_ns: int) -> None:
-            device_lane.append(head, start_ns, duration_ns, place, launch_ns, 0)
-
-        timing.push(PendingSpan(begin, end, write=write, lose=timing.lose, release=timing.release))
+        self._begun, self.last = begin, end
+        self._place = self._lane.place_of(
+            self._microbatch, self._chunk, track_id=timing.track_id(begin)
+        )
+        timing.push(self)
 
     def _head(self, flags: SpanFlag) -> int:
         return head_word(

@@ -13,14 +13,14 @@ from ..errors import is_tracer_error
 from ..record.device_timer import NO_DEVICE_TIMING, NoDeviceTiming
 from ..record.steps import TIMED_KINDS
 from ..spool import DEVICE_CLOCK_FILE, DropReason
-from .backend import NUM_EVENTS, EventPool, Mark
+from .backend import NUM_EVENTS, MarkPool
 from .clock import DeviceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..record.recorder import Recorder
-    from .backend import DeviceBackend
+    from .backend import DeviceBackend, Mark
     from .clock import Anchor
 
 BUSY_S = 0.02
@@ -60,7 +60,7 @@ class DeviceTiming:
         self._capacity = capacity
         self._clock = clock
         self._sleep = sleep
-        self._pools: dict[int, EventPool] = {}
+        self._pools: dict[int, MarkPool] = {}
         self._clocks: dict[int, DeviceClock] = {}
         self._queues: dict[tuple[int, int], StreamQueue] = {}
         self._tracks: dict[tuple[int, int], int] = {}
@@ -109,7 +109,7 @@ class DeviceTiming:
 
     def release(self, mark: Mark) -> None:
         """Release a mark that is no longer needed."""
-        self._pools[mark.device].release(mark.event)
+        self._pools[mark.device].release(mark)
 
     def track_id(self, mark: Mark) -> int:
         """Return the track of a mark's stream. Streams are numbered as they are first seen."""
@@ -164,19 +164,20 @@ class DeviceTiming:
             self._recorder.drop(DropReason.CAPTURING)
             self._report_capture()
             return None
-        event = self._pool(device).take()
-        if event is None:
+        mark = self._pool(device).take()
+        if mark is None:
             self._recorder.drop(DropReason.NO_EVENT)
             return None
         stream = self._backend.current_stream(device)
-        launch_ns = self._clock()
-        event.record(stream)
-        return Mark(event, device, int(stream.cuda_stream), launch_ns)
+        mark.stream = stream.cuda_stream
+        mark.launch_ns = self._clock()
+        mark.event.record(stream)
+        return mark
 
-    def _pool(self, device: int) -> EventPool:
+    def _pool(self, device: int) -> MarkPool:
         pool = self._pools.get(device)
         if pool is None:
-            fresh = EventPool(self._backend.new_event, self._capacity)
+            fresh = MarkPool(self._backend.new_event, device, self._capacity)
             pool = self._pools.setdefault(device, fresh)
         return pool
 
@@ -328,57 +329,6 @@ class StreamQueue:
                 return number
             self._pending.popleft().lose()
         return 0
-
-
-class PendingSpan:
-    """A span between two marks of one thread."""
-
-    __slots__ = ("_begin", "_lose", "_release", "_write", "last")
-
-    def __init__(
-        self,
-        begin: Mark,
-        end: Mark,
-        *,
-        write: Callable[[int, int], None],
-        lose: Callable[[], None],
-        release: Callable[[Mark], None],
-    ) -> None:
-        """Hold a span until its times are known.
-
-        Args:
-            begin: Mark at its begin.
-            end: Mark at its end; on another stream if the job has changed streams inside.
-            write: Takes begin (monotonic) and duration in ns.
-            lose: Called instead if the times will not be known.
-            release: Takes each mark that is no longer needed.
-        """
-        self._begin = begin
-        self.last = end
-        self._write = write
-        self._lose = lose
-        self._release = release
-
-    def is_done(self) -> bool:
-        """Return whether the device has reached both marks."""
-        if not self.last.event.query():
-            return False
-        return self._begin.stream == self.last.stream or self._begin.event.query()
-
-    def resolve(self, clock: DeviceClock) -> None:
-        """Write the span."""
-        begin = clock.read_time(self._begin.event, self._begin.launch_ns)
-        duration_ns = clock.elapsed_ns(self._begin.event, self.last.event)
-        self._release(self._begin)
-        self._release(self.last)
-        if duration_ns < 0:
-            self._lose()
-            return
-        self._write(begin.at_ns, duration_ns)
-
-    def lose(self) -> None:
-        """Count the span as lost."""
-        self._lose()
 
 
 class LazyCudaTiming(NoDeviceTiming):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.tracer.device.backend import EventPool
+from rankscope.tracer.device.backend import MarkPool
 from rankscope.tracer.device.clock import (
     MAX_DRIFT_RATIO,
     NUM_ANCHORS,
@@ -26,7 +26,7 @@ S = 1_000_000_000
 
 
 def clock_of(cuda: FakeCuda) -> DeviceClock:
-    pool = EventPool(cuda.new_event, 1_000)
+    pool = MarkPool(cuda.new_event, 0, 1_000)
     return DeviceClock(pool, cuda.private_stream(0), clock=cuda.clock, sleep=cuda.sleep)
 
 
@@ -175,7 +175,7 @@ def test_an_event_before_the_first_anchor_is_mapped_too() -> None:
 
 def test_anchors_are_renewed_within_ten_seconds_and_events_are_reused() -> None:
     cuda = FakeCuda()
-    pool = EventPool(cuda.new_event, NUM_ANCHORS + 9)
+    pool = MarkPool(cuda.new_event, 0, NUM_ANCHORS + 9)
     clock = DeviceClock(pool, cuda.private_stream(0), clock=cuda.clock, sleep=cuda.sleep)
     seen = []
     for _ in range(15_000):  # five minutes

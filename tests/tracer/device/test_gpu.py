@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rankscope.tracer.device.backend import EventPool
+from rankscope.tracer.device.backend import MarkPool
 from rankscope.tracer.device.clock import DeviceClock
 from rankscope.tracer.device.cuda import CudaBackend
 from rankscope.tracer.span import SpanFlag
@@ -136,7 +136,7 @@ def test_nothing_is_recorded_into_a_cuda_graph(tmp_path: Path) -> None:
 
 def test_device_times_are_within_the_bound_on_the_hosts_clock() -> None:
     backend = CudaBackend()
-    clock = DeviceClock(EventPool(backend.new_event), backend.private_stream(0))
+    clock = DeviceClock(MarkPool(backend.new_event, 0), backend.private_stream(0))
     until_s = time.monotonic() + 12
     while time.monotonic() < until_s:
         clock.renew_if_due()
