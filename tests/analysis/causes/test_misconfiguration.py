@@ -109,6 +109,7 @@ def test_of_two_ranks_that_disagree_both_are_named() -> None:
         "host",
         "device.uuid",
         "environment.NCCL_DEBUG_FILE",
+        "environment.NCCL_HOSTID",
         "environment.TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     ],
 )
