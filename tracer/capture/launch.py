@@ -10,7 +10,7 @@ import torch
 
 from ..device.communication import CommStream, DeviceComm
 from ..native.choice import HostLaunch
-from ..native.host_launch import HOST_CLOCK, Heads
+from ..native.host_launch import ASYNC, HOST_CLOCK, Heads
 from ..native.lane_state import PLACE
 from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.lane import head_word
@@ -84,30 +84,31 @@ class Launch(HostLaunch):
     def pass_wait(self) -> None:
         """Mark, once, that the calling thread's stream is past the wait."""
         if self.device is not None and self.claim():
-            self.device.pass_wait(DeviceWriter(self))
+            self.device.pass_wait(DeviceWriter(self, self.device.launched.device))
 
     def returned_on_device(self) -> None:
         """Mark that the call returned without a work: the call itself waited."""
         if self.device is not None and self.claim():
-            self.device.returned(DeviceWriter(self))
+            self.device.returned(DeviceWriter(self, self.device.launched.device))
 
 
 class DeviceWriter:
     """The `Writer` of a launch, made when the calling thread waits for it."""
 
-    __slots__ = ("_chunk", "_depth", "_launch", "_microbatch", "_step", "_waited_ns")
+    __slots__ = ("_chunk", "_depth", "_flags", "_launch", "_microbatch", "_step", "_waited_ns")
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, device: int) -> None:
         lane = launch.recorder.lane()
         self._launch = launch
+        self._flags = launch.flags & ~HOST_CLOCK
         self._waited_ns = monotonic_ns()
-        self._depth = lane.depth
+        # Autograd waits on a thread of its own, inside of a span that another thread has opened.
+        self._depth = max(lane.depth, launch.recorder.device_timing.num_open(device))
         self._step, self._microbatch, self._chunk = lane.step, lane.microbatch, lane.chunk
 
     def span(self, bounds: Bounds) -> None:
         """Write the communication."""
-        launch = self._launch
-        flags = launch.flags & ~HOST_CLOCK
+        launch, flags = self._launch, self._flags
         if bounds.begin_known:
             flags |= SpanFlag.DEVICE_BEGIN_KNOWN
         flags |= SpanFlag.DEVICE_END_KNOWN if bounds.end_known else SpanFlag.END_BOUND
@@ -134,6 +135,11 @@ class DeviceWriter:
             self._depth,
             launch.second,
         )
+
+    def run_aside(self, key: tuple[int, int]) -> None:
+        """Note that the call waited on a stream where nothing computes: it stalled no compute."""
+        self._flags |= ASYNC
+        self._launch.recorder.device_timing.asides[key] = [self._launch]
 
     def lose(self, num: int) -> None:
         """Count records as lost."""

@@ -246,11 +246,13 @@ def _capture_communication(
         return
     from .communication import Communication
     from .intercept import intercept
+    from .stream_waits import capture_stream_waits
 
     communication = Communication(recorder, layout)
     recorder.on_shutdown(communication.close)
     atexit.register(communication.completions.drain)  # runs after `shutdown`
     recorder.on_shutdown(intercept(communication, patches))
+    capture_stream_waits(recorder, patches)
     if layout_derivation is not None:
         layout_derivation.start(communication)
 

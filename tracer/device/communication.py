@@ -7,6 +7,9 @@ wait was past it (the communication ends no later). These bounds are exact in th
 * a blocking call runs on the launching stream: both are exact;
 * the communication stream was idle at the launch: the communication begins at the launch;
 * a stream was stalled at the wait: the communication ends when the stream continues.
+
+A job may call on a stream where nothing computes (FSDP does). Such a call stalls no compute; that
+waits later, for an event behind the call (`PendingWait`).
 """
 
 from __future__ import annotations
@@ -40,6 +43,14 @@ class Writer(Protocol):
 
     def lose(self, num: int) -> None:
         """Count ``num`` records as lost; called instead of the others."""
+        ...
+
+    def run_aside(self, key: tuple[int, int]) -> None:
+        """Note, before the others, that the call waited on a stream where nothing computes.
+
+        Args:
+            key: Device and handle of the stream.
+        """
         ...
 
 
@@ -97,6 +108,7 @@ class DeviceComm:
             self.release()
             writer.lose(int(self.has_wait))
             return
+        self._note_stream(after_wait, writer)
         self.timing.push(PendingComm(self, after_wait, writer))
 
     def returned(self, writer: Writer) -> None:
@@ -106,6 +118,7 @@ class DeviceComm:
             self.release()
             writer.lose(int(self.has_wait))
             return
+        self._note_stream(done, writer)
         self.timing.push(PendingCall(self, done, writer))
 
     def release(self) -> None:
@@ -126,6 +139,12 @@ class DeviceComm:
         after_ns = before_ns + stalled_ns
         seen_ns = (before_ns if self._alone else after_ns, after_ns)
         return self._chain.bound(self._number, launched_ns, seen_ns), stalled_ns
+
+
+    def _note_stream(self, end: Mark, writer: Writer) -> None:
+        if not self.timing.computes_on(end.device, end.stream):
+            self.has_wait = False
+            writer.run_aside((end.device, end.stream))
 
 
 class PendingComm:
@@ -172,7 +191,9 @@ class PendingCall:
         return self.last.event.query()
 
     def resolve(self, clock: DeviceClock) -> None:
-        """Write the communication, and a wait of equal length: nothing else ran on that stream."""
+        """Write the communication; if its stream computes, also a wait of equal length: nothing
+        else ran there.
+        """
         launched = self._comm.launched
         begin_ns = clock.reached_ns(launched)
         duration_ns = max(clock.elapsed_ns(launched, self.last), 0)
@@ -182,11 +203,41 @@ class PendingCall:
         self._writer.span(
             Bounds(begin_ns, begin_ns + duration_ns, begin_known=True, end_known=True)
         )
-        self._writer.wait(track_id, begin_ns, duration_ns)
+        if self._comm.has_wait:
+            self._writer.wait(track_id, begin_ns, duration_ns)
 
     def lose(self) -> None:
         """Count the records as lost."""
         self._writer.lose(1 + self._comm.has_wait)
+
+
+class PendingWait:
+    """A computing stream's wait for a communication on another stream of the job, by an event."""
+
+    __slots__ = ("_before", "_timing", "_writer", "last")
+
+    def __init__(self, timing: DeviceTimer, before: Mark, after: Mark, writer: Writer) -> None:
+        self._timing = timing
+        self._before = before
+        self.last = after
+        self._writer = writer
+
+    def is_done(self) -> bool:
+        """Return whether the wait is passed."""
+        return self.last.event.query()
+
+    def resolve(self, clock: DeviceClock) -> None:
+        """Write the wait."""
+        start_ns = clock.reached_ns(self._before)
+        stalled_ns = max(clock.elapsed_ns(self._before, self.last), 0)
+        track_id = self._timing.track_id(self.last)
+        self._timing.release(self._before)
+        self._timing.release(self.last)
+        self._writer.wait(track_id, start_ns, stalled_ns)
+
+    def lose(self) -> None:
+        """Count the wait as lost."""
+        self._writer.lose(1)
 
 
 class Bounds(NamedTuple):

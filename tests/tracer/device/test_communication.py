@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankscope.tracer.capture.group import CommGroup
 from rankscope.tracer.capture.launch import Launch, intern_heads
+from rankscope.tracer.capture.stream_waits import StreamWaits
 from rankscope.tracer.device.communication import Bounds, CommStream
+from rankscope.tracer.device.span import timed_span
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason
 from tests.support.tracer.reading import Row, dropped, open_names, read_spans
 from tests.support.tracer.timing import TimedRecorder
-from tests.support.tracer.torch.fake_cuda import CudaError, FakeCuda, FakeStream
+from tests.support.tracer.torch.fake_cuda import (
+    CudaError,
+    FakeCuda,
+    FakeEvent,
+    FakeStream,
+    FakeTensor,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -327,3 +335,125 @@ def test_contradicting_bounds_are_not_exact() -> None:
     assert stream.bound(second, 150_000, (190_000, 195_000)) == Bounds(
         150_000, 195_000, begin_known=False, end_known=False
     )
+
+
+class EventJob:
+    """A job that calls on streams of its own and makes others wait by events, as FSDP does."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.cuda = job, job.cuda
+        job.timed.recorder.follows_streams = True
+        waits = StreamWaits(job.timed.recorder)
+        self._record = waits.wrap_record(FakeEvent.record)
+        self.wait = waits.wrap_wait(FakeEvent.wait)
+
+    def call(self, stream: FakeStream, duration_ns: int) -> int:
+        """Call on a stream, which then runs the communication; return its end."""
+        compute, self.cuda.current[0] = self.cuda.stream(0), stream
+        launch = self.job.begin(SpanFlag.NOTHING)
+        end_ns = self.cuda.kernel(duration_ns, stream)
+        launch.returned_on_device()
+        self.cuda.current[0] = compute
+        return end_ns
+
+    def event(self, stream: FakeStream) -> FakeEvent:
+        event = FakeEvent(self.cuda)
+        self._record(event, stream)
+        return event
+
+
+@pytest.fixture
+def event_job(job: Job) -> EventJob:
+    return EventJob(job)
+
+
+def forward(job: Job) -> Any:  # noqa: ANN401 - a span
+    return timed_span(job.timed.recorder, "forward", SpanKind.FORWARD, on=[FakeTensor(0)])
+
+
+def test_compute_waits_by_an_event_for_a_call_on_another_stream(
+    cuda: FakeCuda, job: Job, event_job: EventJob
+) -> None:
+    compute, gather = cuda.stream(0), cuda.new_stream()
+    with forward(job):
+        hidden_ns = event_job.call(gather, 4 * MS)
+        first = event_job.event(gather)
+        computed_ns = cuda.kernel(10 * MS)
+        end_ns = event_job.call(gather, 40 * MS)
+        second = event_job.event(gather)
+        for event in (first, second, second):
+            event_job.wait(event, compute)
+        cuda.kernel(5 * MS)
+    rows, waits = job.rows()
+    (forward_row,) = (row for row in rows if row.name == "forward")
+    hidden, exposed = (row for row in rows if row.name == "all_reduce")
+
+    assert {row.flags for row in (hidden, exposed)} == {EXACT | SpanFlag.ASYNC}
+    assert hidden.end_ns == pytest.approx(hidden_ns, abs=NEAR_NS)
+    assert exposed.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    # One wait for each, on the stream that computes and inside its span.
+    assert [(row.seq, row.track, row.depth) for row in waits] == [
+        (0, "cuda:0 stream 0", 1),
+        (1, "cuda:0 stream 0", 1),
+    ]
+    assert waits[0].duration_ns < NEAR_NS
+    assert waits[1].start_ns == pytest.approx(computed_ns, abs=NEAR_NS)
+    assert waits[1].end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    assert forward_row.end_ns == pytest.approx(end_ns + 5 * MS, abs=NEAR_NS)
+
+
+def test_a_stream_between_two_others_passes_the_wait_on(
+    cuda: FakeCuda, job: Job, event_job: EventJob
+) -> None:
+    scatter, copy = cuda.new_stream(), cuda.new_stream()
+    with forward(job):
+        end_ns = event_job.call(scatter, 20 * MS)
+        event_job.wait(event_job.event(scatter), copy)
+        copied_ns = cuda.kernel(3 * MS, copy)
+        event_job.wait(event_job.event(copy), cuda.stream(0))
+    rows, (wait,) = job.rows()
+
+    assert rows[-1].end_ns == pytest.approx(end_ns, abs=NEAR_NS)
+    assert (wait.seq, wait.track) == (0, "cuda:0 stream 0")
+    assert wait.end_ns == pytest.approx(copied_ns, abs=NEAR_NS)
+
+
+def test_events_of_streams_without_communication_are_left_alone(
+    cuda: FakeCuda, job: Job, event_job: EventJob
+) -> None:
+    other = cuda.new_stream()
+    with forward(job):
+        event_job.call(cuda.stream(0), MS)  # where it computes: it is its own wait
+        cuda.kernel(9 * MS, other)
+        event_job.wait(event_job.event(other), cuda.stream(0))
+    rows, (wait,) = job.rows()
+
+    assert [row.flags for row in rows if row.name == "all_reduce"] == [EXACT]
+    assert wait.duration_ns == pytest.approx(MS, abs=NEAR_NS)
+
+
+def test_an_event_that_is_recorded_again_stands_for_its_new_place(
+    cuda: FakeCuda, job: Job, event_job: EventJob
+) -> None:
+    gather, other = cuda.new_stream(), cuda.new_stream()
+    with forward(job):
+        event_job.call(gather, MS)
+        event = event_job.event(gather)
+        event_job._record(event, other)
+        event_job.wait(event, cuda.stream(0))
+    _, waits = job.rows()
+
+    assert waits == []
+
+
+def test_without_waits_by_events_a_call_is_its_own_wait_on_any_stream(
+    cuda: FakeCuda, job: Job, event_job: EventJob
+) -> None:
+    job.timed.recorder.follows_streams = False
+    gather = cuda.new_stream()
+    with forward(job):
+        event_job.call(gather, 4 * MS)
+    rows, (wait,) = job.rows()
+
+    assert [row.flags for row in rows if row.name == "all_reduce"] == [EXACT]
+    assert wait.track == "cuda:0 stream 1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -57,6 +58,55 @@ def test_a_training_step_is_timed_on_the_device(tmp_path: Path) -> None:
     assert dropped(folder) == {}
 
 
+def test_compute_waits_by_an_event_for_a_call_on_another_stream(tmp_path: Path) -> None:
+    """As in FSDP: the call stalls only its own stream."""
+    script = """
+        import os, tempfile, torch, torch.distributed as dist
+        os.environ["RANKSCOPE_STREAM_WAITS"] = "1"
+        from rankscope import tracer
+        from torch import nn
+        store = f"file://{tempfile.mkdtemp()}/store"
+        dist.init_process_group("nccl", init_method=store, rank=0, world_size=1)
+        gather, buffer = torch.cuda.Stream(), torch.ones(1 << 20, device="cuda")
+
+        class Sharded(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(2048, 2048)
+            def forward(self, x):
+                compute = torch.cuda.current_stream()
+                gather.wait_stream(compute)
+                with torch.cuda.stream(gather):
+                    torch.cuda._sleep(50_000_000)
+                    dist.all_reduce(buffer)
+                compute.wait_stream(gather)
+                return self.linear(x)
+
+        model = Sharded().cuda()
+        tracer.install(model=model)
+        tracer.begin_steps()
+        for _ in range(3):
+            model(torch.ones(1024, 2048, device="cuda")).sum().backward()
+            tracer.step()
+        torch.cuda.synchronize()
+        tracer.shutdown()
+        dist.destroy_process_group()
+    """
+    done = run_script(script, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    folder = process_folders(tmp_path)[0]
+    rows = read_spans(folder)
+    waits = [row for row in rows if row.kind == "wait"]
+    calls = [row for row in rows if row.name == "all_reduce"]
+    assert [(row.track, row.depth) for row in waits] == 3 * [("cuda:0 stream 0", 1)]
+    assert {row.flags for row in calls} == {ON_DEVICE | SpanFlag.ASYNC}
+    assert all(row.duration_ns > 5_000_000 for row in waits)
+    for wait, call in zip(waits, calls, strict=True):
+        assert wait.end_ns == pytest.approx(call.end_ns, abs=1_000_000)
+    assert dropped(folder) == {}
+
+
 def test_an_assert_on_the_device_reaches_the_job_unchanged(tmp_path: Path) -> None:
     script = """
         import torch, sys
@@ -71,7 +121,7 @@ def test_an_assert_on_the_device_reaches_the_job_unchanged(tmp_path: Path) -> No
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script), *arguments],
             cwd=ROOT,
-            env={"RANKSCOPE_TRACE": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            env={**os.environ, "RANKSCOPE_TRACE": str(tmp_path)},
             capture_output=True,
             text=True,
             check=False,

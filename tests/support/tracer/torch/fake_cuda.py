@@ -35,6 +35,11 @@ class FakeStream:
 
     capturing: bool = False
 
+    @property
+    def device_index(self) -> int:
+        """As torch's streams call it."""
+        return self.device
+
 
 @dataclass
 class FakeTensor:
@@ -60,6 +65,10 @@ class FakeEvent:
         self.in_graph = stream.capturing
         cuda.num_in_graph += stream.capturing
         self.done_ns = cuda.append(stream, 0)
+
+    def wait(self, stream: FakeStream) -> None:
+        self._cuda.call()
+        stream.end_ns = max(stream.end_ns, self.done_ns or 0)
 
     def query(self) -> bool:
         self._cuda.num_queries += 1
