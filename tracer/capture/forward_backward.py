@@ -21,7 +21,7 @@ from .optimizer import OptimizerSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
     from ..native.host_span import CancellableSpan
     from ..patches import Patches
@@ -158,7 +158,7 @@ class ComputeCapture:
             device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
             if device is None:
                 return ComputeSpan(state, recorder, recorder.lanes.current(), head, index, chunk)
-            inner = DeviceSpan(recorder, name, kind, device=device, microbatch=index, chunk=chunk)
+            inner = DeviceSpan(recorder, head, device=device, microbatch=index, chunk=chunk)
             return _PlacedSpan(self, inner, index, chunk)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             recorder.swallow(problem)

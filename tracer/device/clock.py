@@ -105,6 +105,11 @@ class DeviceClock:
         self._points: deque[Point] = deque(maxlen=NUM_ANCHORS)
         self.anchors: deque[Anchor] = deque()
         self.drift = UNKNOWN_DRIFT
+        self._ns_per_ms = float(NS_PER_MS)
+        """Of the host's clock, per ms of the device's."""
+
+        self._newest: tuple[int, int, DeviceEvent]
+        """Of the newest anchor, once there is one: end of its bracket, its time, its event."""
 
     @property
     def ready(self) -> bool:
@@ -148,12 +153,15 @@ class DeviceClock:
 
     def reached_ns(self, mark: Mark) -> int:
         """Return the time (monotonic) at which the device reached a mark that is done."""
+        after_ns, at_ns, event = self._newest
+        if after_ns <= mark.launch_ns:  # nearly always
+            return at_ns + round(event.elapsed_time(mark.event) * self._ns_per_ms)
         anchor, elapsed_ms = self._elapsed_ms(mark.event, mark.launch_ns)
-        return anchor.monotonic_ns + round(elapsed_ms * NS_PER_MS * (1 + self.drift.ratio))
+        return anchor.monotonic_ns + round(elapsed_ms * self._ns_per_ms)
 
     def elapsed_ns(self, begin: Mark, end: Mark) -> int:
         """Return the time between two marks that are done, in ns of the host's clock."""
-        return round(begin.event.elapsed_time(end.event) * NS_PER_MS * (1 + self.drift.ratio))
+        return round(begin.event.elapsed_time(end.event) * self._ns_per_ms)
 
     def _elapsed_ms(self, event: DeviceEvent, launch_ns: int) -> tuple[Anchor, float]:
         """Return the time of the device from an anchor to an event, negative if it came before."""
@@ -198,6 +206,8 @@ class DeviceClock:
         self._probed, self._started_ns = [], None
         anchor = self._make_anchor(bracket, mark)
         self.anchors.append(anchor)
+        self._newest = (anchor.bracket.upper_ns, anchor.monotonic_ns, mark.event)
+        self._ns_per_ms = NS_PER_MS * (1 + self.drift.ratio)
         self._num_anchors += 1
         if len(self.anchors) > NUM_ANCHORS:
             self._pool.release(self.anchors.popleft().mark)

@@ -74,7 +74,7 @@ class CudaBackend:
 
     def new_event(self) -> Any:  # noqa: ANN401 - torch.cuda.Event
         """Return an event that keeps its time; CUDA creates it when it is first recorded."""
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return torch._C._CudaEventBase(enable_timing=True)
 
     def prepare_thread(self, device: int) -> None:
         """Let the calling thread query events while another thread captures a graph."""

@@ -6,9 +6,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..record.device_timer import NO_DEVICE_TIMING
-from ..record.lane import head_word
-from ..span import KIND_CODES, NONE, SpanFlag
-from ..spool import RecordType
+from ..span import NONE, SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +19,10 @@ if TYPE_CHECKING:
     from .backend import Mark
     from .clock import DeviceClock
 
-ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+# Plain integers, where a head word has its flags.
+ON_DEVICE = (SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN) << 16
+ALL_FLAGS = 0xFFFF << 16
+ON_DEVICE_ERROR = ON_DEVICE | SpanFlag.ERROR << 16
 
 
 def timed_span(
@@ -43,7 +44,7 @@ def timed_span(
     device = None if timing is NO_DEVICE_TIMING else timing.device_of(on)
     if device is None or not recorder.is_recorded(kind):
         return recorder.host_span(name, kind)
-    return DeviceSpan(recorder, name, kind, device=device)
+    return DeviceSpan(recorder, recorder.head(name, kind), device=device)
 
 
 class DeviceSpan:
@@ -60,11 +61,10 @@ class DeviceSpan:
         "_chunk",
         "_device",
         "_flags",
-        "_kind",
+        "_head",
         "_lane",
         "_launch_ns",
         "_microbatch",
-        "_name",
         "_opened",
         "_place",
         "_recorder",
@@ -78,17 +78,24 @@ class DeviceSpan:
     def __init__(
         self,
         recorder: Recorder,
-        name: str,
-        kind: SpanKind,
+        head: int,
         *,
         device: int,
         microbatch: int = NONE,
         chunk: int = NONE,
     ) -> None:
+        """Make a span that is not entered yet.
+
+        Args:
+            recorder: Where it goes.
+            head: Its name and kind, from `Recorder.head`.
+            device: Index of the device.
+            microbatch: Index of the micro-batch.
+            chunk: Index of the virtual stage.
+        """
         self._recorder = recorder
         self._lane = recorder.lane()
-        self._name = name
-        self._kind = KIND_CODES[kind]
+        self._head = head & ~ALL_FLAGS
         self._device = device
         self._microbatch = microbatch
         self._chunk = chunk
@@ -100,9 +107,12 @@ class DeviceSpan:
         try:
             self._launch_ns = monotonic_ns()
             if not lane.depth:
-                self._opened = lane.open(self._launch_ns, self._head(SpanFlag.NOTHING))
+                self._opened = lane.open(self._launch_ns, self._head)
             lane.depth += 1
-            self._begin = self._recorder.device_timing.mark(self._device)
+            timing = self._recorder.device_timing
+            self._begin = timing.mark(self._device)
+            if self._begin is not None:
+                timing.begin_compute(self._begin)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             lane.swallow(problem)
         return self
@@ -115,7 +125,7 @@ class DeviceSpan:
     ) -> None:
         try:
             self._leave()
-            self._flags = ON_DEVICE if exc_type is None else ON_DEVICE | SpanFlag.ERROR
+            self._flags = ON_DEVICE if exc_type is None else ON_DEVICE_ERROR
             if self._begin is not None:
                 self._end(self._begin)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -125,7 +135,9 @@ class DeviceSpan:
         """Leave the span without recording it."""
         self._leave()
         if self._begin is not None:
-            self._recorder.device_timing.release(self._begin)
+            timing = self._recorder.device_timing
+            timing.end_compute(self._begin)
+            timing.release(self._begin)
 
     def is_done(self) -> bool:
         """Return whether the device has reached both marks."""
@@ -141,7 +153,7 @@ class DeviceSpan:
         if duration_ns < 0:
             timing.lose()
             return
-        head, lane = self._head(self._flags), self._recorder.comm_lane
+        head, lane = self._head | self._flags, self._recorder.comm_lane
         lane.append(head, start_ns, duration_ns, self._place, self._launch_ns, 0)
 
     def lose(self) -> None:
@@ -156,6 +168,7 @@ class DeviceSpan:
 
     def _end(self, begin: Mark) -> None:
         timing = self._recorder.device_timing
+        timing.end_compute(begin)
         end = timing.mark(self._device)
         if end is None:
             timing.release(begin)
@@ -165,11 +178,3 @@ class DeviceSpan:
             self._microbatch, self._chunk, track_id=timing.track_id(begin)
         )
         timing.push(self)
-
-    def _head(self, flags: SpanFlag) -> int:
-        return head_word(
-            RecordType.SPAN,
-            kind=self._kind,
-            flags=int(flags),
-            name_id=self._recorder.name_id(self._name),
-        )

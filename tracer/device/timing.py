@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import is_tracer_error
 from ..record.device_timer import NO_DEVICE_TIMING, NoDeviceTiming
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..record.recorder import Recorder
-    from .backend import DeviceBackend, Mark
+    from .backend import DeviceBackend, DeviceStream, Mark
     from .clock import Anchor
 
 BUSY_S = 0.02
@@ -64,6 +64,11 @@ class DeviceTiming:
         self._clocks: dict[int, DeviceClock] = {}
         self._queues: dict[tuple[int, int], StreamQueue] = {}
         self._tracks: dict[tuple[int, int], int] = {}
+        self._open: dict[tuple[int, int], int] = {}
+        """Open spans of compute, by device and handle of the stream on which they began."""
+
+        self.asides: dict[tuple[int, int], list[Any]] = {}
+        """See `DeviceTimer`."""
         self._error: BaseException | None = None
         self._has_reported_capture = False
         self._prepared = False
@@ -81,15 +86,19 @@ class DeviceTiming:
             self._fail(problem)
             return None
 
-    def mark(self, device: int) -> Mark | None:
-        """Mark the position of the current stream; return None, counted, if that is not possible.
+    def mark(self, device: int, stream: DeviceStream | None = None) -> Mark | None:
+        """Mark the position of a stream; return None, counted, if that is not possible.
 
         Nothing is recorded into a stream that is being captured: the event would become part of the
         graph, and its time could not be read.
+
+        Args:
+            device: The device.
+            stream: One of its streams; None for the current one.
         """
         try:
             if self.active:
-                return self._mark(device)
+                return self._mark(device, stream)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._fail(problem)
         self._recorder.drop(DropReason.DEVICE_ERROR)
@@ -106,6 +115,26 @@ class DeviceTiming:
         if queue is None:
             queue = self._queues.setdefault(key, StreamQueue())
         queue.push(pending)
+
+    def begin_compute(self, mark: Mark) -> None:
+        """Note that a span of compute has begun at ``mark``."""
+        key = (mark.device, mark.stream)
+        self._open[key] = self._open.get(key, 0) + 1
+
+    def end_compute(self, mark: Mark) -> None:
+        """Note that the span of compute that began at ``mark`` is left."""
+        self._open[mark.device, mark.stream] -= 1
+
+    def computes_on(self, device: int, stream: int) -> bool:
+        """Return whether compute has begun on the stream with this handle, or nowhere yet; True if
+        waits by events are not recorded.
+        """
+        is_told = self._recorder.follows_streams and self._open
+        return not is_told or (device, stream) in self._open
+
+    def num_open(self, device: int) -> int:
+        """Return the number of spans of compute that are open on the device."""
+        return sum(num for key, num in self._open.items() if key[0] == device)
 
     def release(self, mark: Mark) -> None:
         """Release a mark that is no longer needed."""
@@ -159,7 +188,7 @@ class DeviceTiming:
 
     # -- internal ------------------------------------------------------------
 
-    def _mark(self, device: int) -> Mark | None:
+    def _mark(self, device: int, stream: DeviceStream | None) -> Mark | None:
         if self._backend.is_capturing(device):
             self._recorder.drop(DropReason.CAPTURING)
             self._report_capture()
@@ -168,7 +197,8 @@ class DeviceTiming:
         if mark is None:
             self._recorder.drop(DropReason.NO_EVENT)
             return None
-        stream = self._backend.current_stream(device)
+        if stream is None:
+            stream = self._backend.current_stream(device)
         mark.stream = stream.cuda_stream
         mark.launch_ns = self._clock()
         mark.event.record(stream)
