@@ -35,7 +35,8 @@ PROCESS_SETTINGS = frozenset(
     {
         "boot_id", "cuda_visible_devices", "device", "device_id", "group_rank", "host",
         "hostname", "hosts", "local_rank", "master_port", "nccl_comm_id", "nccl_hostid",
-        "node_rank", "pid", "pod", "port", "process_uuid", "rank", "seed", "started_ns", "time", "timestamp", "uuid",
+        "node_rank", "pid", "pod", "port", "process_uuid", "rank", "seed", "started_ns", "time",
+        "timestamp", "uuid",
     }
 )  # fmt: skip
 """Last part, in lower case, of the name of a setting that belongs to one process."""

@@ -140,7 +140,6 @@ class DeviceComm:
         seen_ns = (before_ns if self._alone else after_ns, after_ns)
         return self._chain.bound(self._number, launched_ns, seen_ns), stalled_ns
 
-
     def _note_stream(self, end: Mark, writer: Writer) -> None:
         if not self.timing.computes_on(end.device, end.stream):
             self.has_wait = False
