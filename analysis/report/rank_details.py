@@ -133,6 +133,10 @@ class RankDetails:
 class RankQuantity(StrEnum):
     """A quantity of each rank, in seconds of a step."""
 
+    EVIDENCE = "evidence"
+    """What the top finding is seen in, above its baseline: `RunReport.evidence`. Of links, that of
+    the rank's slowest one."""
+
     COMPUTE = "compute"
     """Compute above the step's median rank, without waiting: `RunReport.excess`."""
 

@@ -212,11 +212,11 @@ def _show_all(
     provider: ReportProvider, report: RunReport, view: View, base_path: str
 ) -> list[Component]:
     """Return the heat map of a quantity of all ranks, and the ranks with most of it."""
-    shown = view.show if view.show in set(RankQuantity) else RankQuantity.COMPUTE.value
-    quantity = RankQuantity(shown)
+    quantities = _quantities(report)
+    quantity = next((each for each in quantities if each == view.show), next(iter(quantities)))
     values = provider.rank_values(report, quantity, steps=view.steps)
     plain = replace(view, show=quantity.value)
-    options = [(words, replace(view, show=each.value)) for each, words in QUANTITIES.items()]
+    options = [(words, replace(view, show=each.value)) for each, words in quantities.items()]
     steps = "" if values is None else format_range(values.steps)
     chooser: Component = dmc.TextInput(
         id="rank-steps",
@@ -242,6 +242,9 @@ def _show_all(
         )
         return [*parts, card(html.H2("Heat map"), html.P(reason, className="quiet"))]
     boxes = arrange_hosts(values)
+    above = ""
+    if quantity is RankQuantity.EVIDENCE and report.evidence is not None:
+        above = f" above {report.evidence.baseline}"
     return [
         *parts,
         card(
@@ -253,8 +256,8 @@ def _show_all(
                 className="card-head",
             ),
             html.P(
-                f"{QUANTITIES[quantity].capitalize()}, mean of {_steps_words(values)}. A cell is a"
-                " rank, a box a host; slow hosts, and switches with them, come first. Click a rank"
+                f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A cell"
+                " is a rank, a box a host; slow hosts, and switches with them, come first. Click a rank"
                 " to open it.",
                 className="about",
             ),
@@ -266,6 +269,14 @@ def _show_all(
         ),
         _most(report, values, base_path),
     ]
+
+
+def _quantities(report: RunReport) -> dict[RankQuantity, str]:
+    """Return the quantities in words; what the top finding is seen in comes first."""
+    if report.evidence is None:
+        return QUANTITIES
+    of = " of its slowest link" if report.evidence.links else ""
+    return {RankQuantity.EVIDENCE: f"{report.evidence.quantity}{of}", **QUANTITIES}
 
 
 def _steps_words(values: RankValues) -> str:

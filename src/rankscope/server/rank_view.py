@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.report import RankStepExcess, RunReport
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
@@ -152,7 +152,7 @@ def read_quantity(
     """Return a quantity of all ranks, mean of the steps in a range; None without any.
 
     Forward and backward of the rollups include what a rank waits inside them, so compute is that of
-    the diagnosis, of the analysed steps. The others are of closed steps.
+    the diagnosis, of the analysed steps, and so is the evidence. The others are of closed steps.
 
     Args:
         store: The store.
@@ -163,7 +163,9 @@ def read_quantity(
     run_id, epoch = report.run, report.epochs[-1]
     hosts = read_hosts(store, run_id, epoch)
     if quantity is RankQuantity.COMPUTE:
-        return _compute(report, steps, hosts)
+        return _mean_excess(report.excess, quantity, steps, hosts)
+    if quantity is RankQuantity.EVIDENCE:
+        return report.evidence and _mean_excess(report.evidence, quantity, steps, hosts)
     bounds = read_closed_bounds(store, run_id, epoch, most=1_000_000 if steps else DEFAULT_STEPS)
     numbers = [row["step"] for row in bounds]
     if steps is not None:
@@ -181,10 +183,12 @@ def read_quantity(
     )
 
 
-def _compute(
-    report: RunReport, steps: tuple[int, int] | None, hosts: Mapping[int, tuple[str, str]]
+def _mean_excess(
+    excess: RankStepExcess,
+    quantity: RankQuantity,
+    steps: tuple[int, int] | None,
+    hosts: Mapping[int, tuple[str, str]],
 ) -> RankValues | None:
-    excess = report.excess
     shown = [
         column
         for column, step in enumerate(excess.steps)
@@ -196,13 +200,15 @@ def _compute(
     chosen = excess.excess_ns[:, shown]
     known = ~np.isnan(chosen)
     sums, num = np.where(known, chosen, 0.0).sum(axis=1), known.sum(axis=1)
-    mean_s = dict(zip(excess.ranks, (sums / np.maximum(num, 1) / NS_PER_S).tolist(), strict=True))
+    mean_s = sums / np.maximum(num, 1) / NS_PER_S
+    seconds: dict[int, float] = {}
+    for row in np.flatnonzero(num).tolist():
+        for rank in excess.links[row] if excess.links else (excess.ranks[row],):
+            seconds[rank] = max(seconds.get(rank, -np.inf), float(mean_s[row]))
     return RankValues(
-        quantity=RankQuantity.COMPUTE,
+        quantity=quantity,
         steps=(excess.steps[shown[0]], excess.steps[shown[-1]]),
-        seconds={
-            rank: mean_s[rank] for rank, n in zip(excess.ranks, num.tolist(), strict=True) if n
-        },
+        seconds=seconds,
         hosts=hosts,
     )
 

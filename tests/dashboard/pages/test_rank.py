@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -32,6 +33,9 @@ from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
 from tests.support.dashboard.page_text import words
 from tests.support.dashboard.posts import UPDATE_PATH, page_post
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.report import RunReport
 
 NAME = "<img src=x>"
 
@@ -129,6 +133,24 @@ def test_without_a_rank_the_page_shows_a_quantity_of_all(provider: FakeProvider)
     assert text.index("| 7 |") < text.index("| 6 |")
     # AND says so if there is none yet
     assert "No closed step is in this range" in text_of(provider)
+
+
+def test_the_heat_map_opens_on_what_the_top_finding_is_seen_in(provider: FakeProvider) -> None:
+    made = analysed_report()
+    gaps = replace(made.excess, quantity="gaps of the host")
+    seen = replace(provider.values[RankQuantity.WAIT], quantity=RankQuantity.EVIDENCE)
+    provider.values[RankQuantity.EVIDENCE] = seen
+
+    def text(report: RunReport) -> str:
+        return words(show_rank(provider, report, View(page=RANK, run="tiny"), base_path="/"))
+
+    found = text(replace(made, evidence=gaps))
+    assert "Gaps of the host above the step's median rank, mean of steps 2 to 7" in found
+    links = replace(gaps, quantity="transfers", links=((0, 1),) * 8, baseline="alike links")
+    found = text(replace(made, evidence=links))
+    assert "Transfers of its slowest link above alike links, mean of steps 2 to 7" in found
+    # AND without evidence on compute, of which this provider has nothing
+    assert "gaps of the host" not in text(made)
 
 
 def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() -> None:

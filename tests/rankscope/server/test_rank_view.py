@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.rank_details import RankQuantity
+from rankscope.analysis.report.report import RankStepExcess
 from rankscope.collector.read.samples import sample_rows, write_samples
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
@@ -93,3 +94,25 @@ def test_compute_of_all_ranks_is_that_of_the_diagnosis(store: Store) -> None:
     longest, second = sorted(found.seconds, key=lambda rank: -found.seconds[rank])[:2]
     assert longest == SLOW_RANK
     assert found.seconds[longest] > 10 * abs(found.seconds[second])
+
+
+def test_the_evidence_of_all_ranks_is_that_of_the_diagnosis(store: Store) -> None:
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store)
+    gaps = RankStepExcess(
+        ranks=(0, 1, 2),
+        steps=(5, 6),
+        excess_ns=np.array([[2e9, 4e9], [-1e9, np.nan], [np.nan, np.nan]]),
+        quantity="gaps of the host",
+    )
+    transfers = replace(gaps, links=((0, 4), (4, 8), (8, 9)))
+
+    def seconds(evidence: RankStepExcess | None) -> dict[int, float] | None:
+        report = replace(analysed_report(), evidence=evidence)
+        found = provider.rank_values(report, RankQuantity.EVIDENCE, steps=None)
+        return found and dict(found.seconds)
+
+    assert seconds(gaps) == {0: 3.0, 1: -1.0}
+    # AND of links each member has that of its slowest one
+    assert seconds(transfers) == {0: 3.0, 4: 3.0, 8: -1.0}
+    assert seconds(None) is None
