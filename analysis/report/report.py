@@ -452,6 +452,15 @@ class RunReport:
             (each for each in self.findings if each.severity not in harmless), self.findings[0]
         )
 
+    @property
+    def open_step(self) -> int | None:
+        """The step that never ended, if the top finding is about one: a hang, a crash."""
+        top = self.top_finding
+        if not top.ranks or top.steps is None or not self.actual_s_by_step:
+            return None
+        last = max(self.actual_s_by_step)
+        return max(last + 1, top.steps[0]) if top.steps[1] > last else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CulpritComparison:

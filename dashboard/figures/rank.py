@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from rankscope.analysis.report.text import format_seconds
 from rankscope.tracer.span import NS_PER_S
 
 from ..text import cut, escape_for_plotly
 from ..theme import CLEAR, FAST, IDEAL, KIND_COLORS, SLOW, apply_style, axis_unit, rgba
 from .excess import MIN_SCALE_RATIO
 from .run_axis import MAX_LABELLED
+from .step_time import open_marks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from rankscope.analysis.drawing.host_boxes import HostBoxes
-    from rankscope.analysis.report.rank_details import RankDetails, RankValues, SampleSeries
+    from rankscope.analysis.report.rank_details import (
+        KindSeries,
+        RankDetails,
+        RankValues,
+        SampleSeries,
+    )
     from rankscope.analysis.report.report import RunReport
 
 MAX_PANELS = 14
@@ -60,14 +71,16 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
 
     The rank is a line in the colour of the kind, the median of its peers dotted. The first panel
     has its compute above the step's median rank. Each panel has the unit that suits its longest
-    time: one of a minute, in a hang, would make 0.00051 s of 510 us elsewhere.
+    time: one of a minute, in a hang, would make 0.00051 s of 510 us elsewhere. A step that never
+    ended is a mark, which the title explains if it is beyond the axis of the others.
     """
     run, excess = report.run, report.excess
     own = details.rank in excess.ranks and bool(
         np.nan_to_num(excess.excess_ns[excess.ranks.index(details.rank)]).any()
     )
     kinds = [one for one in details.kinds if np.nansum(one.own_s) or np.nansum(one.peers_s)]
-    units = [axis_unit(float(np.nanmax([one.own_s, one.peers_s])) * NS_PER_S) for one in kinds]
+    panels = [_Panel.of(one, details.steps, report.open_step) for one in kinds]
+    units = [axis_unit(one.highest_s * NS_PER_S) for one in panels]
     own_ns = excess.excess_ns[excess.ranks.index(details.rank)] if own else np.zeros(1)
     own_unit, own_unit_ns = axis_unit(float(np.nanmax(np.abs(own_ns))))
     samples = _chosen(details.samples)[: max(0, MAX_PANELS - len(kinds))]
@@ -78,7 +91,10 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
         vertical_spacing=min(_SPACE / height, 1 / max(num, 1) / 2),
         subplot_titles=[
             *([f"compute above the median rank ({own_unit})"] if own else []),
-            *(f"{one.kind.value} ({unit})" for one, (unit, _) in zip(kinds, units, strict=True)),
+            *(
+                f"{one.kind.value} ({unit}){panel.beyond}"
+                for one, panel, (unit, _) in zip(kinds, panels, units, strict=True)
+            ),
             *(escape_for_plotly(_title(one)) for one in samples),
         ],
     )  # fmt: skip
@@ -98,23 +114,47 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
     steps = list(details.steps)
     # In the middle of the step, as samples are.
     middle = [step + 0.5 for step in steps]
-    for row, (one, (unit, unit_ns)) in enumerate(zip(kinds, units, strict=True), start=1 + own):
+    for row, (one, panel, (unit, unit_ns)) in enumerate(
+        zip(kinds, panels, units, strict=True), start=1 + own
+    ):
         for name, seconds, style in (
             ("median of its peers", one.peers_s, {"color": IDEAL, "dash": "dot", "width": 1.5}),
             (f"rank {details.rank}", one.own_s, {"color": KIND_COLORS[one.kind], "width": 2}),
         ):
+            num = panel.num_ended
             figure.add_trace(
                 go.Scatter(
                     name=name,
-                    x=middle,
-                    y=(seconds * NS_PER_S / unit_ns).tolist(),
-                    customdata=steps,
-                    mode="lines+markers" if len(steps) == 1 else "lines",
+                    x=middle[:num],
+                    y=(seconds[:num] * NS_PER_S / unit_ns).tolist(),
+                    customdata=steps[:num],
+                    mode="lines+markers" if num == 1 else "lines",
                     line=style,
                     showlegend=False,
                     hovertemplate=(
                         f"step %{{customdata}}: %{{y:.4~g}} {unit}, {name}<extra></extra>"
                     ),
+                ),
+                row=row, col=1,
+            )  # fmt: skip
+            opened = _known(seconds[num:])
+            places, symbols = open_marks(opened, lowest=panel.lowest_s, highest=panel.highest_s)
+            if not any(places):
+                continue
+            figure.add_trace(
+                go.Scatter(
+                    name=name,
+                    x=middle[num:],
+                    y=(np.array(places, np.float64) * NS_PER_S / unit_ns).tolist(),
+                    customdata=[
+                        f"step {step}: {format_seconds(value)}"
+                        for step, value in zip(steps[num:], opened, strict=True)
+                    ],
+                    mode="markers",
+                    marker={"symbol": symbols, "size": 8, "color": style["color"]},
+                    cliponaxis=False,
+                    showlegend=False,
+                    hovertemplate=f"%{{customdata}}, never ended, {name}<extra></extra>",
                 ),
                 row=row, col=1,
             )  # fmt: skip
@@ -140,6 +180,33 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
         figure.update_xaxes(tickmode="array", tickvals=middle, ticktext=list(map(str, steps)))
     figure.update_xaxes(title_text="step", row=max(num, 1), col=1)
     return figure
+
+
+class _Panel(NamedTuple):
+    """What the axis of a panel has to show: the steps that ended, unless none did."""
+
+    num_ended: int
+    lowest_s: float
+    highest_s: float
+    beyond: str
+    """For the title: times of a step that never ended, if they are beyond."""
+
+    @classmethod
+    def of(cls, kind: KindSeries, steps: Sequence[int], open_step: int | None) -> _Panel:
+        num = len(steps) if open_step is None else int(np.searchsorted(steps, open_step))
+        both = np.stack([kind.own_s, kind.peers_s])
+        if not np.isfinite(both[:, :num]).any():
+            num = len(steps)
+        lowest, highest = float(np.nanmin(both[:, :num])), float(np.nanmax(both[:, :num]))
+        opened = both[:, num : num + 1]
+        if not ((opened < lowest) | (opened > highest)).any():
+            return cls(num, lowest, highest, "")
+        own, peers = (format_seconds(one) for one in _known(opened[:, 0]))
+        return cls(num, lowest, highest, f" · step {steps[num]} never ended: {own}, peers {peers}")
+
+
+def _known(seconds: NDArray[np.float64]) -> list[float | None]:
+    return [None if np.isnan(one) else one for one in seconds.tolist()]
 
 
 def _chosen(samples: tuple[SampleSeries, ...]) -> list[SampleSeries]:

@@ -86,10 +86,34 @@ def marked_steps_figure(run_id: str, steps: MarkedSteps) -> go.Figure:
     )
 
 
-def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
+def open_marks(
+    values: Sequence[float | None], *, lowest: float, highest: float
+) -> tuple[list[float | None], list[str]]:
+    """Return places and symbols of values of a step that never ended.
+
+    The axis fits the steps that ended: what is beyond them is a triangle at its end.
+
+    Args:
+        values: On the axis of the figure; None if unknown.
+        lowest: The smallest value that the axis has to show.
+        highest: The largest one.
+    """
+    places = [None if one is None else min(max(one, lowest), highest) for one in values]
+    symbols = [
+        "circle-open" if one is None or lowest <= one <= highest
+        else "triangle-up" if one > highest else "triangle-down"
+        for one in values
+    ]  # fmt: skip
+    return places, symbols
+
+
+def kind_times_figure(
+    run_id: str, times: MeanKindTimes | None, open_step: int | None = None
+) -> go.Figure:
     """Draw the mean time per rank of each kind of span in seconds or ms, on one axis of steps.
 
     Of communication, the time that no compute hides. Spans of the kinds in `NESTING` are left out.
+    The times of a step that never ended are single marks, and the axis fits the other steps.
     """
     if times is None:
         return blank_figure(
@@ -101,11 +125,17 @@ def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
         if kind not in NESTING
     }
     places = _places(step for by_step in drawn.values() for step in by_step)
-    longest_s = max((max(by_step.values()) for by_step in drawn.values()), default=0.0)
+    ended = {
+        kind: {step: s for step, s in by_step.items() if open_step is None or step < open_step}
+        for kind, by_step in drawn.items()
+    }
+    if not any(ended.values()):
+        ended = drawn
+    longest_s = max((max(by_step.values(), default=0.0) for by_step in ended.values()), default=0.0)
     unit, unit_ns = axis_unit(longest_s * NS_PER_S)
     figure = go.Figure()
     for kind in sorted(drawn, key=KINDS.index):
-        steps, seconds = _line(drawn[kind], places)
+        steps, seconds = _line(ended[kind], places)
         waits = times.wait_s.get(kind, {})
         figure.add_trace(
             go.Scatter(
@@ -119,6 +149,34 @@ def kind_times_figure(run_id: str, times: MeanKindTimes | None) -> go.Figure:
                 hovertemplate=f"%{{y:.3~g}} {unit}%{{customdata}}",
             )
         )
+        opened = {step: s for step, s in drawn[kind].items() if step not in ended[kind]}
+        marks, symbols = open_marks(list(opened.values()), lowest=0.0, highest=longest_s)
+        if opened:
+            figure.add_trace(
+                go.Scatter(
+                    name=kind.value,
+                    legendgroup=kind.value,
+                    showlegend=False,
+                    x=list(map(str, opened)),
+                    y=_in_unit(marks, unit_ns),
+                    mode="markers",
+                    marker={"size": 9, "symbol": symbols, "color": KIND_COLORS[kind]},
+                    cliponaxis=False,
+                    customdata=_durations(opened.values()),
+                    hovertemplate="%{customdata}, never ended",
+                )
+            )
+    if open_step is not None and ended is not drawn:
+        figure.add_trace(
+            go.Scatter(
+                name=f"step {open_step} never ended, ▲ beyond the axis",
+                x=[None],
+                y=[None],
+                mode="markers",
+                marker={"size": 9, "symbol": "circle-open", "color": IDEAL},
+            )
+        )
+        _shade(figure, (open_step, max(one or 0 for one in places.values())), places)
     apply_style(figure, height=_KINDS_HEIGHT, zoom_key=f"kinds {run_id}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(places))
@@ -288,6 +346,4 @@ def _shade(figure: go.Figure, shaded: tuple[int, int] | None, places: _Places) -
             opacity=0.1,
             line_width=0,
             layer="below",
-            row="all",
-            col=1,
         )

@@ -82,6 +82,7 @@ class Shown(Post):
     run: str | None
     revision: int | None
     is_silent: bool
+    open_step: Annotated[int, Field(ge=0, lt=10**MAX_DIGITS)] | None = None
 
 
 class RefreshPost(Post):
@@ -131,6 +132,9 @@ class _Content:
     run: str | None
     revision: int | None
     is_silent: bool = False
+    open_step: int | None = None
+    """As in `RunReport`."""
+
     problem: list[Component] = field(default_factory=list)
     """A card that says why there is no report; it hides the rest."""
 
@@ -150,10 +154,19 @@ class _Content:
     interval_ms: int = LIVE_MS
     """Pause before the page asks again."""
 
+    def shown(self) -> Shown:
+        """Return what the page keeps in the browser."""
+        return Shown(
+            run=self.run,
+            revision=self.revision,
+            is_silent=self.is_silent,
+            open_step=self.open_step,
+        )
+
     def outputs(self, num_ticks: int | None = 0) -> tuple[Any, ...]:
         """Return the parts in the order of `_OUTPUTS`, after so many ticks of their timer."""
         return (
-            Shown(run=self.run, revision=self.revision, is_silent=self.is_silent).model_dump(),
+            self.shown().model_dump(),
             self.problem,
             "hidden" if self.problem else "",
             self.verdict,
@@ -210,7 +223,7 @@ def overview_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
         [
             dcc.Store(id="overview-shown", data=shown),
             poll_timer("overview-timer", interval_ms=content.interval_ms),
-            dcc.Store(id="overview-kinds-shown", data=_kinds_revision(times)),
+            dcc.Store(id="overview-kinds-shown", data=_kinds_revision(times, content.open_step)),
             poll_timer("liveness-timer", interval_ms=liveness_ms),
             html.Div(problem, id="overview-problem", **announced()),
             html.Div(content.verdict, id="overview-verdict", **announced()),
@@ -242,8 +255,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             return unchanged
         content = _request(provider, shown.run, base_path)
         is_final = content.interval_ms != SOON_MS
-        now = Shown(run=content.run, revision=content.revision, is_silent=content.is_silent)
-        if is_final and now == shown:
+        if is_final and content.shown() == shown:
             return unchanged
         return content.outputs(post.num_ticks)
 
@@ -267,10 +279,11 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         interval_ms = poll_interval_ms(provider.runs(), run_id)
         liveness = _live_parts(provider, run_id, base_path)
         times = None if run_id is None else provider.kind_times(run_id)
-        revision = _kinds_revision(times)
+        open_step = post.shown.open_step
+        revision = _kinds_revision(times, open_step)
         kinds: tuple[Any, Any] = no_update, no_update
         if run_id is not None and revision != post.kinds_revision:
-            kinds = kind_times_figure(run_id, times), revision
+            kinds = kind_times_figure(run_id, times, open_step), revision
         return liveness, *kinds, interval_ms, next_tick(post.num_ticks)
 
     @app.callback(
@@ -306,8 +319,9 @@ def _revision(provider: ReportProvider, run_id: str | None) -> int | None:
         return None
 
 
-def _kinds_revision(times: MeanKindTimes | None) -> str | None:
-    return None if times is None else str(times.revision)  # JavaScript rounds above 2^53
+def _kinds_revision(times: MeanKindTimes | None, open_step: int | None) -> str | None:
+    # As text: JavaScript rounds above 2^53.
+    return None if times is None else f"{times.revision} {open_step}"
 
 
 def _liveness(provider: ReportProvider, run_id: str | None) -> RankLiveness | None:
@@ -363,6 +377,7 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         run=run_id,
         revision=revision,
         is_silent=silence is not None,
+        open_step=report.open_step,
         verdict=verdict_card(
             report,
             provider.verdict(report),
@@ -469,7 +484,7 @@ def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> l
         ),
         _figure_card(
             "overview-kinds",
-            kind_times_figure(content.run or "", times),
+            kind_times_figure(content.run or "", times, content.open_step),
             title="Time by kind of span",
             about="Mean per rank. Communication: the time that no compute hides, waiting included."
             " Kinds overlap, so they do not add up to the step time.",

@@ -476,6 +476,11 @@ def _over_steps(report: RunReport, details: RankDetails) -> Component:
     missing = "" if details.samples else " No samples of its host and device are stored."
     if details.kinds and report.steps and details.steps[0] > report.steps[0]:
         missing += f" Times by kind are those of the last steps, from {details.steps[0]:,} on."
+    if report.open_step in details.steps:
+        missing += (
+            f" Single marks: step {report.open_step}, which never ended; triangles are beyond the"
+            " axis."
+        )
     parts = [graph("rank-steps-figure", rank_over_steps_figure(report, details))]
     if details.processes:
         busiest = ", ".join(f"{escape(name)} {cpus:.2f}" for name, cpus in details.processes)

@@ -165,6 +165,7 @@ UNEXPECTED_VALUES: dict[str, list[Any]] = {
         {},
         {"run": "demo-42"},
         {"run": 7, "revision": 7, "is_silent": False},
+        {"run": "demo-42", "revision": 7, "is_silent": False, "open_step": "7"},
         {"run": ["demo-42"], "revision": 7, "is_silent": False},
         {"run": "demo-42", "revision": "7"},
         {"run": "demo-42", "revision": 7, "is_silent": False, "more": 1},

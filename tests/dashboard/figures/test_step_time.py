@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.dashboard.figures.step_time import kind_times_figure, step_time_figure
+from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.builders import mean_kind_times, report, traces
 
 
@@ -145,3 +146,27 @@ def test_the_step_in_which_a_run_ended_is_on_the_axis_and_shaded() -> None:
     assert list(figure.layout.xaxis.categoryarray) == ["0", "1", "2", "3", "4"]
     assert figure.layout.xaxis.range == (-0.5, 4.5)
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (3.5, 4.5)
+
+
+def test_times_by_kind_fit_the_steps_that_ended_and_mark_the_one_that_never_did() -> None:
+    times = mean_kind_times()
+    dp_comm = {3: 0.03, 4: 0.01, 5: 60.0}
+    hung = replace(times, exposed_s={SpanKind.DP_COMM: dp_comm})
+
+    figure = kind_times_figure("demo-42", hung, open_step=5)
+    forward, forward_open, dp, dp_open, sample = traces(figure)
+
+    assert figure.layout.yaxis.title.text == "time per rank (ms)"
+    assert (list(forward.y), list(dp.y)) == ([240, 250], [30, 10])
+    # The end of the axis is the longest time of a step that ended.
+    assert (dp_open.x, dp_open.y, dp_open.marker.symbol) == (("5",), (250.0,), ("triangle-up",))
+    assert dp_open.customdata == ("60.0 s",)
+    assert (forward_open.y, forward_open.marker.symbol) == ((245.0,), ("circle-open",))
+    assert sample.name == "step 5 never ended, ▲ beyond the axis"
+    assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (1.5, 2.5)
+
+
+def test_a_run_that_never_ended_a_step_has_its_times_as_they_are() -> None:
+    figure = kind_times_figure("demo-42", mean_kind_times(), open_step=3)
+
+    assert [list(line.y) for line in traces(figure)] == [[240, 250, 245], [30, 10, 12]]

@@ -181,6 +181,27 @@ def test_each_panel_has_the_unit_of_its_own_times_and_a_rank_alone_has_no_median
     assert "Dotted" not in text_of(provider, ranks=(SLOW_RANK,))
 
 
+def test_a_step_that_never_ended_is_a_mark_at_the_end_of_the_axis_of_the_others() -> None:
+    made = analysed_report()  # its steps are 0 to 7
+    hung = replace(made.top_finding, cause="hang", steps=(8, 8))
+    times = {"own_s": np.array([0.3, 0.2, 60.0]), "peers_s": np.array([0.1, 0.2, np.nan])}
+    details = replace(
+        DETAILS,
+        steps=(6, 7, 8),
+        kinds=(KindSeries(kind=SpanKind.DP_COMM, **times),),
+        samples=(),
+    )
+
+    figure = rank_over_steps_figure(replace(made, findings=(hung,)), details)
+    _, peers, own, opened = traces(figure)
+
+    assert (peers.y, own.y) == ((100.0, 200.0), (300.0, 200.0))
+    assert (opened.x, opened.y, opened.marker.symbol) == ((8.5,), (300.0,), ("triangle-up",))
+    assert opened.customdata == ("step 8: 60.0 s",)
+    title = figure.layout.annotations[1].text
+    assert title == "dp-comm (ms) · step 8 never ended: 60.0 s, peers n/a"
+
+
 def test_the_name_of_a_host_is_cut_to_the_width_of_its_box() -> None:
     values = RankValues(
         quantity=RankQuantity.WAIT,
