@@ -155,7 +155,6 @@ def kind_times_figure(
             figure.add_trace(
                 go.Scatter(
                     name=kind.value,
-                    legendgroup=kind.value,
                     showlegend=False,
                     x=list(map(str, opened)),
                     y=_in_unit(marks, unit_ns),
@@ -167,15 +166,6 @@ def kind_times_figure(
                 )
             )
     if open_step is not None and ended is not drawn:
-        figure.add_trace(
-            go.Scatter(
-                name=f"step {open_step} never ended, ▲ beyond the axis",
-                x=[None],
-                y=[None],
-                mode="markers",
-                marker={"size": 9, "symbol": "circle-open", "color": IDEAL},
-            )
-        )
         _shade(figure, (open_step, max(one or 0 for one in places.values())), places)
     apply_style(figure, height=_KINDS_HEIGHT, zoom_key=f"kinds {run_id}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})

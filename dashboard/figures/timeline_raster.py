@@ -15,6 +15,7 @@ from ..theme import INK, base_layout
 from .timeline import (
     LEGEND_PLACE,
     MAX_GROUP_NAMES,
+    RANKS_TITLE,
     TOP,
     across_lines,
     dimmed,
@@ -186,14 +187,17 @@ def _layout(
         hovermode=False,
         dragmode="pan",
         shapes=shapes,
-        annotations=group_names(
-            groups,
-            folded,
-            lines_per_block=per_block,
-            min_lines=_NAME_PX * len(blocks) / (_HEIGHT - TOP),
-            yanchor="middle",
-            xshift=6 - left,
-        ),
+        annotations=[
+            *group_names(
+                groups,
+                folded,
+                lines_per_block=per_block,
+                min_lines=_NAME_PX * len(blocks) / (_HEIGHT - TOP),
+                yanchor="middle",
+                xshift=6 - left,
+            ),
+            RANKS_TITLE,
+        ],
     )
     layout["legend"].update(LEGEND_PLACE)
     layout["xaxis"].update(

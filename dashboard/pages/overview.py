@@ -441,6 +441,9 @@ def _downloads(run_id: str | None, base_path: str) -> list[Component]:
 
 
 def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> list[Component]:
+    opened = ""
+    if content.open_step is not None:
+        opened = f" Step {content.open_step} never ended: triangles are beyond the axis."
     return [
         html.Div(content.key_figures, id="overview-figures", className="figures"),
         html.Div(
@@ -487,7 +490,7 @@ def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> l
             kind_times_figure(content.run or "", times, content.open_step),
             title="Time by kind of span",
             about="Mean per rank. Communication: the time that no compute hides, waiting included."
-            " Kinds overlap, so they do not add up to the step time.",
+            f" Kinds overlap, so they do not add up to the step time.{opened}",
         ),
         card(html.H2("Data quality"), html.Div(content.quality, id="overview-quality")),
     ]

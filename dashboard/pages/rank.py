@@ -257,8 +257,8 @@ def _show_all(
             ),
             html.P(
                 f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A cell"
-                " is a rank, a box a host; slow hosts, and switches with them, come first. Click a rank"
-                " to open it.",
+                " is a rank, a box a host; slow hosts, and switches with them, come first. Click a"
+                " rank to open it.",
                 className="about",
             ),
             graph(

@@ -57,7 +57,7 @@ def test_the_proof_of_a_finding_fills_the_step_with_its_ranks_marked() -> None:
 
     layout = find_part(page, "timeline-graph")["figure"]["layout"]
     assert layout["xaxis"]["range"] == [50.0, 200.0]
-    assert layout["yaxis"]["ticktext"][0] == "<b>rank 5</b>"  # though rank 0 may be slower
+    assert layout["yaxis"]["ticktext"][0] == "<b>5</b>"  # though rank 0 may be slower
     (frame,) = [shape for shape in layout["shapes"] if shape.get("name") == "proof"]
     assert [frame[end] for end in ("x0", "x1", "y0", "y1")] == [100.0, 150.0, -0.5, 0.5]
     assert "framed: slow-compute of rank 5, 20.0 ms too long" in words(page)
