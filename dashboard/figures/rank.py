@@ -183,7 +183,7 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
 
 
 class _Panel(NamedTuple):
-    """What the axis of a panel has to show: the steps that ended, unless none did."""
+    """Range of the axis of a panel: of the steps that ended, unless none did."""
 
     num_ended: int
     lowest_s: float

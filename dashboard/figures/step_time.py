@@ -125,7 +125,7 @@ def kind_times_figure(
         if kind not in NESTING
     }
     places = _places(step for by_step in drawn.values() for step in by_step)
-    ended = {
+    ended: dict[SpanKind, Mapping[int, float]] = {
         kind: {step: s for step, s in by_step.items() if open_step is None or step < open_step}
         for kind, by_step in drawn.items()
     }

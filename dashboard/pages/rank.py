@@ -256,9 +256,9 @@ def _show_all(
                 className="card-head",
             ),
             html.P(
-                f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A cell"
-                " is a rank, a box a host; slow hosts, and switches with them, come first. Click a"
-                " rank to open it.",
+                f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A"
+                " cell is a rank, a box a host; slow hosts, and switches with them, come first."
+                " Click a rank to open it.",
                 className="about",
             ),
             graph(

@@ -165,7 +165,8 @@ def read_quantity(
     if quantity is RankQuantity.COMPUTE:
         return _mean_excess(report.excess, quantity, steps, hosts)
     if quantity is RankQuantity.EVIDENCE:
-        return report.evidence and _mean_excess(report.evidence, quantity, steps, hosts)
+        seen = report.evidence
+        return None if seen is None else _mean_excess(seen, quantity, steps, hosts)
     bounds = read_closed_bounds(store, run_id, epoch, most=1_000_000 if steps else DEFAULT_STEPS)
     numbers = [row["step"] for row in bounds]
     if steps is not None:

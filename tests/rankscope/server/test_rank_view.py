@@ -110,7 +110,7 @@ def test_the_evidence_of_all_ranks_is_that_of_the_diagnosis(store: Store) -> Non
     def seconds(evidence: RankStepExcess | None) -> dict[int, float] | None:
         report = replace(analysed_report(), evidence=evidence)
         found = provider.rank_values(report, RankQuantity.EVIDENCE, steps=None)
-        return found and dict(found.seconds)
+        return None if found is None else dict(found.seconds)
 
     assert seconds(gaps) == {0: 3.0, 1: -1.0}
     # AND of links each member has that of its slowest one
