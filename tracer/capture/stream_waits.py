@@ -2,7 +2,7 @@
 
 FSDP gathers and reduces on streams of its own: the call stalls only these, and compute waits for an
 event that is recorded behind the call. What a stream has received after a communication is behind
-it, so the event of a stream stands for the last communication there.
+it, so the event of a stream means the last communication there.
 
 Off unless ``RANKSCOPE_STREAM_WAITS=1``: the only try on a GPU (torch 2.11) ended in a segmentation
 fault, when events were held by weak references. They no longer are, and no GPU has tried that yet.
@@ -52,7 +52,7 @@ class StreamWaits:
         @functools.wraps(original)
         def record(event: Any, stream: Any = None) -> Any:  # noqa: ANN401
             result = original(event, stream)
-            if self._recorder.device_timing.asides:
+            if self._recorder.device_timing.beside:
                 self._guard.call(self._note, event, stream)
             return result
 
@@ -75,7 +75,7 @@ class StreamWaits:
         return wait
 
     def _note(self, event: Any, stream: Any) -> None:  # noqa: ANN401
-        last = self._recorder.device_timing.asides.get(_key(_or_current(stream)))
+        last = self._recorder.device_timing.beside.get(_key(_or_current(stream)))
         if last:
             event.__dict__[BEHIND] = last
         else:
@@ -89,7 +89,7 @@ class StreamWaits:
         timing, (device, handle) = self._recorder.device_timing, _key(stream)
         if not timing.computes_on(device, handle):
             # What that stream receives from now on is behind the communication, too.
-            timing.asides[device, handle] = last
+            timing.beside[device, handle] = last
             return
         mark = timing.mark(device, stream)
         if mark is not None:

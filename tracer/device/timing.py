@@ -67,7 +67,7 @@ class DeviceTiming:
         self._open: dict[tuple[int, int], int] = {}
         """Open spans of compute, by device and handle of the stream on which they began."""
 
-        self.asides: dict[tuple[int, int], list[Any]] = {}
+        self.beside: dict[tuple[int, int], list[Any]] = {}
         """See `DeviceTimer`."""
         self._error: BaseException | None = None
         self._has_reported_capture = False
@@ -129,8 +129,8 @@ class DeviceTiming:
         """Return whether compute has begun on the stream with this handle, or nowhere yet; True if
         waits by events are not recorded.
         """
-        is_told = self._recorder.follows_streams and self._open
-        return not is_told or (device, stream) in self._open
+        is_followed = self._recorder.follows_streams and self._open
+        return not is_followed or (device, stream) in self._open
 
     def num_open(self, device: int) -> int:
         """Return the number of spans of compute that are open on the device."""

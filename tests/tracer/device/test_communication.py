@@ -432,7 +432,7 @@ def test_events_of_streams_without_communication_are_left_alone(
     assert wait.duration_ns == pytest.approx(MS, abs=NEAR_NS)
 
 
-def test_an_event_that_is_recorded_again_stands_for_its_new_place(
+def test_an_event_that_is_recorded_again_means_its_new_place(
     cuda: FakeCuda, job: Job, event_job: EventJob
 ) -> None:
     gather, other = cuda.new_stream(), cuda.new_stream()
