@@ -464,7 +464,7 @@ def test_a_launch_of_an_engine_thread_without_python_frames_is_recorded(tmp_path
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:  # noqa: ANN401
-            with torch.enable_grad():  # type: ignore[no-untyped-call]
+            with torch.enable_grad():
                 if ctx.depth:
                     backward_at(ctx.depth - 1)
                 else:
@@ -477,7 +477,7 @@ def test_a_launch_of_an_engine_thread_without_python_frames_is_recorded(tmp_path
 
     is_bottom = []
     model = nn.Linear(8, 8)
-    model.weight.register_post_accumulate_grad_hook(
+    model.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
         lambda _: is_bottom.append(sys._getframe().f_back is None)
     )
     ddp = DistributedDataParallel(model)
