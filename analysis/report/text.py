@@ -56,7 +56,8 @@ _RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 _MINUTE_S, _HOUR_S, _DAY_H = 60, 3600, 24
 
 MIN_AXIS_S = 5
-"""Seconds from which an axis, and a place on it, is in seconds and not in ms."""
+"""Seconds of a step from which its timeline, and a place on it, is in seconds and not in ms: a zoom
+needs more digits than a duration, which is in seconds from 1 s."""
 
 _ROUNDS_UP = 0.9995
 """Share of a unit from which three digits round up to the whole unit."""
@@ -159,9 +160,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
     """Return ascending ranks for a sentence: "rank 5", "ranks 0 to 7, 9 and 12,279 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    ranges = split_ranges(ranks)
-    shown = [_joined(first, last, " to ") for first, last in ranges[:MAX_NAMED]]
-    num_more = sum(last - first + 1 for first, last in ranges[MAX_NAMED:])
+    ranges, num_more = name_ranges(ranks, max_ranges=MAX_NAMED)
+    shown = [_joined(first, last, " to ") for first, last in ranges]
     if num_more:
         shown.append(f"{num_more:,} more")
     if len(shown) == 1:
@@ -182,15 +182,39 @@ def format_ranges(numbers: Sequence[int], *, max_ranges: int | None = None) -> s
         numbers: Ascending.
         max_ranges: Ranges to show before the rest is counted ("0, 4-7 and 12 more"); all if None.
     """
-    ranges = split_ranges(numbers)
-    shown = ", ".join(_joined(first, last, "-") for first, last in ranges[:max_ranges])
-    num_more = len(numbers) - sum(last - first + 1 for first, last in ranges[:max_ranges])
+    ranges, num_more = name_ranges(numbers, max_ranges=max_ranges)
+    shown = ", ".join(_joined(first, last, "-") for first, last in ranges)
     return f"{shown} and {num_more:,} more" if num_more else shown or EMPTY
 
 
 def format_range(first_last: tuple[int, int] | None) -> str:
     """Return the first and the last number for a table: "3-9", or "3" if they are equal."""
     return EMPTY if first_last is None else _joined(*first_last, "-")
+
+
+def name_ranges(
+    numbers: Sequence[int], *, max_ranges: int | None = None, num_all: int = 0
+) -> tuple[list[tuple[int, int]], int]:
+    """Return the ranges to name as (first, last), and how many numbers are left to count.
+
+    Where the count would be longer than the numbers, all are named: "0, 2, 4, 6" and not
+    "0, 2 and 2 more".
+
+    Args:
+        numbers: Ascending.
+        max_ranges: Ranges to name before the rest is counted; all if None.
+        num_all: Number of all, if ``numbers`` are only the first ones.
+    """
+    ranges = split_ranges(numbers)
+    kept = ranges[:max_ranges]
+    num_more = max(num_all, len(numbers)) - sum(last - first + 1 for first, last in kept)
+    rest = ranges[len(kept) :]
+    if num_all <= len(numbers) and rest:
+        # One range more than needed is enough to be longer than any count.
+        named = "".join(f", {_joined(first, last, '-')}" for first, last in rest[:8])
+        if len(named) <= len(f" and {num_more:,} more"):
+            return ranges, 0
+    return kept, num_more
 
 
 def _joined(first: int, last: int, to: str) -> str:

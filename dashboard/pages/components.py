@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
-from rankscope.analysis.report.text import EMPTY, split_ranges
+from rankscope.analysis.report.text import EMPTY, name_ranges
 
 from ..address import MAX_DIGITS, RANK, View, write_address
 from ..theme import graph_config
@@ -129,13 +129,12 @@ def rank_links(
         num_ranks: Number of all ranks, if ``ranks`` are only the first ones.
     """
     parts: list[Component | str] = []
-    shown = split_ranges(ranks)[:max_ranges]
+    shown, num_more = name_ranges(ranks, max_ranges=max_ranges, num_all=num_ranks)
     for first, last in shown:
         parts += [", "] if parts else []
         parts.append(rank_link(run, first, base_path))
         if last > first:
             parts += ["-", rank_link(run, last, base_path)]
-    num_more = max(num_ranks, len(ranks)) - sum(last - first + 1 for first, last in shown)
     return [*parts, f" and {num_more:,} more"] if num_more else parts or [EMPTY]
 
 

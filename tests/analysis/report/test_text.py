@@ -14,6 +14,7 @@ from rankscope.analysis.report.text import (
     format_seconds,
     format_slowdown,
     format_steps,
+    name_ranges,
 )
 
 
@@ -131,3 +132,9 @@ def test_a_table_lists_ranges(numbers: list[int], text: str) -> None:
 
 def test_a_table_counts_the_ranges_that_it_leaves_out() -> None:
     assert format_ranges(range(0, 40, 2), max_ranges=2) == "0, 2 and 18 more"
+
+
+def test_a_count_is_never_longer_than_the_numbers_that_it_replaces() -> None:
+    assert format_ranges([0, 2, 4, 6], max_ranges=2) == "0, 2, 4, 6"
+    assert format_ranges([0, 2, 4, 10_000, 12_000], max_ranges=2) == "0, 2 and 3 more"
+    assert name_ranges([0, 2, 4], max_ranges=2, num_all=192) == ([(0, 0), (2, 2)], 190)

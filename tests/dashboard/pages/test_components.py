@@ -21,9 +21,9 @@ def shown(parts: Sequence[object]) -> str:
 
 
 def test_each_rank_of_a_list_is_a_link_to_its_page() -> None:
-    parts = rank_links("a/b", (0, 4, 5, 6, 9, 11), "/at/", max_ranges=2)
+    parts = rank_links("a/b", (0, 4, 5, 6, 9, 11, 13, 15, 17), "/at/", max_ranges=2)
 
-    assert shown(parts) == "[0], [4]-[6] and 2 more"
+    assert shown(parts) == "[0], [4]-[6] and 5 more"
     assert shown(rank_links("a/b", (0, 1, 2), "/at/", num_ranks=9)) == "[0]-[2] and 6 more"
     links: list[Any] = [part for part in parts if isinstance(part, dcc.Link)]
     assert [link.href for link in links] == [
