@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .text import format_part, format_percent, format_seconds, format_slowdown
+from .text import UNKNOWN, format_part, format_percent, format_seconds, format_slowdown
 
 if TYPE_CHECKING:
     from ..trace.tables import RunSummary
@@ -93,8 +93,20 @@ class ComparedNumber:
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        """Both values and their ratio as text."""
-        return self._text(self.first), self._text(self.second), format_slowdown(self.ratio)
+        """Both values and their change as text.
+
+        The change of a part of the step is a difference, which sum up to that of the step: a ratio
+        of two short times is large and means nothing.
+        """
+        return self._text(self.first), self._text(self.second), self._change()
+
+    def _change(self) -> str:
+        if not self.name.startswith(PART):
+            return format_slowdown(self.ratio)
+        if self.first is None or self.second is None:
+            return UNKNOWN
+        more_s = self.second - self.first
+        return f"{'+' if more_s > 0 else ''}{format_seconds(more_s)}"
 
     def _text(self, value: float | None) -> str:
         if self.name.endswith(", s"):
