@@ -38,18 +38,19 @@ _WIDTHS = ((0.2, 5.0), (0.1, 3.5), (0.05, 2.5), (0.0, 1.2))
 def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     """Draw each node at its distance from the culprit, and an arrow to each that waits for it."""
     places, largest = _places(graph)
+    is_small = largest > _MANY_NODES
     figure = go.Figure()
     for at_least, width in _WIDTHS:
         upper = min((low for low, _ in _WIDTHS if low > at_least), default=float("inf"))
         edges = [edge for edge in graph.edges if at_least <= edge.ratio < upper]
         if edges:
-            figure.add_trace(_arrows(edges, places, width))
+            figure.add_trace(_arrows(edges, graph, places, width, is_small=is_small))
     if len(graph.edges) <= MAX_LABELLED:
         figure.add_trace(_edge_labels(graph, places))
-    figure.add_trace(_nodes(graph, places, is_small=largest > _MANY_NODES))
+    figure.add_trace(_nodes(graph, places, is_small=is_small))
     has_groups = any(len(node.ranks) > 1 for node in graph.nodes)
     pixels = _PIXELS_PER_GROUP if has_groups else _PIXELS_PER_NODE
-    pixels = _PIXELS_PER_SMALL_NODE if largest > _MANY_NODES else pixels
+    pixels = _PIXELS_PER_SMALL_NODE if is_small else pixels
     height = max(_MIN_HEIGHT, pixels * largest + 90)
     apply_style(figure, height=height, zoom_key=f"graph {run} {graph.nodes[0].ranks}")
     figure.update_layout(showlegend=False, margin={"l": 16, "r": 16, "t": 30, "b": 26})
@@ -57,7 +58,7 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     figure.update_xaxes(
         side="top",
         tickvals=list(range(last + 1)),
-        ticktext=["culprit", *("waits for it", "waits for those")[:last], *[""] * (last - 2)],
+        ticktext=[*_headings(graph)[: last + 1], *[""] * (last - 2)],
         range=[-0.3, last + 0.5],
         showgrid=False,
         ticks="",
@@ -71,6 +72,13 @@ def least_width(graph: WaitGraph) -> int:
     """Return the width in pixels below which the labels of `wait_graph_figure` would overlap."""
     num = _num_layers(graph)
     return num * (_LAYER_PX if num <= _FEW_LAYERS else _WIDE_LAYER_PX)
+
+
+def _headings(graph: WaitGraph) -> tuple[str, str, str]:
+    num_culprits = sum(node.distance == 0 for node in graph.nodes)
+    if num_culprits > 1:
+        return "culprits", "wait for them", "wait for those"
+    return "culprit", "waits for it", "waits for those"
 
 
 def _num_layers(graph: WaitGraph) -> int:
@@ -111,15 +119,23 @@ def _places(graph: WaitGraph) -> tuple[list[tuple[float, float]], int]:
     return [(float(node.distance), y[number]) for number, node in enumerate(graph.nodes)], largest
 
 
-def _arrows(edges: list[WaitEdge], places: list[tuple[float, float]], width: float) -> go.Scatter:
-    """Return a trace of arrows that end shortly before their nodes."""
+def _arrows(
+    edges: list[WaitEdge],
+    graph: WaitGraph,
+    places: list[tuple[float, float]],
+    width: float,
+    *,
+    is_small: bool,
+) -> go.Scatter:
+    """Return a trace of arrows that end at the edge of their nodes."""
     x: list[float | None] = []
     y: list[float | None] = []
+    before_px: list[float] = []
     for edge in edges:
         (begin_x, begin_y), (end_x, end_y) = places[edge.on_node], places[edge.node]
-        share = 1 - 0.06 / (end_x - begin_x)
-        x += [begin_x, begin_x + share * (end_x - begin_x), None]
-        y += [begin_y, begin_y + share * (end_y - begin_y), None]
+        x += [begin_x, end_x, None]
+        y += [begin_y, end_y, None]
+        before_px += [0, _size(graph.nodes[edge.node], is_small=is_small) / 2 + 1, 0]
     return go.Scatter(
         x=x,
         y=y,
@@ -129,6 +145,7 @@ def _arrows(edges: list[WaitEdge], places: list[tuple[float, float]], width: flo
             "symbol": "arrow",
             "angleref": "previous",
             "size": [0, 6 + 1.5 * width, 0] * len(edges),
+            "standoff": before_px,
             "color": IDEAL,
             "opacity": 1,
         },
@@ -146,7 +163,7 @@ def _edge_labels(graph: WaitGraph, places: list[tuple[float, float]]) -> go.Scat
         y=[y for _, y in middle],
         mode="text",
         text=[format_percent(edge.ratio) for edge in graph.edges],
-        textposition="top center",
+        textposition="middle center",
         textfont={"size": 11},
         hoverinfo="skip",
     )

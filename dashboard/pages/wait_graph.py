@@ -17,6 +17,7 @@ from rankscope.analysis.report.text import (
     format_count,
     format_percent,
     format_ranges,
+    format_ranks,
     format_steps,
 )
 
@@ -75,7 +76,8 @@ def show_graph(
     max_nodes = MAX_NODES if view.show == BY_RANK else MAX_SINGLE
     max_nodes = len(culprits) if view.show == BY_GROUP else max_nodes
     found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
-    named = f"rank{'s' if len(culprits) > 1 else ''} {format_ranges(culprits, max_ranges=3)}"
+    named = format_ranks(culprits)
+    others = "" if view.ranks else _others(report, culprits)
     head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
     if not found.edges:
         text = f"No rank waits for {named} for 1 % of a step or more."
@@ -94,7 +96,7 @@ def show_graph(
             html.P(
                 "An arrow leads from a rank to one that waits for it, with the share of a step,"
                 " beyond the bubble of the pipeline. Waits below 1 % of a step are left out. Click"
-                " a rank to open it.",
+                f" a rank to open it.{others}{_without_arrow(found)}",
                 className="about",
             ),
             graph(
@@ -131,12 +133,48 @@ _REPLAYED = "The overview says why, under the quality of the data."
 
 
 def _culprits(report: RunReport) -> tuple[int, ...]:
-    """Return the ranks of the top finding, else the rank that others wait on most."""
-    known = [rank for rank in report.top_finding.ranks if rank in report.coords]
-    if known and report.top_finding.severity is not Severity.NONE:
-        return tuple(known[:MAX_CULPRITS])
+    """Return the ranks of the top finding, else the rank that others wait on most.
+
+    If the finding has all ranks, or more than a graph can begin from, it is the one of them that
+    others wait on most.
+    """
     waited = () if report.waterfall is None else report.waterfall.waiting_on
-    return tuple(one.rank for one in waited[:1])
+    most = [one.rank for one in waited]
+    top = report.top_finding
+    known = tuple(rank for rank in top.ranks if rank in report.coords)
+    if not known or top.severity is Severity.NONE:
+        return tuple(most[:1])
+    if len(known) <= MAX_CULPRITS and len(known) < len(report.coords):
+        return known
+    return tuple([rank for rank in most if rank in top.ranks][:1]) or known[:1]
+
+
+def _others(report: RunReport, culprits: tuple[int, ...]) -> str:
+    """Return a sentence about the ranks of the top finding from which the graph does not begin."""
+    top = report.top_finding
+    if len(top.ranks) <= len(culprits):
+        return ""
+    return (
+        f" {top.cause} is on {format_count(len(top.ranks), 'rank')}: the graph begins at the one"
+        " that others wait for most."
+    )
+
+
+def _without_arrow(found: WaitGraph) -> str:
+    """Return a sentence about the culprits that were never the last to arrive."""
+    waited_for = {edge.on_node for edge in found.edges}
+    ranks = [
+        rank
+        for number, node in enumerate(found.nodes)
+        if node.distance == 0 and number not in waited_for
+        for rank in node.ranks
+    ]
+    if not ranks:
+        return ""
+    return (
+        f" No arrow leads from {format_ranks(ranks)}: of members that arrive together, the others"
+        " wait for the last one."
+    )
 
 
 def _controls(report: RunReport, view: View, found: WaitGraph, base_path: str) -> list[Component]:

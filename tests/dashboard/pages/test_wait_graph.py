@@ -36,6 +36,23 @@ def test_the_graph_begins_at_the_culprit_of_the_verdict() -> None:
     assert text_of(report, ranks=(99,)) == text_of(report)
 
 
+def test_a_finding_of_many_ranks_begins_at_the_one_that_others_wait_for_most() -> None:
+    made = analysed_report()
+    everywhere = replace(made.top_finding, cause="gc-pause", ranks=tuple(range(8)))
+
+    text = text_of(replace(made, findings=(everywhere,)))
+
+    assert f"7 ranks wait for rank {SLOW_RANK}, directly or not" in text
+    assert "gc-pause is on 8 ranks: the graph begins at the one" in text
+
+
+def test_a_culprit_without_an_arrow_is_explained() -> None:
+    assert "No arrow leads from rank 2: of members" in text_of(
+        analysed_report(), ranks=(2, SLOW_RANK)
+    )
+    assert "No arrow" not in text_of(analysed_report())
+
+
 def test_all_ranks_wait_for_one_that_hangs_though_none_did_before() -> None:
     report = analysed_report()
     hang = Finding(
