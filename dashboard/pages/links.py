@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ..provider import ReportProvider
 
 ALL = "all"
-MAX_ROWS = 40
-"""Rows of a table before the reader asks for all."""
+MAX_ROWS, MAX_EVEN_ROWS = 40, 10
+"""Rows of a table before the reader asks for all: of slow links, and of those that are alike."""
 
 MAX_NAMED_RANGES = 3
 
@@ -67,7 +67,7 @@ def show_links(
     for group in _WORDS:
         totals = [one for one in links.totals if one.group is group]
         if len(totals) > 1:
-            parts.append(_totals_by_place(group, totals))
+            parts.append(_totals_by_place(group, totals, view, base_path))
     if report.bandwidth:
         parts.append(_bandwidths(report.bandwidth))
     return parts
@@ -100,18 +100,32 @@ def _totals_by_kind(links: LinkSummary) -> Component:
     )
 
 
-def _totals_by_place(group: LinkGroup, totals: list[LinkTotal]) -> Component:
+def _num_rows(view: View, *, num: int, num_slow: int) -> int:
+    """Return how many of the rows are shown: all if asked for, else the slow ones and a few."""
+    return num if view.show == ALL else min(num, MAX_ROWS, max(num_slow, MAX_EVEN_ROWS))
+
+
+def _show_all(text: str, view: View, base_path: str) -> Component:
+    return dcc.Link(text, href=write_address(replace(view, show=ALL), base_path=base_path))
+
+
+def _totals_by_place(
+    group: LinkGroup, totals: list[LinkTotal], view: View, base_path: str
+) -> Component:
     word = _WORDS[group]
-    more = ""
-    if len(totals) > MAX_ROWS:
-        more = f" The {MAX_ROWS} slowest of {len(totals):,}."
+    num_slow = sum(one.num_slow > 0 for one in totals)
+    num = _num_rows(view, num=len(totals), num_slow=num_slow)
+    more: list[Component] = []
+    if num < len(totals):
+        more.append(_show_all(f"Show all {len(totals):,} on this page", view, base_path))
     return card(
         html.H2(f"By {word}"),
         html.P(
-            f"Links with a member on the {word}. A slow one slows all of its links.{more}",
+            f"Links with a member on the {word}. A slow one slows all of its links.",
             className="about",
         ),
-        _totals_table(f"links by {word}", word, totals[:MAX_ROWS]),
+        _totals_table(f"links by {word}", word, totals[:num]),
+        *more,
     )
 
 
@@ -156,10 +170,11 @@ def _matrix(report: RunReport, matrix: LinkMatrix) -> Component:
 
 
 def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) -> Component:
-    shown = links.links if view.show == ALL else links.links[:MAX_ROWS]
+    num = _num_rows(view, num=len(links.links), num_slow=links.num_slow)
+    shown = links.links[:num]
     head = {
         "link": "",
-        "slow in steps": "",
+        **({"slow in steps": ""} if links.num_slow else {}),
         "mean transfer": "number",
         "alike": "number",
         "excess": "number",
@@ -169,11 +184,13 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
         "hosts": "",
         "transfers": "number",
     }
-    rows = [_link_row(report, one, base_path) for one in shown]
+    rows = [_link_row(report, one, base_path, has_slow=links.num_slow > 0) for one in shown]
     more: list[Component] = []
     if len(shown) < len(links.links):
-        href = write_address(replace(view, show=ALL), base_path=base_path)
-        more.append(dcc.Link(f"Show {len(links.links):,} of {links.num_links:,}", href=href))
+        text = f"Show {len(links.links):,} of {links.num_links:,}"
+        if len(links.links) == links.num_links:
+            text = f"Show all {links.num_links:,}"
+        more.append(_show_all(text, view, base_path))
     elif len(shown) < links.num_links:
         text = f"The {len(shown):,} slowest of {links.num_links:,} links."
         more.append(html.P(text, className="quiet"))
@@ -190,7 +207,9 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
     )
 
 
-def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Component:
+def _link_row(
+    report: RunReport, one: LinkTransfers, base_path: str, *, has_slow: bool
+) -> Component:
     members: list[Component | str]
     if one.is_pair:
         source, target = (rank_link(report.run, rank, base_path) for rank in one.members)
@@ -205,9 +224,6 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
             num_ranks=one.num_members,
         )
         members = [count, *listed]
-    hosts = ", ".join(escape(host) for host in one.hosts[:2]) or UNKNOWN
-    # A line of its own, because it would not fit on a laptop's screen.
-    more = f"and {len(one.hosts) - 2} more" if len(one.hosts) > 2 else ""  # noqa: PLR2004  # as above
     steps: Component | str = EMPTY
     if one.slow_steps is not None:
         last = View(
@@ -223,7 +239,7 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
     row: Component = dmc.TableTr(
         [
             dmc.TableTd(html.Span(members, className="unbroken")),
-            dmc.TableTd(steps),
+            *([dmc.TableTd(steps)] if has_slow else []),
             dmc.TableTd(format_duration(one.transfer_ns), className="number"),
             dmc.TableTd(format_duration(one.expected_ns), className="number"),
             dmc.TableTd(
@@ -233,17 +249,30 @@ def _link_row(report: RunReport, one: LinkTransfers, base_path: str) -> Componen
             dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
             dmc.TableTd(_rates(one), className="number"),
             dmc.TableTd(one.kind, className="unbroken"),
-            dmc.TableTd([html.Span(hosts, className="unbroken"), " ", more]),
+            dmc.TableTd(_hosts(one.hosts)),
             dmc.TableTd(f"{one.num_transfers:,}", className="number"),
         ]
     )
     return row
 
 
+def _hosts(hosts: tuple[str, ...]) -> list[Component | str]:
+    """Return the hosts of a link, of which a laptop's screen has room for one in a line."""
+    named = hosts[:2] if len(hosts) == 2 else hosts[:1]  # noqa: PLR2004  # a pair is named
+    parts: list[Component | str] = []
+    for host in named:
+        parts += [", "] if parts else []
+        parts.append(html.Span(escape(host), className="unbroken"))
+    num_more = len(hosts) - len(named)
+    return [*parts, f" and {num_more:,} more"] if num_more else parts or [UNKNOWN]
+
+
 def _rates(one: LinkTransfers) -> str:
     if one.bytes_per_s is None:
         return UNKNOWN
-    return f"{format_rate(one.bytes_per_s)} of {format_rate(one.expected_bytes_per_s)}"
+    own, alike = format_rate(one.bytes_per_s), format_rate(one.expected_bytes_per_s)
+    unit = f" {alike.rpartition(' ')[2]}"
+    return f"{own.removesuffix(unit)} of {alike}"
 
 
 def _bandwidths(bandwidths: tuple[Bandwidth, ...]) -> Component:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rankscope.analysis.report.network import LinkSummary, LinkTransfers
 from rankscope.dashboard.address import LINKS, View
 from rankscope.dashboard.figures.link_matrix import link_matrix_figure
-from rankscope.dashboard.pages.links import ALL, MAX_ROWS, show_links
+from rankscope.dashboard.pages.links import ALL, MAX_EVEN_ROWS, MAX_ROWS, show_links
 from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
 from tests.support.dashboard.page_text import words
@@ -48,17 +48,27 @@ def test_a_slow_link_shows_its_bandwidth_against_alike_ones() -> None:
     text = text_of(many(1))
 
     assert "1 of 34 links is significantly slower than alike ones" in text
-    assert "2-7 | 4.00 ms | 1.00 ms | 300.0 % | 12.0 ms | 8.00 GB/s of 32.0 GB/s" in text
-    assert "<b>a</b>, b" in text  # as text: Dash escapes it
+    assert "2-7 | 4.00 ms | 1.00 ms | 300.0 % | 12.0 ms | 8.00 of 32.0 GB/s" in text
+    assert "<b>a</b> | ,  | b" in text  # as text: Dash escapes it
 
 
 def test_the_table_shows_the_slowest_until_all_are_asked_for() -> None:
     few, whole = text_of(many(68)), text_of(many(68), show=ALL)
 
     assert "68 of 101 links are" in few
-    assert few.count("8.00 GB/s of") == MAX_ROWS
+    assert few.count("8.00 of") == MAX_ROWS
     assert "Show 68 of 101" in few
-    assert whole.count("8.00 GB/s of") == 68
+    assert whole.count("8.00 of") == 68
+
+
+def test_of_links_that_are_alike_few_are_shown_and_no_steps_in_which_they_were_slow() -> None:
+    alike = replace(many(68), num_slow=0)
+
+    few = text_of(alike)
+
+    assert few.count("8.00 of 32.0 GB/s") == MAX_EVEN_ROWS
+    assert "slow in steps" not in few
+    assert "slow in steps" in text_of(many(1))
 
 
 def test_a_run_without_transfers_says_so() -> None:
