@@ -10,7 +10,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from rankscope.analysis.report.text import MIN_AXIS_S
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
 _STANDOFF = 8
@@ -154,8 +153,11 @@ def rgba(color: str, alpha: float) -> str:
 
 
 def axis_unit(longest_ns: float) -> tuple[str, int]:
-    """Return the unit of an axis of times, "s" or "ms", and its nanoseconds."""
-    return ("s", NS_PER_S) if longest_ns >= MIN_AXIS_S * NS_PER_S else ("ms", NS_PER_MS)
+    """Return the unit of an axis of times, "s" or "ms", and its nanoseconds.
+
+    It is that of `format_duration` for the longest one, but for short times, which are in ms.
+    """
+    return ("s", NS_PER_S) if longest_ns >= NS_PER_S else ("ms", NS_PER_MS)
 
 
 def graph_config(*, selects: bool) -> dict[str, Any]:

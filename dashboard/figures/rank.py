@@ -318,7 +318,8 @@ def heat_map_figure(
     known = np.array(list(values.seconds.values()))
     low = float(known.min(initial=np.inf)) if known.size else 0.0
     high = max(float(known.max(initial=0.0)), low + MIN_SCALE_RATIO * (step_s or 0.0))
-    unit, size = ("s", 1.0) if high >= 5 else ("ms", 1e-3)  # noqa: PLR2004  # as axis_unit
+    unit, unit_ns = axis_unit(high * NS_PER_S)
+    size = unit_ns / NS_PER_S
     lines, columns = boxes.seconds.shape
     hosts = np.full((lines, columns), "", dtype=object)
     for (line, column), rank in np.ndenumerate(boxes.rank):

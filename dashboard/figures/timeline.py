@@ -11,11 +11,11 @@ import numpy as np
 
 from rankscope.analysis.drawing.raster import NUM_BINS, find_unfinished, measure_areas
 from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lines, row_order
-from rankscope.analysis.report.text import format_bytes, format_duration
-from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, SpanFlag, SpanKind
+from rankscope.analysis.report.text import MIN_AXIS_S, format_bytes, format_duration
+from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, NS_PER_S, SpanFlag, SpanKind
 
 from ..text import escape, escape_for_plotly, format_place
-from ..theme import CLEAR, INK, KIND_COLORS, axis_unit, base_layout, rgba
+from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
 from .timeline_canvas import HATCHED, PALE, SOLID, Bars
 from .timeline_marks import bar_places, path_trace, selection_traces
 
@@ -637,7 +637,7 @@ def time_axis(length_ms: float) -> dict[str, Any]:
         "showticksuffix": "last",
         "ticklabeloverflow": "allow",
     }
-    if axis_unit(length_ms * NS_PER_MS)[0] == "s":
+    if length_ms * NS_PER_MS >= MIN_AXIS_S * NS_PER_S:
         grid_ms = 10 ** max(3, math.ceil(math.log10(length_ms / _MAX_WHOLE_LABELS)))
         # Plotly cannot divide: it replaces texts, of which these alone have no comma.
         axis["tickformatstops"] = [{"dtickrange": [grid_ms, None], "value": "d"}]

@@ -14,6 +14,7 @@ from rankscope.analysis.report.text import (
     format_age,
     format_count,
     format_ranges,
+    format_seconds,
     format_time,
 )
 from rankscope.tracer.span import NS_PER_S
@@ -60,7 +61,6 @@ def _format(expression: str) -> dict[str, str]:
     return {"function": f"params.value == null ? 'n/a' : {expression}"}
 
 
-_SECONDS = "d3.format(',.3~r')(params.value) + ' s'"
 _COLUMNS: list[dict[str, Any]] = [
     {
         "field": "run",
@@ -88,7 +88,7 @@ _COLUMNS: list[dict[str, Any]] = [
     {"field": "duration", "headerName": "duration", "width": 110, **_NUMBER,
      "valueFormatter": _format("params.data.age")},
     {"field": "step_s", "headerName": "step time", "width": 110, **_NUMBER,
-     "valueFormatter": _format(_SECONDS)},
+     "valueFormatter": _format("params.data.step_time")},
     {"field": "mfu", "headerName": "MFU", "width": 90, **_NUMBER,
      "valueFormatter": _format("d3.format('.1f')(100 * params.value) + ' %'")},
     {"field": "loss", "headerName": "loss", "width": 90, **_NUMBER,
@@ -299,6 +299,7 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         "duration": None if line.duration_ns is None else line.duration_ns // NS_PER_S,
         "age": "" if line.duration_ns is None else format_age(line.duration_ns),
         "step_s": line.step_s,
+        "step_time": format_seconds(line.step_s),
         "mfu": line.mfu,
         "loss": line.loss,
         "lost": line.num_dropped,

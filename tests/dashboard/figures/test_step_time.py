@@ -57,7 +57,7 @@ def test_a_line_breaks_at_steps_of_which_only_the_other_quantity_is_known() -> N
     actual, _share = traces(step_time_figure(partly))
 
     assert list(actual.x) == ["0", "1", "2"]
-    assert list(actual.y) == [1000, None, 3000]
+    assert list(actual.y) == [1.0, None, 3.0]
 
 
 def test_points_of_warm_up_steps_are_hollow_and_no_value_is_smoothed() -> None:
