@@ -276,7 +276,7 @@ class Discarded:
     def span(self, *about: object) -> None:
         """Do nothing."""
 
-    wait = lose = run_beside = span
+    wait = lose = note_side_stream = span
 
 
 def measure_mapping(rig: Rig, *, fake: bool) -> dict[str, object]:

@@ -136,10 +136,10 @@ class DeviceWriter:
             launch.second,
         )
 
-    def run_beside(self, key: tuple[int, int]) -> None:
+    def note_side_stream(self, key: tuple[int, int]) -> None:
         """Note that the call waited on a stream where nothing computes: it stalled no compute."""
         self._flags |= ASYNC
-        self._launch.recorder.device_timing.beside[key] = [self._launch]
+        self._launch.recorder.device_timing.side_calls[key] = [self._launch]
 
     def lose(self, num: int) -> None:
         """Count records as lost."""

@@ -4,8 +4,8 @@ FSDP gathers and reduces on streams of its own: the call stalls only these, and 
 event that is recorded behind the call. What a stream has received after a communication is behind
 it, so the event of a stream means the last communication there.
 
-Off unless ``RANKSCOPE_STREAM_WAITS=1``: the only try on a GPU (torch 2.11) ended in a segmentation
-fault, when events were held by weak references. They no longer are, and no GPU has tried that yet.
+Off unless ``RANKSCOPE_STREAM_WAITS=1``, because no GPU has run it without an error yet: see
+docs/decisions/0004.
 
 Source: torch/distributed/fsdp (`wait_event`, `wait_stream`), both of which are `Event.record` and
 `Event.wait`.
@@ -52,7 +52,7 @@ class StreamWaits:
         @functools.wraps(original)
         def record(event: Any, stream: Any = None) -> Any:  # noqa: ANN401
             result = original(event, stream)
-            if self._recorder.device_timing.beside:
+            if self._recorder.device_timing.side_calls:
                 self._guard.call(self._note, event, stream)
             return result
 
@@ -75,7 +75,7 @@ class StreamWaits:
         return wait
 
     def _note(self, event: Any, stream: Any) -> None:  # noqa: ANN401
-        last = self._recorder.device_timing.beside.get(_key(_or_current(stream)))
+        last = self._recorder.device_timing.side_calls.get(_key(_or_current(stream)))
         if last:
             event.__dict__[BEHIND] = last
         else:
@@ -89,7 +89,7 @@ class StreamWaits:
         timing, (device, handle) = self._recorder.device_timing, _key(stream)
         if not timing.computes_on(device, handle):
             # What that stream receives from now on is behind the communication, too.
-            timing.beside[device, handle] = last
+            timing.side_calls[device, handle] = last
             return
         mark = timing.mark(device, stream)
         if mark is not None:

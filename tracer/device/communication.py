@@ -45,7 +45,7 @@ class Writer(Protocol):
         """Count ``num`` records as lost; called instead of the others."""
         ...
 
-    def run_beside(self, key: tuple[int, int]) -> None:
+    def note_side_stream(self, key: tuple[int, int]) -> None:
         """Note, before the others, that the call waited on a stream where nothing computes.
 
         Args:
@@ -143,7 +143,7 @@ class DeviceComm:
     def _note_stream(self, end: Mark, writer: Writer) -> None:
         if not self.timing.computes_on(end.device, end.stream):
             self.has_wait = False
-            writer.run_beside((end.device, end.stream))
+            writer.note_side_stream((end.device, end.stream))
 
 
 class PendingComm:

@@ -57,9 +57,9 @@ class DeviceSpan:
 
     __slots__ = (
         "_begin",
-        "_begun",
         "_chunk",
         "_device",
+        "_first",
         "_flags",
         "_head",
         "_lane",
@@ -71,7 +71,7 @@ class DeviceSpan:
         "last",
     )
 
-    _begun: Mark
+    _first: Mark
     last: Mark
     """At its end; on another stream if the job has changed streams inside."""
 
@@ -141,12 +141,12 @@ class DeviceSpan:
 
     def is_done(self) -> bool:
         """Return whether the device has reached both marks."""
-        begin, end = self._begun, self.last
+        begin, end = self._first, self.last
         return end.event.query() and (begin.stream == end.stream or begin.event.query())
 
     def resolve(self, clock: DeviceClock) -> None:
         """Write the span."""
-        timing, begin, end = self._recorder.device_timing, self._begun, self.last
+        timing, begin, end = self._recorder.device_timing, self._first, self.last
         start_ns, duration_ns = clock.reached_ns(begin), clock.elapsed_ns(begin, end)
         timing.release(begin)
         timing.release(end)
@@ -173,7 +173,7 @@ class DeviceSpan:
         if end is None:
             timing.release(begin)
             return
-        self._begun, self.last = begin, end
+        self._first, self.last = begin, end
         self._place = self._lane.place_of(
             self._microbatch, self._chunk, track_id=timing.track_id(begin)
         )

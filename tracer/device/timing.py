@@ -67,8 +67,9 @@ class DeviceTiming:
         self._open: dict[tuple[int, int], int] = {}
         """Open spans of compute, by device and handle of the stream on which they began."""
 
-        self.beside: dict[tuple[int, int], list[Any]] = {}
+        self.side_calls: dict[tuple[int, int], list[Any]] = {}
         """See `DeviceTimer`."""
+
         self._error: BaseException | None = None
         self._has_reported_capture = False
         self._prepared = False

@@ -30,7 +30,7 @@ class DeviceTimer(Protocol):
         """Return the device of the first tensor among ``objects``; None if it is not timed."""
 
     @property
-    def beside(self) -> dict[tuple[int, int], list[Any]]:
+    def side_calls(self) -> dict[tuple[int, int], list[Any]]:
         """By device and handle of a stream on which nothing computes: the last communication there
         in a list, which is empty once a computing stream has waited for it.
         """
@@ -71,7 +71,7 @@ class NoDeviceTiming:
     __slots__ = ()
 
     active = False
-    beside: ClassVar[dict[tuple[int, int], list[Any]]] = {}
+    side_calls: ClassVar[dict[tuple[int, int], list[Any]]] = {}
     comm_backend = NCCL
     """Works of this backend are not recorded, because the host does not see their ends."""
 
