@@ -113,6 +113,6 @@ def test_the_evidence_of_all_ranks_is_that_of_the_diagnosis(store: Store) -> Non
         return None if found is None else dict(found.seconds)
 
     assert seconds(gaps) == {0: 3.0, 1: -1.0}
-    # AND of links each member has that of its slowest one
+    # Each member of a link has the time of its slowest one.
     assert seconds(transfers) == {0: 3.0, 4: 3.0, 8: -1.0}
     assert seconds(None) is None
