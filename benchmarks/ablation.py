@@ -148,7 +148,7 @@ RULES = (
     Rule("a phase differs by Student's t", "is_significant", _always),
     Rule("peers without those slow together", "are_usual", None),
     Rule("few peers need confirmation", "_confirmed_peers", lambda *given: given[2]),
-    Rule("what the healthy rows show (1.5 x)", "peer_peak_factor", 1e-9),
+    Rule("what the healthy rows show (1.5 x)", "_peer_peaks", lambda rows, _: np.zeros(len(rows))),
     Rule("5 % in 5 steps, not 9 %", "persistent_ratio", 0.09),
     Rule("7.5 % with few peers", "few_peers_persistent_ratio", 0.05),
     Rule("9 % in short phases", "min_excess_ratio", 0.05),

@@ -104,7 +104,8 @@ def price_candidates(
     recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
     unblamed = Times(remove_partner_waits(model, workers), model.ideal_gap_ns)
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
-    fixes = _fixes(candidates, ideal, _stage_ratio(model, candidates, ideal, unblamed), model)
+    stage_ratio = _stage_ratio(model, candidates, ideal, unblamed)
+    fixes = _fixes(candidates, ideal, stage_ratio, unblamed, model)
     in_fixed_stage = _in_fixed_stage(fixes, model)
     fixed = _fix_all(fixes, unblamed, ideal, in_fixed_stage)
     num_sharing = (
@@ -227,6 +228,7 @@ def _fixes(
     candidates: Sequence[Candidate],
     ideal: Times,
     stage_ratio: NDArray[np.float64],
+    unblamed: Times,
     model: ReplayModel,
 ) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
@@ -237,9 +239,38 @@ def _fixes(
             of_stage = np.where(
                 model.on_device[part], stage_ratio[model.kind[part], model.stage[part]], 1
             )
-            own = Times(own.duration_ns * of_stage, own.gap_ns)
+            own_ns = _as_measured(each, own.duration_ns * of_stage, unblamed, part, model)
+            own = Times(own_ns, own.gap_ns)
         fixes.append(Fix(each, part, _fixed_times(each, part, own, model)))
     return fixes
+
+
+def _as_measured(
+    slow: Candidate,
+    ideal_ns: NDArray[np.float64],
+    unblamed: Times,
+    part: NDArray[np.int64],
+    model: ReplayModel,
+) -> NDArray[np.float64]:
+    """Return the ideal durations of a slow rank, or if its compute is longer then, its baseline.
+
+    The ideal is a mean outside all parts. Where that is only the start of the job, which warms up,
+    the fault itself is faster. Then what the rank was measured against is all that is known.
+
+    Args:
+        slow: A rank that is slow.
+        ideal_ns: Shape (rows,).
+        unblamed: The run, without waits for partners in compute.
+        part: Shape (rows,): its operations.
+        model: The operations.
+    """
+    compute = np.flatnonzero((has_kind(model, COMPUTE_KINDS) & model.on_device)[part])
+    took_ns = unblamed.duration_ns[part[compute]]
+    if ideal_ns[compute].sum() <= took_ns.sum():
+        return ideal_ns
+    measured_ns = ideal_ns.copy()
+    measured_ns[compute] = took_ns / (1.0 + slow.excess_ratio)
+    return measured_ns
 
 
 def _stage_ratio(

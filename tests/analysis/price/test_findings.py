@@ -218,3 +218,26 @@ def test_a_slow_rank_does_not_pay_for_the_checkpoints_that_it_writes() -> None:
     assert (checkpoint.cause, checkpoint.ranks) == ("checkpoint", (0, 1, 2, 3))
     assert checkpoint.slowdown == pytest.approx((305 + 1000) / 305)
     assert checkpoint.recoverable_ratio == pytest.approx(1000 / 1120)
+
+
+def slow_first_stage(rank: int, step: int) -> Iterator[Action]:
+    """Compute 5 micro-batches of 10 ms, the last stage of 15 ms, the first from step 3 on of 11 ms.
+
+    In the first 3 steps the first micro-batch takes 60 ms longer, because everything warms up.
+    """
+    factor = 1.5 if rank == 1 else 1.1 if step >= 3 else 1.0
+    for microbatch in range(5):
+        is_warm_up = step < 3 and microbatch == 0
+        yield from work(SpanKind.FORWARD, 10 * MS * factor, microbatch=microbatch)
+        if is_warm_up:
+            yield from work(SpanKind.FORWARD, 60 * MS, microbatch=microbatch)
+    yield ALL_REDUCE
+
+
+def test_fixing_a_rank_makes_it_no_slower_although_all_steps_outside_warm_up() -> None:
+    found = findings_of(slow_first_stage, num_steps=16, layout=Layout(pp=2))
+
+    (slow,) = (each for each in found if each.cause == "slow-compute")
+    assert (slow.ranks, slow.steps) == ((0,), (3, 15))
+    assert slow.slowdown is not None
+    assert slow.slowdown >= 1.0
