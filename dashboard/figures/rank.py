@@ -121,14 +121,14 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
             ("median of its peers", one.peers_s, {"color": IDEAL, "dash": "dot", "width": 1.5}),
             (f"rank {details.rank}", one.own_s, {"color": KIND_COLORS[one.kind], "width": 2}),
         ):
-            num = panel.num_ended
+            ended = panel.num_ended
             figure.add_trace(
                 go.Scatter(
                     name=name,
-                    x=middle[:num],
-                    y=(seconds[:num] * NS_PER_S / unit_ns).tolist(),
-                    customdata=steps[:num],
-                    mode="lines+markers" if num == 1 else "lines",
+                    x=middle[:ended],
+                    y=(seconds[:ended] * NS_PER_S / unit_ns).tolist(),
+                    customdata=steps[:ended],
+                    mode="lines+markers" if ended == 1 else "lines",
                     line=style,
                     showlegend=False,
                     hovertemplate=(
@@ -137,18 +137,18 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
                 ),
                 row=row, col=1,
             )  # fmt: skip
-            opened = _known(seconds[num:])
+            opened = _known(seconds[ended:])
             places, symbols = open_marks(opened, lowest=panel.lowest_s, highest=panel.highest_s)
             if not any(places):
                 continue
             figure.add_trace(
                 go.Scatter(
                     name=name,
-                    x=middle[num:],
+                    x=middle[ended:],
                     y=(np.array(places, np.float64) * NS_PER_S / unit_ns).tolist(),
                     customdata=[
                         f"step {step}: {format_seconds(value)}"
-                        for step, value in zip(steps[num:], opened, strict=True)
+                        for step, value in zip(steps[ended:], opened, strict=True)
                     ],
                     mode="markers",
                     marker={"symbol": symbols, "size": 8, "color": style["color"]},

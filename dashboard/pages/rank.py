@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 8
 LEAST_RATIO = 0.005
-"""Share of a step below which a wait would be shown as 0 %."""
+"""Share of a step below which a wait would be shown as 0 %, and is not listed."""
 
 LEAST_CELL_PX = 3
 """Width of a rank in the heat map, below which it scrolls: a slow one must be seen."""
@@ -211,7 +211,7 @@ def _number_input(report: RunReport) -> Component:
 def _show_all(
     provider: ReportProvider, report: RunReport, view: View, base_path: str
 ) -> list[Component]:
-    """Return the heat map of a quantity of all ranks, and the ranks with most of it."""
+    """Return the heat map of a quantity of all ranks, and the ranks with the longest times."""
     quantities = _quantities(report)
     quantity = next((each for each in quantities if each == view.show), next(iter(quantities)))
     values = provider.rank_values(report, quantity, steps=view.steps)
@@ -296,10 +296,13 @@ def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
             dmc.TableTd(format_seconds(values.seconds[rank]), className="number"),
         ]
         rows.append(dmc.TableTr(cells))
-    head = {"rank": "number", "host": "", "switch": "", "a step": "number"}
+    head = {"rank": "number", "host": "", "switch": "", "mean per step": "number"}
+    title = "By rank, the longest first"
+    if len(rows) < len(ordered):
+        title = f"The {len(rows)} longest of {format_count(len(ordered), 'rank')}"
     return card(
-        html.H2("Most of it"),
-        table("ranks with most of it", head, rows, class_name="plain-rows"),
+        html.H2(title),
+        table("ranks, the longest first", head, rows, class_name="plain-rows"),
     )
 
 
@@ -402,14 +405,19 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
         for group in details.groups
     ]
     head = {"group": "", "kind": "", "ranks": "number", "members": ""}
+    place: list[Component] = [html.P("It is the only rank of the run.", className="quiet")]
+    if report.world_size > 1:
+        about = (
+            f"{words or 'No parallel axis is known'}. Red: this rank. Its row: its data-parallel"
+            " peers. Its column: its pipeline; activations go down, gradients up."
+        )
+        place = [
+            html.P(about, className="about"),
+            graph("rank-place", place_figure(report, details.rank)),
+        ]
     return card(
         html.H2("Its place"),
-        html.P(
-            f"{words or 'No parallel axis is known'}. Red: this rank. Its row: its data-parallel"
-            " peers. Its column: its pipeline; activations go down, gradients up.",
-            className="about",
-        ),
-        graph("rank-place", place_figure(report, details.rank)),
+        *place,
         *([table("its groups", head, rows, class_name="plain-rows")] if rows else []),
     )
 
@@ -421,7 +429,7 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
             (on.ratio, one.rank)
             for one in report.starved
             for on in one.waits_on
-            if on.rank == rank and one.rank != rank
+            if on.rank == rank and one.rank != rank and on.ratio >= LEAST_RATIO
         ),
         reverse=True,
     )
@@ -439,13 +447,18 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
         )
     others: list[Component] = [html.P("No rank waits because of it.", className="quiet")]
     if waiting:
+        verb = "waits" if len(waiting) == 1 else "wait"
+        longest = ", the longest:" if len(waiting) > MAX_LISTED else ":"
         others = [
-            html.P(f"{format_count(len(waiting), 'rank')} wait because of it, the longest:"),
+            html.P(f"{format_count(len(waiting), 'rank')} {verb} because of it{longest}"),
             *(_wait_row(report, one, ratio, base_path) for ratio, one in waiting[:MAX_LISTED]),
         ]
     return card(
         html.H2("Waiting"),
-        html.P("Shares of a step, followed to the root.", className="about"),
+        html.P(
+            "Shares of a step, the bubble of the pipeline included, followed to the root.",
+            className="about",
+        ),
         mine,
         html.Div(others),
     )

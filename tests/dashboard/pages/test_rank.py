@@ -20,6 +20,7 @@ from rankscope.analysis.report.rank_details import (
     RankValues,
     SampleSeries,
 )
+from rankscope.analysis.report.report import Starved, WaitsOn
 from rankscope.dashboard.address import RANK, View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.figures.rank import (
@@ -123,6 +124,31 @@ def test_the_page_shows_place_waits_events_and_the_history_of_the_host(
     assert f"History of host {NAME}" in text  # as text: Dash escapes it
 
 
+def test_a_wait_that_would_be_shown_as_0_percent_is_not_counted(provider: FakeProvider) -> None:
+    def waiting(rank: int, ratio: float) -> Starved:
+        on = (WaitsOn(rank=SLOW_RANK, ratio=ratio),)
+        return Starved(rank=rank, wait_ratio=0.1, waits_on=on)
+
+    def text(*starved: Starved) -> str:
+        made = replace(analysed_report(), starved=starved)
+        view = View(page=RANK, run="tiny", ranks=(SLOW_RANK,))
+        return words(show_rank(provider, made, view, base_path="/"))
+
+    assert "1 rank waits because of it:" in text(waiting(1, 0.1), waiting(2, 0.004))
+    assert "No rank waits because of it." in text(waiting(2, 0.004))
+
+
+def test_a_rank_alone_has_no_place_among_others(provider: FakeProvider) -> None:
+    alone = replace(analysed_report(), world_size=1)
+
+    page = show_rank(
+        provider, alone, View(page=RANK, run="tiny", ranks=(SLOW_RANK,)), base_path="/"
+    )
+
+    assert "It is the only rank of the run." in words(page)
+    assert "rank-place" not in str(page)
+
+
 def test_an_unknown_rank_says_so(provider: FakeProvider) -> None:
     assert "rank 99 of run 'tiny' is not known" in text_of(provider, ranks=(99,))
 
@@ -131,6 +157,7 @@ def test_without_a_rank_the_page_shows_a_quantity_of_all(provider: FakeProvider)
     text = text_of(provider, show="wait")
     assert "Waiting in communication, mean of steps 2 to 7" in text
     assert text.index("| 7 |") < text.index("| 6 |")
+    assert "By rank, the longest first" in text
     # AND says so if there is none yet
     assert "No closed step is in this range" in text_of(provider)
 
@@ -154,12 +181,16 @@ def test_the_heat_map_opens_on_what_the_top_finding_is_seen_in(provider: FakePro
 
 
 def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() -> None:
-    excess, peers, own, clock = traces(rank_over_steps_figure(analysed_report(), DETAILS))
+    figure = rank_over_steps_figure(analysed_report(), DETAILS)
+    excess, peers, own, clock = traces(figure)
 
     assert excess.customdata == tuple(range(8))
     assert (own.x, own.y[0]) == ((6.5, 7.5), 18.0)
     assert peers.y == (10.0, 10.0)
     assert (clock.x, clock.y) == ((6.5, 7.5), (1.7, 1.3))
+    # AND the axis has its name beneath the last panel, and nowhere else
+    axes = (figure.layout.xaxis, figure.layout.xaxis2, figure.layout.xaxis3)
+    assert [axis.title.text for axis in axes] == [None, None, "step"]
 
 
 def test_each_panel_has_the_unit_of_its_own_times_and_a_rank_alone_has_no_median() -> None:
