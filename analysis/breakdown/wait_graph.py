@@ -16,6 +16,8 @@ from .starved import MAX_CULPRITS, MIN_WAIT_RATIO
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from rankscope.tracer.topology import Coords
 
     from .starved import WaitAttribution
@@ -47,8 +49,11 @@ class WaitEdge:
     on_node: int
     """... for this one."""
 
+    ranks: tuple[int, ...]
+    """The ranks of ``node`` that do, ascending."""
+
     ratio: float
-    """Share of a step, mean of the ranks that wait."""
+    """Share of a step, mean of ``ranks``; at least `MIN_WAIT_RATIO`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,7 @@ def follow_waits(
         coords: Position of each rank.
         max_nodes: Largest number of ranks that are nodes of their own, at most `MAX_NODES`.
     """
-    is_long = waits.waiting_ns >= MIN_WAIT_RATIO * waits.total_ns
+    is_long = _is_long(waits)
     rank, on = waits.rank[is_long], waits.on_rank[is_long]
     ratio = waits.waiting_ns[is_long] / max(waits.total_ns, 1)
     distance = _distances(rank.tolist(), on.tolist(), culprits)
@@ -119,21 +124,40 @@ def follow_waits(
         nodes[distance[one], coords[one].pp, one if is_alone else -1].append(one)
     number = {one: node for node, members in enumerate(nodes.values()) for one in members}
     sums: dict[tuple[int, int], float] = defaultdict(float)
+    waiting: dict[tuple[int, int], set[int]] = defaultdict(set)
     for one, other, share in zip(rank.tolist(), on.tolist(), ratio.tolist(), strict=True):
         if other in distance and distance[one] > distance[other]:
             sums[number[one], number[other]] += share
-    members = list(nodes.values())
+            waiting[number[one], number[other]].add(one)
     return WaitGraph(
         nodes=tuple(
             WaitNode(ranks=tuple(sorted(mine)), stage=key[1], distance=key[0])
             for key, mine in nodes.items()
         ),
         edges=tuple(
-            WaitEdge(node=node, on_node=on_node, ratio=total / len(members[node]))
-            for (node, on_node), total in sums.items()
+            WaitEdge(
+                node=edge[0],
+                on_node=edge[1],
+                ranks=tuple(sorted(waiting[edge])),
+                ratio=total / len(waiting[edge]),
+            )
+            for edge, total in sums.items()
         ),
         num_ranks=len(distance),
     )
+
+
+def most_waited_for(waits: DirectWaits) -> int | None:
+    """Return the rank that others wait for longest, in sum; None if none waits long for one."""
+    is_long = _is_long(waits)
+    if not is_long.any():
+        return None
+    sums = np.bincount(waits.on_rank[is_long], weights=waits.waiting_ns[is_long])
+    return int(sums.argmax())
+
+
+def _is_long(waits: DirectWaits) -> NDArray[np.bool_]:
+    return waits.waiting_ns >= MIN_WAIT_RATIO * waits.total_ns
 
 
 def _distances(rank: list[int], on: list[int], culprits: Sequence[int]) -> dict[int, int]:

@@ -23,7 +23,10 @@ _PIXELS_PER_SMALL_NODE = 14
 _MANY_NODES = 24
 """Nodes of a layer from which they are small."""
 
-_MIN_HEIGHT = 260
+_MIN_HEIGHT, _FRAME_PX = 260, 90
+_LABEL_WIDTH, _LABEL_PX = 0.2, 13
+"""Room of a share on an arrow: in layers, and in pixels of height."""
+
 _LAYER_PX, _WIDE_LAYER_PX = 108, 150
 """Width of a layer in which its labels fit, "waits for those" and "16 ranks" above "stage 2"; and
 one in which the shares on its arrows do too."""
@@ -39,6 +42,10 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     """Draw each node at its distance from the culprit, and an arrow to each that waits for it."""
     places, largest = _places(graph)
     is_small = largest > _MANY_NODES
+    has_groups = any(len(node.ranks) > 1 for node in graph.nodes)
+    pixels = _PIXELS_PER_GROUP if has_groups else _PIXELS_PER_NODE
+    pixels = _PIXELS_PER_SMALL_NODE if is_small else pixels
+    height = max(_MIN_HEIGHT, pixels * largest + _FRAME_PX)
     figure = go.Figure()
     for at_least, width in _WIDTHS:
         upper = min((low for low, _ in _WIDTHS if low > at_least), default=float("inf"))
@@ -46,12 +53,8 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
         if edges:
             figure.add_trace(_arrows(edges, graph, places, width, is_small=is_small))
     if len(graph.edges) <= MAX_LABELLED:
-        figure.add_trace(_edge_labels(graph, places))
+        figure.add_trace(_edge_labels(graph, places, row_px=(height - _FRAME_PX) / largest))
     figure.add_trace(_nodes(graph, places, is_small=is_small))
-    has_groups = any(len(node.ranks) > 1 for node in graph.nodes)
-    pixels = _PIXELS_PER_GROUP if has_groups else _PIXELS_PER_NODE
-    pixels = _PIXELS_PER_SMALL_NODE if is_small else pixels
-    height = max(_MIN_HEIGHT, pixels * largest + 90)
     apply_style(figure, height=height, zoom_key=f"graph {run} {graph.nodes[0].ranks}")
     figure.update_layout(showlegend=False, margin={"l": 16, "r": 16, "t": 30, "b": 26})
     last = _num_layers(graph) - 1
@@ -153,16 +156,24 @@ def _arrows(
     )
 
 
-def _edge_labels(graph: WaitGraph, places: list[tuple[float, float]]) -> go.Scatter:
-    middle = [
-        tuple((2 * a + b) / 3 for a, b in zip(places[edge.node], places[edge.on_node], strict=True))
-        for edge in graph.edges
-    ]
+def _edge_labels(
+    graph: WaitGraph, places: list[tuple[float, float]], *, row_px: float
+) -> go.Scatter:
+    """Return the shares on the arrows; of those that would overlap, the largest."""
+    shown: list[tuple[float, float, str]] = []
+    for edge in sorted(graph.edges, key=lambda edge: -edge.ratio):
+        (end_x, end_y), (begin_x, begin_y) = places[edge.node], places[edge.on_node]
+        x, y = (2 * end_x + begin_x) / 3, (2 * end_y + begin_y) / 3
+        if all(
+            abs(x - other_x) >= _LABEL_WIDTH or abs(y - other_y) * row_px >= _LABEL_PX
+            for other_x, other_y, _ in shown
+        ):
+            shown.append((x, y, format_percent(edge.ratio)))
     return go.Scatter(
-        x=[x for x, _ in middle],
-        y=[y for _, y in middle],
+        x=[x for x, _, _ in shown],
+        y=[y for _, y, _ in shown],
         mode="text",
-        text=[format_percent(edge.ratio) for edge in graph.edges],
+        text=[text for _, _, text in shown],
         textposition="middle center",
         textfont={"size": 11},
         hoverinfo="skip",

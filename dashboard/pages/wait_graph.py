@@ -6,11 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import Dash, Input, Output, State, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 from pydantic import Field
 
-from rankscope.analysis.breakdown.wait_graph import MAX_NODES, follow_waits
+from rankscope.analysis.breakdown.wait_graph import (
+    MAX_NODES,
+    MIN_WAIT_RATIO,
+    follow_waits,
+    most_waited_for,
+)
 from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.breakdown.wait_graph import WaitGraph, WaitNode
+    from rankscope.analysis.report.network import DirectWaits
     from rankscope.analysis.report.report import RunReport
 
     from ..provider import ReportProvider
@@ -39,6 +45,9 @@ if TYPE_CHECKING:
 BY_RANK, BY_GROUP = "ranks", "groups"
 MAX_SINGLE = 32
 """Ranks that are nodes of their own unless the reader asks for more."""
+
+LEAST = format_percent(MIN_WAIT_RATIO)
+"""Share of a step below which a wait is left out."""
 
 MAX_CULPRITS = 8
 MAX_ROWS = 40
@@ -80,14 +89,17 @@ def show_graph(
     others = "" if view.ranks else _others(report, culprits)
     head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
     if not found.edges:
-        text = f"No rank waits for {named} for 1 % of a step or more."
         top = report.top_finding
+        sentence: list[Component | str] | str
         if ends_run(top) and top.steps and set(culprits) <= set(top.ranks):
-            text = (
-                f"In {format_steps(top.steps)}, all ranks wait for {named} ({top.cause}). Before,"
-                " none waited for 1 % of a step or more: this graph shows steps that have ended."
+            sentence = (
+                f"In {format_steps(top.steps)}, all other ranks wait for {named} ({top.cause})."
+                f" Before, none waited for {LEAST} of a step or more: this graph shows steps that"
+                " have ended."
             )
-        return [head, card(html.P(text))]
+        else:
+            sentence = _no_waits(report, report.direct_waits, named, base_path)
+        return [head, card(html.P(sentence))]
     num_waiting = found.num_ranks - len(culprits)
     return [
         head,
@@ -95,8 +107,8 @@ def show_graph(
             html.H2(f"{format_count(num_waiting, 'rank')} wait for {named}, directly or not"),
             html.P(
                 "An arrow leads from a rank to one that waits for it, with the share of a step,"
-                " beyond the bubble of the pipeline. Waits below 1 % of a step are left out. Click"
-                f" a rank to open it.{others}{_without_arrow(found)}",
+                f" beyond the bubble of the pipeline. Waits below {LEAST} of a step are left out."
+                f" Click a rank to open it.{others}{_without_arrow(found)}",
                 className="about",
             ),
             graph(
@@ -147,6 +159,18 @@ def _culprits(report: RunReport) -> tuple[int, ...]:
     if len(known) <= MAX_CULPRITS and len(known) < len(report.coords):
         return known
     return tuple([rank for rank in most if rank in top.ranks][:1]) or known[:1]
+
+
+def _no_waits(
+    report: RunReport, waits: DirectWaits, named: str, base_path: str
+) -> list[Component | str]:
+    """Return a sentence about culprits for which no rank waits, and who is waited for instead."""
+    most = most_waited_for(waits)
+    if most is None:
+        return [f"No rank waits for another for {LEAST} of a step or more."]
+    href = write_address(View(page=GRAPH, run=report.run, ranks=(most,)), base_path=base_path)
+    none = f"No rank waits for {named} for {LEAST} of a step or more."
+    return [f"{none} Most waited for: ", dcc.Link(format_ranks((most,)), href=href), "."]
 
 
 def _others(report: RunReport, culprits: tuple[int, ...]) -> str:
@@ -212,15 +236,15 @@ def _named(cause: str, ranks: tuple[int, ...]) -> str:
 def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
     longest = sorted(found.edges, key=lambda edge: -edge.ratio)[:MAX_ROWS]
 
-    def names(node: WaitNode) -> list[Component | str]:
-        listed = rank_links(report.run, node.ranks, base_path, max_ranges=3)
+    def names(ranks: tuple[int, ...], node: WaitNode) -> list[Component | str]:
+        listed = rank_links(report.run, ranks, base_path, max_ranges=3)
         return [*listed, f" (stage {node.stage})"]
 
     rows = [
         dmc.TableTr(
             [
-                dmc.TableTd(names(found.nodes[edge.node])),
-                dmc.TableTd(names(found.nodes[edge.on_node])),
+                dmc.TableTd(names(edge.ranks, found.nodes[edge.node])),
+                dmc.TableTd(names(found.nodes[edge.on_node].ranks, found.nodes[edge.on_node])),
                 dmc.TableTd(format_percent(edge.ratio, digits=1), className="number"),
             ]
         )
@@ -232,6 +256,9 @@ def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
     )
     return card(
         html.H2("Waits"),
-        html.P(f"Mean over the ranks; a wait below 1 % counts as none.{few}", className="about"),
+        html.P(
+            f"Mean of the ranks that wait; waits below {LEAST} are left out.{few}",
+            className="about",
+        ),
         table("waits", head, rows, class_name="plain-rows"),
     )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.breakdown.wait_graph import WaitGraph, follow_waits
-from rankscope.tracer.topology import Layout
+from rankscope.analysis.breakdown.wait_graph import (
+    MIN_WAIT_RATIO,
+    WaitGraph,
+    follow_waits,
+    most_waited_for,
+)
+from rankscope.analysis.report.network import DirectWaits
+from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 
 if TYPE_CHECKING:
@@ -62,10 +70,37 @@ def test_above_the_limit_ranks_of_a_stage_are_one_node(report: RunReport) -> Non
     assert grouped.nodes[0].ranks == (SLOW,)
     keys = [(node.distance, node.stage) for node in grouped.nodes[1:]]
     assert len(set(keys)) == len(keys)
-    # AND a node waits as long as its ranks do on average
-    size = {node: len(each.ranks) for node, each in enumerate(grouped.nodes)}
-    whole = sum(edge.ratio * size[edge.node] for edge in grouped.edges)
-    assert whole <= sum(edge.ratio for edge in single.edges) * (1 + 1e-9)
+    # AND the ranks that wait do so as long as on their own
+    for edge in grouped.edges:
+        assert edge.ratio >= MIN_WAIT_RATIO
+        assert set(edge.ranks) <= set(grouped.nodes[edge.node].ranks)
+    whole = sum(edge.ratio * len(edge.ranks) for edge in grouped.edges)
+    assert whole == pytest.approx(sum(edge.ratio for edge in single.edges))
+
+
+def test_ranks_of_a_node_that_do_not_wait_make_the_share_of_those_that_do_no_smaller() -> None:
+    # GIVEN ranks 2 and 3 of one stage: 2 waits 8 % of a step for rank 0, and 3 as long for rank 1
+    coords = {rank: Coords(dp=rank, pp=rank // 2) for rank in range(4)}
+    waits = DirectWaits(
+        rank=np.array([2, 3]),
+        on_rank=np.array([0, 1]),
+        waiting_ns=np.array([8 * MS, 8 * MS]),
+        total_ns=100 * MS,
+    )
+
+    graph = follow_waits(waits, (0, 1), coords, max_nodes=2)
+
+    assert [node.ranks for node in graph.nodes] == [(0,), (1,), (2, 3)]
+    assert [(edge.ranks, edge.on_node, edge.ratio) for edge in graph.edges] == [
+        ((2,), 0, 0.08),
+        ((3,), 1, 0.08),
+    ]
+
+
+def test_the_rank_most_waited_for_is_that_of_the_longest_sum(report: RunReport) -> None:
+    assert report.direct_waits is not None
+    assert most_waited_for(report.direct_waits) == SLOW
+    assert most_waited_for(replace(report.direct_waits, total_ns=10**15)) is None
 
 
 def test_no_rank_waits_for_one_that_is_as_fast_as_its_peers() -> None:

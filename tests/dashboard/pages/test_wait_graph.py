@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.breakdown.wait_graph import follow_waits
+from rankscope.analysis.breakdown.wait_graph import (
+    WaitEdge,
+    WaitGraph,
+    WaitNode,
+    follow_waits,
+)
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.dashboard.address import GRAPH, View
 from rankscope.dashboard.app import create_app
@@ -32,7 +37,9 @@ def test_the_graph_begins_at_the_culprit_of_the_verdict() -> None:
     assert "7 ranks wait for rank 5, directly or not" in text_of(report)
     assert "groups" in text_of(report, show=BY_GROUP)
     # AND the address may name another rank, of which there may be none
-    assert "No rank waits for rank 2 for 1 %" in text_of(report, ranks=(2,))
+    text = text_of(report, ranks=(2,))
+    assert "No rank waits for rank 2 for 1 %" in text
+    assert "Most waited for:  | rank 5 | ." in text
     assert text_of(report, ranks=(99,)) == text_of(report)
 
 
@@ -66,7 +73,7 @@ def test_all_ranks_wait_for_one_that_hangs_though_none_did_before() -> None:
 
     text = text_of(replace(report, findings=(hang,)))
 
-    assert "In step 8, all ranks wait for rank 2 (hang)." in text
+    assert "In step 8, all other ranks wait for rank 2 (hang)." in text
 
 
 def test_a_run_that_was_not_replayed_has_no_graph() -> None:
@@ -100,6 +107,31 @@ def test_each_waiting_rank_has_an_arrow_and_says_for_whom() -> None:
     assert nodes.x[0] == 0
     hover = dict(zip(nodes.customdata, nodes.hovertext, strict=True))
     assert "for rank 5 of a step" in hover[4]
+
+
+def test_of_shares_that_would_overlap_on_their_arrows_the_largest_is_shown() -> None:
+    # GIVEN arrows from 0 to 2 and from 1 to 3 of 30 and 10 %, and one that crosses both
+    ends = {(2, 0): 0.3, (3, 1): 0.1, (3, 0): 0.2, (2, 1): 0.25}
+    node = {"stage": 0, "distance": 0}
+    nodes = (
+        WaitNode(ranks=(0,), **node),
+        WaitNode(ranks=(1,), **node),
+        WaitNode(ranks=(2,), stage=0, distance=1),
+        WaitNode(ranks=(3,), stage=0, distance=1),
+    )
+    edges = tuple(
+        WaitEdge(node=one, on_node=on, ranks=(one,), ratio=ratio)
+        for (one, on), ratio in ends.items()
+    )
+
+    graph = WaitGraph(nodes=nodes, edges=edges, num_ranks=4)
+    *_, labels, _ = traces(wait_graph_figure(graph, run="tiny"))
+
+    assert labels.text == ("30 %", "25 %", "20 %", "10 %")
+    # AND of two arrows in one place the longer wait
+    edges = (replace(edges[0], ratio=0.02), edges[0])
+    *_, labels, _ = traces(wait_graph_figure(replace(graph, edges=edges), run="tiny"))
+    assert labels.text == ("30 %",)
 
 
 def test_up_to_three_layers_fit_on_a_phone() -> None:
