@@ -22,8 +22,10 @@ from .components import (
     announced,
     card,
     labelled,
+    link_ranks,
     next_tick,
     poll_timer,
+    rank_links,
     table,
 )
 from .shell import Page
@@ -52,6 +54,9 @@ BADGE_WIDTH = 92
 
 _CLAUSE_END = re.compile(r"; (?![^()]*\))")
 """Between clauses, but not within parentheses."""
+
+_AS_CODE = re.compile(r"`([^`]+)`|(docs/[\w.-]+\.md(?:#[\w-]+)?)")
+"""A command, or a place in the documentation, which this server does not serve."""
 
 ALERT_WIDTH = 240
 """Pixels that the text of an alert has at least: on a phone the table scrolls."""
@@ -109,6 +114,7 @@ def alerts_page(provider: ReportProvider, view: View, *, base_path: str) -> Comp
                             size="sm",
                             searchable=True,
                             allowDeselect=False,
+                            w="min(340px, 100%)",
                             **labelled("run of the alerts"),
                         ),
                     ],
@@ -228,14 +234,15 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
     if alert.resolved:
         state += f" {alert.resolved}"
     # A long text is cut, so each clause is a line of its own.
-    about = [html.Div(escape(clause)) for clause in _CLAUSE_END.split(alert.text)]
-    notes = [
-        f"costs {alert.cost}" if alert.cost else "",
-        f"do: {alert.action}" if alert.action else "",
-    ]
+    clauses = [escape(clause) for clause in _CLAUSE_END.split(alert.text)]
+    about = [html.Div(_ranks_linked(clause, alert, base_path)) for clause in clauses]
+    if alert.cost:
+        about.append(html.Div(escape(f"costs {alert.cost}"), className="about"))
+    if alert.action:
+        verb = "do: see " if alert.action.startswith("docs/") else "do: "
+        about.append(html.Div([verb, *_action(alert, base_path)], className="about"))
     if alert.delivery == "undelivered":
-        notes.append("a receiver did not get it")
-    about += [html.Div(escape(note), className="about") for note in notes if note]
+        about.append(html.Div("a receiver did not get it", className="about"))
     row: Component = dmc.TableTr(
         [
             dmc.TableTd(
@@ -248,7 +255,8 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
             ),
             dmc.TableTd(about, miw=ALERT_WIDTH),
             dmc.TableTd(
-                format_ranges(alert.ranks, max_ranges=MAX_RANGES) if alert.ranks else EMPTY
+                rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
+                className="of-ranks",
             ),
             dmc.TableTd(_hosts(alert.hosts)),
             dmc.TableTd(_link(alert, base_path), className="number"),
@@ -257,6 +265,22 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
         ]
     )
     return row
+
+
+def _ranks_linked(text: str, alert: ShownAlert, base_path: str) -> list[Component | str]:
+    """Return an escaped text with its ranks as links, if the alert is about a run."""
+    return link_ranks(text, alert.run, base_path) if alert.run else [text]
+
+
+def _action(alert: ShownAlert, base_path: str) -> list[Component | str]:
+    """Return what to do: its commands as code, its ranks as links."""
+    text, done = escape(alert.action), 0
+    parts: list[Component | str] = []
+    for found in _AS_CODE.finditer(text):
+        parts += _ranks_linked(text[done : found.start()], alert, base_path)
+        parts.append(html.Code(found[1] or found[2]))
+        done = found.end()
+    return [*parts, *_ranks_linked(text[done:], alert, base_path)]
 
 
 def _hosts(hosts: Sequence[str]) -> list[Component | str]:
@@ -308,6 +332,7 @@ def _changes(found: AlertList) -> Component:
         placeholder="an alert",
         searchable=True,
         size="sm",
+        w="min(600px, 100%)",
         **labelled("alert to change"),
     )
     if not found.may_change:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
@@ -42,7 +43,7 @@ def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_
 
     assert "job: slow-compute: rank 5 takes 1.5 x" in shown
     assert "costs 1.20 s per step (20 %)" in shown
-    assert "do: docs/findings.md#slow-compute" in shown
+    assert "do: see  | docs/findings.md#slow-compute" in shown
     assert "a receiver did not get it" in shown
     assert "1 open, 0 acknowledged, 0 silenced, 1 resolved" in shown
     assert "job: over" not in shown
@@ -57,6 +58,22 @@ def test_a_clause_has_a_line_of_its_own_and_parentheses_stay_together() -> None:
     shown = page(replace(LIST, alerts=(replace(OPEN, text=text),)))
 
     assert "rank 1: slow (+79 %, beyond noise; waiting not counted) | in steps 3 to 9" in shown
+
+
+def test_an_action_has_its_commands_as_code_and_its_ranks_as_links() -> None:
+    action = "rank 5: look at its ports (`ibstat`, `rdma statistic`), see docs/agent.md"
+    found = replace(LIST, alerts=(replace(OPEN, action=action),))
+
+    built = str(alerts_page(FakeProvider(alert_list=found), View(page="alerts"), base_path="/"))
+
+    assert [text for text in re.findall(r"Code\('(.*?)'\)", built) if "alerts" not in text] == [
+        "ibstat",
+        "rdma statistic",
+        "docs/agent.md",
+        "99aa",
+    ]
+    assert built.count("/rank?run=job&rank=5") == 2  # of the text and of the action
+    assert "href='docs" not in built
 
 
 def test_without_alerts_the_page_says_so() -> None:
