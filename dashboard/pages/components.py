@@ -50,7 +50,8 @@ GRID_THEME = (
     " headerBackgroundColor: 'var(--surface)', headerTextColor: 'var(--ink-soft)',"
     " borderColor: 'var(--edge)', rowHoverColor: 'var(--ground)', accentColor: 'var(--accent)',"
     " chromeBackgroundColor: 'var(--surface)', fontFamily: 'var(--font)', fontSize: 13,"
-    " headerFontSize: 12.5, wrapperBorder: false, browserColorScheme: 'inherit'})"
+    " headerFontSize: 12.5, cellHorizontalPadding: 8, wrapperBorder: false,"
+    " browserColorScheme: 'inherit'})"
 )
 """AG Grid's theme in the page's own colours, so that light and dark differ by style sheet alone."""
 

@@ -33,6 +33,18 @@ def test_each_run_has_its_verdict_and_a_link_and_nothing_is_analysed() -> None:
     assert provider.num_reports == 0
 
 
+def test_on_a_small_laptop_the_numbers_of_a_run_are_within_the_table() -> None:
+    page = runs_page(FakeProvider(reports={"a": report()}), View(page="runs"), base_path="/")
+    grid = find_part(page, "runs-grid")
+    columns = grid["columnDefs"]
+    widths = [column.get("width", column.get("minWidth")) for column in columns]
+    boxes = grid["dashGridOptions"]["selectionColumnDef"]["width"]
+    num = 1 + [column["field"] for column in columns].index("loss")
+
+    assert {"verdict", "state", "step_s", "mfu"} <= {column["field"] for column in columns[:num]}
+    assert boxes + sum(widths[:num]) <= 1280 - 2 * 24
+
+
 def test_a_running_job_without_a_new_step_is_not_shown_as_live() -> None:
     going = FakeProvider(reports={"a": report()}, state="running")
     silent = replace(going, silent=StepSilence(last_step=7, age_ns=60 * 10**9, step_time_ns=10**9))
