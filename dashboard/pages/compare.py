@@ -242,13 +242,13 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
                     html.P("Mean of the ranks, by part of the waterfall.", className="about"),
                     _numbers("parts of a step", found.parts_s, names),
                 ),
-                card(
-                    html.H2("Step time"),
-                    graph("compare-steps", steps_figure(found, names)),
-                    label="step time of both",
-                ),
             ],
             className="columns",
+        ),
+        card(
+            html.H2("Step time"),
+            graph("compare-steps", steps_figure(found, names)),
+            label="step time of both",
         ),
         card(
             html.H2("Findings"),
@@ -279,6 +279,8 @@ def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:
         format_count(len(found.appeared), "new finding"),
         f"{len(found.disappeared)} gone",
     ]
+    if found.first.run != found.second.run and found.first.steps != found.second.steps:
+        changes.insert(0, f"{_steps_of(found.second)} against {_steps_of(found.first)}")
     if not _is_same_layout(found):
         changes.insert(0, "the layouts differ, so a step is not the same work")
     return html.Div(

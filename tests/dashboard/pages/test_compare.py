@@ -71,6 +71,14 @@ def test_the_step_times_of_two_layouts_are_neither_good_nor_bad() -> None:
     assert "the layouts differ, so a step is not the same work" in shown
 
 
+def test_other_steps_of_another_run_are_named() -> None:
+    found = comparison()
+    live = replace(found, second=replace(found.second, steps=(39, 40, 41)))
+
+    assert "steps" not in verdict(found)[1]
+    assert "steps 39-41 against steps 0-29" in verdict(live)[1]
+
+
 def test_a_new_critical_finding_is_in_the_headline_although_steps_take_equally_long() -> None:
     equal = ComparedNumber(name="step time, s", first=0.4, second=0.4, ratio=1.0)
     (found,) = comparison().appeared
