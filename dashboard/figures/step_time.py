@@ -35,6 +35,9 @@ _MAX_MARKED = 150
 _BLANK_HEIGHT = 80
 _KINDS_HEIGHT = 300
 
+_BEYOND_RATIO = 0.08
+"""Distance between the marks of two kinds beyond the axis, as a part of the axis."""
+
 NESTING = frozenset({SpanKind.WAIT, SpanKind.HOST})
 """Kinds whose spans contain others or lie in them: their time is part of another line."""
 
@@ -134,6 +137,7 @@ def kind_times_figure(
     longest_s = max((max(by_step.values(), default=0.0) for by_step in ended.values()), default=0.0)
     unit, unit_ns = axis_unit(longest_s * NS_PER_S)
     figure = go.Figure()
+    num_beyond = 0
     for kind in sorted(drawn, key=KINDS.index):
         steps, seconds = _line(ended[kind], places)
         waits = times.wait_s.get(kind, {})
@@ -151,6 +155,13 @@ def kind_times_figure(
         )
         opened = {step: s for step, s in drawn[kind].items() if step not in ended[kind]}
         marks, symbols = open_marks(list(opened.values()), lowest=0.0, highest=longest_s)
+        if "triangle-up" in symbols:  # above those of other kinds, which would hide it
+            num_beyond += 1
+            end_s = longest_s * (1 + _BEYOND_RATIO * num_beyond)
+            marks = [
+                end_s if symbol == "triangle-up" else place
+                for place, symbol in zip(marks, symbols, strict=True)
+            ]
         if opened:
             figure.add_trace(
                 go.Scatter(

@@ -263,6 +263,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     # steps are rolled up after they were analysed.
     @app.callback(
         Output("overview-liveness", "children"),
+        Output("overview-kinds-about", "children"),
         Output("overview-kinds-fresh", "data"),
         Output("overview-kinds-shown", "data"),
         Output("liveness-timer", "interval"),
@@ -281,9 +282,10 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         times = None if run_id is None else provider.kind_times(run_id)
         open_step = post.shown.open_step
         revision = _kinds_revision(times, open_step)
-        kinds: tuple[Any, Any] = no_update, no_update
+        kinds: tuple[Any, ...] = no_update, no_update, no_update
         if run_id is not None and revision != post.kinds_revision:
-            kinds = kind_times_figure(run_id, times, open_step), revision
+            figure = kind_times_figure(run_id, times, open_step)
+            kinds = _kinds_about(open_step), figure, revision
         return liveness, *kinds, interval_ms, next_tick(post.num_ticks)
 
     @app.callback(
@@ -440,10 +442,17 @@ def _downloads(run_id: str | None, base_path: str) -> list[Component]:
     ]
 
 
+def _kinds_about(open_step: int | None) -> str:
+    about = (
+        "Mean per rank. Communication: the time that no compute hides, waiting included. Kinds"
+        " overlap, so they do not add up to the step time."
+    )
+    if open_step is None:
+        return about
+    return f"{about} Step {open_step:,} never ended: triangles are beyond the axis."
+
+
 def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> list[Component]:
-    opened = ""
-    if content.open_step is not None:
-        opened = f" Step {content.open_step} never ended: triangles are beyond the axis."
     return [
         html.Div(content.key_figures, id="overview-figures", className="figures"),
         html.Div(
@@ -489,8 +498,7 @@ def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> l
             "overview-kinds",
             kind_times_figure(content.run or "", times, content.open_step),
             title="Time by kind of span",
-            about="Mean per rank. Communication: the time that no compute hides, waiting included."
-            f" Kinds overlap, so they do not add up to the step time.{opened}",
+            about=_kinds_about(content.open_step),
         ),
         card(html.H2("Data quality"), html.Div(content.quality, id="overview-quality")),
     ]

@@ -158,11 +158,21 @@ def test_times_by_kind_fit_the_steps_that_ended_and_mark_the_one_that_never_did(
 
     assert figure.layout.yaxis.title.text == "time per rank (ms)"
     assert (list(forward.y), list(dp.y)) == ([240, 250], [30, 10])
-    # The end of the axis is the longest time of a step that ended.
-    assert (dp_open.x, dp_open.y, dp_open.marker.symbol) == (("5",), (250.0,), ("triangle-up",))
+    # 8 % above the longest time of a step that ended.
+    assert (dp_open.x, dp_open.y, dp_open.marker.symbol) == (("5",), (270.0,), ("triangle-up",))
     assert dp_open.customdata == ("60.0 s",)
     assert (forward_open.y, forward_open.marker.symbol) == ((245.0,), ("circle-open",))
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (1.5, 2.5)
+
+
+def test_marks_of_kinds_beyond_the_axis_do_not_hide_each_other() -> None:
+    times = mean_kind_times()
+    busy = {**times.busy_s, SpanKind.FORWARD: {3: 0.24, 4: 0.25, 5: 60.0}}
+    hung = replace(times, busy_s=busy, exposed_s={SpanKind.DP_COMM: {3: 0.03, 4: 0.01, 5: 60.0}})
+
+    figure = kind_times_figure("demo-42", hung, open_step=5)
+
+    assert [line.y for line in traces(figure) if line.mode == "markers"] == [(270.0,), (290.0,)]
 
 
 def test_a_run_that_never_ended_a_step_has_its_times_as_they_are() -> None:

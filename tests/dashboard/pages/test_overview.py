@@ -7,10 +7,12 @@ import pytest
 
 from rankscope.analysis.report.progress import AnalysisFailed
 from rankscope.dashboard.address import View
+from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.overview import overview_page
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, mean_kind_times, report, traces
 from tests.support.dashboard.page_text import words
+from tests.support.dashboard.posts import UPDATE_PATH, page_post
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -110,3 +112,24 @@ def test_times_by_kind_need_no_report() -> None:
             "forward",
             "dp-comm",
         ]
+
+
+def test_a_step_that_never_ends_is_named_without_a_reload() -> None:
+    provider = FakeProvider(reports={"demo-42": report()}, times=mean_kind_times())
+    client = create_app(provider).server.test_client()
+    values = {
+        "liveness-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 1,
+        "overview-shown.data": {
+            "run": "demo-42",
+            "revision": 7,
+            "is_silent": False,
+            "open_step": 30,
+        },
+        "overview-kinds-shown.data": "1 None",
+    }
+
+    answer = client.post(UPDATE_PATH, json=page_post(client, values)).get_json()["response"]
+
+    assert "Step 30 never ended" in answer["overview-kinds-about"]["children"]
+    assert answer["overview-kinds-shown"]["data"] == "1 30"
