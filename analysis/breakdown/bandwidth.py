@@ -13,6 +13,8 @@ from ..report.report import Bandwidth
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from ..replay.model import Transfers
 
 BUS_FACTORS = (
@@ -29,11 +31,16 @@ word in the operation's name; for n members it is ``factor * (n - 1) / n``.
 Source: NVIDIA nccl-tests, doc/PERFORMANCE.md."""
 
 
+P2P = "p2p"
+"""The operation of a transfer between a pair."""
+
+
 def measure_bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[Bandwidth, ...]:
-    """Return the achieved bandwidth of each class of alike transfers of known size.
+    """Return the achieved bandwidth of each kind, operation and size of known bytes.
 
     The algorithm bandwidth is the bytes over the median transfer time. The bus bandwidth counts the
-    bytes on the links; it is None for operations that `BUS_FACTORS` does not list.
+    bytes on the links; it is None for operations that `BUS_FACTORS` does not list. The two
+    directions of a pipeline are one class.
 
     Args:
         transfers: One row per instance.
@@ -42,28 +49,34 @@ def measure_bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[
     Returns:
         By kind and name, the largest transfers first.
     """
-    found = []
+    classes: dict[tuple[str, str, int, bool | None, int], list[NDArray[np.int64]]] = {}
     for kind in range(int(transfers.alike.max(initial=-1)) + 1):
         rows = np.flatnonzero((transfers.alike == kind) & (transfers.num_bytes > 0))
         if not len(rows):
             continue
         link = transfers.links[int(transfers.link[rows[0]])]
-        name = "p2p" if link.is_pair else transfers.names[int(transfers.name[rows[0]])]
-        median_ns = float(np.median(transfers.transfer_ns[rows]))
+        name = P2P if link.is_pair else transfers.names[int(transfers.name[rows[0]])]
+        names = {hosts.get(rank, "") for rank in link.members}
+        across = None if "" in names else len(names) > 1
+        num_bytes = int(transfers.num_bytes[rows[0]])
+        key = (link.kind, name, len(link.members), across, num_bytes)
+        classes.setdefault(key, []).append(rows)
+    found = []
+    for (kind_name, name, num_members, across, num_bytes), parts in classes.items():
+        transfer_ns = transfers.transfer_ns[np.concatenate(parts)]
+        median_ns = float(np.median(transfer_ns))
         if median_ns <= 0:
             continue
-        num_bytes = int(transfers.num_bytes[rows[0]])
         algorithm = num_bytes * NS_PER_S / median_ns
-        factor = 1.0 if link.is_pair else _bus_factor(name, len(link.members))
-        names = {hosts.get(rank, "") for rank in link.members}
+        factor = 1.0 if name == P2P else _bus_factor(name, num_members)
         found.append(
             Bandwidth(
-                kind=link.kind,
+                kind=kind_name,
                 name=name,
-                num_members=len(link.members),
-                across_hosts=None if "" in names else len(names) > 1,
+                num_members=num_members,
+                across_hosts=across,
                 num_bytes=num_bytes,
-                num_instances=len(rows),
+                num_instances=len(transfer_ns),
                 transfer_ns=median_ns,
                 algorithm_bytes_per_s=algorithm,
                 bus_bytes_per_s=None if factor is None else algorithm * factor,

@@ -10,9 +10,9 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 from pydantic import Field
 
+from rankscope.analysis.breakdown.starved import MIN_WAIT_RATIO
 from rankscope.analysis.breakdown.wait_graph import (
     MAX_NODES,
-    MIN_WAIT_RATIO,
     follow_waits,
     most_waited_for,
 )

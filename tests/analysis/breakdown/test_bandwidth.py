@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rankscope.analysis.breakdown.bandwidth import measure_bandwidths
@@ -39,6 +41,16 @@ def test_a_send_moves_its_bytes_once() -> None:
     (found,) = measure_bandwidths(transfers("send", pair, 8_000_000), {0: "a", 8: "b"})
 
     assert (found.bus_bytes_per_s, found.across_hosts) == (4e9, True)
+
+
+def test_the_two_directions_of_a_pipeline_are_one_class() -> None:
+    down, up = (Link(members=pair, kind="pp-send", is_pair=True) for pair in ((0, 8), (8, 0)))
+    one = transfers("send", down, 8_000_000)
+    side = np.array([0, 1, 1], np.int32)
+
+    (found,) = measure_bandwidths(replace(one, link=side, alike=side, links=(down, up)), {})
+
+    assert (found.num_instances, found.transfer_ns) == (3, 2_000_000)
 
 
 def test_an_unknown_operation_has_no_bus_bandwidth() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.breakdown.starved import MIN_WAIT_RATIO
 from rankscope.analysis.breakdown.wait_graph import (
-    MIN_WAIT_RATIO,
     WaitGraph,
     follow_waits,
     most_waited_for,
