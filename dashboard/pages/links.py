@@ -161,7 +161,7 @@ def _matrix(report: RunReport, matrix: LinkMatrix) -> Component:
         html.H2(f"Pairs by {what}"),
         html.P(
             "Transfer time above that of alike pairs. A red row: a slow sender. A red column: a"
-            " slow receiver. Blank: no transfer.",
+            " slow receiver. Blank: no transfer. Collectives are not in it.",
             className="about",
         ),
         graph("links-matrix", link_matrix_figure(matrix, run=report.run), min_px=560),
@@ -258,13 +258,14 @@ def _link_row(
 
 def _hosts(hosts: tuple[str, ...]) -> list[Component | str]:
     """Return the hosts of a link, of which a laptop's screen has room for one in a line."""
-    named = hosts[:2] if len(hosts) == 2 else hosts[:1]  # noqa: PLR2004  # a pair is named
+    if len(hosts) > 2:  # noqa: PLR2004  # a pair is named
+        more = f"{escape(hosts[0])} and {len(hosts) - 1:,} more"
+        return [html.Span(more, className="unbroken")]
     parts: list[Component | str] = []
-    for host in named:
+    for host in hosts:
         parts += [", "] if parts else []
         parts.append(html.Span(escape(host), className="unbroken"))
-    num_more = len(hosts) - len(named)
-    return [*parts, f" and {num_more:,} more"] if num_more else parts or [UNKNOWN]
+    return parts or [UNKNOWN]
 
 
 def _rates(one: LinkTransfers) -> str:

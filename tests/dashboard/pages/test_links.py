@@ -52,6 +52,13 @@ def test_a_slow_link_shows_its_bandwidth_against_alike_ones() -> None:
     assert "<b>a</b> | ,  | b" in text  # as text: Dash escapes it
 
 
+def test_the_hosts_of_a_large_group_are_one_line() -> None:
+    links = many(1)
+    group = replace(links.links[0], hosts=("<b>a</b>", "b", "c"))
+
+    assert "<b>a</b> and 2 more" in text_of(replace(links, links=(group,)))
+
+
 def test_the_table_shows_the_slowest_until_all_are_asked_for() -> None:
     few, whole = text_of(many(68)), text_of(many(68), show=ALL)
 
