@@ -242,9 +242,12 @@ def _show_all(
         )
         return [*parts, card(html.H2("Heat map"), html.P(reason, className="quiet"))]
     boxes = arrange_hosts(values)
-    above = ""
+    above = left_out = ""
     if quantity is RankQuantity.EVIDENCE and report.evidence is not None:
         above = f" above {report.evidence.baseline}"
+        if len(values.seconds) < len(report.coords) and report.evidence.links:
+            num, of = len(report.evidence.links), format_count(len(report.coords), "rank")
+            left_out = f" The {len(values.seconds):,} of {of} with the {num:,} slowest links."
     return [
         *parts,
         card(
@@ -258,7 +261,7 @@ def _show_all(
             html.P(
                 f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A"
                 " cell is a rank, a box a host; slow hosts, and switches with them, come first."
-                " Click a rank to open it.",
+                f" Click a rank to open it.{left_out}",
                 className="about",
             ),
             graph(

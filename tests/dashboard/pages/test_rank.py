@@ -176,6 +176,11 @@ def test_the_heat_map_opens_on_what_the_top_finding_is_seen_in(provider: FakePro
     links = replace(gaps, quantity="transfers", links=((0, 1),) * 8, baseline="alike links")
     found = text(replace(made, evidence=links))
     assert "Transfers of its slowest link above alike links, mean of steps 2 to 7" in found
+    # AND says which ranks have a cell if those of other links have none
+    seen = replace(seen, seconds={0: 0.1, 1: 0.1})
+    provider.values[RankQuantity.EVIDENCE] = seen
+    assert "The 2 of 8 ranks with the 8 slowest links." in text(replace(made, evidence=links))
+    assert "slowest links" not in found
     # AND without evidence on compute, of which this provider has nothing
     assert "gaps of the host" not in text(made)
 
