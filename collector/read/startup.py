@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 STARTED = """
 WITH before AS (
-    SELECT rank, kind, name, sum(duration_ns) AS part_ns, min(start_ns) AS begin_ns,
-        max(start_ns + duration_ns) AS end_ns
+    SELECT rank, name, any(spans.kind) AS kind, sum(duration_ns) AS part_ns,
+        min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
     FROM spans FINAL
     WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step < 0 AND depth = 0
         AND start_ns < {before_ns:Int64}
-    GROUP BY rank, kind, name
+    GROUP BY rank, name
 )
 """
 """Operations of each rank that lie in no other one."""

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from rankscope.analysis.report.text import format_duration
+from rankscope.tracer.span import SpanKind
 
 from ..text import escape_for_plotly
-from ..theme import KIND_COLORS, apply_style, axis_unit
+from ..theme import IDEAL, KIND_COLORS, apply_style, axis_unit
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.page_results import Startup
+    from rankscope.analysis.report.page_results import Startup, StartupSpan
 
 _MAX_NAMED = 8
 """Parts with a colour of their own; the others are one."""
+
+_OTHERS = "other parts"
 
 _ROW_PX, _FRAME_PX = 20, 96
 
@@ -25,29 +28,45 @@ def start_up_figure(found: Startup) -> go.Figure:
     unit, unit_ns = axis_unit(found.slowest[0].total_ns)
     labels = [f"rank {one.rank}" for one in found.slowest]
     figure = go.Figure()
-    colors = list(KIND_COLORS.values())
-    for place, part in enumerate(found.parts[:_MAX_NAMED]):
-        spans = [
-            (label, span)
-            for label, one in zip(labels, found.slowest, strict=True)
-            for span in one.spans
-            if span.name == part.name
-        ]
+    colors = _colors(found)
+    spans_of: dict[str, list[tuple[str, StartupSpan]]] = {}
+    for label, one in zip(labels, found.slowest, strict=True):
+        for span in one.spans:
+            name = span.name if span.name in colors else _OTHERS
+            spans_of.setdefault(name, []).append((label, span))
+    for name, color in [*colors.items(), (_OTHERS, IDEAL)]:
+        spans = spans_of.get(name)
+        if not spans:
+            continue
         figure.add_trace(
             go.Bar(
                 orientation="h",
                 y=[label for label, _ in spans],
                 base=[span.begin_ns / unit_ns for _, span in spans],
                 x=[span.duration_ns / unit_ns for _, span in spans],
-                name=escape_for_plotly(part.name),
-                marker={"color": colors[place % len(colors)]},
-                customdata=[format_duration(span.duration_ns) for _, span in spans],
-                hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
+                name=escape_for_plotly(name),
+                marker={"color": color},
+                customdata=[
+                    f"{escape_for_plotly(span.name)}, {format_duration(span.duration_ns)}"
+                    for _, span in spans
+                ],
+                hovertemplate="%{y}: %{customdata}<extra></extra>",
             )
         )
     height = _FRAME_PX + _ROW_PX * len(labels)
     apply_style(figure, height=height, zoom_key="start-up")
-    figure.update_layout(barmode="overlay", bargap=0.3, margin={"t": 40})
+    figure.update_layout(barmode="overlay", bargap=0.3, margin={"t": 40}, showlegend=True)
     figure.update_yaxes(autorange="reversed", type="category", categoryarray=labels, showgrid=False)
     figure.update_xaxes(title_text=f"time since the first span ({unit})", rangemode="tozero")
     return figure
+
+
+def _colors(found: Startup) -> dict[str, str]:
+    """Return the colour of each named part: of its kind, else one that no other part has."""
+    named = found.parts[:_MAX_NAMED]
+    kinds: dict[str, str] = {}
+    for part in named:
+        kinds.setdefault(part.kind, part.name)
+    own = {name: KIND_COLORS[SpanKind(kind)] for kind, name in kinds.items()}
+    free = iter([color for color in KIND_COLORS.values() if color not in own.values()])
+    return {part.name: own.get(part.name) or next(free) for part in named}

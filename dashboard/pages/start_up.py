@@ -57,15 +57,14 @@ def _head(found: Startup, run_id: str, base_path: str) -> Component:
     slowest = found.slowest[0]
     longest = format_duration(slowest.total_ns)
     host = f" on {escape(slowest.host)}" if slowest.host else ""
-    sentence: list[Any] = [
-        "Rank ",
-        rank_link(run_id, slowest.rank, base_path),
-        f"{host} took longest to start: {longest}.",
-        (
-            f" The median of {format_count(found.num_ranks, 'rank')} is"
-            f" {format_duration(found.median_ns)}."
-        ),
-    ]
+    sentence: list[Any] = ["Rank ", rank_link(run_id, slowest.rank, base_path), host]
+    if found.num_ranks == 1:
+        sentence.append(f" took {longest} to start.")
+    else:
+        sentence.append(
+            f" took longest to start: {longest}. The median of"
+            f" {format_count(found.num_ranks, 'rank')} is {format_duration(found.median_ns)}."
+        )
     return html.Div(
         [
             html.P(f"start-up of epoch {found.epoch}", className="verdict-cause"),
@@ -85,14 +84,19 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
         "slowest rank": "number",
     }
     rows = [_row(part, run_id, base_path) for part in found.parts]
-    shown = f" {len(found.slowest)} of {found.num_ranks:,} ranks, the slowest first."
-    return [
+    num, of = len(found.slowest), format_count(found.num_ranks, "rank")
+    shown = f"The {num} slowest of {of}." if num < found.num_ranks else "The slowest rank first."
+    by_rank = [
         card(
             html.H2("Start-up by rank"),
-            html.P(f"The longest spans before the first step.{shown}", className="about"),
+            html.P(f"The longest spans before the first step. {shown}", className="about"),
             graph("start-up", start_up_figure(found), min_px=560),
             label="start-up by rank",
-        ),
+        )
+    ]
+    is_drawn = any(span.duration_ns for one in found.slowest for span in one.spans)
+    return [
+        *(by_rank if is_drawn else []),
         card(
             html.H2("Parts"),
             html.P(

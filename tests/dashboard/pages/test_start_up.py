@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from rankscope.analysis.report.page_results import RankStartup, Startup, StartupPart, StartupSpan
 from rankscope.dashboard.address import View
 from rankscope.dashboard.figures.start_up import start_up_figure
 from rankscope.dashboard.pages.start_up import start_up_page
+from rankscope.dashboard.theme import KIND_COLORS
+from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.builders import FakeProvider
 from tests.support.dashboard.page_text import words
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
 
 S = 1_000_000_000
 
@@ -39,8 +47,48 @@ def test_the_slowest_rank_is_named_with_its_host_and_each_part_has_its_slowest()
     assert "Rank 1 on node-7 took longest to start: 62.0 s." in shown
     assert "<i>compile</i> | other | 2 | 5.00 s | 40.0 s | 1" in shown
     assert "&lt;i&gt;compile" in str(page)  # plotly would read tags
-    (bars,) = start_up_figure(found).to_plotly_json()["data"]
+    bars, *others = start_up_figure(found).to_plotly_json()["data"]
     assert (bars["y"], bars["base"], bars["x"]) == (["rank 1"], [3.0], [40.0])
+    assert others == []  # no legend of what is not there
+
+
+def one_rank(*names: str, kind: str = "forward", num_ns: int = S) -> Startup:
+    """Return the start-up of rank 0 with a span of each name, one after the other."""
+    part = StartupPart(
+        name="", kind=kind, num_ranks=1, median_ns=num_ns, longest_ns=num_ns, slowest_rank=0
+    )
+    spans = tuple(
+        StartupSpan(name=name, begin_ns=place * S, duration_ns=num_ns)
+        for place, name in enumerate(names)
+    )
+    return Startup(
+        epoch=0,
+        num_ranks=1,
+        median_ns=len(names) * S,
+        parts=tuple(replace(part, name=name) for name in names),
+        slowest=(RankStartup(rank=0, host="vm", total_ns=len(names) * S, spans=spans),),
+    )
+
+
+def test_a_part_has_the_colour_of_its_kind_or_one_of_its_own_and_the_others_are_one() -> None:
+    names = [f"part {number}" for number in range(10)]
+
+    *named, others = start_up_figure(one_rank(*names)).to_plotly_json()["data"]
+
+    colors = [bars["marker"]["color"] for bars in named]
+    assert colors[0] == KIND_COLORS[SpanKind.FORWARD]
+    assert len(set(colors)) == len(named) == 8
+    assert (others["name"], others["base"]) == ("other parts", [8.0, 9.0])
+
+
+def test_a_rank_alone_is_not_compared_and_what_took_no_time_is_not_drawn() -> None:
+    def page(found: Startup) -> Component:
+        provider = FakeProvider(reports={"a": None}, started=found)
+        return start_up_page(provider, View(page="start-up"), base_path="/")
+
+    assert "Rank 0 on vm took 1.00 s to start." in words(page(one_rank("build")))
+    assert "Start-up by rank" in words(page(one_rank("build")))
+    assert "Start-up by rank" not in words(page(one_rank("build", num_ns=0)))
 
 
 def test_a_run_without_such_spans_says_what_they_are() -> None:

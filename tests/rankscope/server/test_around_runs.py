@@ -37,6 +37,7 @@ def test_the_start_up_is_what_a_rank_did_before_its_first_step(empty_store: Stor
         [
             span(0, "import torch", start_s=1, seconds=4),
             span(0, "compile", start_s=6, seconds=5),
+            span(0, "compile", start_s=9, seconds=1) | {"kind": "host"},  # still one rank
             span(1, "compile", start_s=6, seconds=30),
             span(1, "compile", start_s=6, seconds=30),  # sent twice
             span(1, "forward", start_s=50, seconds=1, step=0),
