@@ -128,8 +128,9 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
                     x=middle[:ended],
                     y=(seconds[:ended] * NS_PER_S / unit_ns).tolist(),
                     customdata=steps[:ended],
-                    mode="lines+markers" if ended == 1 else "lines",
+                    mode="lines+markers" if _has_lone_step(seconds[:ended]) else "lines",
                     line=style,
+                    marker={"size": 4},
                     showlegend=False,
                     hovertemplate=(
                         f"step %{{customdata}}: %{{y:.4~g}} {unit}, {name}<extra></extra>"
@@ -203,6 +204,12 @@ class _Panel(NamedTuple):
             return cls(num, lowest, highest, "")
         own, peers = (format_seconds(one) for one in _known(opened[:, 0]))
         return cls(num, lowest, highest, f" · step {steps[num]} never ended: {own}, peers {peers}")
+
+
+def _has_lone_step(seconds: NDArray[np.float64]) -> bool:
+    """Return whether a step has a value between two that have none: a line would not show it."""
+    known = np.pad(np.isfinite(seconds), 1)
+    return bool((known[1:-1] & ~known[:-2] & ~known[2:]).any())
 
 
 def _known(seconds: NDArray[np.float64]) -> list[float | None]:

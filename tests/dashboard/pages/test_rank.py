@@ -198,6 +198,19 @@ def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() 
     assert [axis.title.text for axis in axes] == [None, None, "step"]
 
 
+def test_a_step_between_two_without_a_value_is_a_mark() -> None:
+    gc = KindSeries(
+        kind=SpanKind.GC,
+        own_s=np.array([np.nan, 0.2, np.nan, np.nan]),
+        peers_s=np.array([np.nan, np.nan, 0.3, 0.2]),
+    )
+    details = replace(DETAILS, steps=(4, 5, 6, 7), kinds=(gc,), samples=())
+
+    _, peers, own = traces(rank_over_steps_figure(analysed_report(), details))
+
+    assert (own.mode, peers.mode) == ("lines+markers", "lines")
+
+
 def test_each_panel_has_the_unit_of_its_own_times_and_a_rank_alone_has_no_median() -> None:
     forward = DETAILS.kinds[0]
     slow = replace(DETAILS, kinds=(replace(forward, own_s=1000 * forward.own_s),), samples=())
