@@ -58,9 +58,6 @@ _CLAUSE_END = re.compile(r"; (?![^()]*\))")
 _AS_CODE = re.compile(r"`([^`]+)`|(docs/[\w.-]+\.md(?:#[\w-]+)?)")
 """A command, or a place in the documentation, which this server does not serve."""
 
-ALERT_WIDTH = 240
-"""Pixels that the text of an alert has at least: on a phone the table scrolls."""
-
 COLORS = {"critical": "red", "warning": "orange"}
 
 
@@ -253,15 +250,15 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
                     miw=BADGE_WIDTH,
                 )
             ),
-            dmc.TableTd(about, miw=ALERT_WIDTH),
+            dmc.TableTd(about, className="evidence"),
             dmc.TableTd(
                 rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
                 className="of-ranks",
             ),
-            dmc.TableTd(_hosts(alert.hosts)),
-            dmc.TableTd(_link(alert, base_path), className="number"),
+            dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
+            dmc.TableTd(_link(alert, base_path), className="steps number"),
             dmc.TableTd(escape(state)),
-            dmc.TableTd(alert.fired),
+            dmc.TableTd(alert.fired, className="fired"),
         ]
     )
     return row
@@ -287,7 +284,8 @@ def _hosts(hosts: Sequence[str]) -> list[Component | str]:
     """Return the first hosts, a line each: a name is not broken at its hyphens."""
     if not hosts:
         return [EMPTY]
-    lines = [html.Div(escape(host), className="host-name") for host in hosts[:MAX_RANGES]]
+    names = [escape(host) for host in hosts[:MAX_RANGES]]
+    lines = [html.Div(name, title=name, className="host-name") for name in names]
     more = [f"and {len(hosts) - MAX_RANGES:,} more"] if len(hosts) > MAX_RANGES else []
     return [*lines, *more]
 
@@ -330,6 +328,7 @@ def _changes(found: AlertList) -> Component:
         id="alerts-choice",
         data=_choices(found),
         placeholder="an alert",
+        nothingFoundMessage="no active alert",
         searchable=True,
         size="sm",
         w="min(600px, 100%)",
