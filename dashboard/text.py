@@ -25,6 +25,13 @@ def cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
+def cut_middle(text: str, max_chars: int) -> str:
+    """Return the text, with an ellipsis for its middle if it is longer: names differ at the end."""
+    if len(text) <= max_chars:
+        return text
+    return f"{text[: max_chars // 2]}…{text[max_chars // 2 + 1 - max_chars :]}"
+
+
 def escape_for_plotly(text: str) -> str:
     """Return the escaped text for plotly's labels, which interpret some HTML."""
     escaped = escape(text)

@@ -9,14 +9,11 @@ import plotly.graph_objects as go
 from rankscope.analysis.report.text import format_seconds
 from rankscope.tracer.span import NS_PER_S
 
-from ..text import cut, escape_for_plotly
+from ..text import escape_for_plotly
 from ..theme import IDEAL, STEP_TIME, apply_style, axis_unit
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.page_results import RunComparison
-
-_MAX_CHARS = 32
-"""Characters of a run's name in the legend, which a phone shows whole."""
 
 
 def steps_figure(found: RunComparison, names: tuple[str, str]) -> go.Figure:
@@ -32,7 +29,7 @@ def steps_figure(found: RunComparison, names: tuple[str, str]) -> go.Figure:
                 x=list(range(len(steps))),
                 y=[seconds[step] * NS_PER_S / unit_ns for step in steps],
                 mode="lines+markers",
-                name=escape_for_plotly(cut(name, _MAX_CHARS)),
+                name=escape_for_plotly(name),
                 line={"color": color, "width": 1.6},
                 marker={"size": 4},
                 customdata=[[step, format_seconds(seconds[step])] for step in steps],

@@ -22,7 +22,7 @@ from rankscope.analysis.trace.errors import UnknownRunError
 from ..address import COMPARE, View, read_steps, write_address
 from ..callback_checks import Post, Ticks, takes
 from ..figures.comparison import steps_figure
-from ..text import escape
+from ..text import cut_middle, escape
 from .components import (
     SOON_MS,
     announced,
@@ -51,6 +51,9 @@ MIN_RATIO, MAX_RATIO = 0.98, 1.02
 """Changes within 2 % are not coloured: a mean step time varies as much between equal runs."""
 
 _MAX_RANGES = 4
+
+_MAX_CHARS = 32
+"""Characters of a run's name in a legend or heading, which a phone shows whole."""
 
 
 class AskedPost(Post):
@@ -219,6 +222,8 @@ def _content(provider: ReportProvider, view: View, base_path: str) -> tuple[list
     if isinstance(found, AnalysisFailed):
         reason = escape_sentence(found.reason)
         return [_notice("These cannot be compared", reason, "Choose other runs or steps.")], True
+    if (found.first.run, found.first.steps) == (found.second.run, found.second.steps):
+        return [_notice("Both are the same", "Choose another run, or other steps.")], True
     return _comparison(found, base_path), True
 
 
@@ -227,9 +232,11 @@ def _notice(title: str, *lines: str) -> Component:
 
 
 def _comparison(found: RunComparison, base_path: str) -> list[Component]:
-    names = _names(found)
+    full = _names(found)
+    first, second = (cut_middle(name, _MAX_CHARS) for name in full)
+    names = full if first == second else (first, second)
     return [
-        _verdict(found, names),
+        _verdict(found, full),
         html.Div(
             [
                 _settings_card(found, names),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.dashboard.text import escape, escape_for_plotly, format_place
+from rankscope.dashboard.text import cut_middle, escape, escape_for_plotly, format_place
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ def test_invisible_characters_are_written_out(outside: str, shown: str) -> None:
 
 def test_a_long_name_is_cut() -> None:
     assert len(escape("x" * 10_000)) == 256
+
+
+def test_of_a_long_name_begin_and_end_are_kept() -> None:
+    assert cut_middle("llama-70b-attempt-1", 11) == "llama…mpt-1"
+    assert cut_middle("llama-70b-attempt-1", 10) == "llama…pt-1"
+    assert cut_middle("llama", 5) == "llama"
 
 
 def test_html_is_escaped_for_plotly() -> None:

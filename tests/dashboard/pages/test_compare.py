@@ -79,6 +79,14 @@ def test_other_steps_of_another_run_are_named() -> None:
     assert "steps 39-41 against steps 0-29" in verdict(live)[1]
 
 
+def test_steps_of_one_run_that_are_the_same_are_not_compared() -> None:
+    same = replace(comparison(), first=comparison().second)
+    provider = FakeProvider(reports={"b": None}, compared=same)
+    view = View(page="compare", run="b", with_run="b", steps=(0, 99))
+
+    assert "Both are the same" in words(compare_page(provider, view, base_path="/"))
+
+
 def test_a_new_critical_finding_is_in_the_headline_although_steps_take_equally_long() -> None:
     equal = ComparedNumber(name="step time, s", first=0.4, second=0.4, ratio=1.0)
     (found,) = comparison().appeared
