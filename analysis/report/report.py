@@ -433,10 +433,12 @@ class RunReport:
     def longest_waits(self) -> tuple[Starved, ...]:
         """The waiting ranks, those first that wait longest for the ranks of the top finding.
 
-        If it names none, or is no problem, those that wait longest.
+        If it names none, or all that wait, or is no problem, those that wait longest.
         """
         top = self.top_finding
         culprits = set() if top.severity is Severity.NONE else set(top.ranks)
+        if culprits.issuperset(one.rank for one in self.starved):
+            culprits = set()
 
         def order(one: Starved) -> tuple[float, float]:
             on_culprits = sum(each.ratio for each in one.waits_on if each.rank in culprits)

@@ -100,3 +100,4 @@ def test_the_ranks_that_wait_longest_for_the_culprit_come_first() -> None:
 
     assert order(slow) == [1, 0, 2, 5]
     assert order(healthy) == [5, 0, 1, 2]
+    assert order(replace(slow, ranks=(0, 1, 2, 5))) == [5, 0, 1, 2]
