@@ -24,13 +24,13 @@ from ..theme import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Sized
 
     from rankscope.analysis.report.progress import MarkedSteps, MeanKindTimes
     from rankscope.analysis.report.report import RunReport
 
 _MAX_MARKED = 150
-"""Steps up to which each has a point."""
+"""Steps of an axis up to which each has a point."""
 
 _BLANK_HEIGHT = 80
 _KINDS_HEIGHT = 300
@@ -254,7 +254,7 @@ def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places, *, un
             x=actual,
             y=_in_unit(seconds, unit_ns),
             customdata=_durations(seconds),
-            mode=_mode(actual),
+            mode=_mode(places),
             line={"color": STEP_TIME, "width": 2},
             marker={"size": 5, "symbol": _symbols(actual, warmup), "color": STEP_TIME},
             hovertemplate="%{customdata}",
@@ -273,7 +273,7 @@ def _add_mfu(
             name="MFU",
             x=steps,
             y=[None if ratio is None else 100 * ratio for ratio in ratios],
-            mode=_mode(steps),
+            mode=_mode(places),
             line={"color": MFU, "width": 2},
             marker={"size": 5, "symbol": _symbols(steps, set(map(str, warmup))), "color": MFU},
             hovertemplate="%{y:.1f} %",
@@ -326,8 +326,8 @@ def _symbols(steps: Sequence[str], warmup: set[str]) -> list[str]:
     return ["circle-open" if step in warmup else "circle" for step in steps]
 
 
-def _mode(steps: Sequence[str]) -> str:
-    return "lines+markers" if len(steps) <= _MAX_MARKED else "lines"
+def _mode(on_axis: Sized) -> str:
+    return "lines+markers" if len(on_axis) <= _MAX_MARKED else "lines"
 
 
 def _shade(figure: go.Figure, shaded: tuple[int, int] | None, places: _Places) -> None:

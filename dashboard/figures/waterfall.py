@@ -67,7 +67,7 @@ def waterfall_figure(rows: WaterfallRows, *, run: str) -> go.Figure:
     apply_style(figure, height=_HEIGHT, zoom_key=f"waterfall {run} {rows.by}")
     figure.update_layout(barmode="stack", bargap=0.15, margin={"l": 62, "r": 16, "t": 8, "b": 44})
     figure.update_layout(legend={"traceorder": "normal"})
-    figure.update_xaxes(type="category", title_text=word, showgrid=False, nticks=12)
+    figure.update_xaxes(type="category", title_text=word, showgrid=False, nticks=6)
     figure.update_yaxes(title_text=f"time of a step ({unit})")
     return figure
 
@@ -112,7 +112,7 @@ def mfu_figure(report: RunReport, history: RunHistory | None) -> go.Figure:
         _mark_pauses(figure, report)
         _mark_restarts(figure, () if report.mfu is None else report.mfu.restart_steps)
     figure.update_layout(margin={"l": 62, "r": 16, "t": 30, "b": 44}, hovermode="closest")
-    figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False)
+    figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False, tickangle=0)
     if len({*by_step, *loss}) <= MAX_LABELLED:  # plotly would label halves of steps
         figure.update_xaxes(tickmode="linear", tick0=0, dtick=1)
     figure.update_xaxes(title_text="step", row=max(len(rows), 1), col=1)

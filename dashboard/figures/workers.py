@@ -83,7 +83,7 @@ def worker_figure(report: RunReport) -> go.Figure:
         figure.update_traces(text=_texts(slowdown), texttemplate="%{text}")
     apply_style(figure, height=340, zoom_key=f"workers {report.run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
-    figure.update_xaxes(type="category", title_text=column, showgrid=False, nticks=8, tickangle=0)
+    figure.update_xaxes(type="category", title_text=column, showgrid=False, nticks=6)
     figure.update_yaxes(
         type="category",
         title_text="PP position (stage)" if report.has_layout else None,
