@@ -254,7 +254,7 @@ def _as_measured(
 ) -> NDArray[np.float64]:
     """Return the ideal durations of a slow rank, or if its compute is longer then, its baseline.
 
-    The ideal is a mean outside all parts. Where that is only the start of the job, which warms up,
+    The ideal is a mean outside all parts. If that is only the start of the job, which warms up,
     the fault itself is faster. Then what the rank was measured against is all that is known.
 
     Args:
