@@ -20,7 +20,9 @@ _MAX_NAMED = 8
 
 _OTHERS = "other parts"
 
-_ROW_PX, _FRAME_PX = 20, 96
+_ROW_PX, _FRAME_PX, _LEGEND_PX = 20, 96, 20
+_NUM_PER_LINE = 3
+"""Names of parts in a line of the legend, on a phone."""
 
 
 def start_up_figure(found: Startup) -> go.Figure:
@@ -53,7 +55,8 @@ def start_up_figure(found: Startup) -> go.Figure:
                 hovertemplate="%{y}: %{customdata}<extra></extra>",
             )
         )
-    height = _FRAME_PX + _ROW_PX * len(labels)
+    num_lines = -(-len(spans_of) // _NUM_PER_LINE)
+    height = _FRAME_PX + _ROW_PX * len(labels) + _LEGEND_PX * max(num_lines - 1, 0)
     apply_style(figure, height=height, zoom_key="start-up")
     figure.update_layout(barmode="overlay", bargap=0.3, margin={"t": 40}, showlegend=True)
     figure.update_yaxes(autorange="reversed", type="category", categoryarray=labels, showgrid=False)

@@ -183,14 +183,16 @@ def _edge_labels(
 def _nodes(graph: WaitGraph, places: list[tuple[float, float]], *, is_small: bool) -> go.Scatter:
     waits: dict[int, list[str]] = {}
     for edge in graph.edges:
-        other = node_name(graph.nodes[edge.on_node])
-        waits.setdefault(edge.node, []).append(f"{format_percent(edge.ratio)} for {other}")
+        node, other = graph.nodes[edge.node], node_name(graph.nodes[edge.on_node])
+        num = len(edge.ranks)
+        who = f"{format_count(num, 'rank')}: " if num < len(node.ranks) else ""
+        waits.setdefault(edge.node, []).append(f"{who}{format_percent(edge.ratio)} for {other}")
     hover = [
         "<br>".join(
             [
                 f"<b>{node_name(node)}</b>",
                 f"ranks {format_ranges(node.ranks, max_ranges=6)}, stage {node.stage}",
-                *("waits " + text + " of a step" for text in waits.get(number, ())[:6]),
+                *(f"waits, of a step: {text}" for text in waits.get(number, ())[:6]),
             ]
         )
         for number, node in enumerate(graph.nodes)

@@ -202,7 +202,7 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
             " alike ones, their own other steps.",
             className="about",
         ),
-        table("slowest links", head, rows, class_name="plain-rows"),
+        table("slowest links", head, rows, class_name="plain-rows unbroken"),
         *more,
     )
 
@@ -238,7 +238,7 @@ def _link_row(
     excess = format_percent(one.excess_ratio, digits=1)
     row: Component = dmc.TableTr(
         [
-            dmc.TableTd(html.Span(members, className="unbroken")),
+            dmc.TableTd(members),
             *([dmc.TableTd(steps)] if has_slow else []),
             dmc.TableTd(format_duration(one.transfer_ns), className="number"),
             dmc.TableTd(format_duration(one.expected_ns), className="number"),
@@ -248,7 +248,7 @@ def _link_row(
             ),
             dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
             dmc.TableTd(_rates(one), className="number"),
-            dmc.TableTd(one.kind, className="unbroken"),
+            dmc.TableTd(one.kind),
             dmc.TableTd(_hosts(one.hosts)),
             dmc.TableTd(f"{one.num_transfers:,}", className="number"),
         ]
@@ -256,16 +256,11 @@ def _link_row(
     return row
 
 
-def _hosts(hosts: tuple[str, ...]) -> list[Component | str]:
+def _hosts(hosts: tuple[str, ...]) -> str:
     """Return the hosts of a link, of which a laptop's screen has room for one in a line."""
     if len(hosts) > 2:  # noqa: PLR2004  # a pair is named
-        more = f"{escape(hosts[0])} and {len(hosts) - 1:,} more"
-        return [html.Span(more, className="unbroken")]
-    parts: list[Component | str] = []
-    for host in hosts:
-        parts += [", "] if parts else []
-        parts.append(html.Span(escape(host), className="unbroken"))
-    return parts or [UNKNOWN]
+        return f"{escape(hosts[0])} and {len(hosts) - 1:,} more"
+    return ", ".join(map(escape, hosts)) or UNKNOWN
 
 
 def _rates(one: LinkTransfers) -> str:
@@ -301,5 +296,5 @@ def _bandwidths(bandwidths: tuple[Bandwidth, ...]) -> Component:
         html.P(
             "Bus bandwidth: what each member's link carries, as in nccl-tests.", className="about"
         ),
-        table("bandwidth by operation and size", head, rows, class_name="plain-rows"),
+        table("bandwidth by operation and size", head, rows, class_name="plain-rows unbroken"),
     )

@@ -575,5 +575,5 @@ def _host(details: RankDetails, base_path: str) -> Component:
     return card(
         html.H2(title),
         html.P("Findings of all runs that name a rank on it, the newest first.", className="about"),
-        table("findings of its host", head, rows, class_name="plain-rows"),
+        table("findings of its host", head, rows, class_name="plain-rows unbroken"),
     )

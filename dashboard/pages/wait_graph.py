@@ -238,7 +238,7 @@ def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
 
     def names(ranks: tuple[int, ...], node: WaitNode) -> list[Component | str]:
         listed = rank_links(report.run, ranks, base_path, max_ranges=3)
-        return [*listed, f" (stage {node.stage})"]
+        return [*listed, " ", html.Span(f"(stage {node.stage})", className="unbroken")]
 
     rows = [
         dmc.TableTr(

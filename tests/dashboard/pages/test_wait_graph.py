@@ -106,7 +106,8 @@ def test_each_waiting_rank_has_an_arrow_and_says_for_whom() -> None:
     assert nodes.customdata[0] == SLOW_RANK
     assert nodes.x[0] == 0
     hover = dict(zip(nodes.customdata, nodes.hovertext, strict=True))
-    assert "for rank 5 of a step" in hover[4]
+    assert "waits, of a step: 3" in hover[4]
+    assert hover[4].endswith("% for rank 5")
 
 
 def test_of_shares_that_would_overlap_on_their_arrows_the_largest_is_shown() -> None:
