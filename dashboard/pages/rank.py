@@ -299,7 +299,7 @@ def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
             dmc.TableTd(format_seconds(values.seconds[rank]), className="number"),
         ]
         rows.append(dmc.TableTr(cells))
-    head = {"rank": "number", "host": "", "switch": "", "mean per step": "number"}
+    head = {"rank": "number", "host": "", "switch": "", "per step": "number"}
     title = "By rank, the longest first"
     if len(rows) < len(ordered):
         title = f"The {len(rows)} longest of {format_count(len(ordered), 'rank')}"
