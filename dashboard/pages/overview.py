@@ -270,7 +270,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         Output("liveness-timer", "max_intervals"),
         Input("liveness-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
-        State("overview-shown", "data"),
+        Input("overview-shown", "data"),  # with the step that never ended, once it is known
         State("overview-kinds-shown", "data"),
         prevent_initial_call=True,
     )
@@ -449,7 +449,7 @@ def _kinds_about(open_step: int | None) -> str:
     )
     if open_step is None:
         return about
-    return f"{about} Step {open_step:,} never ended: triangles are beyond the axis."
+    return f"{about} Step {open_step:,} never ended: a triangle is a time beyond the axis."
 
 
 def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> list[Component]:
