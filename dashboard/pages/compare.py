@@ -52,6 +52,9 @@ MIN_RATIO, MAX_RATIO = 0.98, 1.02
 
 _MAX_RANGES = 4
 
+_MAX_BESIDE = 3
+"""Settings whose card fits above the numbers, beside the parts of a step."""
+
 _MAX_CHARS = 32
 """Characters of a run's name in a legend or heading, which a phone shows whole."""
 
@@ -235,11 +238,14 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
     full = _names(found)
     first, second = (cut_middle(name, _MAX_CHARS) for name in full)
     names = full if first == second else (first, second)
+    settings = _settings_card(found, names)
+    is_long = len(found.settings) > _MAX_BESIDE
     return [
         _verdict(found, full),
+        *([settings] if is_long else []),
         html.Div(
             [
-                _settings_card(found, names),
+                *([] if is_long else [settings]),
                 card(
                     html.H2("Numbers"),
                     _numbers("numbers", found.numbers, names),

@@ -71,6 +71,16 @@ def test_the_step_times_of_two_layouts_are_neither_good_nor_bad() -> None:
     assert "the layouts differ, so a step is not the same work" in shown
 
 
+def test_many_settings_have_the_width_of_the_page() -> None:
+    def num_parts(num_settings: int) -> int:
+        found = replace(comparison(), settings=(("env A", None, "1"),) * num_settings)
+        provider = FakeProvider(reports={"b": None, "a": None}, compared=found)
+        page = compare_page(provider, View(page="compare", run="b"), base_path="/")
+        return len(find_part(page, "compare-content")["children"])
+
+    assert (num_parts(3), num_parts(4)) == (4, 5)
+
+
 def test_other_steps_of_another_run_are_named() -> None:
     found = comparison()
     live = replace(found, second=replace(found.second, steps=(39, 40, 41)))
