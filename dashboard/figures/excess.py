@@ -25,7 +25,7 @@ MAX_COLUMNS = 1500
 
 MIN_SCALE_RATIO = 0.05
 """Share of a mean step that a scale of colours has at least, so that noise stays pale."""
-_PIXELS_PER_ROW = 30
+_PIXELS_PER_ROW = 42
 _MIN_HEIGHT = 220
 _MAX_HEIGHT = 560
 _PAIR = 2

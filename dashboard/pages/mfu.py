@@ -85,7 +85,10 @@ def _sentence(report: RunReport) -> str:
     if report.mfu is None:
         return f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
     found = report.mfu_shape
-    shape = "" if found is None else f" Shape: {found.name}, {found.text}."
+    shape = ""
+    if found is not None:
+        name = "" if found.text.startswith(found.name) else f"{found.name}, "
+        shape = f" Shape: {name}{found.text}."
     # A finding names the cause: a guess from the shape of the curve would contradict it.
     is_explained = report.top_finding.severity not in (Severity.MINOR, Severity.NONE)
     causes = "" if found is None or is_explained else found.causes

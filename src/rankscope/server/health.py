@@ -121,11 +121,11 @@ class HealthReader:
         parts = [
             _loops(values),
             self._intake(values, ledger, now_ns),
-            _tables(values),
             self._disk(),
             _hosts(hosts, now_ns),
             _records(self._read_account()),
             _bad_rows(bad_rows),
+            _tables(values),
         ]
         return Health(
             problems=tuple(problem for _, problems in parts for problem in problems),
