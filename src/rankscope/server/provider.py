@@ -588,14 +588,18 @@ class StoreProvider:
         return silence_like(self._alerting, name, for_s=for_s)
 
     def run_lines(self) -> tuple[RunLine, ...]:
-        """Return every run with what stored results say of it, the newest first."""
+        """Return every run with what is known of it without an analysis, the newest first."""
         if self._store is None:
             return tuple(RunLine(run=run) for run in self._source.runs())
-        return tuple(map(self._mark_silence, read_run_lines(self._store)))
+        return tuple(map(self._complete_live, read_run_lines(self._store)))
 
-    def _mark_silence(self, line: RunLine) -> RunLine:
+    def _complete_live(self, line: RunLine) -> RunLine:
+        """Return a running job's line with its silence, and the numbers of its last diagnosis."""
         if line.run.state != RUNNING:
             return line
+        if (report := self._reports.peek(line.run.run_id)) is not None:
+            mfu = None if report.mfu is None else report.mfu.mean
+            line = replace(line, step_s=report.step_time_s.actual, mfu=mfu)
         with suppress(UnknownRunError):  # deleted meanwhile
             return replace(line, is_silent=self.silence(line.run.run_id) is not None)
         return line
