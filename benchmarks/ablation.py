@@ -155,7 +155,7 @@ RULES = (
     Rule("0.5 % of the rows may be at fault", "max_faulty_share", 0.0),
     Rule("a whole stage or host (80 %)", "whole_share", 0.5),
     Rule("pauses of 10 x the usual gap", "pause_factor", 1.0),
-    Rule("rest of a link beside its device", "min_loss_ratio", 1e-9),
+    Rule("1 % of the time for a second fault, or pauses", "min_loss_ratio", 1e-9),
     Rule("an only group may be the network", "are_only_groups", _never),
     Rule("one culprit explains a slow network", "has_one_location", _never),
     Rule("a step may be long as a whole", "common_share", 1.1),
