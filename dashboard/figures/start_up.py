@@ -10,7 +10,7 @@ from rankscope.analysis.report.text import format_duration
 from rankscope.tracer.span import SpanKind
 
 from ..text import escape_for_plotly
-from ..theme import IDEAL, KIND_COLORS, apply_style, axis_unit
+from ..theme import KIND_COLORS, apply_style, axis_unit
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.page_results import Startup, StartupSpan
@@ -36,7 +36,7 @@ def start_up_figure(found: Startup) -> go.Figure:
         for span in one.spans:
             name = span.name if span.name in colors else _OTHERS
             spans_of.setdefault(name, []).append((label, span))
-    for name, color in [*colors.items(), (_OTHERS, IDEAL)]:
+    for name, color in [*colors.items(), (_OTHERS, KIND_COLORS[SpanKind.OTHER])]:
         spans = spans_of.get(name)
         if not spans:
             continue
@@ -67,9 +67,10 @@ def start_up_figure(found: Startup) -> go.Figure:
 def _colors(found: Startup) -> dict[str, str]:
     """Return the colour of each named part: of its kind, else one that no other part has."""
     named = found.parts[:_MAX_NAMED]
-    kinds: dict[str, str] = {}
+    colors = {kind: color for kind, color in KIND_COLORS.items() if kind is not SpanKind.OTHER}
+    own: dict[SpanKind, str] = {}
     for part in named:
-        kinds.setdefault(part.kind, part.name)
-    own = {name: KIND_COLORS[SpanKind(kind)] for kind, name in kinds.items()}
-    free = iter([color for color in KIND_COLORS.values() if color not in own.values()])
-    return {part.name: own.get(part.name) or next(free) for part in named}
+        own.setdefault(SpanKind(part.kind), part.name)
+    first = {name: colors[kind] for kind, name in own.items() if kind in colors}
+    free = iter([color for color in colors.values() if color not in first.values()])
+    return {part.name: first.get(part.name) or next(free) for part in named}

@@ -79,6 +79,9 @@ def test_a_part_has_the_colour_of_its_kind_or_one_of_its_own_and_the_others_are_
     assert colors[0] == KIND_COLORS[SpanKind.FORWARD]
     assert len(set(colors)) == len(named) == 8
     assert (others["name"], others["base"]) == ("other parts", [8.0, 9.0])
+    # AND no named part has the colour of those
+    (bars,) = start_up_figure(one_rank("barrier", kind="other")).to_plotly_json()["data"]
+    assert bars["marker"]["color"] != others["marker"]["color"]
 
 
 def test_a_rank_alone_is_not_compared_and_what_took_no_time_is_not_drawn() -> None:
