@@ -10,6 +10,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
+from rankscope.analysis.alert_rules import FINDING
 from rankscope.analysis.report.alert_list import AlertState
 from rankscope.analysis.report.text import EMPTY, format_count, format_range, format_ranges
 
@@ -315,7 +316,10 @@ def _choices(found: AlertList) -> list[dict[str, str]]:
 
 def _label(alert: ShownAlert) -> str:
     ranks = f" on {format_ranges(alert.ranks, max_ranges=MAX_RANGES)}" if alert.ranks else ""
-    return f"{alert.run or 'server'}: {alert.cause or alert.rule}{ranks} ({alert.name})"
+    # Two rules may alert about the same cause.
+    rule = alert.rule if alert.rule != FINDING else ""
+    what = ", ".join(each for each in (rule, alert.cause) if each)
+    return f"{alert.run or 'server'}: {what}{ranks} ({alert.name})"
 
 
 def _changes(found: AlertList) -> Component:

@@ -8,7 +8,7 @@ from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.alerts import alerts_page
 from tests.support.dashboard.builders import FakeProvider
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import find_part, words
 from tests.support.dashboard.posts import page_post, post
 
 OPEN = ShownAlert(
@@ -83,6 +83,20 @@ def test_without_alerts_the_page_says_so() -> None:
 def test_who_may_only_read_gets_no_buttons() -> None:
     assert "Acknowledge" in page(LIST)
     assert "Acknowledge" not in page(replace(LIST, may_change=False))
+
+
+def test_two_alerts_about_one_cause_differ_in_the_choice() -> None:
+    drop = replace(OPEN, name="2b3c4d5e", rule="mfu-drop")
+    made = alerts_page(
+        FakeProvider(alert_list=replace(LIST, alerts=(OPEN, drop))),
+        View(page="alerts"),
+        base_path="/",
+    )
+
+    assert [each["label"] for each in find_part(made, "alerts-choice")["data"]] == [
+        "job: slow-compute on 4-6 (1a2b3c4d)",
+        "job: mfu-drop, slow-compute on 4-6 (2b3c4d5e)",
+    ]
 
 
 def test_the_filter_and_the_changes_are_answered() -> None:
