@@ -45,11 +45,14 @@ document.addEventListener(
     if (!plot || !window.Plotly) return;
     event.stopPropagation();
     const ink = getComputedStyle(document.body);
+    const { canvas } = window.dash_clientside;
+    const images = canvas.images(plot);
     const layout = {
       ...plot.layout,
       paper_bgcolor: ink.backgroundColor,
       font: { ...plot.layout.font, color: ink.color, family: "sans-serif" },
-      images: window.dash_clientside.canvas.images(plot),
+      images,
+      showlegend: images.length ? true : plot.layout.showlegend, // the page has that of the timeline
       width: plot.clientWidth,
       height: plot.clientHeight + 44,
       margin: { ...plot.layout.margin, t: ((plot.layout.margin || {}).t || 0) + 44 },
@@ -59,12 +62,9 @@ document.addEventListener(
         font: { size: 13 },
       },
     };
-    // A legend at the top of the figure goes below the title.
-    const { legend } = layout;
-    if (legend && legend.yref === "container") layout.legend = { ...legend, y: 1 - 44 / layout.height };
     const name = document.title.replace(/[^A-Za-z0-9._-]+/g, "-");
     const options = { format: "png", scale: 2, filename: name, width: layout.width, height: layout.height };
-    window.Plotly.downloadImage({ data: plot.data, layout }, options);
+    window.Plotly.downloadImage({ data: canvas.traces(plot), layout }, options);
   },
   true,
 );

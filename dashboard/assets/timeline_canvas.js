@@ -1,4 +1,5 @@
-// Draws the spans of a step on a canvas beneath plotly's axes, and says what is under the pointer.
+// Draws the spans of a step on a canvas beneath plotly's axes, and their legend, and says what is
+// under the pointer.
 // Plotly makes an element for each bar: 2,500 take half a second. Here 8,000 take 2 ms.
 (() => {
   const MAX_PIXELS = 8e6; // of a canvas; of more rows, only those near the screen are painted
@@ -6,6 +7,7 @@
   const NEAR_PX = 2; // around a bar that is thinner than a pointer
   const drawings = new Map(); // by part
   let numDrawings = 0;
+  const hidden = new Set(); // kinds, by the legend
   const numDrawn = new WeakMap(); // pictures that a canvas has shown
 
   const unpack = (Type, packed) => {
@@ -49,11 +51,6 @@
     view.top = (line) => view.t + (line - view.y[1]) * view.perLine;
     return view;
   };
-  const hiddenKinds = (part) => {
-    const traces = (plotOf(part) || {})._fullData || [];
-    return new Set(traces.filter((one) => one.visible === "legendonly").map((one) => one.legendgroup));
-  };
-
   // A kind's colour in this theme. That of a wait may be pale.
   const toned = (kind, color) => {
     const wait = kind === "wait" && getComputedStyle(document.documentElement).getPropertyValue("--wait");
@@ -101,7 +98,7 @@
   };
 
   // Each cell of a picture is a pixel of an image, which is drawn at the size of the rows.
-  const imageOf = (cells, hidden) => {
+  const imageOf = (cells) => {
     const key = [...hidden, toned("wait", "#")].join();
     if (cells.image && cells.key === key) return cells.image;
     const image = document.createElement("canvas");
@@ -124,7 +121,6 @@
   };
 
   const render = (context, drawing, view) => {
-    const hidden = hiddenKinds(drawing.shown.part);
     context.save();
     context.beginPath();
     context.rect(view.l, view.t, view.w, view.h);
@@ -135,7 +131,7 @@
       const [begin, end] = drawing.cells.ends;
       const { num_lines: lines } = drawing.cells;
       context.imageSmoothingEnabled = false;
-      const image = imageOf(drawing.cells, hidden);
+      const image = imageOf(drawing.cells);
       const [left, top] = [view.left(begin), view.top(-0.5)];
       context.drawImage(image, left, top, (end - begin) * view.perMs, lines * view.perLine);
     }
@@ -197,6 +193,7 @@
     const bars = (shown.bars || []).map(barsOf);
     const drawing = { shown, bars, cells, held, isNew: true, number: numDrawings += 1 };
     drawing.texts = shown.texts;
+    if (shown.legend) showLegend(shown.legend);
     drawings.set(shown.part, drawing);
     paint(drawing);
     hook(shown.part);
@@ -225,6 +222,49 @@
     }
   }, { capture: true, passive: true });
 
+  // The legend, whose lines plotly would not fill. A click on a kind hides or shows it, a double
+  // click shows it alone, or all.
+  const press = (key) => {
+    key.setAttribute("aria-pressed", !hidden.has(key.dataset.kind));
+  };
+  const showLegend = (entries) => {
+    const place = document.getElementById("timeline-legend");
+    const names = entries.map((one) => one.name).join();
+    if (!place || place.dataset.names === names) return;
+    place.dataset.names = names;
+    place.replaceChildren(...entries.map(({ name, legendgroup: kind, marker, line }) => {
+      const key = document.createElement(kind ? "button" : "span");
+      const sign = document.createElement("i");
+      sign.className = line ? "line" : marker.pattern ? "hatched" : "";
+      if (!marker || !marker.pattern) sign.style.background = (line || marker).color;
+      key.className = "key";
+      key.append(sign, name);
+      if (kind) {
+        key.dataset.kind = kind;
+        key.title = "Hide or show; double click: alone, or all";
+        press(key);
+      }
+      return key;
+    }));
+  };
+  for (const [event, isDouble] of [["click", false], ["dblclick", true]]) {
+    document.addEventListener(event, ({ target }) => {
+      const key = target.closest("#timeline-legend button");
+      if (!key) return;
+      const keys = [...key.parentElement.querySelectorAll("button")];
+      const { kind } = key.dataset;
+      const others = keys.map((one) => one.dataset.kind).filter((one) => one !== kind);
+      const isAlone = others.every((one) => hidden.has(one));
+      if (!isDouble && !hidden.delete(kind)) hidden.add(kind);
+      if (isDouble) {
+        hidden.delete(kind);
+        for (const one of others) hidden[isAlone ? "delete" : "add"](one);
+      }
+      keys.forEach(press);
+      repaint();
+    });
+  }
+
   // A saved picture has the whole plot, as an image beneath plotly's axes.
   const images = (gd) => {
     const part = [...drawings.keys()].find((one) => plotOf(one) === gd);
@@ -239,6 +279,13 @@
       source: canvas.toDataURL(), xref: "paper", yref: "paper", x: 0, y: 1, sizex: 1, sizey: 1,
       sizing: "stretch", layer: "below",
     }];
+  };
+
+  // Its traces: plotly's, and those of a legend.
+  const traces = (gd) => {
+    const of = [...drawings.values()].find(({ shown }) => plotOf(shown.part) === gd);
+    const keys = ((of && of.shown.legend) || []).filter((one) => one.type);
+    return [...gd.data, ...keys].filter((one) => !hidden.has(one.legendgroup));
   };
 
   // The texts of spans are asked for when the pointer is on one for the first time.
@@ -258,7 +305,6 @@
 
   // The bar at a place in pixels of the figure: the shortest of those there, drawn last.
   const barAt = (drawing, view, x, y) => {
-    const hidden = hiddenKinds(drawing.shown.part);
     let best = null;
     for (const bars of drawing.bars) {
       if (hidden.has(bars.kind)) continue;
@@ -354,5 +400,5 @@
   }, { capture: true });
 
   window.dash_clientside = window.dash_clientside || {};
-  window.dash_clientside.canvas = { draw, hold, images, describe };
+  window.dash_clientside.canvas = { draw, hold, images, traces, describe };
 })();

@@ -39,6 +39,9 @@ makes a moire, so waits are pale there."""
 _LETTER = 7.4
 """Pixels of a letter in the margin, on average."""
 
+_LEAST_MARGIN = 56
+"""Pixels of the word "rank" and half of a label of times."""
+
 VEIL = "rgba(134,142,150,0.62)"
 """Colour over what is not marked, of the same effect on white and on near-black."""
 
@@ -315,7 +318,8 @@ def _length_ms(timeline: StepTimeline) -> float:
 def left_margin(names: Iterable[str], ticks: Iterable[str]) -> int:
     """Return the width in pixels of a margin with names of groups beside labels of rows."""
     plain = (tick.removeprefix("<b>").removesuffix("</b>") for tick in ticks)
-    return round(sum(max(map(len, texts), default=0) for texts in (names, plain)) * _LETTER) + 28
+    letters = sum(max(map(len, texts), default=0) for texts in (names, plain))
+    return max(round(letters * _LETTER) + 28, _LEAST_MARGIN)
 
 
 def hover_texts(timeline: StepTimeline) -> list[str]:
@@ -601,22 +605,21 @@ def _layout(
     return layout
 
 
-TOP = 54
-"""Pixels above the rows: times, and above them the legend."""
+TOP = 26
+"""Pixels above the rows: times."""
 
 _AROUND = TOP + 8
 
-LEGEND_PLACE = {
-    "xref": "container", "yref": "container", "y": 1, "yanchor": "top", "tracegroupgap": 0
-}  # fmt: skip
-"""Above the labels of times. Plotly places a legend above the rows by the margin of the figure
-before, so that one of another number of lines would be on the labels."""
+LEGEND_PLACE = {"y": 0, "yanchor": "top"}
+"""Beneath the rows. The page has a legend of its own, which takes half of the lines on a phone."""
 
 RANKS_TITLE: dict[str, object] = {
-    "text": "rank", "x": 0, "xref": "paper", "xanchor": "right", "xshift": -8,
+    "text": "rank", "x": 0, "xref": "paper", "xanchor": "right", "xshift": -24,
     "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": 2, "showarrow": False,
 }  # fmt: skip
-"""Above the numbers of the rows, which have no word of their own: on a phone it took a tenth."""
+"""Above the numbers of the rows, which have no word of their own: on a phone it took a tenth. The
+first label of times, which may reach into the margin, is beside it."""
+
 
 _MAX_WHOLE_LABELS = 200
 """Labels in seconds that an axis brings along: beyond them, a zoom has its labels in ms."""
@@ -643,7 +646,7 @@ def time_axis(length_ms: float) -> dict[str, Any]:
         axis["tickformatstops"] = [{"dtickrange": [grid_ms, None], "value": "d"}]
         axis["labelalias"] = {
             f"{at}{suffix}": f"{at // 1000:,} s"
-            for at in range(0, round(length_ms) + grid_ms, grid_ms)
+            for at in range(grid_ms, round(length_ms) + grid_ms, grid_ms)
             for suffix in ("", " ms")
         }
     return axis

@@ -53,7 +53,7 @@ MINIMAP_HEIGHT = 34
 MINIMAP_LINES, MINIMAP_BINS = 34, 450
 """One line for each pixel, and a bin for each two or three."""
 
-_HEIGHT = 860
+_HEIGHT = 832
 _NAME_PX = 14
 """Height of a group's name."""
 

@@ -29,6 +29,7 @@ from .components import (
     canvas,
     card,
     graph,
+    labelled,
     next_tick,
     poll_interval_ms,
     poll_timer,
@@ -126,6 +127,9 @@ def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Co
         ),
         card(
             minimap_place(),
+            html.Div(
+                id="timeline-legend", className="legend", role="group", **labelled("kinds of spans")
+            ),
             graph(part, figure, selects=True, beneath=canvas(part, on_canvas)),
             html.P(note, id="timeline-note", className="note"),
             html.P(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 from dash import Output, no_update
 
 from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture, redraw_viewport
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding
 
     from ..address import View
-    from .components import Figure
     from .timeline_controls import Revisions, Scale, StepChoices
 
 
@@ -47,7 +45,9 @@ class Content:
     about: str = ""
     stepper: list[Component] = field(default_factory=list)
     controls: list[Component] = field(default_factory=list)
-    figure: Figure = field(default_factory=go.Figure)
+    figure: dict[str, Any] = field(
+        default_factory=lambda: {"data": [], "layout": {"uirevision": "", "height": 0}}
+    )
     """Axes, legend and marks."""
 
     on_canvas: dict[str, Any] | None = None
@@ -76,6 +76,15 @@ class Content:
         """
         layout = self.figure["layout"]
         layout["uirevision"] = f"{layout['uirevision']} {self.num_views}"
+        # The assets make the legend: plotly's takes twice the lines on a phone, and its time.
+        layout["showlegend"] = False
+        traces = self.figure["data"]
+        legend = [
+            one if _is_key(one) else {"name": one["name"], "line": one["line"]}
+            for one in traces
+            if one.get("showlegend", True)
+        ]
+        figure = {**self.figure, "data": [one for one in traces if not _is_key(one)]}
         shown = Shown(
             run=self.view.run,
             epoch=self.view.epoch,
@@ -98,14 +107,20 @@ class Content:
             self.about,
             stepper,
             controls,
-            self.figure,
-            self.on_canvas and canvas_document("timeline-graph", self.on_canvas, layout),
-            graph_style(self.figure),
+            figure,
+            self.on_canvas
+            and canvas_document("timeline-graph", {**self.on_canvas, "legend": legend}, layout),
+            graph_style(figure),
             self.note,
             self.beneath,
             self.interval_ms,
             next_tick(num_ticks),
         )
+
+
+def _is_key(trace: dict[str, Any]) -> bool:
+    """Return whether a trace has no points, but an entry of the legend."""
+    return bool(trace["x"] == [None])
 
 
 def _are_alike(before: Shown, now: Shown) -> bool:

@@ -99,7 +99,6 @@ def show_replay(
     layout = figure["layout"]
     layout["showlegend"] = False
     layout["dragmode"] = False
-    layout["margin"]["t"] = 26
     title = f"The ideal step takes {format_duration(found.ideal_ns)}"
     about = (
         f"{format_duration(found.actual_ns)} passed from the end of the step before to the end of"

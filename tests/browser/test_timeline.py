@@ -8,8 +8,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
+from rankscope.tracer.span import SpanKind
 from tests.browser.conftest import served
 from tests.browser.test_pages import DRAWN, TIMEOUT_MS, opened, point_at, settle, until
 from tests.support.rankscope.simulated_source import SimulatedSource
@@ -60,7 +62,7 @@ def click_rank(page: Page, rank: int, at_ms: float) -> None:
         page.mouse.down()
         page.mouse.up()
 
-    page.locator("#timeline-graph").scroll_into_view_if_needed()
+    page.locator("#timeline-legend").scroll_into_view_if_needed()  # else the header covers a row
     until(page, lambda: page.locator("#timeline-selection dl").count() > 0, click)
 
 
@@ -181,6 +183,54 @@ def test_a_group_is_folded_by_a_click_on_its_name_and_by_the_keyboard(
         page.keyboard.press("g")
         until(page, lambda: len(page.evaluate(labels)) == 16, lambda: None)
         assert "fold" not in page.url
+        settle(page)
+
+
+NUM_PIXELS = """(color) => {
+    const canvas = document.querySelector('#timeline-graph-canvas');
+    const copy = document.createElement('canvas');
+    [copy.width, copy.height] = [canvas.width, canvas.height];
+    const context = copy.getContext('2d', { willReadFrequently: true });
+    context.drawImage(canvas, 0, 0);
+    const pixels = new Uint32Array(
+        context.getImageData(0, 0, copy.width, copy.height).data.buffer);
+    const sought = [...color.matchAll(/[0-9a-f]{2}/g)].map(([part]) => parseInt(part, 16));
+    const word = new Uint32Array(new Uint8Array([...sought, 255]).buffer)[0];
+    return pixels.filter((one) => one === word).length;
+}"""
+"""Returns how many pixels of the step have a colour."""
+
+
+def test_a_click_in_the_legend_hides_a_kind_and_a_double_click_shows_it_alone(
+    browser: Browser, url: str
+) -> None:
+    with opened(browser, f"{url}/timeline?run={RUN}&step=3") as seen:
+        page = seen.page
+        drawn(page)
+
+        def shown() -> list[bool]:
+            colors = [KIND_COLORS[kind] for kind in (SpanKind.FORWARD, SpanKind.BACKWARD)]
+            return [page.evaluate(NUM_PIXELS, color) > 1_000 for color in colors]
+
+        assert shown() == [True, True]
+        forward = page.get_by_role("button", name="forward", exact=True)
+        forward.click()
+        assert shown() == [False, True]
+        assert forward.get_attribute("aria-pressed") == "false"
+        forward.click()
+        assert shown() == [True, True]
+
+        forward.dblclick()
+        assert shown() == [True, False]
+        assert page.locator("#timeline-legend [aria-pressed=true]").all_inner_texts() == ["forward"]
+
+        # WHEN another step is shown THEN the same kinds are hidden
+        page.get_by_title("next step").click()
+        page.wait_for_selector("h1:has-text('Step 4')")
+        drawn(page)
+        assert shown() == [True, False]
+        forward.dblclick()
+        assert shown() == [True, True]
         settle(page)
 
 
