@@ -378,17 +378,20 @@ def row_ticks(
         blocks: The ranks of each line, from the top.
         marked: Marked ranks.
         max_ticks: Labels that fit into the margin.
-        folded_lines: Lines of folded groups, which are labelled with their number of ranks.
+        folded_lines: Lines of folded groups, which are labelled with their number of ranks: all of
+            them if there is room.
     """
     every = max(1, -(-len(blocks) // max_ticks))
     found = set(marked)
     bold = _lines_with(blocks, found)[:max_ticks]
-    # A label beside a marked one would be printed over it.
+    joined = list(folded_lines)
+    sure = {*bold, *(joined if len(joined) <= max_ticks else ())}
+    # A label beside one of these would be printed over it.
     plain = [
-        row for row in range(0, len(blocks), every) if all(abs(row - one) >= every for one in bold)
+        row for row in range(0, len(blocks), every) if all(abs(row - one) >= every for one in sure)
     ]
     labels = {row: f"{blocks[row][0]}{'…' if len(blocks[row]) > 1 else ''}" for row in plain}
-    labels |= {row: f"{len(blocks[row]):,} ranks" for row in folded_lines if row in labels}
+    labels |= {row: f"{len(blocks[row]):,} ranks" for row in joined if row in {*sure, *plain}}
     for row in bold:
         own = [rank for rank in blocks[row] if rank in found]
         labels[row] = f"<b>{own[0]}{'…' if len(own) > 1 else ''}</b>"
@@ -408,7 +411,7 @@ def folded_lines(groups: Iterable[Group], folded: Collection[int]) -> list[int]:
 
 
 def dimmed(
-    blocks: Sequence[tuple[int, ...]], marked: Iterable[int], *, lines_per_block: int = 1
+    blocks: Sequence[tuple[int, ...]], marked: Iterable[int], lines: Sequence[int]
 ) -> list[dict[str, object]]:
     """Return a veil over the lines without marked ranks, as plotly's shapes.
 
@@ -417,7 +420,7 @@ def dimmed(
     Args:
         blocks: The ranks of each block of lines, from the top.
         marked: Marked ranks.
-        lines_per_block: Lines of each block.
+        lines: First line of each block, and the number of all lines.
     """
     bright = _lines_with(blocks, set(marked))
     if not bright:
@@ -430,8 +433,8 @@ def dimmed(
             "x0": 0,
             "x1": 1,
             "xref": "x domain",
-            "y0": (above + 1) * lines_per_block - 0.5,
-            "y1": below * lines_per_block - 0.5,
+            "y0": lines[above + 1] - 0.5,
+            "y1": lines[below] - 0.5,
             "yref": "y",
             "fillcolor": VEIL,
             "line": {"width": 0},
@@ -465,8 +468,8 @@ def across_lines(heights: Iterable[float], line: dict[str, object]) -> list[dict
 def group_names(
     groups: Sequence[Group],
     folded: Collection[int],
+    heights: Sequence[float],
     *,
-    lines_per_block: int = 1,
     min_lines: float = 0,
     **place: object,
 ) -> list[dict[str, object]]:
@@ -478,17 +481,15 @@ def group_names(
     Args:
         groups: The groups.
         folded: Numbers of those that are folded.
-        lines_per_block: Lines of each block of ranks.
-        min_lines: Blocks between two names that are not printed over each other.
+        heights: Place of each group's name on the axis of the rows.
+        min_lines: Lines between two names that are not printed over each other.
         place: Plotly's properties of the text's place.
     """
     every = max(1, -(-len(groups) // MAX_GROUP_NAMES))
-    named: list[Group] = []
-    for group in groups[::every]:
-        if not named or group.line - named[-1].line >= min_lines:
-            named.append(group)
-        elif named[-1].number in folded:  # a folded group has one line, the next may have more
-            named[-1] = group
+    named: list[tuple[Group, float]] = []
+    for group, height in list(zip(groups, heights, strict=True))[::every]:
+        if not named or height - named[-1][1] >= min_lines:
+            named.append((group, height))
     return [
         {
             "name": f"fold {group.number}",
@@ -497,12 +498,12 @@ def group_names(
             "x": 0,
             "xref": "paper",
             "xanchor": "left",
-            "y": group.line * lines_per_block,
+            "y": height,
             "yref": "y",
             "showarrow": False,
             **place,
         }
-        for group in named
+        for group, height in named
     ]
 
 
@@ -595,10 +596,17 @@ def _layout(
         margin={"l": left, "r": 16, "t": TOP, "b": 8},
         shapes=[
             *across_lines((group.line - 0.5 for group in rows.groups if group.line > 0), line),
-            *dimmed(rows.blocks, marked),
+            *dimmed(rows.blocks, marked, range(num_rows + 1)),
         ],
         annotations=[
-            *group_names(rows.groups, folded, yanchor="middle", align="left", xshift=6 - left),
+            *group_names(
+                rows.groups,
+                folded,
+                [group.line for group in rows.groups],
+                yanchor="middle",
+                align="left",
+                xshift=6 - left,
+            ),
             RANKS_TITLE,
         ],
     )

@@ -63,14 +63,14 @@ def path_trace(path: Stretches, find_place: FindPlace) -> dict[str, Any]:
 
 
 def proof_frame(
-    finding: Finding | None, blocks: RankBlocks, *, lines_per_block: int = 1
+    finding: Finding | None, blocks: RankBlocks, lines: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Return a frame around the proof of a finding, as plotly's shapes; none if it is not shown.
 
     Args:
         finding: The finding; None: nothing is framed.
         blocks: The ranks of each block of lines, from the top.
-        lines_per_block: Lines of each block.
+        lines: First line of each block, and the number of all lines.
     """
     if finding is None or finding.proof is None:
         return []
@@ -82,8 +82,8 @@ def proof_frame(
             "x0": proof.begin_ns / NS_PER_MS,
             "x1": proof.end_ns / NS_PER_MS,
             "xref": "x",
-            "y0": block * lines_per_block - 0.5,
-            "y1": (block + 1) * lines_per_block - 0.5,
+            "y0": lines[block] - 0.5,
+            "y1": lines[block + 1] - 0.5,
             "yref": "y",
             "line": {"color": PATH, "width": 2},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from .timeline_canvas import cells_document
 from .timeline_marks import path_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from rankscope.analysis.drawing.raster import (
         StepPicture,
@@ -54,6 +55,9 @@ MINIMAP_LINES, MINIMAP_BINS = 34, 450
 """One line for each pixel, and a bin for each two or three."""
 
 _HEIGHT = 832
+_BELOW = 8
+"""Pixels of the figure, and beneath its lines."""
+
 _NAME_PX = 14
 """Height of a group's name."""
 
@@ -72,7 +76,7 @@ def raster_figure(
     A cell has the colour of the kind with the largest share of its area, pale if less than half of
     the cell is covered. Up to `MAX_PAIRED` blocks have a line of compute above one of
     communication; more have one line of compute, with communication where the rank computed
-    nothing or was blocked.
+    nothing or was blocked. A folded group is as high as its name.
 
     Returns:
         Axes, legend and marks as the plain document that the browser gets (plotly's own objects
@@ -88,12 +92,17 @@ def raster_figure(
     ]
     begin_ms, end_ms = (raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
     shades = raster_shades(raster, num_lines=num_lines)
+    lines = block_lines(picture, order, folded)
+    if lines[-1] > len(labels):
+        times = np.repeat(np.diff(lines) // num_lines, num_lines)
+        shades = np.repeat(shades, times, axis=0)
+        labels = np.repeat(labels, times).tolist()
     cells = cells_document(shades, (begin_ms, end_ms), labels=labels)
     codes = {*np.unique(raster.compute.kind).tolist(), *np.unique(raster.comm.kind).tolist()}
     traces = legend_entries(kind for kind in KINDS if KIND_CODES[kind] in codes)
     if path is not None:
-        traces.append(path_trace(path, _places(picture)))
-    layout = _layout(picture, order, marked, folded, num_lines=len(labels))
+        traces.append(path_trace(path, _places(picture, lines)))
+    layout = _layout(picture, order, marked, folded, lines)
     return {"data": traces, "layout": layout}, cells
 
 
@@ -116,7 +125,7 @@ def minimap_cells(raster: StepRaster) -> tuple[dict[str, Any], dict[str, Any]]:
     return layout, cells_document(shades, (begin_ms, end_ms))
 
 
-def _places(picture: StepPicture) -> FindPlace:
+def _places(picture: StepPicture, lines: Sequence[int]) -> FindPlace:
     """Return the lines of ranks in a picture, for compute and communication."""
     num_lines = lines_per_block(picture)
     blocks = picture.raster.rank_blocks
@@ -125,15 +134,35 @@ def _places(picture: StepPicture) -> FindPlace:
     def find(rank: int, kind: int) -> float | None:
         if rank not in block_of:
             return None
+        first, end = lines[block_of[rank]], lines[block_of[rank] + 1]
+        height = (end - first) / num_lines
         is_lower = num_lines > 1 and KINDS[kind] in COMM_KINDS
-        return float(num_lines * block_of[rank] + is_lower)
+        return first + height * is_lower + (height - 1) / 2
 
     return find
 
 
 def lines_per_block(picture: StepPicture) -> int:
-    """Return how many lines each block of ranks has in the figure."""
+    """Return how many lines each block of ranks has in the figure, unless it is a folded group."""
     return 2 if len(picture.raster.rank_blocks) <= MAX_PAIRED else 1
+
+
+def block_lines(picture: StepPicture, order: RowOrder, folded: Collection[int]) -> list[int]:
+    """Return the first line of each block of ranks, and the number of all lines.
+
+    A folded group has as many as its name needs, if there is room for all names.
+    """
+    blocks = picture.raster.rank_blocks
+    per_block = lines_per_block(picture)
+    counts = np.full(len(blocks), per_block)
+    if folded:
+        groups = group_lines(blocks, picture.coords, order, picture.hosts)
+        joined = folded_lines(groups, folded)
+        room_px = _HEIGHT - TOP - _BELOW - _NAME_PX * len(joined)
+        if room_px > 0:
+            others = len(blocks) - len(joined)
+            counts[joined] *= max(1, math.ceil(_NAME_PX * others / room_px))
+    return [0, *np.cumsum(counts).tolist()]
 
 
 def raster_note(picture: StepPicture) -> str:
@@ -160,16 +189,15 @@ def _layout(
     order: RowOrder,
     marked: tuple[int, ...],
     folded: Collection[int],
-    *,
-    num_lines: int,
+    lines: Sequence[int],
 ) -> dict[str, Any]:
     zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
     blocks = picture.raster.rank_blocks
-    per_block = lines_per_block(picture)
+    num_lines = lines[-1]
     groups = group_lines(blocks, picture.coords, order, picture.hosts)
     # Lines between more groups than can be named would hide the pixels.
     named = groups[1:] if len(groups) <= MAX_GROUP_NAMES else ()
-    separators = [group.line * per_block - 0.5 for group in named]
+    separators = [lines[group.line] - 0.5 for group in named]
     labelled, ticks = row_ticks(
         blocks, marked, max_ticks=_MAX_TICKS, folded_lines=folded_lines(groups, folded)
     )
@@ -180,10 +208,10 @@ def _layout(
         length_ms = (picture.end_ns - picture.begin_ns) / NS_PER_MS
         loaded_ms = (float(edges_ms[0]), float(edges_ms[1]))
         shapes += not_loaded(loaded_ms, length_ms, num_lines=num_lines)
-    shapes += dimmed(blocks, marked, lines_per_block=per_block)
+    shapes += dimmed(blocks, marked, lines)
     layout = base_layout(height=_HEIGHT, zoom_key=zoom_key)
     layout.update(
-        margin={"l": left, "r": 16, "t": TOP, "b": 8},
+        margin={"l": left, "r": 16, "t": TOP, "b": _BELOW},
         hovermode=False,
         dragmode="pan",
         shapes=shapes,
@@ -191,9 +219,10 @@ def _layout(
             *group_names(
                 groups,
                 folded,
-                lines_per_block=per_block,
-                min_lines=_NAME_PX * len(blocks) / (_HEIGHT - TOP),
-                yanchor="middle",
+                [lines[group.line] - 0.5 for group in groups],
+                min_lines=_NAME_PX * num_lines / (_HEIGHT - TOP - _BELOW) - 1,
+                yanchor="top",
+                yshift=4,
                 xshift=6 - left,
             ),
             RANKS_TITLE,
@@ -207,7 +236,7 @@ def _layout(
         range=[num_lines - 0.5, -0.5],
         tickmode="array",
         ticklabeloverflow="allow",  # else plotly measures each label
-        tickvals=[at * per_block for at in labelled],
+        tickvals=[(lines[at] + lines[at + 1] - 1) / 2 for at in labelled],
         ticktext=ticks,
         showgrid=False,
         automargin=False,

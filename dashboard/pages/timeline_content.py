@@ -16,7 +16,7 @@ from ..address import write_address
 from ..figures.timeline import bar_blocks, hover_texts, single_ranks, timeline_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_marks import proof_frame
-from ..figures.timeline_raster import lines_per_block, raster_figure, raster_note
+from ..figures.timeline_raster import block_lines, raster_figure, raster_note
 from ..text import format_place
 from .components import LIVE_MS, graph_style, next_tick
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
@@ -226,7 +226,8 @@ def show_spans(
     figure, bars = timeline_figure(
         timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
     )
-    figure["layout"]["shapes"] += proof_frame(draw.proof, blocks)
+    lines = range(len(blocks) + 1)
+    figure["layout"]["shapes"] += proof_frame(draw.proof, blocks, lines)
     return Content(
         view=replace(view, viewport=viewport),
         title=f"Step {timeline.step}",
@@ -241,6 +242,7 @@ def show_spans(
         note="" if part is None else _viewport_note(viewport),
         scale=make_scale(
             blocks,
+            lines,
             length_ns=timeline.end_ns - timeline.begin_ns,
             num_ranks=num_ranks if part is None else part.num_ranks,
             first_row=None if part is None else part.first_row,
@@ -253,10 +255,9 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
     view, choices = draw.view, draw.choices
     picture = fold_picture(picture, view.order, view.folded)
     figure, cells = raster_figure(picture, view.order, view.ranks, draw.path, view.folded)
-    num_lines = lines_per_block(picture)
-    figure["layout"]["shapes"] += proof_frame(
-        draw.proof, picture.raster.rank_blocks, lines_per_block=num_lines
-    )
+    blocks = picture.raster.rank_blocks
+    lines = block_lines(picture, view.order, view.folded)
+    figure["layout"]["shapes"] += proof_frame(draw.proof, blocks, lines)
     return Content(
         view=view,
         title=f"Step {picture.step}",
@@ -268,11 +269,11 @@ def show_picture(draw: Drawing, picture: StepPicture) -> Content:
         note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
         " Zoom in to see single spans.".strip(),
         scale=make_scale(
-            picture.raster.rank_blocks,
+            blocks,
+            lines,
             length_ns=picture.end_ns - picture.begin_ns,
             num_ranks=picture.num_ranks,
             first_row=picture.first_row,
-            lines_per_block=num_lines,
         ),
     )
 

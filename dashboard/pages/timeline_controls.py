@@ -19,7 +19,7 @@ from .components import labelled
 from .timeline_layers import layer_buttons
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dash.development.base_component import Component
 
@@ -254,27 +254,27 @@ def _arrow(sign: str, label: str, href: str | None) -> Component:
 
 def make_scale(
     blocks: RankBlocks,
+    lines: Sequence[int],
     *,
     length_ns: int,
     num_ranks: int,
     first_row: int | None,
-    lines_per_block: int = 1,
 ) -> Scale:
     """Return the scale of a figure.
 
     Args:
-        blocks: The ranks of each line or pair of lines, from the top.
+        blocks: The ranks of each block of lines, from the top.
+        lines: First line of each block, and the number of all lines.
         length_ns: Length of the whole step.
         num_ranks: Ranks of the whole step.
         first_row: Place of its uppermost rank; None: the figure has the whole step.
-        lines_per_block: Lines of each block.
     """
     sizes = np.array([0, *map(len, blocks)])
-    changes = np.flatnonzero(np.diff(sizes[1:])) + 1
-    knots = np.unique([0, *changes.tolist(), len(blocks)])
+    is_changed = (np.diff(sizes[1:]) != 0) | (np.diff(lines, n=2) != 0)
+    knots = np.unique([0, *(np.flatnonzero(is_changed) + 1).tolist(), len(blocks)])
     rows = (first_row or 0) + np.cumsum(sizes)[knots]
     return Scale(
-        lines=(knots * lines_per_block).tolist(),
+        lines=[int(lines[knot]) for knot in knots],
         rows=rows.tolist(),
         num_ranks=num_ranks,
         length_ms=length_ns / NS_PER_MS,

@@ -14,7 +14,12 @@ from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.timeline import cut_timeline, read_timeline
 from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_canvas import HATCHED
-from rankscope.dashboard.figures.timeline_raster import lines_per_block, raster_figure, raster_note
+from rankscope.dashboard.figures.timeline_raster import (
+    block_lines,
+    lines_per_block,
+    raster_figure,
+    raster_note,
+)
 from rankscope.dashboard.theme import KIND_COLORS, rgba
 from rankscope.tracer.span import NS_PER_MS, SpanFlag, SpanKind
 from rankscope.tracer.topology import Layout
@@ -126,12 +131,22 @@ def test_an_open_communication_is_drawn_as_waiting() -> None:
     assert waiting.length_ms.tolist() == [0.01]
 
 
-def test_names_of_folded_groups_are_not_printed_over_each_other() -> None:
+def test_a_folded_group_is_as_high_as_its_name() -> None:
     large = report(layout=Layout(pp=8, dp=16, tp=4), slow_rank=77)
     timeline = read_timeline(training_provider(large), "demo-42", epoch=0, step=3)
-    picture = fold_picture(draw_picture(timeline, RowOrder.PP), RowOrder.PP, (0, 1, 2))
+    folded = (0, 1, 2)
+    picture = fold_picture(draw_picture(timeline, RowOrder.PP), RowOrder.PP, folded)
 
-    layout = raster_figure(picture, RowOrder.PP, folded=(0, 1, 2))[0]["layout"]
+    figure, cells = raster_figure(picture, RowOrder.PP, folded=folded)
+    layout = figure["layout"]
 
+    # 798 px for 320 ranks and three groups: a line is 2.4 px high, and six of them 14 px.
+    assert block_lines(picture, RowOrder.PP, folded) == [0, 6, 12, *range(18, 339)]
+    shades = np.frombuffer(b64decode(cells["shades"]), np.uint8).reshape(338, -1)
+    assert (shades[:6] == shades[0]).all()
+    assert cells["labels"][5:7] == ["ranks 0-63", "ranks 64-127"]
+    assert layout["yaxis"]["ticktext"][:4] == ["64 ranks", "64 ranks", "64 ranks", "211"]
+    assert layout["yaxis"]["tickvals"][:2] == [2.5, 8.5]
     names = [one["text"] for one in layout["annotations"]]
-    assert names == [*(f"▾ <b>PP {stage}</b>" for stage in range(3, 8)), "rank"]
+    unfolded = (f"▾ <b>PP {stage}</b>" for stage in range(3, 8))
+    assert names == [*(f"▸ <b>PP {stage}</b>" for stage in folded), *unfolded, "rank"]

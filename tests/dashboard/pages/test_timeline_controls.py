@@ -11,7 +11,9 @@ def test_a_scale_has_the_ranks_above_each_line_where_their_number_changes() -> N
     # A viewport from the tenth rank on: 2 lines of 24 ranks, a folded group of 96, one line of 24.
     blocks = tuple(tuple(range(size)) for size in (24, 24, 96, 24))
 
-    scale = make_scale(blocks, length_ns=5 * 10**6, num_ranks=400, first_row=10)
+    scale = make_scale(
+        blocks, range(len(blocks) + 1), length_ns=5 * 10**6, num_ranks=400, first_row=10
+    )
 
     assert scale.lines == [0, 2, 3, 4]
     assert scale.rows == [10, 58, 154, 178]
@@ -19,9 +21,15 @@ def test_a_scale_has_the_ranks_above_each_line_where_their_number_changes() -> N
 
 
 def test_a_scale_counts_both_lines_of_a_rank() -> None:
-    scale = make_scale(((7,), (3,)), length_ns=1, num_ranks=2, first_row=None, lines_per_block=2)
+    scale = make_scale(((7,), (3,)), [0, 2, 4], length_ns=1, num_ranks=2, first_row=None)
 
     assert (scale.lines, scale.rows, scale.is_whole) == ([0, 4], [0, 2], True)
+
+
+def test_a_scale_has_the_ranks_above_a_folded_group_of_several_lines() -> None:
+    scale = make_scale(((7,), (3, 4), (5,)), [0, 1, 7, 8], length_ns=1, num_ranks=4, first_row=None)
+
+    assert (scale.lines, scale.rows) == ([0, 1, 7, 8], [0, 1, 3, 4])
 
 
 def test_the_address_holds_the_folded_groups() -> None:
