@@ -70,7 +70,7 @@ class View:
 
     show: str | None = None
     """What the page shows of several things, as one of its own words; None: its first choice.
-    On the timeline a cause: the proof of its finding."""
+    On the timeline a cause: the proof of its finding, or where a step came to a stop."""
 
     layers: tuple[str, ...] = ()
     """Those of `LAYERS` that are drawn, in their order."""
@@ -142,12 +142,15 @@ def write_address(view: View, *, base_path: str) -> str:
 
 
 def view_finding(view: View, finding: Finding) -> View:
-    """Return the view of a step that shows a finding: its ranks marked, at its proof if known."""
+    """Return the view of a step that shows a finding: its ranks marked, at its proof if known.
+
+    That of a hang or a crash has no proof: its step is shown until it came to a stop.
+    """
     proof = finding.proof
     order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
     shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
     if proof is None:
-        return shown
+        return replace(shown, show=finding.cause)
     return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, KINDS, NONE, NS_PER_S, SpanKind
 
-from .raster import ALL_ROWS, Viewport
+from .raster import ALL_ROWS, Viewport, find_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,6 +176,21 @@ def frame_proof(proof: Proof) -> Viewport:
         first_row=0,
         end_row=ALL_ROWS,
     )
+
+
+def find_stop(timeline: StepTimeline) -> int | None:
+    """Return when a step came to a stop: its last operation began, and communication never ended.
+
+    In nanoseconds since the step's begin; None if all communication ended.
+    """
+    if not find_unfinished(timeline).any():
+        return None
+    return int(timeline.spans.start_ns.max()) - timeline.begin_ns
+
+
+def frame_stop(stop_ns: int) -> Viewport:
+    """Return the part of a step that shows how it came to a stop, with a margin and all ranks."""
+    return Viewport(begin_ns=0, end_ns=stop_ns + stop_ns // 4 + 1, first_row=0, end_row=ALL_ROWS)
 
 
 def choose_finding(

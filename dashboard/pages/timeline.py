@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
 from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
-from rankscope.analysis.drawing.selection import choose_finding, find_proof
+from rankscope.analysis.drawing.selection import (
+    choose_finding,
+    find_proof,
+    find_stop,
+    frame_stop,
+)
 from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
@@ -47,6 +52,7 @@ from .timeline_content import (
     show_part,
     show_timeline,
     slowest_note,
+    stop_note,
 )
 from .timeline_controls import (
     Revisions,
@@ -62,6 +68,7 @@ from .timeline_selection import register_selection, selection_controls
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
+    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import AnalysisFailed
 
     from ..provider import ReportProvider
@@ -339,11 +346,14 @@ def _draw_step(
     replayed = NO_REPLAY
     if view.layers and recorded is not None:
         replayed = find_replay(provider, recorded)
-    marked = replace(draw, path=replayed.path_of(view.layers))
     note = ""
     if picture is not None and view.order is RowOrder.EXCESS:
         timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
         note = "" if timeline is None else slowest_note(timeline, picture)
+    if timeline is not None:
+        note = f"{note} {stop_note(timeline)}"
+        draw = replace(draw, view=_at_stop(view, timeline))
+    marked = replace(draw, path=replayed.path_of(view.layers))
     if timeline is not None:
         content = show_timeline(marked, replace(timeline, ranking=ranking))
     elif picture is not None:
@@ -399,6 +409,14 @@ def _at_proof(view: View, found: RunReport | AnalysisInProgress | AnalysisFailed
     return view if finding is None else view_finding(view, finding)
 
 
+def _at_stop(view: View, timeline: StepTimeline) -> View:
+    """Return the view until the step came to a stop, if the address names a hang or a crash."""
+    stop_ns = find_stop(timeline)
+    if view.show is None or view.viewport is not None or stop_ns is None:
+        return view
+    return replace(view, viewport=frame_stop(stop_ns))
+
+
 def _choose(view: View, choices: StepChoices) -> View:
     """Choose epoch and step if the view has none."""
     newest = choices.epochs[-1] if choices.epochs else 0
@@ -445,6 +463,7 @@ def _shown_spans(provider: ReportProvider, search: str | None, shown: Shown) -> 
         return view, part, bar_blocks(part, view.order, picture.ranks, view.folded)
     if timeline is None:
         return None
+    view = _at_stop(view, timeline)
     chosen = choose_bars(view, replace(timeline, ranking=ranking))
     if chosen is None:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 from dash import Output, no_update
 
 from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture, redraw_viewport
+from rankscope.analysis.drawing.selection import find_stop
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 
@@ -284,6 +285,16 @@ def slowest_note(timeline: StepTimeline, picture: StepPicture) -> str:
     return (
         f"The {num_shown:,} slowest of {format_count(picture.num_ranks, 'rank')},"
         " the slowest one on top."
+    )
+
+
+def stop_note(timeline: StepTimeline) -> str:
+    """Return when a step came to a stop, for a note beside the figure; empty if it did not."""
+    stop_ns = find_stop(timeline)
+    if stop_ns is None:
+        return ""
+    return (
+        f"No operation began after {format_duration(stop_ns)}, and some that ran then did not end."
     )
 
 

@@ -3,13 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from rankscope.analysis.report.report import Proof
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.tracer.span import SpanFlag
 from tests.support.dashboard.builders import report
 from tests.support.dashboard.page_text import find_part, words
 from tests.support.dashboard.posts import UPDATE_PATH, page_post
+from tests.support.dashboard.step_builder import comm, compute, source_of
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -23,6 +27,23 @@ def test_the_timeline_opens_at_the_last_step_of_the_top_finding() -> None:
 
     assert "Step 3 | 410 ms, ideal" in shown
     assert "336 spans of 8 ranks, epoch 0" in shown
+
+
+def test_a_link_to_a_hang_shows_the_step_until_its_last_operation_began() -> None:
+    hung = replace(comm(0, 40_000_000, 60_000_000_000), flags=SpanFlag.OPEN)
+    provider = source_of(compute(0, 0, 40_000_000), hung, compute(1, 0, 20_000_000))
+    view = View(page=TIMELINE, run="r", epoch=0, step=3, show="hang")
+
+    linked, whole = (
+        timeline_page(provider, one, base_path="/") for one in (view, replace(view, show=None))
+    )
+
+    ranges = [
+        find_part(page, "timeline-graph")["figure"]["layout"]["xaxis"]["range"]
+        for page in (linked, whole)
+    ]
+    assert ranges == [[0, pytest.approx(50)], [0, 60_000]]
+    assert "No operation began after 40.0 ms, and some that ran then did not end." in words(whole)
 
 
 def test_a_step_without_spans_offers_another() -> None:
