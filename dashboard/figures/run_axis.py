@@ -122,7 +122,7 @@ def run_axis_figure(
     curve = [] if report.mfu is None else [_mfu_curve(report.mfu.by_step)]
     layout = _layout(names, has_mfu=bool(curve), step=step, zoom_key=report.run)
     if len(numbers) <= MAX_LABELLED:  # plotly would label halves of steps
-        layout["xaxis"].update(tickmode="linear", tick0=0, dtick=1)
+        layout["xaxis"].update(tickvals=sorted(numbers))
     return {"data": [columns, *curve, *lanes], "layout": layout}
 
 
@@ -157,7 +157,7 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
         bargap=0.15,
         hovermode="closest",
     )
-    layout["xaxis"].update(showgrid=False, anchor="free", position=0)
+    layout["xaxis"].update(showgrid=False, anchor="free", position=0, tickangle=0)
     layout["yaxis"].update(
         domain=[lanes + 0.12, 1],
         rangemode="tozero",
