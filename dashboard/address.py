@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
+from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.selection import frame_proof
@@ -150,7 +151,7 @@ def view_finding(view: View, finding: Finding) -> View:
     order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
     shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
     if proof is None:
-        return replace(shown, show=finding.cause)
+        return replace(shown, show=finding.cause) if ends_run(finding) else shown
     return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
 
 

@@ -391,23 +391,28 @@ class RunReport:
         return is_layout_known(self.layout, self.world_size, self.source_format)
 
     @property
-    def reachable_step_s(self) -> float | None:
-        """The mean step time if every rank ran like the median; None if no step was replayed.
+    def reachable_s_by_step(self) -> dict[int, float]:
+        """The time of each step if every rank ran like the median, as far as it was replayed.
 
         If a step took less than the ideal of another one that has no more work, by their ideals,
         then that time is the other's ideal: a run that is slow in most steps has slow medians. So
-        it is never above the recorded step time.
+        it is never above what a step like it took.
         """
         known = self.ideal_s_by_step.keys() & self.actual_s_by_step.keys()
-        if not known:
-            return None
-        total_s, least_s = 0.0, float("inf")
+        found: dict[int, float] = {}
+        least_s = float("inf")
         by_work = sorted(known, key=self.ideal_s_by_step.__getitem__, reverse=True)
         for ideal_s, equal in groupby(by_work, key=self.ideal_s_by_step.__getitem__):
             steps = tuple(equal)
             least_s = min(least_s, *(self.actual_s_by_step[step] for step in steps))
-            total_s += len(steps) * min(ideal_s, least_s)
-        return total_s / len(known)
+            found |= dict.fromkeys(steps, min(ideal_s, least_s))
+        return {step: found[step] for step in self.ideal_s_by_step if step in found}
+
+    @property
+    def reachable_step_s(self) -> float | None:
+        """Mean of `reachable_s_by_step`; None if no step was replayed."""
+        reachable = self.reachable_s_by_step
+        return sum(reachable.values()) / len(reachable) if reachable else None
 
     @property
     def step_parts(self) -> tuple[StepPart, ...]:

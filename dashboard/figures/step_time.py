@@ -67,7 +67,7 @@ def step_time_figure(report: RunReport) -> go.Figure:
         StepSeries(
             run=report.run,
             actual_s_by_step=report.actual_s_by_step,
-            ideal_s_by_step=report.ideal_s_by_step,
+            ideal_s_by_step=report.reachable_s_by_step,
             mfu_by_step=None if report.mfu is None else report.mfu.by_step,
             warmup_steps=report.warmup_steps,
             shaded=top.steps if top.ranks else None,

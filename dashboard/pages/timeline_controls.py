@@ -108,7 +108,7 @@ def choices_from_report(report: RunReport) -> StepChoices:
         steps=tuple(sorted({*report.steps, *marked, *(() if best is None else (best,))})),
         epochs=report.epochs,
         best=best,
-        ideal_s_by_step=report.ideal_s_by_step,
+        ideal_s_by_step=report.reachable_s_by_step,
         has_excess=bool(report.excess.ranks),
     )
 

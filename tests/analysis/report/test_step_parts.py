@@ -60,6 +60,7 @@ def test_the_ideal_is_never_above_what_steps_with_as_much_work_took() -> None:
     alike = dict.fromkeys(range(5), 0.6)
     slow = timed({0: 0.5, 1: 0.52, 2: 0.9, 3: 0.9, 4: 0.9}, alike)
     assert slow.reachable_step_s == pytest.approx(0.5)
+    assert slow.reachable_s_by_step == dict.fromkeys(range(5), 0.5)
     # Step 0 has half the work of step 1: its time says nothing of step 1.
     assert timed({0: 0.31, 1: 0.9}, {0: 0.3, 1: 0.6}).reachable_step_s == pytest.approx(0.45)
 
