@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 STARTED = """
 WITH before AS (
-    SELECT rank, name, any(spans.kind) AS kind, sum(duration_ns) AS part_ns,
+    SELECT rank, name, argMax(spans.kind, duration_ns) AS kind, sum(duration_ns) AS part_ns,
         min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
     FROM spans FINAL
     WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step < 0 AND depth = 0
@@ -18,7 +18,7 @@ WITH before AS (
     GROUP BY rank, name
 )
 """
-"""Operations of each rank that lie in no other one."""
+"""Operations of each rank that lie in no other one, by name; their kind is that of the longest."""
 
 SELECT_EPOCH = """
 SELECT epoch, minIf(start_ns, step >= 0) AS first_ns, countIf(step >= 0) AS num_steps FROM steps
@@ -28,7 +28,7 @@ WHERE run_id = {run_id:String} GROUP BY epoch ORDER BY epoch DESC LIMIT 1
 SELECT_PARTS = (
     STARTED
     + """
-SELECT name, any(kind) AS kind, count() AS num_ranks,
+SELECT name, argMax(kind, part_ns) AS kind, count() AS num_ranks,
     toInt64(quantileExact(0.5)(part_ns)) AS median_ns, max(part_ns) AS longest_ns,
     argMax(rank, part_ns) AS slowest_rank
 FROM before GROUP BY name ORDER BY longest_ns DESC LIMIT {most:UInt32}
