@@ -259,10 +259,13 @@ def _as_measured(
 
     Args:
         slow: A rank that is slow.
-        ideal_ns: Shape (rows,).
+        ideal_ns: Shape (rows,), ns.
         unblamed: The run, without waits for partners in compute.
         part: Shape (rows,): its operations.
         model: The operations.
+
+    Returns:
+        Shape (rows,), ns.
     """
     compute = np.flatnonzero((has_kind(model, COMPUTE_KINDS) & model.on_device)[part])
     took_ns = unblamed.duration_ns[part[compute]]

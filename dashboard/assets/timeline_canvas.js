@@ -54,7 +54,8 @@
   // A kind's colour in this theme. That of a wait may be pale.
   const toned = (kind, color) => {
     const wait = kind === "wait" && getComputedStyle(document.documentElement).getPropertyValue("--wait");
-    return wait ? wait.trim() + (color.endsWith(",0.4)") ? "66" : "") : color;
+    const [, alpha = 1] = color.match(/^rgba\(.*,([\d.]+)\)$/) || [];
+    return wait ? wait.trim() + Math.round(alpha * 255).toString(16).padStart(2, "0") : color;
   };
   const hatching = (context, color) => {
     const tile = document.createElement("canvas");

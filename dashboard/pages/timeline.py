@@ -410,7 +410,7 @@ def _at_proof(view: View, found: RunReport | AnalysisInProgress | AnalysisFailed
 
 
 def _at_stop(view: View, timeline: StepTimeline) -> View:
-    """Return the view until the step came to a stop, if the address names a hang or a crash."""
+    """Return the view until the step came to a stop, if the address names a cause and no part."""
     stop_ns = find_stop(timeline)
     if view.show is None or view.viewport is not None or stop_ns is None:
         return view
