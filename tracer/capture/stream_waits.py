@@ -4,9 +4,6 @@ FSDP gathers and reduces on streams of its own: the call stalls only these, and 
 event that is recorded behind the call. What a stream has received after a communication is behind
 it, so the event of a stream means the last communication there.
 
-Off unless ``RANKSCOPE_STREAM_WAITS=1``, because no GPU has run it without an error yet: see
-docs/decisions/0004.
-
 Source: torch/distributed/fsdp (`wait_event`, `wait_stream`), both of which are `Event.record` and
 `Event.wait`.
 """
@@ -14,7 +11,6 @@ Source: torch/distributed/fsdp (`wait_event`, `wait_stream`), both of which are 
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from .launch import Launch
 
-
-STREAM_WAITS = "RANKSCOPE_STREAM_WAITS"
 
 BEHIND = "_rankscope_behind"
 """Attribute of an event: the communication that it is behind."""
@@ -105,9 +99,8 @@ class StreamWaits:
 
 
 def capture_stream_waits(recorder: Recorder, patches: Patches) -> None:
-    """Record waits by events of CUDA, if the environment says so."""
-    if torch.version.cuda is not None and os.environ.get(STREAM_WAITS) == "1":
-        recorder.follows_streams = True
+    """Record waits by events of CUDA."""
+    if torch.version.cuda is not None:
         waits = StreamWaits(recorder)
         patches.wrap(torch.cuda.Event, "record", waits.wrap_record)
         patches.wrap(torch.cuda.Event, "wait", waits.wrap_wait)

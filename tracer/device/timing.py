@@ -127,11 +127,8 @@ class DeviceTiming:
         self._open[mark.device, mark.stream] -= 1
 
     def computes_on(self, device: int, stream: int) -> bool:
-        """Return whether compute has begun on the stream with this handle, or nowhere yet; True if
-        waits by events are not recorded.
-        """
-        is_followed = self._recorder.follows_streams and self._open
-        return not is_followed or (device, stream) in self._open
+        """Return whether compute has begun on the stream with this handle, or nowhere yet."""
+        return not self._open or (device, stream) in self._open
 
     def num_open(self, device: int) -> int:
         """Return the number of spans of compute that are open on the device."""

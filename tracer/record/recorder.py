@@ -100,9 +100,6 @@ class Recorder:
         self.device_timing: DeviceTimer = NO_DEVICE_TIMING
         """Timing of the work on the device, if there is one."""
 
-        self.follows_streams = False
-        """Whether waits of one stream of a device for another are recorded."""
-
         self._tick_tasks: list[Callable[[], None]] = []
         self.lanes = Lanes(
             process=self._process,

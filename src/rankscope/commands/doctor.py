@@ -31,7 +31,7 @@ KNOWN_VARIABLES = frozenset(
     for name in (
         "ALERT_WEBHOOK", "ALERT_WEBHOOK_INSIDE", "DISABLE", "EPOCH", "FLOPS_PER_TOKEN", "LEVEL",
         "PEAK_FLOPS", "PURE_PYTHON", "RECORDING", "RUN", "SAMPLE_EVERY", "SEGMENT_BYTES",
-        "SPOOL_BYTES", "STORE", "STREAM_WAITS", "TOKEN", "TOKENS", "TOKEN_FILE", "TRACE",
+        "SPOOL_BYTES", "STORE", "TOKEN", "TOKENS", "TOKEN_FILE", "TRACE",
         "TRACE_DIR",
     )
 )  # fmt: skip

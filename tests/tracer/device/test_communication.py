@@ -342,7 +342,6 @@ class EventJob:
 
     def __init__(self, job: Job) -> None:
         self.job, self.cuda = job, job.cuda
-        job.timed.recorder.follows_streams = True
         waits = StreamWaits(job.timed.recorder)
         self._record = waits.wrap_record(FakeEvent.record)
         self.wait = waits.wrap_wait(FakeEvent.wait)
@@ -444,16 +443,3 @@ def test_an_event_that_is_recorded_again_means_its_new_place(
     _, waits = job.rows()
 
     assert waits == []
-
-
-def test_without_waits_by_events_a_call_is_its_own_wait_on_any_stream(
-    cuda: FakeCuda, job: Job, event_job: EventJob
-) -> None:
-    job.timed.recorder.follows_streams = False
-    gather = cuda.new_stream()
-    with forward(job):
-        event_job.call(gather, 4 * MS)
-    rows, (wait,) = job.rows()
-
-    assert [row.flags for row in rows if row.name == "all_reduce"] == [EXACT]
-    assert wait.track == "cuda:0 stream 1"

@@ -61,8 +61,7 @@ def test_a_training_step_is_timed_on_the_device(tmp_path: Path) -> None:
 def test_compute_waits_by_an_event_for_a_call_on_another_stream(tmp_path: Path) -> None:
     """As in FSDP: the call stalls only its own stream."""
     script = """
-        import os, tempfile, torch, torch.distributed as dist
-        os.environ["RANKSCOPE_STREAM_WAITS"] = "1"
+        import tempfile, torch, torch.distributed as dist
         from rankscope import tracer
         from torch import nn
         store = f"file://{tempfile.mkdtemp()}/store"
@@ -83,6 +82,9 @@ def test_compute_waits_by_an_event_for_a_call_on_another_stream(tmp_path: Path) 
                 return self.linear(x)
 
         model = Sharded().cuda()
+        dist.all_reduce(buffer)  # makes the communicator, which takes longer than the sleep
+        model(torch.ones(1024, 2048, device="cuda"))
+        torch.cuda.synchronize()
         tracer.install(model=model)
         tracer.begin_steps()
         for _ in range(3):
