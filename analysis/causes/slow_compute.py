@@ -131,7 +131,7 @@ def _rank_candidate(
             Basis.PEERS: f"for the {num_peers:,} other ranks of its stage",
             Basis.FEW_PEERS: "for the others of its stage; the ranks of other stages agree",
             Basis.STAGES: "for ranks of stages of equal work",
-            Basis.EARLIER: "in its own earlier steps",
+            Basis.EARLIER: "in its own first steps",
             Basis.NOTHING: "",
         }[profile.basis[row]],
     )

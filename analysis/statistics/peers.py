@@ -30,7 +30,7 @@ class Basis(Enum):
     PEERS = "the other ranks of its stage"
     FEW_PEERS = "the few other ranks of its stage, which other stages confirm"
     STAGES = "ranks of stages of equal work"
-    EARLIER = "its own earlier steps"
+    EARLIER = "its own first steps"
     NOTHING = "nothing"
 
 
