@@ -6,6 +6,7 @@ import csv
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from rankscope.commands.export import ExportFormat, export_spans
 from rankscope.commands.simulate import simulate_run
 from rankscope.errors import BadInputError
 from rankscope.simulation import SimulateOptions
+from rankscope.sources.chrome_trace import ChromeTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,11 +91,54 @@ def test_a_trace_for_perfetto_has_a_process_per_rank_and_a_thread_per_track(
     assert len(spans) == num == stored(store, "step >= 1 AND step <= 3 AND rank IN (0, 5)")
     assert names == {"rank 0", "rank 5"}
     assert {event["args"]["step"] for event in spans} == {1, 2, 3}
-    assert min(event["ts"] for event in spans) <= 0 < max(event["dur"] for event in spans)
-    lanes = {(event["pid"], event["tid"]) for event in spans}
-    assert lanes == {
+    assert 0 <= min(event["ts"] for event in spans) < 0.001
+    assert {(event["pid"], event["tid"]) for event in spans} == {
         (event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"
     }
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3])
+def test_spans_of_a_thread_for_perfetto_are_inside_of_each_other_or_follow(num_blocks: int) -> None:
+    """As Perfetto reads them: times are cut off to whole nanoseconds."""
+    rng = np.random.default_rng(7)
+    start_ns = 1_790_000_000_000_000_000 + np.sort(rng.integers(0, 10**9, 600))
+    duration_ns = rng.integers(0, 10**7, 600)
+    unknown = ("microbatch", "chunk", "seq", "src_rank", "dst_rank", "num_bytes")
+    block = pa.table(
+        {"start_ns": start_ns, "duration_ns": duration_ns, "rank": rng.integers(0, 12, 600)}
+        | {"track": [*map(str, rng.integers(0, 2, 600))]}
+        | {name: [-1] * 600 for name in unknown}
+        | {name: [0] * 600 for name in ("step", "epoch", "group_id")}
+        | {name: ["x"] * 600 for name in ("name", "kind")}
+    )
+    text: list[str] = []
+    trace = ChromeTrace(text.append)
+
+    for number in range(num_blocks):
+        trace.add(block.filter(pa.array(np.arange(600) % num_blocks == number)))
+    trace.end()
+
+    written = json.loads("".join(text))["traceEvents"]
+    named = [each for each in written if each["name"] == "process_name"]
+    names = {each["pid"]: each["args"]["name"] for each in named}
+    assert sorted(names, key=lambda rank: names[rank]) == [*range(12)]
+    events = [each for each in written if each["ph"] == "X"]
+    read = [(int(each["ts"] * 1000.0), int(each["dur"] * 1000.0)) for each in events]
+    origin_ns = int(start_ns[0])
+    assert sorted(read) == sorted(
+        (int(start) - origin_ns, int(duration))
+        for start, duration in zip(start_ns, duration_ns, strict=True)
+    )
+    ends: dict[tuple[int, int], list[int]] = {}
+    for each, (begin, duration) in sorted(
+        zip(events, read, strict=True), key=lambda pair: (pair[1][0], -pair[1][1])
+    ):
+        around = ends.setdefault((each["pid"], each["tid"]), [])
+        while around and around[-1] <= begin:
+            around.pop()
+        assert not around or begin + duration <= around[-1]
+        around.append(begin + duration)
+    assert len(ends) < 120
 
 
 def test_a_csv_has_one_row_per_span(store: Store, tmp_path: Path) -> None:
