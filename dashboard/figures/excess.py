@@ -144,8 +144,8 @@ def join_neighbours(excess: RankStepExcess, *, max_rows: int, max_columns: int) 
         max_rows: Rows of the result, at least 1.
         max_columns: Columns of the result, at least 1.
     """
-    rows, rank_blocks = _split(excess.ranks, max_rows)
-    columns, step_blocks = _split(excess.steps, max_columns)
+    rows, rank_blocks = split_blocks(excess.ranks, max_rows)
+    columns, step_blocks = split_blocks(excess.steps, max_columns)
     largest = excess.excess_ns
     if largest.size:
         largest = np.fmax.reduceat(np.fmax.reduceat(largest, rows, axis=0), columns, axis=1)
@@ -161,7 +161,7 @@ def link_label(members: tuple[int, ...]) -> str:
     return f"{members[0]}, {members[1]} … {members[-1]} ({len(members)})"
 
 
-def _split(
+def split_blocks(
     labels: Sequence[int], max_blocks: int
 ) -> tuple[NDArray[np.intp], tuple[tuple[int, int], ...]]:
     """Split labels into blocks of equal size; return each one's begin, and its end labels."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.report.text import format_slowdown
+from rankscope.analysis.report.text import format_range, format_slowdown
 
 from ..theme import DIVERGING, SLOW, apply_style, axis_unit
-from .excess import link_label
+from .excess import link_label, split_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +27,9 @@ _MAX_LABELLED = 64
 _MAX_LABELLED_COLUMNS = 5
 """Likewise columns: a number takes 32 px, and a phone has 180 px for all."""
 
+_MAX_COLUMNS = 64
+"""Columns up to which one cell is at least 2 px wide on a phone, and so visible."""
+
 
 def worker_figure(report: RunReport) -> go.Figure:
     """Draw slowdown by worker: x DP position, y pipeline stage, neutral at 1.
@@ -38,6 +41,7 @@ def worker_figure(report: RunReport) -> go.Figure:
     transfers of the slowest links are drawn instead.
 
     If the layout is unknown, each rank is a worker, in one row. A cell without a value is unknown.
+    Above `_MAX_COLUMNS` DP positions, neighbours share a cell, which shows the slowest of them.
     The scale spans at least +-0.1, so that noise stays pale.
 
     Source:
@@ -48,11 +52,15 @@ def worker_figure(report: RunReport) -> go.Figure:
     workers = report.exact_slowdown_by_worker
     dps = sorted({dp for dp, _ in workers})
     stages = sorted({stage for _, stage in workers})
-    slowdown = np.full((len(stages), len(dps)), np.nan)
-    shortcut = np.full((len(stages), len(dps)), np.nan)
+    begins, blocks = split_blocks(dps, _MAX_COLUMNS)
+    columns = dict(zip(dps, np.searchsorted(begins, range(len(dps)), "right") - 1, strict=True))
+    slowdown = np.full((len(stages), len(blocks)), np.nan)
+    shortcut = np.full((len(stages), len(blocks)), np.nan)
     for (dp, stage), value in workers.items():
-        cell = stages.index(stage), dps.index(dp)
-        slowdown[cell] = np.nan if value is None else value
+        cell = stages.index(stage), columns[dp]
+        if value is None or slowdown[cell] >= value:
+            continue
+        slowdown[cell] = value
         other = report.slowdown_by_worker.get((dp, stage))
         shortcut[cell] = np.nan if other is None else other
     spread = max(_MIN_SPREAD, _spread(slowdown))
@@ -62,7 +70,7 @@ def worker_figure(report: RunReport) -> go.Figure:
     is_labelled = len(workers) <= _MAX_LABELLED and len(dps) <= _MAX_LABELLED_COLUMNS
     figure = go.Figure(
         go.Heatmap(
-            x=[f"{dp}" for dp in dps],
+            x=[format_range(block) for block in blocks],
             y=[f"{stage}" for stage in stages],
             z=slowdown,
             customdata=_texts(shortcut),
@@ -98,7 +106,13 @@ def worker_title(report: RunReport) -> tuple[str, str]:
     """Return what `worker_figure` shows: its title, and a sentence about it."""
     if report.evidence is not None and report.evidence.links:
         return "Slowest links", "Mean time of a step in a link's transfers, above alike links."
-    return "Slowdown by worker", "If only that worker were slow. A red row: a slow stage."
+    about = "If only that worker were slow. A red row: a slow stage."
+    num_dps = len({dp for dp, _ in report.exact_slowdown_by_worker})
+    _, blocks = split_blocks(range(num_dps), _MAX_COLUMNS)
+    if len(blocks) < num_dps:
+        word = "DP positions" if report.has_layout else "ranks"
+        about += f" {num_dps:,} {word} in {len(blocks)} columns: each cell shows its slowest."
+    return "Slowdown by worker", about
 
 
 def _link_figure(run: str, evidence: RankStepExcess) -> go.Figure:

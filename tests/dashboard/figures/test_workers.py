@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.report.report import RankStepExcess
-from rankscope.dashboard.figures.workers import worker_figure
+from rankscope.dashboard.figures.workers import worker_figure, worker_title
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report, traces
 
@@ -61,10 +61,30 @@ def test_of_a_slow_link_the_transfers_are_drawn_and_no_worker() -> None:
 
 
 def test_many_workers_are_not_labelled() -> None:
-    many = traces(worker_figure(report(layout=Layout(dp=192, pp=8), slow_rank=7)))[0]
+    many = traces(worker_figure(report(layout=Layout(dp=64, pp=8), slow_rank=7)))[0]
 
     assert many.text is None
-    assert np.shape(many.z) == (8, 192)
+    assert np.shape(many.z) == (8, 64)
+
+
+def test_of_more_positions_than_fit_neighbours_share_a_cell_with_the_slowest() -> None:
+    slowdowns = dict.fromkeys(((dp, stage) for dp in range(192) for stage in range(2)), 1.0)
+    slow = replace(
+        report(),
+        exact_slowdown_by_worker={**slowdowns, (100, 1): 1.3, (101, 1): None},
+        slowdown_by_worker={(100, 1): 1.2},
+    )
+
+    cells = traces(worker_figure(slow))[0]
+
+    assert np.shape(cells.z) == (2, 64)
+    assert cells.x[33] == "99-101"
+    assert cells.z[1][33] == 1.3
+    assert cells.customdata[1][33] == "1.20x"
+    assert np.count_nonzero(np.asarray(cells.z) > 1) == 1
+    assert worker_title(slow)[1].endswith(
+        " 192 DP positions in 64 columns: each cell shows its slowest."
+    )
 
 
 def test_without_workers_the_heat_map_is_empty() -> None:
