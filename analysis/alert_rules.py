@@ -35,6 +35,9 @@ COLLECTOR_BEHIND = "collector-behind"
 ANALYSIS_BEHIND = "analysis-behind"
 """Names of the rules, as alerts and the configuration carry them."""
 
+UNEXPLAINED = "no finding explains it"
+"""End of the text of a drop that was seen before the finding that explains it, if there is one."""
+
 ACTIONS = {
     MFU_DROP: "open the step on the timeline and compare it with the one before the drop; if no"
     " finding explains it, look at the clocks and the power of the devices",
@@ -304,9 +307,7 @@ def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
         steps = drop.first_step, drop.last_step
         finding = _overlapping(report, steps)
         change, numbers = _describe(report, rule, drop)
-        because = (
-            "no finding explains it" if finding is None else f"top finding: {finding.evidence}"
-        )
+        because = UNEXPLAINED if finding is None else f"top finding: {finding.evidence}"
         seconds = [s for step, s in report.actual_s_by_step.items() if steps[0] <= step <= steps[1]]
         yield Condition(
             rule=rule,
