@@ -36,7 +36,8 @@ WHERE run_id = {other_id:String} AND mfu IS NOT NULL
 SELECT_LAST_LOSS = """
 SELECT avg(loss) AS last_loss FROM steps
 WHERE run_id = {run_id:String} AND loss IS NOT NULL AND (epoch, step) = (
-    SELECT max((epoch, step)) FROM steps WHERE run_id = {run_id:String} AND loss IS NOT NULL
+    SELECT max((epoch, step)) FROM steps
+    WHERE run_id = {run_id:String} AND loss IS NOT NULL AND step >= {first:Int32}
 )
 """
 
@@ -61,7 +62,14 @@ def read_report_lines(store: Store) -> dict[str, Row]:
     return {row["run_id"]: row for row in store.rows(SELECT_LINES)}
 
 
-def read_last_loss(store: Store, run_id: str) -> float | None:
-    """Return the mean loss of the ranks in the last step that has one; None if none has."""
-    found: float | None = store.rows(SELECT_LAST_LOSS, {"run_id": run_id})[0]["last_loss"]
+def read_last_loss(store: Store, run_id: str, *, first: int = 0) -> float | None:
+    """Return the mean loss of the ranks in the last step that has one; None if none has.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        first: Step from which on it is looked for.
+    """
+    (row,) = store.rows(SELECT_LAST_LOSS, {"run_id": run_id, "first": first})
+    found: float | None = row["last_loss"]
     return found

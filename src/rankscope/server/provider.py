@@ -42,6 +42,7 @@ from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.pictures import StepId
+from rankscope.collector.read.reports import read_last_loss
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
@@ -594,12 +595,15 @@ class StoreProvider:
         return tuple(map(self._complete_live, read_run_lines(self._store)))
 
     def _complete_live(self, line: RunLine) -> RunLine:
-        """Return a running job's line with its silence, and the numbers of its last diagnosis."""
+        """Return a running job's line with its silence, its loss, and its last diagnosis."""
         if line.run.state != RUNNING:
             return line
         if (report := self._reports.peek(line.run.run_id)) is not None:
             mfu = None if report.mfu is None else report.mfu.mean
             line = replace(line, step_s=report.step_time_s.actual, mfu=mfu)
+            if self._store is not None and report.steps:
+                loss = read_last_loss(self._store, report.run, first=report.steps[0])
+                line = replace(line, loss=loss)
         with suppress(UnknownRunError):  # deleted meanwhile
             return replace(line, is_silent=self.silence(line.run.run_id) is not None)
         return line

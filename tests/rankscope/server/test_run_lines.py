@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
-def test_a_running_job_has_the_step_time_of_its_last_diagnosis(store: Store) -> None:
+def test_a_running_job_has_its_newest_loss_and_the_step_time_of_its_diagnosis(
+    store: Store,
+) -> None:
     run_id = f"line-{new_number()}"
     describe(store, run_id)
     put(store, run_id, span_rows(run_id))
@@ -25,6 +27,15 @@ def test_a_running_job_has_the_step_time_of_its_last_diagnosis(store: Store) -> 
     reports = Reports(source)
     made = reports.get(run_id)
     goes_on = {"run_id": run_id, "state": "running", "created_ns": time.time_ns(), "revision": 3}
+    losses = {0: 3.0, 40: 1.5}  # the newest is of a step after those of the diagnosis
+    store.insert_rows(
+        "steps",
+        [
+            {"run_id": run_id, "step": step, "rank": rank, "loss": loss + rank}
+            for step, loss in losses.items()
+            for rank in (0, 1)
+        ],
+    )
     store.insert_rows("runs", [goes_on | {"source_format": "rankscope", "world_size": 2}])
 
     def line(reports: Reports) -> RunLine:
@@ -34,4 +45,5 @@ def test_a_running_job_has_the_step_time_of_its_last_diagnosis(store: Store) -> 
     assert made is not None
     assert line(reports).run.state == "running"
     assert line(reports).step_s == pytest.approx(made.step_time_s.actual)
+    assert line(reports).loss == 2.0
     assert line(Reports(source)).step_s is None
