@@ -28,6 +28,7 @@ from .components import (
     poll_timer,
     rank_links,
     table,
+    with_code,
 )
 from .shell import Page
 
@@ -341,7 +342,7 @@ def _changes(found: AlertList) -> Component:
     if not found.may_change:
         text = "To silence or acknowledge, open the URL that `rankscope serve` printed."
         hidden = html.Div([choice, *outcome], style={"display": "none"})
-        return html.Div([html.P(text, className="quiet"), hidden])
+        return html.Div([html.P(with_code(text), className="quiet"), hidden])
     return card(
         html.H2("Take care of an alert"),
         html.P(

@@ -139,6 +139,13 @@ def rank_links(
     return [*parts, f" and {num_more:,} more"] if num_more else parts or [EMPTY]
 
 
+def with_code(text: str) -> list[Component | str]:
+    """Return a text, escaped before, with what is in backticks as code."""
+    parts = enumerate(_CODE.split(text))
+    return [html.Code(part) if place % 2 else part for place, part in parts if part]
+
+
+_CODE = re.compile(r"`([^`]+)`")
 _RANKS = re.compile(r"\b(?:[Rr]ank \d+|[Rr]anks \d+(?:(?:-|, | and | to )\d+)*)")
 _RANK = re.compile(r"\d+")
 _COUNTED = re.compile(r"[\d,.]*\d* ?(?:%|more\b|others?\b|[mun]?s\b|[KMGT]i?B)")

@@ -29,7 +29,7 @@ from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
 from ..text import escape
 from ..theme import PART_COLORS
 from .components import card, decorative, graph, table
-from .overview_cards import escape_sentence
+from .overview_cards import escape_sentence, missing_mfu
 from .report_page import choices, page_head, report_page
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ PAGE = report_page(MFU, "MFU", show_mfu)
 
 def _sentence(report: RunReport) -> str:
     if report.mfu is None:
-        return f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
+        return missing_mfu(report)
     found = report.mfu_shape
     shape = ""
     if found is not None:

@@ -42,13 +42,14 @@ from .components import (
     poll_interval_ms,
     poll_timer,
     register_graph,
+    with_code,
 )
 from .overview_cards import (
     early_figures,
-    escape_sentence,
     findings_table,
     key_figures,
     liveness_card,
+    missing_mfu,
     quality_list,
     starved_list,
     verdict_card,
@@ -141,7 +142,7 @@ class _Content:
     verdict: list[Component] = field(default_factory=list)
     key_figures: list[Component] = field(default_factory=list)
     steps: go.Figure = field(default_factory=go.Figure)
-    steps_note: str = ""
+    steps_note: list[Component | str] = field(default_factory=list)
     workers: go.Figure = field(default_factory=go.Figure)
     workers_title: tuple[str, str] = ("Slowdown by worker", "")
     excess: go.Figure = field(default_factory=go.Figure)
@@ -390,7 +391,7 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         ),
         key_figures=key_figures(report, base_path=base_path),
         steps=step_time_figure(report),
-        steps_note="" if report.mfu else f"MFU n/a: {escape_sentence(report.missing_mfu)}.",
+        steps_note=with_code(missing_mfu(report)),
         workers=worker_figure(report),
         workers_title=worker_title(report),
         excess=excess_figure(report),
@@ -505,7 +506,12 @@ def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> l
 
 
 def _figure_card(
-    part: str, figure: go.Figure, *, title: str, about: str, note: str = ""
+    part: str,
+    figure: go.Figure,
+    *,
+    title: str,
+    about: str,
+    note: str | list[Component | str] = "",
 ) -> Component:
     return card(
         html.H2(title, id=f"{part}-title"),

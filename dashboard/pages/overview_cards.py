@@ -124,17 +124,25 @@ def _stop_sentence(report: RunReport, *, is_lost: bool) -> str:
 def key_figures(report: RunReport, *, base_path: str) -> list[Component]:
     """Return the step time as a bar of its parts, and the MFU."""
     mfu = None if report.mfu is None else report.mfu.mean
-    text = "mean" if report.mfu else escape(report.missing_mfu.partition(":")[0])
+    text = escape(report.missing_mfu.partition(":")[0])
+    if report.mfu is not None:
+        text = f"mean of {format_count(len(report.mfu.by_step), 'step')}"
     return [
         _step_bar(report, base_path),
         *_figures({"MFU": (format_percent(mfu, digits=1), text)}),
     ]
 
 
+def missing_mfu(report: RunReport) -> str:
+    """Return why the MFU is unknown, as a sentence; "" if it is known."""
+    return "" if report.mfu else f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
+
+
 def _step_bar(report: RunReport, base_path: str) -> Component:
     """Return the mean step time as a bar: its ideal, the loss by each finding, and the rest."""
+    word = f"step time, mean of the {_last_steps(report)}" if report.num_earlier_steps else ""
     head = [
-        html.Span("step time", className="figure-word"),
+        html.Span(word or "step time", className="figure-word"),
         html.Span(format_seconds(report.step_time_s.actual), className="figure-value"),
     ]
     parts = report.step_parts

@@ -17,7 +17,7 @@ from rankscope.analysis.report.text import (
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 
 from ..text import escape
-from .components import ENDED, FAILED, LOST, card, decorative, not_announced
+from .components import ENDED, FAILED, LOST, card, decorative, not_announced, with_code
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -66,8 +66,10 @@ def no_verdict(found: AnalysisFailed) -> list[Component]:
                 html.P(escape(found.reason), className="failure"),
                 html.P([html.Span(fact) for fact in _facts(found.run)], className="facts"),
                 html.P(
-                    "Retried every 30 s while this page is open. The server's log and"
-                    " `rankscope analyze` report the same error.",
+                    with_code(
+                        "Retried every 30 s while this page is open. The server's log and"
+                        " `rankscope analyze` report the same error."
+                    ),
                     className="about",
                 ),
             ],

@@ -22,6 +22,7 @@ from .components import (
     next_tick,
     poll_interval_ms,
     poll_timer,
+    with_code,
 )
 from .placeholders import missing_run, no_runs, no_steps, no_verdict, no_verdict_yet
 from .shell import Page, read_view
@@ -167,7 +168,9 @@ def page_head(title: str, *parts: Component | str, about: str = "") -> Component
     """Return the heading of a page, with what is beside it and a sentence below."""
     return html.Div(
         [
-            html.Div([html.H1(title), *([html.P(about, className="about")] if about else [])]),
+            html.Div(
+                [html.H1(title), *([html.P(with_code(about), className="about")] if about else [])]
+            ),
             html.Div(list(parts), className="controls"),
         ],
         className="timeline-head",

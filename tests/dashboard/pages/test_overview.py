@@ -87,6 +87,7 @@ def test_a_long_run_says_that_only_its_last_steps_are_analysed() -> None:
 
     shown = overview_text(FakeProvider(reports={"demo-42": made}))
 
+    assert "step time, mean of the last 30 steps of 1,000" in shown
     assert "last 30 steps of 1,000 analysed | 9,920 of 9,920 spans" in shown
     assert "verdict, ideal and findings cover the last 30 steps of 1,000" in shown
 
