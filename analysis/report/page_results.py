@@ -18,7 +18,7 @@ class RunLine:
 
     run: RunSummary
     cause: str = ""
-    """Of the verdict; of a live run, of its worst recorded finding."""
+    """Of the verdict; of a live run without one yet, of its worst recorded finding."""
 
     severity: str = ""
     ranks: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ window.dash_clientside.rankscope.fitRuns = (id, columns, options) => {
   const fitted = columns.flatMap((column) => {
     if (column.field === "verdict") return [];
     if (column.field !== "run") return [column];
-    return [{ ...column, pinned: null, cellRenderer: "RunVerdict", minWidth: 270 }];
+    return [{ ...column, pinned: null, cellRenderer: "RunVerdict", minWidth: 226 }];
   });
   const boxes = { ...options.selectionColumnDef, pinned: null };
   return [fitted, { ...options, rowHeight: 56, selectionColumnDef: boxes }];

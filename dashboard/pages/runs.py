@@ -78,7 +78,7 @@ _COLUMNS: list[dict[str, Any]] = [
         "flex": 3,
         "tooltipField": "sentence",
     },
-    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 96},
+    {"field": "state", "headerName": "state", "cellRenderer": "RunState", "width": 106},
     {"field": "step_s", "headerName": "step time", "width": 96, **_NUMBER,
      "valueFormatter": _format("params.data.step_time")},
     {"field": "mfu", "headerName": "MFU", "width": 74, **_NUMBER,

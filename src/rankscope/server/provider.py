@@ -52,7 +52,7 @@ from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
 from ..sources.store_source import to_event
-from ..sources.stored_reports import read_run_lines
+from ..sources.stored_reports import MAX_RANKS, read_run_lines
 from .alert_changes import AlertChange
 from .around_runs import (
     analyze_steps,
@@ -595,12 +595,22 @@ class StoreProvider:
         return tuple(map(self._complete_live, read_run_lines(self._store)))
 
     def _complete_live(self, line: RunLine) -> RunLine:
-        """Return a running job's line with its silence, its loss, and its last diagnosis."""
+        """Return a running job's line with its last diagnosis, its newest loss and its silence."""
         if line.run.state != RUNNING:
             return line
         if (report := self._reports.peek(line.run.run_id)) is not None:
             mfu = None if report.mfu is None else report.mfu.mean
-            line = replace(line, step_s=report.step_time_s.actual, mfu=mfu)
+            top = report.top_finding
+            line = replace(
+                line,
+                cause=top.cause,
+                severity=top.severity or "",
+                ranks=top.ranks[:MAX_RANKS],
+                is_closed=False,
+                verdict=verdict_sentence(report),
+                step_s=report.step_time_s.actual,
+                mfu=mfu,
+            )
             if self._store is not None and report.steps:
                 loss = read_last_loss(self._store, report.run, first=report.steps[0])
                 line = replace(line, loss=loss)

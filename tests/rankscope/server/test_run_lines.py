@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.verdict import verdict_sentence
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.sources.store_source import StoreSource
@@ -46,4 +47,7 @@ def test_a_running_job_has_its_newest_loss_and_the_step_time_of_its_diagnosis(
     assert line(reports).run.state == "running"
     assert line(reports).step_s == pytest.approx(made.step_time_s.actual)
     assert line(reports).loss == 2.0
+    assert line(reports).cause == made.top_finding.cause
+    assert line(reports).verdict == verdict_sentence(made)
+    assert line(Reports(source)).cause == ""
     assert line(Reports(source)).step_s is None
