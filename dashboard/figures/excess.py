@@ -116,7 +116,7 @@ def excess_figure(report: RunReport) -> go.Figure:
     height = min(max(_PIXELS_PER_ROW * num_rows + 80, _MIN_HEIGHT), _MAX_HEIGHT)
     apply_style(figure, height=height, zoom_key=f"excess {report.run}")
     figure.update_layout(margin={"l": 50, "r": 8, "t": 12, "b": 44})
-    figure.update_xaxes(type="category", title_text="step", showgrid=False, nticks=8)
+    figure.update_xaxes(type="category", title_text="step", showgrid=False, nticks=6)
     figure.update_yaxes(
         type="category", title_text=row_word, showgrid=False, autorange="reversed", nticks=24
     )

@@ -113,6 +113,9 @@ def mfu_figure(report: RunReport, history: RunHistory | None) -> go.Figure:
         _mark_restarts(figure, () if report.mfu is None else report.mfu.restart_steps)
     figure.update_layout(margin={"l": 62, "r": 16, "t": 30, "b": 44}, hovermode="closest")
     figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False, tickangle=0)
+    opened = [] if report.open_step is None else [report.open_step]
+    if drawn := [*by_step, *loss, *opened]:  # plotly would add room, and label steps in it
+        figure.update_xaxes(range=[min(drawn) - 0.5, max(drawn) + 0.5])
     if len({*by_step, *loss}) <= MAX_LABELLED:  # plotly would label halves of steps
         figure.update_xaxes(tickmode="linear", tick0=0, dtick=1)
     figure.update_xaxes(title_text="step", row=max(len(rows), 1), col=1)

@@ -49,9 +49,9 @@ from .overview_cards import (
     findings_table,
     key_figures,
     liveness_card,
-    missing_mfu,
     quality_list,
     starved_list,
+    steps_note,
     verdict_card,
 )
 from .placeholders import (
@@ -391,7 +391,7 @@ def _request(provider: ReportProvider, run_id: str | None, base_path: str) -> _C
         ),
         key_figures=key_figures(report, base_path=base_path),
         steps=step_time_figure(report),
-        steps_note=with_code(missing_mfu(report)),
+        steps_note=with_code(steps_note(report)),
         workers=worker_figure(report),
         workers_title=worker_title(report),
         excess=excess_figure(report),

@@ -138,6 +138,12 @@ def missing_mfu(report: RunReport) -> str:
     return "" if report.mfu else f"MFU {UNKNOWN}: {escape_sentence(report.missing_mfu)}."
 
 
+def steps_note(report: RunReport) -> str:
+    """Return what the figure of step time and MFU lacks, and why; "" if it is complete."""
+    covers = f"Step time: the {_last_steps(report)}, which were analysed."
+    return " ".join(filter(None, [covers if report.num_earlier_steps else "", missing_mfu(report)]))
+
+
 def _step_bar(report: RunReport, base_path: str) -> Component:
     """Return the mean step time as a bar: its ideal, the loss by each finding, and the rest."""
     word = f"step time, mean of the {_last_steps(report)}" if report.num_earlier_steps else ""
