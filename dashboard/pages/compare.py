@@ -343,7 +343,9 @@ def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
     return card(
         html.H2("Settings that differ"),
         html.P("From the manifests, as most ranks have them.", className="about"),
-        table("settings", {"setting": "", names[0]: "", names[1]: ""}, rows) if rows else empty,
+        table("settings", {"setting": "", names[0]: "", names[1]: ""}, rows, class_name="settings")
+        if rows
+        else empty,
     )
 
 
