@@ -30,6 +30,7 @@ from .components import (
     table,
     with_code,
 )
+from .overview_cards import escape_sentence
 from .shell import Page
 
 if TYPE_CHECKING:
@@ -232,8 +233,7 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
         state += f" by {alert.acknowledged_by}"
     if alert.resolved:
         state += f" {alert.resolved}"
-    # A long text is cut, so each clause is a line of its own.
-    clauses = [escape(clause) for clause in _CLAUSE_END.split(alert.text)]
+    clauses = [escape_sentence(clause) for clause in _CLAUSE_END.split(alert.text)]
     about = [html.Div(_ranks_linked(clause, alert, base_path)) for clause in clauses]
     if alert.cost:
         about.append(html.Div(escape(f"costs {alert.cost}"), className="about"))
@@ -259,7 +259,7 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
             ),
             dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
             dmc.TableTd(_link(alert, base_path), className="steps number"),
-            dmc.TableTd(escape(state)),
+            dmc.TableTd(escape(state), className="state"),
             dmc.TableTd(alert.fired, className="fired"),
         ]
     )
@@ -393,6 +393,6 @@ def _silences(silences: Sequence[ShownSilence]) -> list[Component]:
             html.P(
                 [html.Code("rankscope alerts silence --end NAME"), " ends one."], className="about"
             ),
-            table("silences", head, rows),
+            table("silences", head, rows, class_name="plain-rows"),
         )
     ]

@@ -67,8 +67,8 @@ _COLUMNS: list[dict[str, Any]] = [
         "headerName": "run",
         "cellRenderer": "RunLink",
         "pinned": "left",
-        "minWidth": 140,
-        "flex": 2,
+        "minWidth": 180,
+        "flex": 3,
     },
     {
         "field": "verdict",
