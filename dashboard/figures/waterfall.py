@@ -32,6 +32,9 @@ _LABEL_PX = 13
 _MAX_NAMED = 6
 """Findings with a label, each a line below the one before: they may begin in one step."""
 
+_LATE = 0.75
+"""Part of the axis beyond which a label is left of the end of its finding: it would be cut."""
+
 _CURVE_HEIGHT = 300
 _LOSS_HEIGHT = 170
 _MAX_MARKED = 150
@@ -107,22 +110,25 @@ def mfu_figure(report: RunReport, history: RunHistory | None) -> go.Figure:
         figure.update_yaxes(title_text=name, row=row, col=1, gridcolor=rgba(IDEAL, 0.22))
         if is_mfu:
             figure.update_yaxes(rangemode="tozero", row=row, col=1)
+    opened = [] if report.open_step is None else [report.open_step]
+    drawn = [*by_step, *loss, *opened]
     if rows:
-        _mark_findings(figure, report)
+        ends = min(drawn), max(drawn)
+        # plotly would add room, and label steps in it
+        figure.update_xaxes(range=[ends[0] - 0.5, ends[1] + 0.5])
+        _mark_findings(figure, report, ends)
         _mark_pauses(figure, report)
         _mark_restarts(figure, () if report.mfu is None else report.mfu.restart_steps)
     figure.update_layout(margin={"l": 62, "r": 16, "t": 30, "b": 44}, hovermode="closest")
     figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False, tickangle=0)
-    opened = [] if report.open_step is None else [report.open_step]
-    if drawn := [*by_step, *loss, *opened]:  # plotly would add room, and label steps in it
-        figure.update_xaxes(range=[min(drawn) - 0.5, max(drawn) + 0.5])
     if len({*by_step, *loss}) <= MAX_LABELLED:  # plotly would label halves of steps
         figure.update_xaxes(tickmode="linear", tick0=0, dtick=1)
     figure.update_xaxes(title_text="step", row=max(len(rows), 1), col=1)
     return figure
 
 
-def _mark_findings(figure: go.Figure, report: RunReport) -> None:
+def _mark_findings(figure: go.Figure, report: RunReport, ends: tuple[int, int]) -> None:
+    late = ends[0] + _LATE * (ends[1] - ends[0])
     shown: set[tuple[int, int]] = set()
     for finding in report.findings:
         if finding.steps is None or finding.severity in (Severity.NONE, Severity.MINOR):
@@ -134,7 +140,7 @@ def _mark_findings(figure: go.Figure, report: RunReport) -> None:
         shown.add(finding.steps)
         figure.add_vrect(
             x0=first - 0.5, x1=last + 0.5, fillcolor=rgba(SLOW, 0.08), line_width=0, row=1, col=1,
-            annotation_text=text, annotation_position="top left",
+            annotation_text=text, annotation_position="top right" if first > late else "top left",
             annotation_font_size=11, annotation_yshift=-_LABEL_PX * line,
         )  # fmt: skip
 

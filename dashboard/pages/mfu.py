@@ -28,7 +28,7 @@ from ..address import MFU, View
 from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
 from ..text import escape
 from ..theme import PART_COLORS
-from .components import card, decorative, graph, table
+from .components import card, decorative, graph, table, with_code
 from .overview_cards import escape_sentence, missing_mfu
 from .report_page import choices, page_head, report_page
 
@@ -101,14 +101,16 @@ def _sentence(report: RunReport) -> str:
 def _curve(report: RunReport, history: RunHistory | None) -> Component:
     has_loss = history is not None and bool(history.loss_by_step)
     if report.mfu is None and not has_loss:
-        text = "MFU and loss of this run are unknown: tracer.step takes tokens and loss."
-        return card(html.H2("Over steps"), html.P(text, className="quiet"))
-    missing = "" if has_loss else "Loss n/a: no rank passed one to tracer.step."
+        text = "The MFU of this run is unknown, and no rank passed a loss to `tracer.step`."
+        return card(html.H2("Over steps"), html.P(with_code(text), className="quiet"))
+    missing = "" if has_loss else "Loss n/a: no rank passed one to `tracer.step`."
     return card(
         html.H2("Over steps"),
         html.P(
-            "Shaded: steps of findings. Triangles: checkpoints, evaluations and other pauses of"
-            f" all ranks. Dotted: restarts. {missing}",
+            with_code(
+                "Shaded: steps of findings. Triangles: checkpoints, evaluations and other pauses"
+                f" of all ranks. Dotted: restarts. {missing}"
+            ),
             className="about",
         ),
         graph("mfu-curve", mfu_figure(report, history)),

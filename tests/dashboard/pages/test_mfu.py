@@ -78,6 +78,17 @@ def test_the_curve_marks_pauses_and_restarts() -> None:
     assert made.top_finding.cause in texts
 
 
+def test_the_axis_ends_with_the_step_that_hangs_and_its_label_is_within() -> None:
+    made = replace(analysed_report(), mfu=KNOWN)
+    hang = replace(made.top_finding, cause="hang", steps=(8, 8))
+
+    figure = mfu_figure(replace(made, findings=(hang,)), PAST)
+
+    assert tuple(figure.layout.xaxis.range) == (-0.5, 8.5)
+    (label,) = [one for one in figure.layout.annotations if one.text == "hang"]
+    assert (label.x, label.xanchor) == (8.5, "right")
+
+
 def test_the_stacked_parts_are_those_that_take_time() -> None:
     rows = list_rows(analysed_report(), WaterfallBy.RANK)
     assert rows is not None
