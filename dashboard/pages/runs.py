@@ -67,8 +67,7 @@ _COLUMNS: list[dict[str, Any]] = [
         "headerName": "run",
         "cellRenderer": "RunLink",
         "pinned": "left",
-        "minWidth": 180,
-        "flex": 3,
+        "width": 224,  # a pinned column does not flex
     },
     {
         "field": "verdict",
