@@ -45,6 +45,9 @@ PROCESS_SETTING_PARTS = ("seeds.", "coords.", "hosts.", "device.uuid")
 
 PROCESS_SETTING_ENDINGS = ("_file", "_dir", "_path", "_port")
 
+PART_SETTINGS = frozenset({"model.num_parameters"})
+"""Settings that describe the part of the model that a rank holds: equal for equal parts only."""
+
 POSITIONAL_PREFIXES = ("config.", "model.", "layout.")
 """Settings that the job itself may choose by position in the layout."""
 
@@ -84,8 +87,9 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     the others are named; if no value has a majority, all ranks are. Left out are settings that
     belong to one process (host, pid, ranks, seeds, paths: `PROCESS_SETTINGS`), settings that
     differ on every rank, and settings that follow the local rank or, in the job's own
-    configuration, a position in the layout. Only the environment and the versions are compared
-    with the previous run.
+    configuration, a position in the layout. The size of a rank's part of the model is compared
+    among ranks of equal part, and not at all if the layout is unknown. Only the environment and
+    the versions are compared with the previous run.
 
     The confidence is not calibrated: the share of ranks that agree, `undecided_certainty`
     without a majority, `previous_confidence` for a change since the previous run.
@@ -98,7 +102,7 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
         settings = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
-        for ranks, difference, share in _disagreements(epoch, settings):
+        for ranks, difference, share in _disagreements(epoch, settings, has_layout=run.has_layout):
             found[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
     findings = [
@@ -120,7 +124,7 @@ def belongs_to_one_process(name: str) -> bool:
 
 
 def _disagreements(
-    epoch: EpochInfo, settings_of: Mapping[int, Mapping[str, str]]
+    epoch: EpochInfo, settings_of: Mapping[int, Mapping[str, str]], *, has_layout: bool
 ) -> Iterable[tuple[tuple[int, ...], Difference, float]]:
     """Yield (ranks that differ, the setting, share of ranks that agree)."""
     groups = _group_alike(settings_of)
@@ -129,13 +133,16 @@ def _disagreements(
     positions = {
         info.rank: {"local_rank": info.local_rank, **info.coords.to_dict()} for info in epoch.ranks
     }
+    part_of = {info.rank: (info.coords.pp, info.coords.tp, info.coords.ep) for info in epoch.ranks}
     for name in sorted({name for settings, _ in groups for name in settings}):
-        if belongs_to_one_process(name):
+        if belongs_to_one_process(name) or (name in PART_SETTINGS and not has_layout):
             continue
         by_value: dict[str | None, list[int]] = defaultdict(list)
         for settings, ranks in groups:
             by_value[settings.get(name)] += ranks
-        if len(by_value) > 1 and not _follows_position(name, by_value, positions):
+        if len(by_value) == 1 or _follows_position(name, by_value, positions):
+            continue
+        if name not in PART_SETTINGS or not _follows_part(by_value, part_of):
             yield _judge(name, by_value)
 
 
@@ -174,6 +181,14 @@ def _follows_position(
         if len(pairs) == len(places) < num:
             return len(places) == len(by_value)
     return False
+
+
+def _follows_part(
+    by_value: Mapping[str | None, Sequence[int]], part_of: Mapping[int, tuple[int, int, int]]
+) -> bool:
+    """Return whether all ranks that hold the same part of the model have the same value."""
+    pairs = {(part_of.get(rank), value) for value, ranks in by_value.items() for rank in ranks}
+    return len(pairs) == len({part for part, _ in pairs})
 
 
 def _judge(

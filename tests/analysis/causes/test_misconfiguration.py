@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,8 @@ from rankscope.analysis.causes.misconfiguration import (
     find_misconfigurations,
 )
 from rankscope.analysis.trace.context import RankManifest, RunContext
+from rankscope.analysis.trace.tables import EpochInfo, RankInfo
+from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.exit_builders import run_of
 
 if TYPE_CHECKING:
@@ -126,6 +129,42 @@ def test_settings_of_each_rank_or_each_local_rank_are_not_compared() -> None:
     assert findings(of_the_nic) == ()
     wrong_nic = {**of_the_nic, 5: {"environment.NCCL_IB_HCA": "mlx5_3"}}
     assert findings(wrong_nic) != ()
+
+
+def of_pipeline(*num_parameters: int, dp: int) -> tuple[Finding, ...]:
+    """Return the findings if the stages of a pipeline have these sizes."""
+    num = len(num_parameters) * dp
+    ranks = tuple(
+        RankInfo(rank=rank, coords=Coords(pp=rank // dp, dp=rank % dp), host="h", local_rank=rank)
+        for rank in range(num)
+    )
+    run = replace(
+        run_of(num),
+        layout=Layout(pp=len(num_parameters), dp=dp),
+        epochs=(EpochInfo(epoch=0, ranks=ranks),),
+    )
+    sizes = {rank: {"model.num_parameters": str(num_parameters[rank // dp])} for rank in range(num)}
+    return find_misconfigurations(run, RunContext(manifests=manifests(sizes, num_ranks=num)))
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("stages", [(49_344, 49_280), (90, 60, 60, 70), (90, 60, 60, 90)])
+def test_stages_hold_parts_of_the_model_of_their_own_size(stages: tuple[int, ...], dp: int) -> None:
+    assert of_pipeline(*stages, dp=dp) == ()
+
+
+def test_ranks_that_hold_the_same_part_of_the_model_have_the_same_size() -> None:
+    (finding,) = findings({5: {"model.num_parameters": "60"}})
+
+    assert finding.ranks == (5,)
+
+
+def test_sizes_of_models_are_not_compared_without_a_layout() -> None:
+    sizes = {rank: {"model.num_parameters": str(60 + rank // 4)} for rank in range(8)}
+    run = replace(run_of(), layout=Layout())
+
+    assert find_misconfigurations(run, RunContext(manifests=manifests(sizes))) == ()
+    assert find_misconfigurations(run_of(), RunContext(manifests=manifests(sizes))) != ()
 
 
 def test_a_whole_host_that_differs_is_named() -> None:
