@@ -1,4 +1,4 @@
-"""Layers that the timeline draws of a step's replay: its critical path, its ideal beneath."""
+"""Layers that the timeline draws of a step's replay: its critical path, and the usual step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TITLES = {
     "path": ("critical path", "Mark the operations that decide when the step ends (C)"),
-    "ideal": ("ideal step", "Show the step as it would be without any slowness, beneath (I)"),
+    "ideal": ("usual step", "Show the step with usual durations and no delay, beneath (I)"),
 }
 """Text and title of the button of each of `LAYERS`."""
 
@@ -88,9 +88,9 @@ def show_replay(
         ideal: The figure of its ideal, and what is drawn beneath; None: it is not shown.
     """
     if replayed.reason:
-        about = f"No critical path or ideal yet: {replayed.reason}."
+        about = f"No critical path or usual step yet: {replayed.reason}."
         if not replayed.is_pending:
-            about = f"No critical path or ideal: {replayed.reason}."
+            about = f"No critical path or usual step: {replayed.reason}."
         return [card(html.P(escape(about), className="quiet"))]
     if ideal is None or replayed.found is None:
         return []
@@ -99,18 +99,18 @@ def show_replay(
     layout = figure["layout"]
     layout["showlegend"] = False
     layout["dragmode"] = False
-    title = f"The ideal step takes {format_duration(found.ideal_ns)}"
+    title = f"With usual durations, the step takes {format_duration(found.ideal_ns)}"
     about = (
         f"{format_duration(found.actual_ns)} passed from the end of the step before to the end of"
-        " this one. In the ideal, each operation takes as long as alike ones usually do"
+        " this one. Beneath, each operation takes as long as alike ones usually do"
         f" ({_steps(found.steps)}), and no host is late: the waits that are left are the"
-        " schedule's."
+        " schedule's. The ideal at the top is less than that if steps as large took less."
     )
     part = "timeline-ideal-graph"
     drawn = graph(
         part, figure, beneath=canvas(part, content and canvas_document(part, content, layout))
     )
-    return [card(html.H2(title), html.P(about, className="about"), drawn, label="ideal step")]
+    return [card(html.H2(title), html.P(about, className="about"), drawn, label="usual step")]
 
 
 def _steps(steps: tuple[int, int]) -> str:

@@ -65,7 +65,7 @@ KEYS = (
     ("M", "drag a box to measure; M again to pan"),
     ("G", "fold or unfold all groups"),
     ("C", "critical path on or off"),
-    ("I", "ideal step beneath on or off"),
+    ("I", "usual step beneath on or off"),
     ("/", "search"),
     ("?", "this list"),
 )

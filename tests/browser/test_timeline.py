@@ -94,7 +94,7 @@ def test_path_and_ideal_are_turned_on_by_key_and_follow_the_zoom(
         page.wait_for_url("**layers=path**")
         expect(page.locator("#timeline-path")).to_have_attribute("aria-pressed", "true")
         page.keyboard.press("i")
-        page.wait_for_selector("text=The ideal step takes 327 ms")
+        page.wait_for_selector("text=With usual durations, the step takes 327 ms")
         settle(page)
         path = f"{GRAPH}.data.find((one) => one.name === 'critical path')"
         assert page.evaluate(f"{path}.x.length") > 50
