@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding, RunReport
 
 HEIGHT = 88
-MAX_LABELLED = 12
-"""Steps up to which each has its number."""
+MAX_LABELLED = 6
+"""Steps up to which each has its number: plotly would label halves of them."""
 
 MAX_FINDINGS = 3
 """Lanes of findings, of those that matter most."""
@@ -121,7 +121,7 @@ def run_axis_figure(
     numbers = {*seconds, *({} if report.mfu is None else report.mfu.by_step)}
     curve = [] if report.mfu is None else [_mfu_curve(report.mfu.by_step)]
     layout = _layout(names, has_mfu=bool(curve), step=step, zoom_key=report.run)
-    if len(numbers) <= MAX_LABELLED:  # plotly would label halves of steps
+    if len(numbers) <= MAX_LABELLED:
         layout["xaxis"].update(tickvals=sorted(numbers))
     return {"data": [columns, *curve, *lanes], "layout": layout}
 
