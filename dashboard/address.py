@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.selection import frame_proof
@@ -29,7 +28,7 @@ RUNS = "runs"
 ALERTS = "alerts"
 HEALTH = "health"
 LAYERS = ("path", "ideal")
-"""What the timeline may draw beside a step: its critical path, and its ideal beneath."""
+"""What the timeline may draw beside a step: its critical path, and the usual step."""
 
 UNKNOWN = "?"
 """An address that can name no page."""
@@ -39,6 +38,10 @@ MAX_DIGITS = 15
 
 MAX_MARKED = 65_536
 """Ranks of one address: a range of all ranks of the largest job, and no more memory than that."""
+
+
+WHOLE = "whole"
+"""Word of `View.show` for all of a step, which is else shown until it came to a stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class View:
 
     show: str | None = None
     """What the page shows of several things, as one of its own words; None: its first choice.
-    On the timeline a cause: the proof of its finding, or where a step came to a stop."""
+    On the timeline a cause, for the proof of its finding, or `WHOLE`."""
 
     layers: tuple[str, ...] = ()
     """Those of `LAYERS` that are drawn, in their order."""
@@ -81,7 +84,7 @@ class View:
     """Numbers of the groups of rows that are folded, as in `analysis.drawing.rows.Group`."""
 
     viewport: Viewport | None = None
-    """The part of the step that fills the page; None: all of it."""
+    """The part of the step that fills the page; None: all of it, or until it came to a stop."""
 
 
 def read_address(path: str, query: str) -> View:
@@ -145,13 +148,13 @@ def write_address(view: View, *, base_path: str) -> str:
 def view_finding(view: View, finding: Finding) -> View:
     """Return the view of a step that shows a finding: its ranks marked, at its proof if known.
 
-    That of a hang or a crash has no proof: its step is shown until it came to a stop.
+    That of a hang or a crash has no proof.
     """
     proof = finding.proof
     order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
     shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
     if proof is None:
-        return replace(shown, show=finding.cause) if ends_run(finding) else shown
+        return shown
     return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
 
 

@@ -43,8 +43,7 @@
 
   const WINDOW = ["from", "to", "rows"];
   const NS_PER_MS = 1e6;
-  // The query of what the axes show, or are about to: of whole lines, and without a window if that
-  // is the whole step.
+  // The query of what the axes show, or are about to: of whole lines, or the whole step.
   const zoomed = (gd, { xaxis = ends(gd, "xaxis"), yaxis = ends(gd, "yaxis") } = {}) => {
     const query = new URLSearchParams(window.location.search);
     for (const key of [...WINDOW, "show"]) query.delete(key);
@@ -56,7 +55,9 @@
     const bottom = Math.min(Math.ceil(rowOf(Math.ceil(Math.max(...lines) - 1e-6))), scale.num_ranks);
     if (begin >= end || top >= bottom) return null;
     const isWhole = begin === 0 && end >= Math.round(scale.length_ms * NS_PER_MS);
-    if (!isWhole || top > 0 || bottom < scale.num_ranks) {
+    if (isWhole && top === 0 && bottom === scale.num_ranks) {
+      query.set("show", "whole"); // else a step that hangs is shown until it came to a stop
+    } else {
       query.set("from", begin);
       query.set("to", end);
       query.set("rows", `${top}-${bottom - 1}`);
@@ -124,7 +125,8 @@
     const query = new URLSearchParams(window.location.search);
     let search;
     if (keys.some((key) => key.endsWith(".autorange"))) {
-      for (const key of [...WINDOW, "show"]) query.delete(key);
+      for (const key of WINDOW) query.delete(key);
+      query.set("show", "whole");
       search = `?${query}`;
       const lines = scale.lines[scale.lines.length - 1];
       if (scale.is_whole) {
@@ -191,7 +193,7 @@
     }
   };
 
-  // The ideal step beneath and the window in the minimap follow the time that is shown.
+  // The usual step beneath and the window in the minimap follow the time that is shown.
   const follow = (relayout, figure, shown) => {
     scale = shown && shown.scale;
     const gd = plot();

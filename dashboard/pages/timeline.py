@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
+from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.drawing.rows import RowOrder, rank_by_excess
 from rankscope.analysis.drawing.selection import (
     choose_finding,
@@ -21,7 +22,7 @@ from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import TIMELINE, View, read_address, view_finding, write_address
+from ..address import TIMELINE, WHOLE, View, read_address, view_finding, write_address
 from ..callback_checks import Post, Ticks, takes
 from ..figures.excess import shown_excess
 from ..figures.timeline import bar_blocks, hover_texts
@@ -68,6 +69,7 @@ from .timeline_selection import register_selection, selection_controls
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
+    from rankscope.analysis.drawing.raster import StepPicture
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.progress import AnalysisFailed
 
@@ -80,6 +82,9 @@ REFINE_MS = 500
 
 STATE_AGE_NS = QUIET_MS * NS_PER_MS
 """Age of the state of the run, which sets when the page asks again."""
+
+MAX_STOPPED = 64
+"""Ranks of a large step that are read for when it came to a stop."""
 
 MAX_SLOWEST = 64
 """Ranks of a large step that are read when the slowest ones are on top."""
@@ -337,44 +342,87 @@ def _draw_step(
     found: RunReport | AnalysisInProgress | AnalysisFailed,
 ) -> Content | None:
     """Return the step of a view that names run, epoch and step; None while it is being read."""
-    view, ranking = draw.view, _ranking(found, draw.view)
-    place: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
-    run_id = str(view.run)
-    picture = provider.picture(run_id, **place, order=view.order, viewport=view.viewport)
-    timeline = provider.timeline(run_id, **place) if picture is None else None
+    read = _read_step(provider, draw.view, found)
+    picture, timeline = read.picture, read.timeline
     recorded = picture or timeline
-    replayed = NO_REPLAY
-    if view.layers and recorded is not None:
+    replayed, notes = NO_REPLAY, []
+    if draw.view.layers and recorded is not None:
         replayed = find_replay(provider, recorded)
-    note = ""
-    if picture is not None and view.order is RowOrder.EXCESS:
-        timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
-        note = "" if timeline is None else slowest_note(timeline, picture)
+    if picture is not None and timeline is not None:
+        notes.append(slowest_note(timeline, picture))
+    if read.stop_ns is not None and recorded is not None:
+        notes.append(stop_note(read.stop_ns, recorded, draw.view))
+    draw = replace(draw, view=read.view)
+    marked = replace(draw, path=replayed.path_of(draw.view.layers))
     if timeline is not None:
-        note = f"{note} {stop_note(timeline)}"
-        draw = replace(draw, view=_at_stop(view, timeline))
-    marked = replace(draw, path=replayed.path_of(view.layers))
-    if timeline is not None:
-        content = show_timeline(marked, replace(timeline, ranking=ranking))
+        content = show_timeline(marked, timeline)
     elif picture is not None:
-        whole = view if picture.viewport else replace(view, viewport=None)
+        whole = read.view if picture.viewport else replace(read.view, viewport=None)
         part = provider.viewport_spans(picture)
         content = show_part(replace(marked, view=whole), picture, part)
     else:
         return None
     ideal = None
-    if replayed.found is not None and "ideal" in view.layers:
-        drawn = replace(replayed.found.ideal, ranking=ranking)
+    if replayed.found is not None and "ideal" in draw.view.layers:
+        drawn = replace(replayed.found.ideal, ranking=_ranking(found, draw.view))
         if timeline is not None:
             drawn = select_ranks(drawn, set(timeline.spans.rank.tolist()))
         shown = show_timeline(replace(draw, proof=None, with_texts=True), drawn)
         ideal = (shown.figure, shown.on_canvas)
     return replace(
         content,
-        note=f"{note} {content.note}".strip(),
+        note=" ".join([*notes, content.note]).strip(),
         beneath=show_replay(replayed, ideal),
         is_pending=content.is_pending or replayed.is_pending,
     )
+
+
+class _Read(NamedTuple):
+    """A step as it was read for a view."""
+
+    view: View
+    """It shows the step until its stop, unless the address names a part or the whole of it."""
+
+    picture: StepPicture | None
+    timeline: StepTimeline | None
+    """All spans, or those of a picture's slowest ranks; None: it is shown as the picture."""
+
+    stop_ns: int | None
+    """When it came to a stop, as of `find_stop`."""
+
+
+def _read_step(
+    provider: ReportProvider,
+    view: View,
+    found: RunReport | AnalysisInProgress | AnalysisFailed | None,
+) -> _Read:
+    """Return the step of a view that names run, epoch and step; nothing while it is being read."""
+    run_id = str(view.run)
+    place: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
+    picture = provider.picture(run_id, **place, order=view.order, viewport=view.viewport)
+    ranking = _ranking(found, view)
+    timeline = None
+    if picture is None:
+        timeline = provider.timeline(run_id, **place)
+    elif view.order is RowOrder.EXCESS:
+        timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
+    seen = timeline
+    if seen is None and picture is not None and _ends_in(found, view):
+        seen = provider.rank_spans(picture, picture.ranks[:: len(picture.ranks) // MAX_STOPPED + 1])
+    stop_ns = None if seen is None else find_stop(seen)
+    if stop_ns is not None and view.show != WHOLE and view.viewport is None:
+        view = replace(view, viewport=frame_stop(stop_ns))
+        if picture is not None and timeline is None:
+            picture = provider.picture(run_id, **place, order=view.order, viewport=view.viewport)
+    if timeline is not None:
+        timeline = replace(timeline, ranking=ranking)
+    return _Read(view, picture, timeline, stop_ns)
+
+
+def _ends_in(found: RunReport | AnalysisInProgress | AnalysisFailed | None, view: View) -> bool:
+    """Return whether the job ended in a view's step."""
+    findings = found.findings if isinstance(found, RunReport) else ()
+    return any(ends_run(one) and one.steps and one.steps[1] == view.step for one in findings)
 
 
 def _ranking(
@@ -409,14 +457,6 @@ def _at_proof(view: View, found: RunReport | AnalysisInProgress | AnalysisFailed
     return view if finding is None else view_finding(view, finding)
 
 
-def _at_stop(view: View, timeline: StepTimeline) -> View:
-    """Return the view until the step came to a stop, if the address names a cause and no part."""
-    stop_ns = find_stop(timeline)
-    if view.show is None or view.viewport is not None or stop_ns is None:
-        return view
-    return replace(view, viewport=frame_stop(stop_ns))
-
-
 def _choose(view: View, choices: StepChoices) -> View:
     """Choose epoch and step if the view has none."""
     newest = choices.epochs[-1] if choices.epochs else 0
@@ -448,23 +488,15 @@ def _shown_spans(provider: ReportProvider, search: str | None, shown: Shown) -> 
     view = replace(read_address(TIMELINE, search or ""), run=run_id, epoch=epoch, step=step)
     found = provider.report(run_id)
     view = _at_proof(view, found)
-    ranking = _ranking(found, view)
-    picture = provider.picture(
-        run_id, epoch=epoch, step=step, order=view.order, viewport=view.viewport
-    )
-    if picture is None:
-        timeline = provider.timeline(run_id, epoch=epoch, step=step)
-    elif view.order is RowOrder.EXCESS:
-        timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
-    else:
+    view, picture, timeline, _ = _read_step(provider, view, found)
+    if timeline is None and picture is not None:
         part = provider.viewport_spans(picture).found
         if part is None or not fits_bars(view, part, picture):
             return None
         return view, part, bar_blocks(part, view.order, picture.ranks, view.folded)
     if timeline is None:
         return None
-    view = _at_stop(view, timeline)
-    chosen = choose_bars(view, replace(timeline, ranking=ranking))
+    chosen = choose_bars(view, timeline)
     if chosen is None:
         return None
     drawn, picture = chosen

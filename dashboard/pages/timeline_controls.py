@@ -12,7 +12,7 @@ from dash import dcc, html
 from rankscope.analysis.drawing.rows import RowOrder, group_numbers, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import View, format_ranks, write_address
+from ..address import WHOLE, View, format_ranks, write_address
 from ..callback_checks import AxisPlace, Post
 from ..exports import TRACE_PATH
 from .components import labelled
@@ -168,7 +168,7 @@ def timeline_controls(
             for one in choices.epochs
         ]
         parts.append(_links("epoch", epochs))
-    whole = _link(view, base_path)
+    whole = _link(view, base_path, show=WHOLE)
     parts.append(dcc.Link("whole step", href=whole, title="Zoom out (0)", className="button small"))
     return parts
 
@@ -200,7 +200,8 @@ def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Compo
 
 def _link(view: View, base_path: str, **changes: Any) -> str:  # noqa: ANN401  # fields of a view
     # No viewport: another step has other times, another order other rows.
-    return write_address(replace(view, viewport=None, show=None, **changes), base_path=base_path)
+    changes = {"viewport": None, "show": None, **changes}
+    return write_address(replace(view, **changes), base_path=base_path)
 
 
 def _save_menu(view: View, base_path: str) -> Component:

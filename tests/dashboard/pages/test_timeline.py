@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.analysis.report.report import Proof
-from rankscope.dashboard.address import TIMELINE, View
+from rankscope.dashboard.address import TIMELINE, WHOLE, View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.tracer.span import SpanFlag
@@ -29,21 +29,23 @@ def test_the_timeline_opens_at_the_last_step_of_the_top_finding() -> None:
     assert "336 spans of 8 ranks, epoch 0" in shown
 
 
-def test_a_link_to_a_hang_shows_the_step_until_its_last_operation_began() -> None:
+def test_a_hung_step_is_shown_until_its_last_operation_began() -> None:
     hung = replace(comm(0, 40_000_000, 60_000_000_000), flags=SpanFlag.OPEN)
     provider = source_of(compute(0, 0, 40_000_000), hung, compute(1, 0, 20_000_000))
-    view = View(page=TIMELINE, run="r", epoch=0, step=3, show="hang")
+    view = View(page=TIMELINE, run="r", epoch=0, step=3)
 
-    linked, whole = (
-        timeline_page(provider, one, base_path="/") for one in (view, replace(view, show=None))
+    first, whole = (
+        timeline_page(provider, one, base_path="/") for one in (view, replace(view, show=WHOLE))
     )
 
     ranges = [
         find_part(page, "timeline-graph")["figure"]["layout"]["xaxis"]["range"]
-        for page in (linked, whole)
+        for page in (first, whole)
     ]
     assert ranges == [[0, pytest.approx(50)], [0, 60_000]]
-    assert "No operation began after 40.0 ms, and some that ran then did not end." in words(whole)
+    note = "No operation began after 40.0 ms, and some that ran then did not end."
+    assert f'{note} "Whole step" shows all 60.0 s of it.' in words(first)
+    assert f"{note} |" in words(whole)
 
 
 def test_a_step_without_spans_offers_another() -> None:
