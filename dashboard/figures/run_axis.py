@@ -198,8 +198,11 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
             "tickformat": ".0%",
             "tickmode": "auto",  # an axis over another would take the places of that one's ticks
             "nticks": 3,
-            "title": {"text": "MFU", "standoff": 2, "font": {"color": MFU}},
         }
+        # A title beside the labels would be over them on a phone.
+        name = f'<span style="color:{MFU}">MFU</span>'
+        right = {"text": name, "x": 1, "xanchor": "left", "xshift": 4}
+        layout["annotations"].append({**layout["annotations"][0], **right})
     if step is not None:
         layout["shapes"] = [
             {
