@@ -13,9 +13,12 @@
     const at = first + share * (last - first);
     turn(gd, axis, at + (first - at) * factor, at + (last - at) * factor);
   };
-  const pan = (gd, axis, share) => {
-    const [first, last] = ends(gd, axis);
-    turn(gd, axis, first + share * (last - first), last + share * (last - first));
+  const pan = (gd, share, [first, last] = ends(gd, "xaxis")) => {
+    if (!scale) return;
+    const least = Math.min(0, -first);
+    const most = Math.max(0, scale.length_ms - last);
+    const by = Math.max(least, Math.min(most, share * (last - first)));
+    turn(gd, "xaxis", first + by, last + by);
   };
 
   const within = (share) => Math.max(0, Math.min(1, share));
@@ -153,7 +156,7 @@
   // A click on the name of a group folds or unfolds it. The address has numbers and ranges.
   const foldGroup = (clicked) => {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    const number = /^fold (\d+)$/.exec((clicked && clicked.annotation && clicked.annotation.name) || "");
+    const number = /^fold (\d+) /.exec((clicked && clicked.annotation && clicked.annotation.name) || "");
     if (!number) return none;
     const query = new URLSearchParams(window.location.search);
     const folded = new Set();
@@ -178,12 +181,26 @@
     window.dash_clientside.set_props("url", { search: `?${query}` });
   });
 
+  // The name of a group whose first rows are above the shown ones is beside the first of these.
+  const keepNames = (gd) => {
+    const [low, high] = [...drawn(gd, "yaxis")].sort((a, b) => a - b);
+    const moved = {};
+    (gd._fullLayout.annotations || []).forEach((one, index) => {
+      const ends = /^fold -?\d+ (\S+) (\S+)$/.exec(one.name || "");
+      if (!ends) return;
+      const [first, end] = [Number(ends[1]), ends[2] === "inf" ? Infinity : Number(ends[2])];
+      const top = low + (one.yanchor === "middle" ? Math.min(0.5, (high - low) / 2) : 0);
+      const y = first < low ? Math.min(top, end - 1) : first;
+      if (y !== one.y) moved[`annotations[${index}].y`] = y;
+    });
+    if (Object.keys(moved).length) window.Plotly.relayout(gd, moved);
+  };
   // Names of groups are buttons for the keyboard and for screen readers too.
   const nameGroups = (gd) => {
     const layout = gd._fullLayout.annotations || [];
     for (const each of gd.querySelectorAll("g.annotation")) {
       const of = layout[Number(each.dataset.index)];
-      if (!of || !/^fold \d+$/.test(of.name || "")) continue;
+      if (!of || !/^fold \d/.test(of.name || "")) continue;
       const isFolded = of.text.startsWith("▸");
       each.setAttribute("tabindex", "0");
       each.setAttribute("role", "button");
@@ -200,8 +217,12 @@
     if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return;
     if (!gd.dataset.named) {
       gd.dataset.named = "yes";
-      gd.on("plotly_afterplot", () => nameGroups(gd));
+      gd.on("plotly_afterplot", () => {
+        keepNames(gd);
+        nameGroups(gd);
+      });
     }
+    keepNames(gd);
     nameGroups(gd);
     if (asked && shown.asked === asked.search) forget();
     // The height that was reserved until plotly was there; folded groups need less.
@@ -333,6 +354,32 @@
     }
   });
 
+  // A finger that moves up or down scrolls the page, and pans if it moves sideways. Plotly would
+  // take both, and the rows fill the screen of a phone.
+  let finger = null;
+  const panned = (event) => {
+    const gd = plot();
+    const isPan = gd && gd._fullLayout && gd._fullLayout.dragmode === "pan";
+    return isPan && event.target.closest("#timeline-graph .nsewdrag") ? gd : null;
+  };
+  document.addEventListener("touchstart", (event) => {
+    if (panned(event)) event.stopImmediatePropagation();
+  }, { capture: true, passive: true });
+  document.addEventListener("pointerdown", (event) => {
+    const gd = event.pointerType === "touch" && event.isPrimary && panned(event);
+    finger = gd ? { gd, x: event.clientX, range: ends(gd, "xaxis") } : null;
+  });
+  document.addEventListener("pointermove", (event) => {
+    if (!finger || !event.isPrimary) return;
+    const { gd, x, range } = finger;
+    if (gd.isConnected) pan(gd, (x - event.clientX) / gd._fullLayout.xaxis._length, range);
+  });
+  for (const kind of ["pointerup", "pointercancel"]) {
+    document.addEventListener(kind, () => {
+      finger = null;
+    });
+  }
+
   // The first notch zooms at once, and those within a pause after it become one zoom.
   let wheeled = null;
   let isPausing = false;
@@ -384,10 +431,10 @@
   const keys = {
     w: (gd) => zoom(gd, "xaxis", 0.6, 0.5),
     s: (gd) => zoom(gd, "xaxis", 1 / 0.6, 0.5),
-    a: (gd) => pan(gd, "xaxis", -0.2),
-    d: (gd) => pan(gd, "xaxis", 0.2),
-    arrowleft: (gd) => pan(gd, "xaxis", -0.2),
-    arrowright: (gd) => pan(gd, "xaxis", 0.2),
+    a: (gd) => pan(gd, -0.2),
+    d: (gd) => pan(gd, 0.2),
+    arrowleft: (gd) => pan(gd, -0.2),
+    arrowright: (gd) => pan(gd, 0.2),
     f: selected,
     0: (gd) => {
       forget();

@@ -475,8 +475,9 @@ def group_names(
 ) -> list[dict[str, object]]:
     """Return the names of groups in the left margin, as plotly's annotations.
 
-    A click on one folds it: its name has its number. Of more than `MAX_GROUP_NAMES` groups only
-    evenly spaced ones are named.
+    A click on one folds it. An annotation is named after its number and its ends, between which
+    the assets keep it in view. Of more than `MAX_GROUP_NAMES` groups only evenly spaced ones are
+    named.
 
     Args:
         groups: The groups.
@@ -486,13 +487,14 @@ def group_names(
         place: Plotly's properties of the text's place.
     """
     every = max(1, -(-len(groups) // MAX_GROUP_NAMES))
-    named: list[tuple[Group, float]] = []
-    for group, height in list(zip(groups, heights, strict=True))[::every]:
+    named: list[tuple[Group, float, float]] = []
+    ends = (*heights, math.inf)[1:]
+    for group, height, end in list(zip(groups, heights, ends, strict=True))[::every]:
         if not named or height - named[-1][1] >= min_lines:
-            named.append((group, height))
+            named.append((group, height, end))
     return [
         {
-            "name": f"fold {group.number}",
+            "name": f"fold {group.number} {height:g} {end:g}",
             "text": group_text(group, folded),
             "captureevents": True,
             "x": 0,
@@ -503,7 +505,7 @@ def group_names(
             "showarrow": False,
             **place,
         }
-        for group, height in named
+        for group, height, end in named
     ]
 
 

@@ -277,3 +277,51 @@ def test_a_chosen_step_is_shown_whole_and_its_run_stays_in_the_address(
         page.wait_for_selector("h1:has-text('Step 3')")
         drawn(page)
         assert query_of(page)["rows"] == "0-3"
+
+
+def test_the_name_of_a_group_stays_in_view_when_its_first_rows_do_not(
+    browser: Browser, url: str
+) -> None:
+    places = f"{GRAPH}._fullLayout.annotations.slice(0, 2).map((one) => one.y)"
+    inside = f"{url}/timeline?run={RUN}&step=3&from=0&to=400000000&rows=4-11"
+    with opened(browser, inside) as seen:
+        page = seen.page
+        drawn(page)
+        # Rows 4 to 11 are shown, of groups that begin at 0 and 8.
+        until(page, lambda: page.evaluate(places) == [4, 8], lambda: None)
+
+        page.keyboard.press("0")
+        until(page, lambda: page.evaluate(places) == [0, 8], lambda: None)
+        settle(page)
+
+
+def test_a_finger_scrolls_the_page_and_moves_the_step_sideways(browser: Browser, url: str) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    zoomed = f"{url}/timeline?run={RUN}&step=3&from=100000000&to=200000000"
+    with opened(browser, zoomed, **phone) as seen:
+        page = seen.page
+        drawn(page)
+        page.locator(PLOT).scroll_into_view_if_needed()
+        touch = page.context.new_cdp_session(page)
+
+        def swipe(x_px: int, y_px: int) -> None:
+            frame = page.locator(PLOT).bounding_box()
+            assert frame is not None
+            x = frame["x"] + frame["width"] / 2
+            for part in range(11):
+                points = [{"x": x + x_px * part / 10, "y": 600 + y_px * part / 10}]
+                kind = "touchMove" if part else "touchStart"
+                touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+        scrolled, rows = page.evaluate("scrollY"), f"{GRAPH}._fullLayout.yaxis.range"
+        before = page.evaluate(rows)
+        swipe(0, -200)
+        until(page, lambda: page.evaluate("scrollY") > scrolled + 100, lambda: None)
+        assert page.evaluate(rows) == before
+
+        swipe(-100, 0)
+        until(page, lambda: page.evaluate(AXIS)[0] > 110, lambda: None)
+        begin, end = page.evaluate(AXIS)
+        assert end - begin == pytest.approx(100)
+        settle(page)
