@@ -103,7 +103,7 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
                 "Each part as the sum of its spans on one rank, the longest first.",
                 className="about",
             ),
-            table("parts of the start-up", head, rows, class_name="plain-rows unbroken"),
+            table("parts of the start-up", head, rows, class_name="plain-rows"),
         ),
     ]
 
@@ -111,7 +111,7 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
 def _row(part: StartupPart, run_id: str, base_path: str) -> Component:
     row: Component = dmc.TableTr(
         [
-            dmc.TableTd(escape(part.name)),
+            dmc.TableTd(escape(part.name), className="any-name"),
             dmc.TableTd(part.kind),
             dmc.TableTd(f"{part.num_ranks:,}", className="number"),
             dmc.TableTd(format_duration(part.median_ns), className="number"),
