@@ -54,6 +54,7 @@ from .timeline_content import (
     show_timeline,
     slowest_note,
     stop_note,
+    whole_note,
 )
 from .timeline_controls import (
     Revisions,
@@ -351,7 +352,9 @@ def _draw_step(
     if picture is not None and timeline is not None:
         notes.append(slowest_note(timeline, picture))
     if read.stop_ns is not None and recorded is not None:
-        notes.append(stop_note(read.stop_ns, recorded, draw.view))
+        notes.append(stop_note(read.stop_ns))
+        if read.view != draw.view:
+            notes.append(whole_note(recorded))
     draw = replace(draw, view=read.view)
     marked = replace(draw, path=replayed.path_of(draw.view.layers))
     if timeline is not None:
@@ -410,8 +413,10 @@ def _read_step(
     if seen is None and picture is not None and _ends_in(found, view):
         seen = provider.rank_spans(picture, picture.ranks[:: len(picture.ranks) // MAX_STOPPED + 1])
     stop_ns = None if seen is None else find_stop(seen)
-    if stop_ns is not None and view.show != WHOLE and view.viewport is None:
-        view = replace(view, viewport=frame_stop(stop_ns))
+    frame = None if stop_ns is None else frame_stop(stop_ns)
+    is_asked = view.show == WHOLE or view.viewport is not None
+    if frame and seen and not is_asked and frame.end_ns < seen.end_ns - seen.begin_ns:
+        view = replace(view, viewport=frame)
         if picture is not None and timeline is None:
             picture = provider.picture(run_id, **place, order=view.order, viewport=view.viewport)
     if timeline is not None:

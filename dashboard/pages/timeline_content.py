@@ -12,7 +12,7 @@ from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_pictu
 from rankscope.analysis.drawing.timeline import cut_timeline
 from rankscope.analysis.report.text import format_count, format_duration, format_seconds
 
-from ..address import WHOLE, write_address
+from ..address import write_address
 from ..figures.timeline import bar_blocks, hover_texts, single_ranks, timeline_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_marks import proof_frame
@@ -287,13 +287,15 @@ def slowest_note(timeline: StepTimeline, picture: StepPicture) -> str:
     )
 
 
-def stop_note(stop_ns: int, step: StepTimeline | StepPicture, asked: View) -> str:
-    """Return when a step came to a stop, and that the rest is left out unless it was asked for."""
+def stop_note(stop_ns: int) -> str:
+    """Return when a step came to a stop, for a note beside the figure."""
     when = format_duration(stop_ns)
-    note = f"No operation began after {when}, and some that ran then did not end."
-    if asked.show == WHOLE or asked.viewport is not None:
-        return note
-    return f'{note} "Whole step" shows all {format_duration(step.end_ns - step.begin_ns)} of it.'
+    return f"No operation began after {when}, and some that ran then did not end."
+
+
+def whole_note(step: StepTimeline | StepPicture) -> str:
+    """Return how to see all of a step that is shown until it came to a stop."""
+    return f'"Whole step" shows all {format_duration(step.end_ns - step.begin_ns)} of it.'
 
 
 def _viewport_note(viewport: Viewport | None) -> str:
