@@ -687,7 +687,12 @@ class StoreProvider:
         return found
 
     def startup(self, run_id: str) -> Startup | None:
-        """Return the start-up of a run's newest epoch; None if no span is outside the steps."""
+        """Return the start-up of a run's newest epoch; None if no span is outside the steps.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+        """
+        self._run(run_id)
         return None if self._store is None else read_startup(self._store, run_id)
 
     def step_trace(
