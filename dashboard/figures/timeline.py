@@ -39,6 +39,9 @@ makes a moire, so waits are pale there."""
 _LETTER = 7.4
 """Pixels of a letter in the margin, on average."""
 
+_MAX_NAME = 20
+"""Letters of a group's name: on a phone, more would leave no room for the rows."""
+
 _LEAST_MARGIN = 56
 """Pixels of the word "rank" and half of a label of times."""
 
@@ -497,6 +500,7 @@ def group_names(
             "name": f"fold {group.number} {height:g} {end:g}",
             "text": group_text(group, folded),
             "captureevents": True,
+            "hovertext": escape_for_plotly(group.name),
             "x": 0,
             "xref": "paper",
             "xanchor": "left",
@@ -511,7 +515,15 @@ def group_names(
 
 def group_text(group: Group, folded: Collection[int]) -> str:
     """Return the name of a group in the margin, with a sign of whether it is folded."""
-    return f"{'▸' if group.number in folded else '▾'} <b>{escape_for_plotly(group.name)}</b>"
+    return f"{'▸' if group.number in folded else '▾'} <b>{escape_for_plotly(short_name(group))}</b>"
+
+
+def short_name(group: Group) -> str:
+    """Return the name of a group, without its middle if it is long: hosts differ at the end."""
+    name = escape(group.name)
+    if len(name) <= _MAX_NAME:
+        return name
+    return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
 
 
 def _kind_bars(
@@ -579,7 +591,7 @@ def _layout(
         max_ticks=_MAX_TICKS,
         folded_lines=folded_lines(rows.groups, folded),
     )
-    left = left_margin((f"▾ {group.name}" for group in rows.groups), labels)
+    left = left_margin((f"▾ {short_name(group)}" for group in rows.groups), labels)
     num_rows = len(rows.blocks)
     layout["yaxis"].update(
         range=[num_rows - 0.5, -0.5],

@@ -27,6 +27,7 @@ from .timeline import (
     not_loaded,
     raster_shades,
     row_ticks,
+    short_name,
     time_axis,
 )
 from .timeline_canvas import cells_document
@@ -201,7 +202,7 @@ def _layout(
     labelled, ticks = row_ticks(
         blocks, marked, max_ticks=_MAX_TICKS, folded_lines=folded_lines(groups, folded)
     )
-    left = left_margin((f"▾ {group.name}" for group in groups), ticks)
+    left = left_margin((f"▾ {short_name(group)}" for group in groups), ticks)
     shapes = across_lines(separators, {"color": INK, "width": 1})
     if picture.viewport is not None:
         edges_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.rows import Group, RowOrder
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.dashboard.figures.timeline import hover_texts, time_axis, timeline_figure
+from rankscope.dashboard.figures.timeline import (
+    hover_texts,
+    short_name,
+    time_axis,
+    timeline_figure,
+)
 from rankscope.dashboard.figures.timeline_canvas import HATCHED, SOLID, Bars
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanFlag, SpanKind
@@ -145,3 +150,10 @@ def test_the_times_of_a_long_step_are_in_seconds() -> None:
     assert axis["tickformatstops"] == [{"dtickrange": [1000, None], "value": "d"}]
     assert len(axis["labelalias"]) == 2 * 61  # 1 to 61 s: zero has no unit, at any zoom
     assert "labelalias" not in time_axis(4_999.0)
+
+
+def test_a_long_name_of_a_host_is_cut_in_its_middle() -> None:
+    cut = short_name(Group(0, 0, "trainer-worker-of-the-large-run-0017"))
+
+    assert cut == "trainer-w…e-run-0017"
+    assert short_name(Group(0, 0, "node-0")) == "node-0"
