@@ -20,8 +20,8 @@ _MAX_NAMED = 8
 
 _OTHERS = "other parts"
 
-_ROW_PX, _FRAME_PX, _LEGEND_PX = 20, 96, 20
-_NUM_PER_LINE = 3
+_ROW_PX, _FRAME_PX, _LEGEND_PX = 20, 116, 20
+_NUM_PER_LINE = 2
 """Names of parts in a line of the legend, on a phone."""
 
 
