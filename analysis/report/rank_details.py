@@ -57,6 +57,9 @@ class RankEvent:
     detail: str
     """Traceback, stacks or data, over several lines; "" if there is none."""
 
+    num_alike: int = 1
+    """Events of its kind in the epoch, which are not all read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOperation:
@@ -108,7 +111,11 @@ class RankDetails:
     """``running``, ``ended``, ``failed``, ``lost``, or "" if unknown."""
 
     heartbeat: tuple[str, int, int] | None
-    """State, step (-1: none) and age in ns of the last heartbeat; None if there is none."""
+    """State, step (-1: none) and age in ns of the last heartbeat; None if there is none: they come
+    with the samples of a host, and are kept for an hour."""
+
+    reported: tuple[int, int] | None
+    """Unix time and age in ns of its last record or heartbeat; None if there is none."""
 
     steps: tuple[int, ...]
     """The newest closed steps."""
@@ -122,7 +129,7 @@ class RankDetails:
     """Command and mean CPUs of the busiest processes of the host."""
 
     events: tuple[RankEvent, ...]
-    """The newest first."""
+    """The newest of each kind, the newest first."""
 
     open_operations: tuple[OpenOperation, ...]
     groups: tuple[RankGroup, ...]

@@ -26,6 +26,12 @@ SELECT state, step, at_ns FROM heartbeats WHERE run_id = {run_id:String} AND ran
 ORDER BY at_ns DESC LIMIT 1
 """
 
+SELECT_REPORTED = """
+SELECT max(at_ns) AS at_ns FROM ledger
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND rank IN (-1, {rank:Int32})
+"""
+"""Rank -1: of all ranks, in an import or a simulation."""
+
 SELECT_KINDS = f"""
 SELECT step, kind,
     maxIf(if(kind IN ({_COMM}), exposed_ns, busy_ns), rank = {{rank:Int32}}) AS own_ns,
@@ -55,9 +61,11 @@ GROUP BY name, device, bucket ORDER BY name, device, bucket
 """
 
 SELECT_EVENTS = """
-SELECT at_ns, kind, text, substring(data, 1, {most_bytes:UInt32}) AS data FROM events FINAL
+SELECT at_ns, kind, text, substring(data, 1, {most_bytes:UInt32}) AS data,
+    count() OVER (PARTITION BY kind) AS num_alike
+FROM events FINAL
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND rank = {rank:Int32}
-ORDER BY at_ns DESC, line DESC LIMIT {most:UInt32}
+ORDER BY at_ns DESC, line DESC LIMIT {most_alike:UInt32} BY kind LIMIT {most:UInt32}
 """
 
 SELECT_UNFINISHED = f"""
@@ -113,6 +121,12 @@ def read_heartbeat(store: Store, run_id: str, rank: int) -> Row | None:
     return rows[0] if rows else None
 
 
+def read_reported(store: Store, run_id: str, rank: int, *, epoch: int) -> int | None:
+    """Return the Unix time at which a rank's newest record was stored; None if none was."""
+    rows = store.rows(SELECT_REPORTED, {"run_id": run_id, "rank": rank, "epoch": epoch})
+    return rows[0]["at_ns"] or None
+
+
 def read_closed_bounds(store: Store, run_id: str, epoch: int, *, most: int) -> list[Row]:
     """Return step, begin and end of an epoch's newest closed steps, by step."""
     return store.rows(SELECT_BOUNDS, {"run_id": run_id, "epoch": epoch, "most": most})[::-1]
@@ -158,12 +172,26 @@ def read_rank_samples(
     return store.rows(SELECT_SAMPLES, bound | times)
 
 
-def read_rank_events(
-    store: Store, run_id: str, rank: int, *, epoch: int, most: int, most_bytes: int
+def read_rank_events(  # noqa: PLR0913  # three limits
+    store: Store, run_id: str, rank: int, *, epoch: int, most: int, most_alike: int, most_bytes: int
 ) -> list[Row]:
-    """Return a rank's newest events, the newest first, with the beginning of their data."""
+    """Return a rank's newest events of each kind, the newest first.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        rank: The rank.
+        epoch: The epoch.
+        most: Largest number of events.
+        most_alike: Largest number of one kind.
+        most_bytes: Bytes of an event's data that are read.
+
+    Returns:
+        Rows of ``at_ns, kind, text, data, num_alike``, the number of events of the kind.
+    """
     bound = {"run_id": run_id, "rank": rank, "epoch": epoch}
-    return store.rows(SELECT_EVENTS, bound | {"most": most, "most_bytes": most_bytes})
+    limits = {"most": most, "most_alike": most_alike, "most_bytes": most_bytes}
+    return store.rows(SELECT_EVENTS, bound | limits)
 
 
 def read_unfinished(

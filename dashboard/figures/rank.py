@@ -203,7 +203,7 @@ class _Panel(NamedTuple):
         if not ((opened < lowest) | (opened > highest)).any():
             return cls(num, lowest, highest, "")
         own, peers = (format_seconds(one) for one in _known(opened[:, 0]))
-        return cls(num, lowest, highest, f" · step {steps[num]} never ended: {own}, peers {peers}")
+        return cls(num, lowest, highest, f", step {steps[num]}: {own}, peers {peers}")
 
 
 def _has_lone_step(seconds: NDArray[np.float64]) -> bool:
@@ -279,7 +279,7 @@ def place_figure(report: RunReport, rank: int) -> go.Figure:
             zmin=0,
             zmax=3,
             colorscale=[
-                (0.0, rgba(IDEAL, 0.16)),
+                (0.0, rgba(IDEAL, 0.22)),
                 (1 / 3, rgba("#ae4200", 0.35)),
                 (2 / 3, rgba("#5b60d7", 0.45)),
                 (1.0, SLOW),
@@ -338,7 +338,7 @@ def heat_map_figure(
             z=(boxes.seconds / size).astype(np.float32),
             customdata=boxes.rank,
             text=hosts,
-            colorscale=[(0.0, rgba(FAST, 0.12)), (0.5, rgba("#e2b800", 0.85)), (1.0, SLOW)],
+            colorscale=[(0.0, rgba(FAST, 0.22)), (0.5, rgba("#e2b800", 0.85)), (1.0, SLOW)],
             zmin=low / size,
             zmax=high / size or 1.0,
             hoverongaps=False,

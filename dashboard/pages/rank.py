@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +30,7 @@ from ..address import GRAPH, MAX_DIGITS, RANK, TIMELINE, View, write_address
 from ..callback_checks import Post, takes
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
-from .components import card, graph, link_ranks, rank_link, rank_links, table
+from .components import LOST, RUNNING, card, graph, link_ranks, rank_link, rank_links, table
 from .overview_cards import escape_sentence
 from .placeholders import no_data
 from .report_page import Shown, choices, page_head, report_page
@@ -336,11 +337,6 @@ def _head(report: RunReport, details: RankDetails, base_path: str) -> Component:
 
 
 def _facts(details: RankDetails) -> Component:
-    beat = UNKNOWN
-    if details.heartbeat is not None:
-        state, step, age_ns = details.heartbeat
-        at = "" if step < 0 else f", step {step:,}"
-        beat = f"{escape(state)}{at}, {format_age(age_ns)} ago"
     facts = {
         "host": details.host,
         "local rank": "" if details.local_rank < 0 else str(details.local_rank),
@@ -348,14 +344,27 @@ def _facts(details: RankDetails) -> Component:
         "switch": details.switch,
         "rack": details.rack,
         "rail": details.rail,
-        "process": details.exit_state,
+        **_process(details),
     }
     pairs = [
         html.Div([html.Dt(word), html.Dd(escape(value) or UNKNOWN)])
         for word, value in facts.items()
     ]
-    pairs.append(html.Div([html.Dt("last heartbeat"), html.Dd(beat)]))
     return card(html.Dl(pairs, className="pairs"))
+
+
+def _process(details: RankDetails) -> dict[str, str]:
+    """Return the state of the process, and the last news of one that may still run."""
+    state, last = details.exit_state, details.reported
+    if details.heartbeat is not None:
+        beat, step, age_ns = details.heartbeat
+        at = "" if step < 0 else f", step {step:,}"
+        return {"process": state, "last heartbeat": f"{beat}{at}, {format_age(age_ns)} ago"}
+    if last is not None and state == LOST:
+        return {"process": f"lost: no news since {_time(last[0])}"}
+    if last is not None and state == RUNNING:
+        return {"process": state, "last record": f"{format_age(last[1])} ago"}
+    return {"process": state}
 
 
 def _now(details: RankDetails) -> list[Component]:
@@ -364,7 +373,9 @@ def _now(details: RankDetails) -> list[Component]:
         return []
     lines = [
         html.Li(
-            f"{escape(one.name)} ({escape(one.kind)}) in step {one.step:,}"
+            escape(one.name)
+            + (f" ({escape(one.kind)})" if one.kind != one.name else "")
+            + f" in step {one.step:,}"
             + (f", group {escape(one.group)}" if one.group else "")
             + f", begun {_time(one.start_ns)}"
         )
@@ -392,7 +403,7 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
         dmc.TableTr(
             [
                 dmc.TableTd(escape(group.name) or UNKNOWN),
-                dmc.TableTd(escape(group.kind)),
+                dmc.TableTd(escape(group.kind), className="unbroken"),
                 dmc.TableTd(f"{group.num_members:,}", className="number"),
                 dmc.TableTd(
                     rank_links(
@@ -531,6 +542,11 @@ def _findings(report: RunReport, rank: int, base_path: str) -> Component:
 
 def _events(details: RankDetails) -> Component:
     rows = [_event(one) for one in details.events]
+    listed = Counter(one.kind for one in details.events)
+    earlier = {one.kind: one.num_alike - listed[one.kind] for one in details.events}
+    left_out = ", ".join(f"{num:,} of {escape(kind)}" for kind, num in earlier.items() if num > 0)
+    if left_out:
+        rows.append(html.P(f"Earlier ones, not listed: {left_out}.", className="quiet"))
     body = rows or [html.P("No exit, profile or stacks are stored.", className="quiet")]
     return card(html.H2("Events"), *body)
 

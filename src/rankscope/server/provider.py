@@ -47,7 +47,7 @@ from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_step_times
-from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.collector.spool.descriptions import LOST, RUNNING
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
@@ -526,10 +526,16 @@ class StoreProvider:
         return self._histories.get(run_id, read, max_age_ns=HISTORY_AGE_NS)
 
     def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
-        """Return what is stored of a rank; None if it is unknown."""
+        """Return what is stored of a rank; None if it is unknown.
+
+        No process of a lost run is running: its last record says so, and no other came.
+        """
         if self._store is None:
             return None
-        return read_rank_details(self._store, report.run, rank, report.coords)
+        found = read_rank_details(self._store, report.run, rank, report.coords)
+        if found and found.exit_state == RUNNING and self._run(report.run).state == LOST:
+            return replace(found, exit_state=LOST)
+        return found
 
     def rank_values(
         self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None

@@ -32,6 +32,7 @@ from rankscope.collector.read.ranks import (
     read_rank_kinds,
     read_rank_samples,
     read_rank_values,
+    read_reported,
     read_unfinished,
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
@@ -55,7 +56,9 @@ MAX_PEERS = 256
 MAX_BUCKETS = 300
 """Points of one sampled quantity."""
 
-MAX_EVENTS = 30
+MAX_EVENTS, MAX_ALIKE = 30, 3
+"""Newest events, and those of one kind: the trainer writes one of its pace every 5 steps."""
+
 MAX_EVENT_BYTES = 20_000
 """Of the data of one event: a traceback, or the stacks of many threads."""
 
@@ -103,20 +106,28 @@ def read_rank_details(
     groups = read_rank_groups(store, run_id, rank, epoch=epoch, most=MAX_MEMBERS)
     names = {row["group_id"]: row["name"] for row in groups}
     events = read_rank_events(
-        store, run_id, rank, epoch=epoch, most=MAX_EVENTS, most_bytes=MAX_EVENT_BYTES
+        store,
+        run_id,
+        rank,
+        epoch=epoch,
+        most=MAX_EVENTS,
+        most_alike=MAX_ALIKE,
+        most_bytes=MAX_EVENT_BYTES,
     )
     last = bounds[-1]["step"] if bounds else 0
     unfinished = read_unfinished(
         store, run_id, rank, epoch=epoch, first=max(0, last - OPEN_STEPS), most=MAX_OPEN
     )
     beat = read_heartbeat(store, run_id, rank)
+    now_ns = time.time_ns()
+    stored_ns = read_reported(store, run_id, rank, epoch=epoch)
+    reported_ns = max(stored_ns or 0, beat["at_ns"] if beat else 0)
     samples = _read_samples(store, run_id, place, bounds) if bounds and host else []
     return RankDetails(
         rank=rank,
         **{name: place[name] for name in place if name != "epoch"},
-        heartbeat=None
-        if beat is None
-        else (beat["state"], beat["step"], time.time_ns() - beat["at_ns"]),
+        heartbeat=None if beat is None else (beat["state"], beat["step"], now_ns - beat["at_ns"]),
+        reported=(reported_ns, now_ns - reported_ns) if reported_ns else None,
         steps=tuple(row["step"] for row in bounds),
         num_peers=len(peers),
         kinds=_kinds(store, run_id, rank, epoch, bounds, peers) if bounds else (),
@@ -314,7 +325,11 @@ def _processes(rows: Sequence[Row]) -> tuple[tuple[str, float], ...]:
 
 def _event(row: Row) -> RankEvent:
     return RankEvent(
-        at_ns=row["at_ns"], kind=row["kind"], text=row["text"], detail=_detail(row["data"])
+        at_ns=row["at_ns"],
+        kind=row["kind"],
+        text=row["text"],
+        detail=_detail(row["data"]),
+        num_alike=row["num_alike"],
     )
 
 

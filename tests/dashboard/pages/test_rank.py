@@ -50,6 +50,7 @@ DETAILS = RankDetails(
     device_name="H100",
     exit_state="failed",
     heartbeat=("training", 7, 3_000_000_000),
+    reported=(1_700_000_000_000_000_000, 65_000_000_000),
     steps=(6, 7),
     num_peers=3,
     kinds=(
@@ -122,6 +123,24 @@ def test_the_page_shows_place_waits_events_and_the_history_of_the_host(
     assert "slow-compute" in text
     assert "old | gc-pause | 3 | 1-2" in text
     assert f"History of host {NAME}" in text  # as text: Dash escapes it
+
+
+def test_a_process_of_a_lost_run_has_the_time_of_its_last_news(provider: FakeProvider) -> None:
+    def text(state: str) -> str:
+        provider.details[SLOW_RANK] = replace(DETAILS, exit_state=state, heartbeat=None)
+        return text_of(provider, ranks=(SLOW_RANK,))
+
+    assert "process | lost: no news since 2023-11-14 22:13:20 UTC" in text("lost")
+    assert "process | running | last record | 1 min 5 s ago" in text("running")
+    assert "heartbeat" not in text("running")
+    assert "last record" not in text("ended")
+
+
+def test_events_of_a_kind_that_are_not_listed_are_counted(provider: FakeProvider) -> None:
+    pace = RankEvent(at_ns=0, kind="pace", text="1 of 85", detail="", num_alike=1_200)
+    provider.details[SLOW_RANK] = replace(DETAILS, events=(pace, pace, *DETAILS.events))
+
+    assert "Earlier ones, not listed: 1,198 of pace." in text_of(provider, ranks=(SLOW_RANK,))
 
 
 def test_a_wait_that_would_be_shown_as_0_percent_is_not_counted(provider: FakeProvider) -> None:
@@ -248,7 +267,7 @@ def test_a_step_that_never_ended_is_a_mark_at_the_end_of_the_axis_of_the_others(
     assert (opened.x, opened.y, opened.marker.symbol) == ((8.5,), (300.0,), ("triangle-up",))
     assert opened.customdata == ("step 8: 60.0 s",)
     title = figure.layout.annotations[1].text
-    assert title == "dp-comm (ms) · step 8 never ended: 60.0 s, peers n/a"
+    assert title == "dp-comm (ms), step 8: 60.0 s, peers n/a"
 
 
 def test_the_name_of_a_host_is_cut_to_the_width_of_its_box() -> None:

@@ -82,6 +82,53 @@ def test_a_rank_of_a_store_has_times_samples_and_events(store: Store) -> None:
     assert provider.rank_values(report, RankQuantity.WAIT, steps=(50, 60)) is None
 
 
+def test_no_process_of_a_silent_run_is_running(store: Store) -> None:
+    # GIVEN a run whose last record came in 1970, and has no end
+    run_id = f"silent-{new_number()}"
+    describe(store, run_id, state="running")
+    store.insert_rows("ranks", [{"run_id": run_id, "rank": 1, "exit_state": "running"}])
+    cut = {"run_id": run_id, "rank": 1, "segment": new_number(), "state": "stored", "at_ns": 7}
+    store.insert_rows("ledger", [cut])
+    source = StoreSource(store)
+    provider = StoreProvider(source, Reports(source), store=store)
+    report = replace(analysed_report(), run=run_id)
+
+    # THEN it runs while it is not silent
+    found = provider.rank_details(report, 1)
+    assert found is not None
+    assert found.exit_state == "running"
+    assert found.reported is not None
+    assert found.reported[0] == 7
+
+    # AND is lost with its run
+    store.command(
+        "ALTER TABLE runs UPDATE created_ns = 1 WHERE run_id = {run_id:String}"
+        " SETTINGS mutations_sync = 1",
+        {"run_id": run_id},
+    )
+    found = StoreProvider(source, Reports(source), store=store).rank_details(report, 1)
+    assert found is not None
+    assert found.exit_state == "lost"
+
+
+def test_events_of_one_kind_do_not_hide_others(store: Store) -> None:
+    run_id = f"events-{new_number()}"
+    describe(store, run_id)
+    store.insert_rows("ranks", [{"run_id": run_id, "rank": 1}])
+    event = {"run_id": run_id, "rank": 1, "process": "p", "data": "", "text": ""}
+    pace = [event | {"at_ns": 10 + n, "line": n, "kind": "pace"} for n in range(40)]
+    store.insert_rows("events", [*pace, event | {"at_ns": 5, "line": 99, "kind": "stalled"}])
+    source = StoreSource(store)
+
+    found = StoreProvider(source, Reports(source), store=store).rank_details(
+        replace(analysed_report(), run=run_id), 1
+    )
+
+    assert found is not None
+    events = [(one.kind, one.at_ns, one.num_alike) for one in found.events]
+    assert events == [("pace", 49, 40), ("pace", 48, 40), ("pace", 47, 40), ("stalled", 5, 1)]
+
+
 def test_compute_of_all_ranks_is_that_of_the_diagnosis(store: Store) -> None:
     # Forward spans of its TP partner are as long, because they include what it waits.
     source = StoreSource(store)
