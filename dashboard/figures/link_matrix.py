@@ -9,14 +9,22 @@ import plotly.graph_objects as go
 
 from rankscope.analysis.report.text import format_percent, format_rate
 
-from ..text import escape_for_plotly
+from ..text import cut_middle, escape_for_plotly
 from ..theme import DIVERGING, apply_style
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.network import LinkMatrix
 
 _MIN_SPREAD = 0.1
-_MIN_HEIGHT, _MAX_HEIGHT, _PIXELS_PER_ROW = 240, 640, 22
+_MIN_HEIGHT, _MAX_ROWS_PX, _PIXELS_PER_ROW = 240, 530, 22
+_MAX_LABEL, _SLANTED_PX, _CHAR_PX = 24, 4, 7
+"""Characters of a label, and the pixels of each in height below the matrix and in width beside."""
+
+_BELOW_PX, _BESIDE_PX = 74, 140
+"""Room for the title of the axis, and for that of the other one and the scale."""
+
+_MAX_LEAST_PX = 560
+
 _MAX_SPACED = 48
 """Rows up to which cells have a gap between them."""
 
@@ -27,7 +35,8 @@ def link_matrix_figure(matrix: LinkMatrix, *, run: str) -> go.Figure:
     A cell without a value has no transfer. The scale spans at least +-10 %, so that noise stays
     pale.
     """
-    names = [escape_for_plotly(end) for end in matrix.ends]
+    ends = {end: escape_for_plotly(end) for end in matrix.ends}
+    names = list(ends.values())
     known = matrix.excess_ratio[np.isfinite(matrix.excess_ratio)]
     spread = max(_MIN_SPREAD, float(np.abs(known).max(initial=0.0)))
     word = "" if matrix.of_hosts else "rank "
@@ -58,8 +67,12 @@ def link_matrix_figure(matrix: LinkMatrix, *, run: str) -> go.Figure:
             colorbar={"title": {"text": "excess (%)", "side": "right"}, "thickness": 10},
         )
     )
-    height = min(max(_PIXELS_PER_ROW * len(names) + 110, _MIN_HEIGHT), _MAX_HEIGHT)
+    labels = {name: escape_for_plotly(cut_middle(end, _MAX_LABEL)) for end, name in ends.items()}
+    rows_px = min(_PIXELS_PER_ROW * len(names), _MAX_ROWS_PX)
+    height = max(rows_px + _SLANTED_PX * _label_chars(matrix) + _BELOW_PX, _MIN_HEIGHT)
     apply_style(figure, height=height, zoom_key=f"links {run}")
+    figure.update_xaxes(labelalias=labels)
+    figure.update_yaxes(labelalias=labels)
     what = "host" if matrix.of_hosts else "rank"
     figure.update_xaxes(type="category", title_text=f"receiving {what}", showgrid=False, nticks=32)
     figure.update_yaxes(
@@ -70,3 +83,13 @@ def link_matrix_figure(matrix: LinkMatrix, *, run: str) -> go.Figure:
         nticks=32,
     )
     return figure
+
+
+def least_width(matrix: LinkMatrix) -> int:
+    """Return the width in pixels below which the figure scrolls: a phone shows a few ends whole."""
+    labels_px = _CHAR_PX * _label_chars(matrix)
+    return min(_PIXELS_PER_ROW * len(matrix.ends) + labels_px + _BESIDE_PX, _MAX_LEAST_PX)
+
+
+def _label_chars(matrix: LinkMatrix) -> int:
+    return min(max(map(len, matrix.ends)), _MAX_LABEL)

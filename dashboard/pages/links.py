@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
+from rankscope.analysis.causes.link_summary import MAX_TOTALS
 from rankscope.analysis.report.network import LinkGroup
 from rankscope.analysis.report.text import (
     EMPTY,
@@ -21,7 +22,7 @@ from rankscope.analysis.report.text import (
 )
 
 from ..address import LINKS, TIMELINE, View, write_address
-from ..figures.link_matrix import link_matrix_figure
+from ..figures.link_matrix import least_width, link_matrix_figure
 from ..text import escape
 from .components import card, graph, rank_link, rank_links, table
 from .placeholders import no_data
@@ -116,8 +117,13 @@ def _totals_by_place(
     num_slow = sum(one.num_slow > 0 for one in totals)
     num = _num_rows(view, num=len(totals), num_slow=num_slow)
     more: list[Component] = []
+    largest = f"the {len(totals):,} with the largest excess"
+    is_cut = len(totals) >= MAX_TOTALS
     if num < len(totals):
-        more.append(_show_all(f"Show all {len(totals):,} on this page", view, base_path))
+        shown = largest if is_cut else f"all {len(totals):,}"
+        more.append(_show_all(f"Show {shown} on this page", view, base_path))
+    elif is_cut:
+        more.append(html.P(f"Listed: {largest}.", className="quiet"))
     return card(
         html.H2(f"By {word}"),
         html.P(
@@ -164,7 +170,11 @@ def _matrix(report: RunReport, matrix: LinkMatrix) -> Component:
             " slow receiver. Blank: no transfer. Collectives are not in it.",
             className="about",
         ),
-        graph("links-matrix", link_matrix_figure(matrix, run=report.run), min_px=560),
+        graph(
+            "links-matrix",
+            link_matrix_figure(matrix, run=report.run),
+            min_px=least_width(matrix),
+        ),
         html.P(note, className="note"),
     )
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.report.network import LinkSummary, LinkTransfers
+import numpy as np
+
+from rankscope.analysis.causes.link_summary import MAX_TOTALS
+from rankscope.analysis.report.network import (
+    LinkGroup,
+    LinkMatrix,
+    LinkSummary,
+    LinkTotal,
+    LinkTransfers,
+)
 from rankscope.dashboard.address import LINKS, View
-from rankscope.dashboard.figures.link_matrix import link_matrix_figure
+from rankscope.dashboard.figures.link_matrix import least_width, link_matrix_figure
 from rankscope.dashboard.pages.links import ALL, MAX_EVEN_ROWS, MAX_ROWS, show_links
 from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
@@ -78,6 +87,24 @@ def test_of_links_that_are_alike_few_are_shown_and_no_steps_in_which_they_were_s
     assert "slow in steps" in text_of(many(1))
 
 
+def test_hosts_beyond_the_limit_are_said_to_be_left_out() -> None:
+    links = many(1)
+    host = LinkTotal(
+        group=LinkGroup.HOST,
+        name="h",
+        num_links=1,
+        num_slow=0,
+        num_transfers=1,
+        excess_ratio=0.0,
+        bytes_per_s=None,
+    )
+    cut, whole = (replace(links, totals=(host,) * num) for num in (MAX_TOTALS, MAX_TOTALS - 1))
+
+    assert "Show the 500 with the largest excess" in text_of(cut)
+    assert "Listed: the 500 with the largest excess." in text_of(cut, show=ALL)
+    assert "Show all 499" in text_of(whole)
+
+
 def test_a_run_without_transfers_says_so() -> None:
     assert "no transfer that could be measured" in text_of(None)
 
@@ -95,3 +122,20 @@ def test_the_matrix_is_blank_without_a_transfer() -> None:
     row, column = ends.index("0"), ends.index("4")  # from stage 0 to stage 1
     assert "B/s" in heat.customdata[row][column]
     assert heat.customdata[row][row] == ""
+
+
+def test_long_host_names_leave_room_for_the_matrix() -> None:
+    # GIVEN hosts whose names differ at their ends
+    hosts = tuple(f"a-very-long-name-of-a-host-{number}" for number in range(8))
+    ratio = np.zeros((8, 8))
+    matrix = LinkMatrix(
+        ends=hosts, of_hosts=True, num_left_out=0, excess_ratio=ratio, bytes_per_s=ratio
+    )
+
+    figure = link_matrix_figure(matrix, run="tiny")
+
+    # THEN the labels are cut, and the cells keep their names
+    assert figure.layout.xaxis.labelalias[hosts[7]] == "a-very-long-…of-a-host-7"
+    assert traces(figure)[0].x == hosts
+    assert figure.layout.height == 8 * 22 + 24 * 4 + 74
+    assert least_width(matrix) == 8 * 22 + 24 * 7 + 140
