@@ -34,8 +34,8 @@ one in which the shares on its arrows do too."""
 _FEW_LAYERS = 3
 """Layers that a phone shows at once."""
 
-_WIDTHS = ((0.2, 5.0), (0.1, 3.5), (0.05, 2.5), (0.0, 1.2))
-"""Width of an edge in pixels, from a share of the step on."""
+_LEAST_PX, _MOST_PX, _MOST_RATIO = 1.0, 7.0, 0.3
+"""Widths of the edges of no waiting, and of this share of a step or more."""
 
 
 def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
@@ -47,11 +47,11 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     pixels = _PIXELS_PER_SMALL_NODE if is_small else pixels
     height = max(_MIN_HEIGHT, pixels * largest + _FRAME_PX)
     figure = go.Figure()
-    for at_least, width in _WIDTHS:
-        upper = min((low for low, _ in _WIDTHS if low > at_least), default=float("inf"))
-        edges = [edge for edge in graph.edges if at_least <= edge.ratio < upper]
-        if edges:
-            figure.add_trace(_arrows(edges, graph, places, width, is_small=is_small))
+    by_width: dict[float, list[WaitEdge]] = {}
+    for edge in graph.edges:
+        by_width.setdefault(_width_px(edge, graph.nodes[edge.node]), []).append(edge)
+    for width, edges in sorted(by_width.items()):
+        figure.add_trace(_arrows(edges, graph, places, width, is_small=is_small))
     if len(graph.edges) <= MAX_LABELLED:
         figure.add_trace(_edge_labels(graph, places, row_px=(height - _FRAME_PX) / largest))
     figure.add_trace(_nodes(graph, places, is_small=is_small))
@@ -120,6 +120,13 @@ def _places(graph: WaitGraph) -> tuple[list[tuple[float, float]], int]:
         for place, number in enumerate(sorted(layer, key=key)):
             y[number] = (place + 0.5) * space - 0.5
     return [(float(node.distance), y[number]) for number, node in enumerate(graph.nodes)], largest
+
+
+def _width_px(edge: WaitEdge, node: WaitNode) -> float:
+    """Return the width of an edge in half pixels, by the mean share of all ranks of its node."""
+    ratio = edge.ratio * len(edge.ranks) / len(node.ranks)
+    width = _LEAST_PX + (_MOST_PX - _LEAST_PX) * min(ratio / _MOST_RATIO, 1.0)
+    return round(2 * width) / 2
 
 
 def _arrows(

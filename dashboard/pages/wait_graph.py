@@ -94,8 +94,8 @@ def show_graph(
         if ends_run(top) and top.steps and set(culprits) <= set(top.ranks):
             sentence = (
                 f"In {format_steps(top.steps)}, all other ranks wait for {named} ({top.cause})."
-                f" Before, none waited for {LEAST} of a step or more: this graph shows steps that"
-                " have ended."
+                f" Before, none waited for {LEAST} of a step or more{_BEYOND}: this graph shows"
+                " steps that have ended."
             )
         else:
             sentence = _no_waits(report, report.direct_waits, named, base_path)
@@ -108,7 +108,7 @@ def show_graph(
             html.P(
                 "An arrow leads from a rank to one that waits for it, with the share of a step,"
                 f" beyond the bubble of the pipeline. Waits below {LEAST} of a step are left out."
-                f" Click a rank to open it.{others}{_without_arrow(found)}",
+                f"{_of_groups(found)} Click a rank to open it.{others}{_without_arrow(found)}",
                 className="about",
             ),
             graph(
@@ -141,6 +141,7 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
 PAGE = report_page(GRAPH, "Graph", show_graph, register=_register)
 
 _NO_WAITS = "Waits within the bubble of the pipeline are not counted."
+_BEYOND = " beyond the bubble of the pipeline"
 _REPLAYED = "The overview says why, under the quality of the data."
 
 
@@ -167,9 +168,9 @@ def _no_waits(
     """Return a sentence about culprits for which no rank waits, and who is waited for instead."""
     most = most_waited_for(waits)
     if most is None:
-        return [f"No rank waits for another for {LEAST} of a step or more."]
+        return [f"No rank waits for another for {LEAST} of a step or more{_BEYOND}."]
     href = write_address(View(page=GRAPH, run=report.run, ranks=(most,)), base_path=base_path)
-    none = f"No rank waits for {named} for {LEAST} of a step or more."
+    none = f"No rank waits for {named} for {LEAST} of a step or more{_BEYOND}."
     return [f"{none} Most waited for: ", dcc.Link(format_ranks((most,)), href=href), "."]
 
 
@@ -181,6 +182,15 @@ def _others(report: RunReport, culprits: tuple[int, ...]) -> str:
     return (
         f" {top.cause} is on {format_count(len(top.ranks), 'rank')}: the graph begins at the one"
         " that others wait for most."
+    )
+
+
+def _of_groups(found: WaitGraph) -> str:
+    """Return a sentence about arrows to groups of which only some ranks wait."""
+    if all(len(edge.ranks) == len(found.nodes[edge.node].ranks) for edge in found.edges):
+        return ""
+    return (
+        " A share is the mean of the ranks that wait; an arrow is thin if few ranks of a group do."
     )
 
 

@@ -110,6 +110,22 @@ def test_each_waiting_rank_has_an_arrow_and_says_for_whom() -> None:
     assert hover[4].endswith("% for rank 5")
 
 
+def test_an_arrow_to_a_group_is_as_wide_as_the_mean_wait_of_all_of_its_ranks() -> None:
+    culprit = WaitNode(ranks=(0,), stage=0, distance=0)
+    groups = [
+        WaitNode(ranks=tuple(range(10 * stage, 10 * stage + 10)), stage=stage, distance=1)
+        for stage in (1, 2)
+    ]
+    all_wait = WaitEdge(node=1, on_node=0, ranks=groups[0].ranks, ratio=0.15)
+    one_waits = WaitEdge(node=2, on_node=0, ranks=(20,), ratio=0.15)
+    graph = WaitGraph(nodes=(culprit, *groups), edges=(all_wait, one_waits), num_ranks=21)
+
+    *arrows, _labels, _nodes = traces(wait_graph_figure(graph, run="tiny"))
+
+    # 1 px, and half or a twentieth of the 6 px that a wait of 30 % adds
+    assert [one.line.width for one in arrows] == [1.5, 4.0]
+
+
 def test_of_shares_that_would_overlap_on_their_arrows_the_largest_is_shown() -> None:
     # GIVEN arrows from 0 to 2 and from 1 to 3 of 30 and 10 %, and one that crosses both
     ends = {(2, 0): 0.3, (3, 1): 0.1, (3, 0): 0.2, (2, 1): 0.25}
