@@ -35,8 +35,8 @@ _MAX_MARKED = 150
 _BLANK_HEIGHT = 80
 _KINDS_HEIGHT = 300
 
-_BEYOND_RATIO = 0.08
-"""Distance between the marks of two kinds beyond the axis, as a part of the axis."""
+_BEYOND_RATIO, _MAX_BEYOND_RATIO = 0.08, 0.2
+"""Distance between the marks of two kinds beyond the axis, and of all, as parts of the axis."""
 
 NESTING = frozenset({SpanKind.WAIT, SpanKind.HOST})
 """Kinds whose spans contain others or lie in them: their time is part of another line."""
@@ -137,8 +137,11 @@ def kind_times_figure(
     longest_s = max((max(by_step.values(), default=0.0) for by_step in ended.values()), default=0.0)
     unit, unit_ns = axis_unit(longest_s * NS_PER_S)
     figure = go.Figure()
-    num_beyond = 0
-    for kind in sorted(drawn, key=KINDS.index):
+    kinds = sorted(drawn, key=KINDS.index)
+    # Beyond the axis, each above those of other kinds, which would hide it.
+    beyond = [kind for kind in kinds if max(drawn[kind].values(), default=0.0) > longest_s]
+    row_s = longest_s * min(_BEYOND_RATIO, _MAX_BEYOND_RATIO / max(len(beyond), 1))
+    for kind in kinds:
         steps, seconds = _line(ended[kind], places)
         waits = times.wait_s.get(kind, {})
         figure.add_trace(
@@ -155,9 +158,8 @@ def kind_times_figure(
         )
         opened = {step: s for step, s in drawn[kind].items() if step not in ended[kind]}
         marks, symbols = open_marks(list(opened.values()), lowest=0.0, highest=longest_s)
-        if "triangle-up" in symbols:  # above those of other kinds, which would hide it
-            num_beyond += 1
-            end_s = longest_s * (1 + _BEYOND_RATIO * num_beyond)
+        if kind in beyond:
+            end_s = longest_s + row_s * (1 + beyond.index(kind))
             marks = [
                 end_s if symbol == "triangle-up" else place
                 for place, symbol in zip(marks, symbols, strict=True)

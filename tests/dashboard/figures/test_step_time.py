@@ -174,6 +174,13 @@ def test_marks_of_kinds_beyond_the_axis_do_not_hide_each_other() -> None:
 
     assert [line.y for line in traces(figure) if line.mode == "markers"] == [(270.0,), (290.0,)]
 
+    # AND many of them do not stretch the axis
+    kinds = (SpanKind.OPTIMIZER, SpanKind.DATA, SpanKind.GC)
+    hung = replace(hung, busy_s={**busy, **{kind: {3: 0.01, 4: 0.01, 5: 60.0} for kind in kinds}})
+    figure = kind_times_figure("demo-42", hung, open_step=5)
+    marks = [line.y[0] for line in traces(figure) if line.mode == "markers"]
+    assert marks == [260.0, 270.0, 280.0, 290.0, 300.0]
+
 
 def test_a_run_that_never_ended_a_step_has_its_times_as_they_are() -> None:
     figure = kind_times_figure("demo-42", mean_kind_times(), open_step=3)
