@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from rankscope.analysis.report.text import format_seconds
 from rankscope.tracer.span import NS_PER_S
 
-from ..text import cut, escape_for_plotly
+from ..text import cut_middle, escape_for_plotly
 from ..theme import CLEAR, FAST, IDEAL, KIND_COLORS, SLOW, apply_style, axis_unit, rgba
 from .excess import MIN_SCALE_RATIO
 from .run_axis import MAX_LABELLED
@@ -301,6 +301,18 @@ def place_figure(report: RunReport, rank: int) -> go.Figure:
         type="category", title_text="stage", showgrid=False, autorange="reversed", nticks=16
     )
     column = dps.index(at.dp)
+    if not is_labelled:  # its cell may have one pixel
+        figure.add_trace(
+            go.Scatter(
+                x=[str(at.dp)],
+                y=[str(at.pp)],
+                mode="markers",
+                marker={"symbol": "square", "size": 9, "color": SLOW},
+                cliponaxis=False,
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        )
     for upper in range(len(stages) - 1):
         figure.add_annotation(
             x=column, y=upper + 0.75, ax=column, ay=upper + 0.25, xref="x", yref="y",
@@ -360,7 +372,7 @@ def heat_map_figure(
                 x=[box.column - 0.5 for box in boxes.boxes],
                 y=[box.line - 0.75 for box in boxes.boxes],
                 mode="text",
-                text=[escape_for_plotly(cut(box.host, room)) for box in boxes.boxes],
+                text=[escape_for_plotly(cut_middle(box.host, room)) for box in boxes.boxes],
                 textposition="middle right",
                 textfont={"size": 10},
                 hoverinfo="skip",

@@ -185,9 +185,9 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
     head = {
         "link": "",
         **({"slow in steps": ""} if links.num_slow else {}),
+        "excess": "number",  # a phone shows it without scrolling
         "mean transfer": "number",
         "alike": "number",
-        "excess": "number",
         "lost per step": "number",
         "bandwidth": "number",
         "kind": "",
@@ -250,12 +250,12 @@ def _link_row(
         [
             dmc.TableTd(members),
             *([dmc.TableTd(steps)] if has_slow else []),
-            dmc.TableTd(format_duration(one.transfer_ns), className="number"),
-            dmc.TableTd(format_duration(one.expected_ns), className="number"),
             dmc.TableTd(
                 html.Span(excess, className="cause") if one.slow_steps else excess,
                 className="number",
             ),
+            dmc.TableTd(format_duration(one.transfer_ns), className="number"),
+            dmc.TableTd(format_duration(one.expected_ns), className="number"),
             dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
             dmc.TableTd(_rates(one), className="number"),
             dmc.TableTd(one.kind),
