@@ -88,14 +88,15 @@ def show_graph(
     named = format_ranks(culprits)
     others = "" if view.ranks else _others(report, culprits)
     head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
+    top, ending = report.top_finding, ""
+    if ends_run(top) and top.steps and set(culprits) <= set(top.ranks):
+        ending = f"In {format_steps(top.steps)}, all other ranks wait for {named} ({top.cause})."
     if not found.edges:
-        top = report.top_finding
         sentence: list[Component | str] | str
-        if ends_run(top) and top.steps and set(culprits) <= set(top.ranks):
+        if ending:
             sentence = (
-                f"In {format_steps(top.steps)}, all other ranks wait for {named} ({top.cause})."
-                f" Before, none waited for {LEAST} of a step or more{_BEYOND}: this graph shows"
-                " steps that have ended."
+                f"{ending} Before, none waited for {LEAST} of a step or more{_BEYOND}: this graph"
+                " shows steps that have ended."
             )
         else:
             sentence = _no_waits(report, report.direct_waits, named, base_path)
@@ -105,6 +106,7 @@ def show_graph(
         head,
         card(
             html.H2(f"{format_count(num_waiting, 'rank')} wait for {named}, directly or not"),
+            html.P(f"{ending} The graph shows steps that have ended.") if ending else None,
             html.P(
                 "An arrow leads from a rank to one that waits for it, with the share of a step,"
                 f" beyond the bubble of the pipeline. Waits below {LEAST} of a step are left out."

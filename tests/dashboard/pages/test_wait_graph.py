@@ -73,7 +73,12 @@ def test_all_ranks_wait_for_one_that_hangs_though_none_did_before() -> None:
 
     text = text_of(replace(report, findings=(hang,)))
 
-    assert "In step 8, all other ranks wait for rank 2 (hang)." in text
+    assert "In step 8, all other ranks wait for rank 2 (hang). Before, none" in text
+
+    # AND says so above the waits of the steps before, if there were some
+    text = text_of(replace(report, findings=(replace(hang, ranks=(SLOW_RANK,)),)))
+    assert "wait for rank 5 (hang). The graph shows steps that have ended." in text
+    assert "An arrow leads" in text
 
 
 def test_a_run_that_was_not_replayed_has_no_graph() -> None:
