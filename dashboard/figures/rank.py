@@ -203,7 +203,7 @@ class _Panel(NamedTuple):
         if not ((opened < lowest) | (opened > highest)).any():
             return cls(num, lowest, highest, "")
         own, peers = (format_seconds(one) for one in _known(opened[:, 0]))
-        return cls(num, lowest, highest, f", step {steps[num]}: {own}, peers {peers}")
+        return cls(num, lowest, highest, f", open: {own}, peers {peers}")
 
 
 def _has_lone_step(seconds: NDArray[np.float64]) -> bool:

@@ -267,7 +267,7 @@ def test_a_step_that_never_ended_is_a_mark_at_the_end_of_the_axis_of_the_others(
     assert (opened.x, opened.y, opened.marker.symbol) == ((8.5,), (300.0,), ("triangle-up",))
     assert opened.customdata == ("step 8: 60.0 s",)
     title = figure.layout.annotations[1].text
-    assert title == "dp-comm (ms), step 8: 60.0 s, peers n/a"
+    assert title == "dp-comm (ms), open: 60.0 s, peers n/a"
 
 
 def test_the_name_of_a_host_is_cut_to_the_width_of_its_box() -> None:
