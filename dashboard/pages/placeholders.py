@@ -179,7 +179,11 @@ def no_steps(run_id: str, *, state: str) -> Component:
 
 def unknown_page(path: str) -> Component:
     """Return the card for an address of no page."""
-    return no_data(f"there is no page at {escape(path)!r}", "Choose a page in the menu above.")
+    return card(
+        html.H2(f"There is no page at {escape(path)!r}", className="empty-title"),
+        html.P("Choose a page in the menu above."),
+        class_name="empty",
+    )
 
 
 def _busy_card(title: str, about: str) -> Component:
