@@ -280,7 +280,10 @@ def _names(found: RunComparison) -> tuple[str, str]:
 
 
 def _steps_of(report: RunReport) -> str:
-    return f"steps {format_range((report.steps[0], report.steps[-1]))}" if report.steps else EMPTY
+    if not report.steps:
+        return EMPTY
+    first, last = report.steps[0], report.steps[-1]
+    return f"step {first}" if first == last else f"steps {format_range((first, last))}"
 
 
 def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:

@@ -29,7 +29,7 @@ from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
 from ..text import escape
 from ..theme import PART_COLORS
 from .components import card, decorative, graph, table, with_code
-from .overview_cards import escape_sentence, missing_mfu
+from .overview_cards import escape_sentence, last_steps, missing_mfu
 from .report_page import choices, page_head, report_page
 
 if TYPE_CHECKING:
@@ -121,9 +121,11 @@ def _shares(report: RunReport, shares: tuple[PartShare, ...]) -> Component:
     largest = max(one.ratio for one in shares)
     rows = [_share_row(one, largest) for one in shares if one.ratio > 0]
     head = {"part": "", "": "", "time": "number", "share": "number", "MFU points": "number"}
+    covers = f"Covers only the {last_steps(report)}. " if report.num_earlier_steps else ""
     about = (
-        "Mean step of the mean rank; the parts sum to the step. MFU points of useful compute: what"
-        " the run has. Of any other part: what it would add if the devices computed instead."
+        f"{covers}Mean step of the mean rank; the parts sum to the step. MFU points of useful"
+        " compute: what the run has. Of any other part: what it would add if the devices computed"
+        " instead."
     )
     return card(
         html.H2("Where a step goes"),

@@ -140,13 +140,13 @@ def missing_mfu(report: RunReport) -> str:
 
 def steps_note(report: RunReport) -> str:
     """Return what the figure of step time and MFU lacks, and why; "" if it is complete."""
-    covers = f"Step time: the {_last_steps(report)}, which were analysed."
+    covers = f"Step time covers only the {last_steps(report)}."
     return " ".join(filter(None, [covers if report.num_earlier_steps else "", missing_mfu(report)]))
 
 
 def _step_bar(report: RunReport, base_path: str) -> Component:
     """Return the mean step time as a bar: its ideal, the loss by each finding, and the rest."""
-    word = f"step time, mean of the {_last_steps(report)}" if report.num_earlier_steps else ""
+    word = f"step time, mean of the {last_steps(report)}" if report.num_earlier_steps else ""
     head = [
         html.Span(word or "step time", className="figure-word"),
         html.Span(format_seconds(report.step_time_s.actual), className="figure-value"),
@@ -370,10 +370,11 @@ def _analysed(report: RunReport, num_spans: int | None) -> list[str]:
     if not report.num_earlier_steps:
         return [format_count(len(report.steps), "step"), format_count(report.num_spans, "span")]
     total = "" if num_spans is None else f" of {num_spans:,}"
-    return [f"{_last_steps(report)} analysed", f"{report.num_spans:,}{total} spans"]
+    return [f"{last_steps(report)} analysed", f"{report.num_spans:,}{total} spans"]
 
 
-def _last_steps(report: RunReport) -> str:
+def last_steps(report: RunReport) -> str:
+    """Return which steps of a long run are analysed, such as "last 30 steps of 1,000"."""
     num = len(report.steps)
     steps = "last step" if num == 1 else f"last {num:,} steps"
     return f"{steps} of {num + report.num_earlier_steps:,}"
@@ -392,8 +393,8 @@ def _notices(report: RunReport) -> list[str]:
         )
     if report.num_earlier_steps:
         notices.append(
-            f"Long run: verdict, ideal and findings cover the {_last_steps(report)}, the most that"
-            " are analysed at once. MFU covers all steps."
+            f"Part of the run: verdict, ideal and findings cover the {last_steps(report)}, to"
+            " limit the time of an analysis. MFU covers all steps."
         )
     if report.warmup_steps:
         steps = format_range((min(report.warmup_steps), max(report.warmup_steps)))

@@ -87,6 +87,8 @@ def test_other_steps_of_another_run_are_named() -> None:
 
     assert "steps" not in verdict(found)[1]
     assert "steps 39-41 against steps 0-29" in verdict(live)[1]
+    one = replace(found, second=replace(found.second, steps=(3,)))
+    assert "step 3 against steps 0-29" in verdict(one)[1]
 
 
 def test_steps_of_one_run_that_are_the_same_are_not_compared() -> None:

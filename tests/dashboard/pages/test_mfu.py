@@ -53,6 +53,14 @@ def test_the_page_shows_parts_in_time_and_points_and_the_bubble_beside_its_formu
     assert "Goodput 82.1 %" in text
 
 
+def test_the_parts_of_a_long_run_say_which_steps_they_cover() -> None:
+    whole = replace(analysed_report(), mfu=KNOWN)
+    part = replace(whole, steps=whole.steps[-1:], num_earlier_steps=3)
+
+    assert "Covers only" not in text_of(whole)
+    assert "Covers only the last step of 4. Mean step of the mean rank" in text_of(part)
+
+
 def test_an_unknown_mfu_and_an_unknown_waterfall_are_named() -> None:
     made = report(mfu=False)
 
