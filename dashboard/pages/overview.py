@@ -286,7 +286,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         kinds: tuple[Any, ...] = no_update, no_update, no_update
         if run_id is not None and revision != post.kinds_revision:
             figure = kind_times_figure(run_id, times, open_step)
-            kinds = _kinds_about(open_step), figure, revision
+            kinds = _kinds_about(times, open_step), figure, revision
         return liveness, *kinds, interval_ms, next_tick(post.num_ticks)
 
     @app.callback(
@@ -443,13 +443,14 @@ def _downloads(run_id: str | None, base_path: str) -> list[Component]:
     ]
 
 
-def _kinds_about(open_step: int | None) -> str:
+def _kinds_about(times: MeanKindTimes | None, open_step: int | None) -> str:
     about = (
         "Mean per rank. Communication: the time that no compute hides, waiting included. Kinds"
         " overlap, so they do not add up to the step time."
     )
-    if open_step is None:
-        return about
+    known = {step for by_step in times.busy_s.values() for step in by_step} if times else set()
+    if open_step is None or max(known, default=-1) < open_step:
+        return about  # Of a running job, the step that hangs is not summed up.
     return f"{about} Step {open_step:,} never ended: a triangle is a time beyond the axis."
 
 
@@ -499,7 +500,7 @@ def _report(content: _Content, times: MeanKindTimes | None, base_path: str) -> l
             "overview-kinds",
             kind_times_figure(content.run or "", times, content.open_step),
             title="Time by kind of span",
-            about=_kinds_about(content.open_step),
+            about=_kinds_about(times, content.open_step),
         ),
         card(html.H2("Data quality"), html.Div(content.quality, id="overview-quality")),
     ]

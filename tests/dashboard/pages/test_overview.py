@@ -88,6 +88,7 @@ def test_a_long_run_says_that_only_its_last_steps_are_analysed() -> None:
     shown = overview_text(FakeProvider(reports={"demo-42": made}))
 
     assert "step time, mean of the last 30 steps of 1,000" in shown
+    assert "Step time covers only the last 30 steps of 1,000." in shown
     assert "last 30 steps of 1,000 analysed | 9,920 of 9,920 spans" in shown
     assert "verdict, ideal and findings cover the last 30 steps of 1,000" in shown
 
@@ -96,7 +97,7 @@ def test_a_run_that_is_analysed_as_a_whole_has_no_note_on_length() -> None:
     shown = overview_text(FakeProvider(reports={"demo-42": report()}))
 
     assert "30 steps | 9,920 spans | confidence 0.98" in shown
-    assert "Long run" not in shown
+    assert "Part of the run" not in shown
 
 
 def test_times_by_kind_need_no_report() -> None:
@@ -115,7 +116,10 @@ def test_times_by_kind_need_no_report() -> None:
         ]
 
 
-def test_a_step_that_never_ends_is_named_without_a_reload() -> None:
+@pytest.mark.parametrize(("open_step", "is_drawn"), [(5, True), (6, False)])
+def test_a_drawn_step_that_never_ends_is_named_without_a_reload(
+    open_step: int, *, is_drawn: bool
+) -> None:
     provider = FakeProvider(reports={"demo-42": report()}, times=mean_kind_times())
     client = create_app(provider).server.test_client()
     values = {
@@ -125,12 +129,13 @@ def test_a_step_that_never_ends_is_named_without_a_reload() -> None:
             "run": "demo-42",
             "revision": 7,
             "is_silent": False,
-            "open_step": 30,
+            "open_step": open_step,
         },
         "overview-kinds-shown.data": "1 None",
     }
 
     answer = client.post(UPDATE_PATH, json=page_post(client, values)).get_json()["response"]
 
-    assert "Step 30 never ended" in answer["overview-kinds-about"]["children"]
-    assert answer["overview-kinds-shown"]["data"] == "1 30"
+    about = answer["overview-kinds-about"]["children"]
+    assert (f"Step {open_step} never ended" in about) is is_drawn
+    assert answer["overview-kinds-shown"]["data"] == f"1 {open_step}"
