@@ -103,7 +103,7 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
                 "Each part as the sum of its spans on one rank, the longest first.",
                 className="about",
             ),
-            table("parts of the start-up", head, rows, class_name="plain-rows"),
+            table("parts of the start-up", head, rows, class_name="plain-rows start-up-parts"),
         ),
     ]
 
