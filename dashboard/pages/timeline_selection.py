@@ -303,8 +303,8 @@ def _found_card(
     head = {"span": "", "kind": "", "rank": "number", "begin": "number", "duration": "number"}
     title = f"{format_count(num_found, 'span')} match “{escape(text)}”"
     about = f"The {len(rows)} longest." if num_found > len(rows) else ""
-    found = table("spans that match", head, cells)
-    return _foldable([html.H2(title), html.P(about, className="about"), found])
+    found = [table("spans that match", head, cells)] if cells else []
+    return _foldable([html.H2(title), html.P(about, className="about"), *found])
 
 
 def _box_card(timeline: StepTimeline, blocks: RankBlocks, box: Range) -> Component:
