@@ -201,7 +201,7 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
         }
         # A title beside the labels would be over them on a phone.
         name = f'<span style="color:{MFU}">MFU</span>'
-        right = {"text": name, "x": 1, "xanchor": "left", "xshift": 4}
+        right = {"text": name, "x": 1, "xanchor": "left", "xshift": 12}
         layout["annotations"].append({**layout["annotations"][0], **right})
     if step is not None:
         layout["shapes"] = [
