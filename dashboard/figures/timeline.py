@@ -14,7 +14,7 @@ from rankscope.analysis.drawing.rows import arrange_rows, fold_groups, group_lin
 from rankscope.analysis.report.text import MIN_AXIS_S, format_bytes, format_duration
 from rankscope.tracer.span import KINDS, NONE, NS_PER_MS, NS_PER_S, SpanFlag, SpanKind
 
-from ..text import escape, escape_for_plotly, format_place
+from ..text import cut_middle, escape, escape_for_plotly, format_place
 from ..theme import CLEAR, INK, KIND_COLORS, base_layout, rgba
 from .timeline_canvas import HATCHED, PALE, SOLID, Bars
 from .timeline_marks import bar_places, path_trace, selection_traces
@@ -520,10 +520,7 @@ def group_text(group: Group, folded: Collection[int]) -> str:
 
 def short_name(group: Group) -> str:
     """Return the name of a group, without its middle if it is long: hosts differ at the end."""
-    name = escape(group.name)
-    if len(name) <= _MAX_NAME:
-        return name
-    return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
+    return cut_middle(escape(group.name), _MAX_NAME)
 
 
 def _kind_bars(

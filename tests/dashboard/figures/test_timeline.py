@@ -155,5 +155,5 @@ def test_the_times_of_a_long_step_are_in_seconds() -> None:
 def test_a_long_name_of_a_host_is_cut_in_its_middle() -> None:
     cut = short_name(Group(0, 0, "trainer-worker-of-the-large-run-0017"))
 
-    assert cut == "trainer-w…e-run-0017"
+    assert cut == "trainer-wo…-run-0017"
     assert short_name(Group(0, 0, "node-0")) == "node-0"
