@@ -349,7 +349,7 @@ def _late_candidate(
         evidence=(
             f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost} per step"
             f" {loss.activity} ({share} of the compute) {when}"
-            f"{'' if several else '; its peers lose none'}"
+            f"{'; its peers lose none' if len(rows) == 1 < len(profile.ranks) else ''}"
         ),
         on_host=True,
         fixed_ns=gaps.fixed_ns(chosen, expected),

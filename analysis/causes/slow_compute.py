@@ -1,4 +1,4 @@
-"""Ranks that compute slower than their peers.
+"""Ranks that compute slowly: slower than their peers, or than they did before.
 
 The same search finds throttled devices (`clock_throttle`) and stages with more work
 (`stage_imbalance`).
@@ -37,8 +37,8 @@ EQUALIZED = "; all times as if micro-batches had equal lengths"
 
 CAUSE = Cause(
     name="slow-compute",
-    one="computes slower than its peers",
-    several="compute slower than their peers",
+    one="computes slowly",
+    several="compute slowly",
     has_place=True,
 )
 
@@ -73,6 +73,8 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         profile.excess_ratio, has_few_peers=few, partners=number, may_recur=True
     ):
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
+            continue
+        if len(profile.ranks) == 1 and not phase.is_lasting:
             continue
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
         clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
@@ -131,7 +133,7 @@ def _rank_candidate(
             Basis.PEERS: f"for the {num_peers:,} other ranks of its stage",
             Basis.FEW_PEERS: "for the others of its stage; the ranks of other stages agree",
             Basis.STAGES: "for ranks of stages of equal work",
-            Basis.EARLIER: "in its own first steps",
+            Basis.EARLIER: "in its own first steady steps",
             Basis.NOTHING: "",
         }[profile.basis[row]],
     )

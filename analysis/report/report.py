@@ -335,8 +335,12 @@ class RunReport:
     missing_mfu: str = ""
     """Why ``mfu`` is None, if it is, and what makes it known."""
 
-    warmup_steps: tuple[int, ...] = ()
-    """Steps that are shown but neither replayed nor searched for findings: the warm-up."""
+    startup_s_by_step: dict[int, float] = field(default_factory=dict)
+    """Duration of each step in which the job started up: such steps are shown, but are in no mean,
+    price or finding."""
+
+    ending_s_by_step: dict[int, float] = field(default_factory=dict)
+    """The same of a last step that is longer than all before, because the job ended in it."""
 
     num_earlier_steps: int = 0
     """Steps of the run before the first of ``steps``: only the last steps of a long run are
@@ -386,6 +390,11 @@ class RunReport:
     """None if the S of workers is undefined."""
 
     @property
+    def warmup_steps(self) -> tuple[int, ...]:
+        """Steps that are shown but not analysed: start-up, and an end of the job."""
+        return (*self.startup_s_by_step, *self.ending_s_by_step)
+
+    @property
     def has_layout(self) -> bool:
         """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
         return is_layout_known(self.layout, self.world_size, self.source_format)
@@ -410,9 +419,15 @@ class RunReport:
 
     @property
     def reachable_step_s(self) -> float | None:
-        """Mean of `reachable_s_by_step`; None if no step was replayed."""
-        reachable = self.reachable_s_by_step
-        return sum(reachable.values()) / len(reachable) if reachable else None
+        """Mean of `reachable_s_by_step`, or what fixing one finding alone reaches, if less.
+
+        None if no step was replayed.
+        """
+        reachable, actual_s = self.reachable_s_by_step, self.step_time_s.actual
+        if not reachable or actual_s is None:
+            return None
+        saved_s = max((each.saved_s or 0.0 for each in self.findings), default=0.0)
+        return min(sum(reachable.values()) / len(reachable), actual_s - min(saved_s, actual_s))
 
     @property
     def step_parts(self) -> tuple[StepPart, ...]:

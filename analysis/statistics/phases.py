@@ -60,6 +60,19 @@ class Phase:
         return self.last - self.first + 1
 
     @property
+    def is_lasting(self) -> bool:
+        """Return whether it is `min_lasting_steps` consecutive steps, or as many at one distance.
+
+        Nothing else shows that a row without any other to compare with is slow: what is around the
+        job makes single steps longer too.
+        """
+        columns = range(self.first, self.last + 1) if self.columns is None else self.columns
+        return (
+            len(columns) >= THRESHOLDS.min_lasting_steps
+            and len(set(np.diff(columns).tolist())) == 1
+        )
+
+    @property
     def inside(self) -> slice:
         """Columns from the first to the last."""
         return slice(self.first, self.last + 1)

@@ -25,6 +25,7 @@ from rankscope.analysis.report.text import (
     format_range,
     format_ranges,
     format_seconds,
+    format_excluded,
 )
 from rankscope.tracer.span import NS_PER_S
 
@@ -396,9 +397,7 @@ def _notices(report: RunReport) -> list[str]:
             f"Part of the run: verdict, ideal and findings cover the {last_steps(report)}, to"
             " limit the time of an analysis. MFU covers all steps."
         )
-    if report.warmup_steps:
-        steps = format_range((min(report.warmup_steps), max(report.warmup_steps)))
-        notices.append(f"Warm-up (step {steps}) is shown, but not part of the diagnosis.")
+    notices += [f"{name}: {steps}, in no other number." for name, steps in format_excluded(report)]
     return notices
 
 

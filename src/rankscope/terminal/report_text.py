@@ -22,6 +22,7 @@ from rankscope.analysis.report.text import (
     format_range,
     format_ranges,
     format_seconds,
+    format_excluded,
     format_slowdown,
 )
 
@@ -189,8 +190,7 @@ def _format_run(report: RunReport) -> str:
         parts.append(f"{len(report.epochs)} epochs")
     if report.paced:
         parts.append("paced: compute padded to set times")
-    if report.warmup_steps:
-        parts.append(f"without warm-up steps {format_ranges(sorted(report.warmup_steps))}")
+    parts += [f"{name.lower()}: {steps}" for name, steps in format_excluded(report)]
     return "; ".join(parts)
 
 
@@ -199,8 +199,8 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     ideal_s = report.reachable_step_s
     whole = times.actual / ideal_s if times.actual and ideal_s else None
     rows = {
-        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} if every rank"
-        " ran like the median",
+        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} if every"
+        f" {'rank ran' if len(report.coords) > 1 else 'step went'} like the median",
         "slowdown": UNKNOWN
         if whole is None
         else f"{format_slowdown(whole)}: {_format_percent(1 - 1 / whole)} of the step time is lost",
