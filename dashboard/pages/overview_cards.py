@@ -19,13 +19,13 @@ from rankscope.analysis.report.text import (
     format_age,
     format_count,
     format_duration,
+    format_excluded,
     format_finding,
     format_most_dropped,
     format_percent,
     format_range,
     format_ranges,
     format_seconds,
-    format_excluded,
 )
 from rankscope.tracer.span import NS_PER_S
 

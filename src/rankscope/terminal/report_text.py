@@ -15,6 +15,7 @@ from rankscope.analysis.report.text import (
     format_bytes,
     format_count,
     format_duration,
+    format_excluded,
     format_finding,
     format_most_dropped,
     format_part,
@@ -22,7 +23,6 @@ from rankscope.analysis.report.text import (
     format_range,
     format_ranges,
     format_seconds,
-    format_excluded,
     format_slowdown,
 )
 
