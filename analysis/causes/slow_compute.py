@@ -74,8 +74,6 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     ):
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
             continue
-        if len(profile.ranks) == 1 and not phase.is_lasting:
-            continue
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
         clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
     rows = rows_of_ranks(model, list(clearest))

@@ -60,22 +60,9 @@ class Phase:
         return self.last - self.first + 1
 
     @property
-    def is_lasting(self) -> bool:
-        """Return whether it is `min_lasting_steps` consecutive steps, or as many at one distance.
-
-        Nothing else shows that a row without any other to compare with is slow: what is around the
-        job makes single steps longer too.
-        """
-        columns = range(self.first, self.last + 1) if self.columns is None else self.columns
-        return (
-            len(columns) >= THRESHOLDS.min_lasting_steps
-            and len(set(np.diff(columns).tolist())) == 1
-        )
-
-    @property
-    def inside(self) -> slice:
-        """Columns from the first to the last."""
-        return slice(self.first, self.last + 1)
+    def inside(self) -> list[int]:
+        """Columns from the first to the last, or only those above the noise."""
+        return list(range(self.first, self.last + 1) if self.columns is None else self.columns)
 
     @property
     def margin(self) -> float:
@@ -150,6 +137,7 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
         replace(found[row], row=int(rows[row]))
         for row in sorted(found)
         if found[row].num_steps >= min_steps
+        and (len(rows) > 1 or is_shown_alone(excess[row], found[row]))
     )
 
 
@@ -244,6 +232,22 @@ def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArr
         peak >= highest[allowed], np.append(highest, 0.0)[allowed + 1], highest[allowed]
     )
     return THRESHOLDS.peer_peak_factor * others[number]
+
+
+def is_shown_alone(series: NDArray[np.float64], phase: Phase) -> bool:
+    """Return whether a phase of a series shows that it is slow, without any other series.
+
+    What is around the job makes single steps longer too, and its level drifts. So the phase has
+    `min_lasting_steps` consecutive steps, or as many at one distance, is significant, and there are
+    `min_persistent_steps` others to compare with.
+    """
+    columns = phase.inside
+    return (
+        len(columns) >= THRESHOLDS.min_lasting_steps
+        and len(set(np.diff(columns).tolist())) == 1
+        and int((~np.isnan(series)).sum()) - len(columns) >= THRESHOLDS.min_persistent_steps
+        and is_significant(series, phase, num_series=1)
+    )
 
 
 def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int) -> bool:

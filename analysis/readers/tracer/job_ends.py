@@ -8,7 +8,7 @@ begin ends it, so its record lasts until the process exits.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,10 @@ MIN_DEVIATIONS = 4.0
 
 FEWEST_STEPS = 3
 """Steps of which one can be long against most others. Source: formula."""
+
+MAX_FIRST_STEPS = 20
+"""Steps of which the start-up is less than half: it is compared with what follows it, not with what
+the job becomes later. Source: choice."""
 
 
 def end_last_steps(run: RunInfo, spans: SpanTable, steps: StepTable) -> StepTable:
@@ -73,8 +77,8 @@ def find_job_ends(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Find the steps in which the job starts up, and the one in which it only ends.
 
-    A step is long if it is `min_excess_ratio` and `MIN_DEVIATIONS` above the median step of its
-    epoch. The start-up lasts as long as steps are long, and most ranks on their own, waits not
+    A step is long if it is `min_excess_ratio` and `MIN_DEVIATIONS` above the median of the first
+    `MAX_FIRST_STEPS` steps, at the end above that of the last ones. The start-up lasts as long as steps are long, and most ranks on their own, waits not
     counted: a rank that is slow from the first step on makes the others wait, and they are as fast
     as ever. A single long step at either end belongs to it whatever its reason is: one that no
     other step shows may be what a process does once.
@@ -99,13 +103,16 @@ def find_job_ends(
         job = measure_steps(own)
         duration_ns = job.duration_ns
         if len(duration_ns) >= FEWEST_STEPS:
-            is_long = _are_long(duration_ns.astype(np.float64))
+            first, last = slice(MAX_FIRST_STEPS), slice(-MAX_FIRST_STEPS, None)
+            is_long = _are_long(duration_ns[first])
             numbers, times_ns = job.step.tolist(), duration_ns.tolist()
-            if is_first and is_long[: len(is_long) // 2].any():
-                is_own_long = is_long & _are_long(_own_time(spans, own, split))
-                num = _count_startup(is_own_long, is_long)
+            if is_first and is_long.any():
+                rows = np.isin(own.step, job.step[first])
+                own_ns = _own_time(spans, select_rows(own, rows), split)
+                num = _count_startup(is_long & _are_long(own_ns), is_long)
                 startup |= dict(zip(numbers[:num], times_ns[:num], strict=True))
-            if is_long[-1] and not is_long[-2] and _has_ended(epoch, run):
+            *_, before, at_end = _are_long(duration_ns[last]).tolist()
+            if at_end and not before and _has_ended(epoch, run):
                 ending[numbers[-1]] = times_ns[-1]
         is_first = True
     return startup, ending
@@ -117,7 +124,7 @@ def _has_ended(epoch: EpochInfo, run: RunInfo) -> bool:
     return is_over or all(rank.exit_state for rank in epoch.ranks)
 
 
-def _are_long(value: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
