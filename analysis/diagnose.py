@@ -51,8 +51,6 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
             finding.ranks,
         ),
     )
-    if any(each.cause is INSUFFICIENT_EVIDENCE for each in candidates):
-        return tuple(findings)
     return (_no_alarm(case), *findings)
 
 
@@ -82,11 +80,22 @@ def combine_findings(
 def grade_findings(report: RunReport) -> RunReport:
     """Return a report whose findings have their severity, without `healthy` if one matters."""
     graded = tuple(replace(each, severity=grade(report, each)) for each in report.findings)
+    undecided = tuple(each for each in graded[1:] if each.cause in NO_PROBLEM)
+    rest = tuple(each for each in graded if each not in undecided)
     if any(each.severity in MATTERS for each in graded):
         graded = tuple(each for each in graded if each.cause not in NO_PROBLEM)
+    elif undecided:
+        matter = tuple(each for each in undecided if _share(report, each) >= THRESHOLDS.minor_share)
+        graded = (*matter, *rest[1:]) if matter else rest
     elif graded[0].cause == HEALTHY and (unexplained := _unexplained_wait(report)) is not None:
         graded = (replace(unexplained, severity=Severity.NONE), *graded[1:])
     return replace(report, findings=graded)
+
+
+def _share(report: RunReport, finding: Finding) -> float:
+    """Return the share of the step time that a finding costs; 1 if it has no price."""
+    actual_s = report.step_time_s.actual
+    return 1.0 if finding.saved_s is None or not actual_s else finding.saved_s / actual_s
 
 
 def _unexplained_wait(report: RunReport) -> Finding | None:

@@ -22,6 +22,7 @@ from ..replay.program import Change
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
 from ..report.text import format_seconds
+from ..report.tracked_findings import NO_PROBLEM
 from ..statistics.baseline import common_step_ratio
 from ..statistics.noise import lower_half_deviation, median_change_deviation
 from ..statistics.thresholds import THRESHOLDS
@@ -426,7 +427,9 @@ def _shorten_alike_gaps(ideal: Times, part: NDArray[np.int64], model: ReplayMode
 def _finding(fix: Fix, *, saved_s: float | None = None) -> Finding:
     """Return a candidate as a finding. One that is planned says what it costs."""
     found = fix.candidate
-    is_cost = saved_s is not None and not found.cause.is_alarm
+    is_cost = (
+        saved_s is not None and not found.cause.is_alarm and found.cause.name not in NO_PROBLEM
+    )
     return Finding(
         cause=found.cause.name,
         ranks=found.ranks,

@@ -105,11 +105,14 @@ def find_job_ends(
         if len(duration_ns) >= FEWEST_STEPS:
             first, last = slice(MAX_FIRST_STEPS), slice(-MAX_FIRST_STEPS, None)
             is_long = _are_long(duration_ns[first])
+            is_long[0] |= _is_longest(duration_ns[first])
             numbers, times_ns = job.step.tolist(), duration_ns.tolist()
             if is_first and is_long.any():
                 rows = np.isin(own.step, job.step[first])
                 own_ns = _own_time(spans, select_rows(own, rows), split)
-                num = _count_startup(is_long & _are_long(own_ns), is_long)
+                is_own_long = is_long & _are_long(own_ns)
+                is_own_long[0] |= is_long[0] and _is_longest(own_ns)
+                num = _count_startup(is_own_long, is_long)
                 startup |= dict(zip(numbers[:num], times_ns[:num], strict=True))
             *_, before, at_end = _are_long(duration_ns[last]).tolist()
             if at_end and not before and _has_ended(epoch, run):
@@ -130,6 +133,15 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
     found: NDArray[np.bool_] = value - usual > least
     return found
+
+
+def _is_longest(value: NDArray[Any]) -> bool:
+    """Return whether the first value is the largest, and above the median by more than noise.
+
+    Every process does something once in its first step; on a busy host other steps vary as much.
+    """
+    least = (1.0 + THRESHOLDS.min_excess_ratio) * float(np.median(value))
+    return bool(value.argmax() == 0 and value[0] > least)
 
 
 def _count_startup(is_own_long: NDArray[np.bool_], is_long: NDArray[np.bool_]) -> int:

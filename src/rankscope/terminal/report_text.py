@@ -198,12 +198,13 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     times, mfu = report.step_time_s, report.mfu
     ideal_s = report.reachable_step_s
     whole = times.actual / ideal_s if times.actual and ideal_s else None
+    usual = "if every rank ran like the median"
+    lost = "" if whole is None else f": {_format_percent(1 - 1 / whole)} of the step time is lost"
+    if len(report.coords) == 1:
+        usual, lost = "in its faster steps", " of these"
     rows = {
-        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} if every"
-        f" {'rank ran' if len(report.coords) > 1 else 'step went'} like the median",
-        "slowdown": UNKNOWN
-        if whole is None
-        else f"{format_slowdown(whole)}: {_format_percent(1 - 1 / whole)} of the step time is lost",
+        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} {usual}",
+        "slowdown": UNKNOWN if whole is None else f"{format_slowdown(whole)}{lost}",
         "MFU": f"{UNKNOWN}: {report.missing_mfu}"
         if mfu is None
         else f"{_format_percent(mfu.mean)} ({mfu.convention}){_format_shape(report)}",
