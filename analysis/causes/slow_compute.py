@@ -14,7 +14,7 @@ import numpy as np
 
 from ..report.text import format_count, format_steps
 from ..statistics.peers import Basis
-from ..statistics.phases import find_phases
+from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
 from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
@@ -69,7 +69,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     numbers = {worker: number for number, worker in enumerate(partners)}
     number = np.array([numbers[workers[rank]] for rank in profile.ranks.tolist()])
     clearest: dict[tuple[int, ...], Phase] = {}
-    for phase in find_phases(
+    for phase in find_rank_phases(
         profile.excess_ratio, has_few_peers=few, partners=number, may_recur=True
     ):
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:

@@ -8,7 +8,7 @@ shows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,9 +60,9 @@ class Phase:
         return self.last - self.first + 1
 
     @property
-    def inside(self) -> list[int]:
-        """Columns from the first to the last, or only those above the noise."""
-        return list(range(self.first, self.last + 1) if self.columns is None else self.columns)
+    def inside(self) -> slice:
+        """Columns from the first to the last."""
+        return slice(self.first, self.last + 1)
 
     @property
     def margin(self) -> float:
@@ -137,7 +137,6 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
         replace(found[row], row=int(rows[row]))
         for row in sorted(found)
         if found[row].num_steps >= min_steps
-        and (len(rows) > 1 or is_shown_alone(excess[row], found[row]))
     )
 
 
@@ -234,20 +233,30 @@ def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArr
     return THRESHOLDS.peer_peak_factor * others[number]
 
 
-def is_shown_alone(series: NDArray[np.float64], phase: Phase) -> bool:
-    """Return whether a phase of a series shows that it is slow, without any other series.
+def find_rank_phases(
+    excess: NDArray[np.float64],
+    *,
+    has_few_peers: NDArray[np.bool_],
+    **options: Any,  # noqa: ANN401
+) -> tuple[Phase, ...]:
+    """Find the ranks that are above the noise; see `find_phases`.
 
-    What is around the job makes single steps longer too, and its level drifts. So the phase has
-    `min_lasting_steps` consecutive steps, or as many at one distance, is significant, and there are
-    `min_persistent_steps` others to compare with.
+    Nothing is compared with a rank that is alone: what is around the job makes single steps longer
+    too, and its level drifts. So its phase has `min_lasting_steps` consecutive steps, or as many at
+    one distance, is significant, and leaves `min_persistent_steps` others to compare with.
     """
-    columns = phase.inside
-    return (
+    phases = find_phases(excess, has_few_peers=has_few_peers, **options)
+    if len(excess) > 1 or not phases:
+        return phases
+    (phase,) = phases
+    columns = phase.columns or range(phase.first, phase.last + 1)
+    is_shown = (
         len(columns) >= THRESHOLDS.min_lasting_steps
         and len(set(np.diff(columns).tolist())) == 1
-        and int((~np.isnan(series)).sum()) - len(columns) >= THRESHOLDS.min_persistent_steps
-        and is_significant(series, phase, num_series=1)
+        and int((~np.isnan(excess)).sum()) - len(columns) >= THRESHOLDS.min_persistent_steps
+        and is_significant(excess[0], phase, num_series=1)
     )
+    return phases if is_shown else ()
 
 
 def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int) -> bool:
@@ -268,7 +277,8 @@ def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int
     Source:
         Student (1908); Bonferroni correction over ``num_series`` x steps tests.
     """
-    tested, baseline = series[phase.inside], np.delete(series, phase.inside)
+    columns = phase.inside if phase.columns is None else list(phase.columns)
+    tested, baseline = series[columns], np.delete(series, columns)
     tested, baseline = tested[~np.isnan(tested)], baseline[~np.isnan(baseline)]
     if len(baseline) < THRESHOLDS.min_several:
         return False

@@ -78,10 +78,11 @@ def find_job_ends(
     """Find the steps in which the job starts up, and the one in which it only ends.
 
     A step is long if it is `min_excess_ratio` and `MIN_DEVIATIONS` above the median of the first
-    `MAX_FIRST_STEPS` steps, at the end above that of the last ones. The start-up lasts as long as steps are long, and most ranks on their own, waits not
-    counted: a rank that is slow from the first step on makes the others wait, and they are as fast
-    as ever. A single long step at either end belongs to it whatever its reason is: one that no
-    other step shows may be what a process does once.
+    `MAX_FIRST_STEPS` steps, at the end above that of the last ones. The start-up lasts as long as
+    steps are long, and most ranks on their own, waits not counted: a rank that is slow from the
+    first step on makes the others wait, and they are as fast as ever. A single long step at either
+    end belongs to it whatever its reason is: one that no other step shows may be what a process
+    does once.
 
     Args:
         run: The exits of its ranks.
