@@ -411,7 +411,8 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
         findings = findings_of_record(record)
         if any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
-    crashes = "; ".join(finding.evidence for finding in find_crashes(run, record.context))
+    found = find_crashes(run, record.context, record.steps)
+    crashes = "; ".join(finding.evidence for finding in found)
     num_invalid = run.account.dropped.get(INVALID)
     invalid = [f"{format_count(num_invalid, 'record')} were invalid"] if num_invalid else []
     raise EmptyRunError(

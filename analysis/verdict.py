@@ -109,7 +109,8 @@ def _held_up(report: RunReport, finding: Finding) -> str:
     """Return how many ranks wait for the culprits, and which one loses most."""
     pronoun, cause = _pronoun(finding), CAUSES[finding.cause]
     if cause is hang.CAUSE:
-        return f" All other ranks wait for {pronoun}." if finding.ranks else ""
+        is_waited_for = finding.ranks and hang.TOO_MANY not in finding.evidence
+        return f" All other ranks wait for {pronoun}." if is_waited_for else ""
     if cause.subject is Subject.JOB or cause.ends_run:
         return ""
     culprits = set(finding.ranks)
