@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
 
 class Patches:
-    """Replaced functions, in the order of replacement."""
+    """Replaced functions, in the order of replacement. A copy has replaced none."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any, Any]] = []
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Copy and pickle neither functions nor replacements."""
+        return Patches, ()
 
     def wrap(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:  # noqa: ANN401
         """Replace ``owner.name`` by ``wrap(original)``."""

@@ -283,13 +283,25 @@ def _wrapped_models(model: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
 def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCounter) -> None:
     """Record a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
 
+    The function that both call is replaced: the compilers of torch know the former by its identity.
+
     Args:
         compute: Opens the spans.
         patches: Keeps the replaced function.
         steps: Called before the span begins, so that a step that begins here contains it.
     """
-    wrap = functools.partial(traced_backward, compute, steps)
-    patches.wrap(torch.autograd, "backward", wrap)
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        traced = traced_backward(compute, steps, original)
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            is_backward = kwargs.get("accumulate_grad")  # else it is `torch.autograd.grad`
+            return (traced if is_backward else original)(*args, **kwargs)
+
+        return run
+
+    patches.wrap(torch.autograd.graph, "_engine_run_backward", wrap)
 
 
 def traced_backward(

@@ -160,6 +160,7 @@ def _capture_torch(
     )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
+    _try(recorder, "imported function", patches.replace_imported)
     if count_steps is not False:
         _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps)))
         recorder.on_shutdown(steps.finish)
@@ -266,8 +267,7 @@ def _capture_groups(recorder: Recorder, patches: Patches) -> None:
     dist = sys.modules["torch"].distributed
     for name in GROUP_FUNCTIONS:
         wrap = functools.partial(_spanned, recorder, name, SpanKind.HOST)
-        for owner in (dist.distributed_c10d, dist):
-            patches.wrap(owner, name, wrap)
+        patches.wrap(dist.distributed_c10d, name, wrap)
 
 
 def _capture_time_to_first_step(recorder: Recorder) -> None:
