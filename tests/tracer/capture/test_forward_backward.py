@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,8 @@ def test_other_modules_of_the_class_are_not_followed_nor_one_at_the_same_address
     del model
     gc.collect()
     others = [Model() for _ in range(50)]
+    captured(recorder, others[0])
+    others[0] = copy.deepcopy(others[0])
     for other in others:
         other(torch.zeros(1, 2))
     recorder.shutdown()
