@@ -49,6 +49,7 @@ class OnceLoaded:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._starts: dict[str, tuple[Callable[[], None], Iterable[SpanKind]]] = {}
+        self._num_modules = 0
 
     def capture(
         self, module: str, start: Callable[[], None], kinds: Iterable[SpanKind] = ()
@@ -63,6 +64,9 @@ class OnceLoaded:
 
     def _start_loaded(self) -> bool:
         """Return True if no module is left to wait for."""
+        if len(sys.modules) == self._num_modules:
+            return False
+        self._num_modules = len(sys.modules)
         for module in list(self._starts):
             if module in sys.modules:
                 _try(self._recorder, module, *self._starts.pop(module))
