@@ -75,8 +75,10 @@ class Block(nn.Module):
         """Return the tokens' next state, shape (batch, length, width)."""
         shape = (*x.shape[:2], NUM_HEADS, WIDTH // NUM_HEADS)
         hidden = self.norms[0](x)
-        heads = [part(hidden).view(shape).transpose(1, 2) for part in self.parts[:3]]  # type: ignore[misc]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        queries, keys, values = (
+            self.parts[index](hidden).view(shape).transpose(1, 2) for index in range(3)
+        )
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         x = x + self.parts[3](mixed.transpose(1, 2).reshape(x.shape))
         out: torch.Tensor = x + self.down(F.gelu(self.up(self.norms[1](x))))
         return out
@@ -207,7 +209,8 @@ def place_clocks(meter: Meter) -> None:
     from rankscope.tracer.patches import Patches
 
     names = {"_engine_run_backward": "backward", "__next__": "batch", "wait": "wait"}
-    wrap, implement = Patches.wrap, torch.library.Library.impl
+    wrap: Any = Patches.wrap
+    implement: Any = torch.library.Library.impl
 
     def wrap_measured(patches: Patches, owner: Any, name: str, how: Any) -> None:  # noqa: ANN401
         def measured(original: Any) -> Any:  # noqa: ANN401

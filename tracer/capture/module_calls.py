@@ -21,6 +21,7 @@ from ..record.interface import NOOP_SPAN
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from types import CodeType
 
     Begin = Callable[[Any, tuple[Any, ...], dict[str, Any]], AbstractContextManager[object]]
 
@@ -104,7 +105,7 @@ def _make_call(kind: type, own: Any) -> FunctionType:  # noqa: ANN401
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # Not taken before: others (torch.fx) replace the inherited function for a while.
-        target = super(kind, module).__call__ if own is None else own.__get__(module)  # type: ignore[misc]
+        target = super(kind, module).__call__ if own is None else own.__get__(module)  # type: ignore[arg-type]
         begin = None if torch.compiler.is_compiling() else followed.get(id(module))
         if begin is None:
             return target(*args, **kwargs)
@@ -112,14 +113,26 @@ def _make_call(kind: type, own: Any) -> FunctionType:  # noqa: ANN401
             return target(*args, **kwargs)
 
     # Everything of the tracer is behind `followed`; the rest is made to be torch's. So the compiler
-    # treats both functions alike, and a copy by value needs nothing of the tracer.
+    # treats both functions alike, a copy by value needs nothing of the tracer, and a traceback
+    # shows the line of torch twice.
     before: Any = torch.nn.Module.__call__ if own is None else own
-    code = call.__code__.replace(co_filename=module_of_torch.__file__)
-    traced = FunctionType(code, vars(module_of_torch), "__call__", None, call.__closure__)
+    torchs: CodeType = module_of_torch.Module._wrapped_call_impl.__code__
+    code = call.__code__.replace(
+        co_filename=torchs.co_filename,
+        co_name=torchs.co_name,
+        co_firstlineno=call.__code__.co_firstlineno
+        + _last_line(torchs)
+        - _last_line(call.__code__),
+    )
+    traced = FunctionType(code, vars(module_of_torch), torchs.co_name, None, call.__closure__)
     functools.update_wrapper(traced, before)
     traced.__module__ = kind.__module__  # where `pickle` looks for it
     traced.__qualname__ = f"{kind.__qualname__}.__call__"
     return traced
+
+
+def _last_line(code: CodeType) -> int:
+    return max(line for _, _, line in code.co_lines() if line is not None)
 
 
 def watch_calls(on_call: Callable[[], object]) -> Callable[[], None]:
