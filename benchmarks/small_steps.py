@@ -1,4 +1,4 @@
-"""What tracing costs a job of small steps: the ratio of its steps, and each captured thing.
+"""The cost of tracing in small steps: the ratio of the steps, and each captured thing.
 
     python -m benchmarks.small_steps [--processes 8] [--steps 150] [--json FILE]
 
@@ -55,7 +55,7 @@ LAUNCH_BOUND_US = 20_000
 """The step of which tracing may cost 1 %."""
 
 GARBAGE = "collection of garbage"
-"""Collections are rare: their cost is measured apart from the steps."""
+"""Collections are rare: their cost is measured outside of the steps."""
 
 Meters = dict[str, list[tuple[int, int]]]
 """By name of the captured thing: ns of each call in the tracer, and in the replaced function."""
