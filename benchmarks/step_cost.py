@@ -82,14 +82,6 @@ MIN_STEPS = 50
 """Steps of both ranks: with fewer, some bootstrap draw lacks a pair of letters."""
 
 NUM_RESAMPLES = 300
-MODULE_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-)
-
 Step = tuple[str, list[int]]
 """The letters of a step's micro-batches, and the duration of each, ns: wall clock, except the last,
 which waits for the other rank: CPU time of its thread."""
@@ -138,12 +130,11 @@ class Model(nn.Module):
 class Switch:
     """Removes the tracer from the process and puts it back, between two micro-batches."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self) -> None:
         """Record what `tracer.install` replaces; create before it, call `installed` after it."""
         from rankscope.tracer import patches as patch
         from rankscope.tracer.capture import intercept
 
-        self._model = model
         self._patches: list[tuple[Any, str, Any, Any]] = []
         self._kernels: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._libraries: list[Any] = []
@@ -156,7 +147,7 @@ class Switch:
             self._patches.append((owner, name, original, getattr(owner, name)))
 
         setattr(patch.Patches, "wrap", wrap_and_note)  # noqa: B010 - of another signature
-        for name in ("_launches", "_functional_waits"):
+        for name in ("_register_launches", "_register_functional_waits"):
             setattr(intercept, name, self._noting(getattr(intercept, name)))
         self._callbacks = list(gc.callbacks)
 
@@ -165,11 +156,19 @@ class Switch:
         self._callbacks = [it for it in gc.callbacks if it not in self._callbacks]
         import torch.optim.optimizer as optimizers
 
-        self._on_hooks = [self._model.__dict__[name] for name in MODULE_HOOKS]
-        self._off_hooks = [type(hooks)() for hooks in self._on_hooks]
+        from rankscope.tracer.capture import module_calls
+
+        known = {id(replacement): original for _, _, original, replacement in self._patches}
+        self._patches += [
+            (module, name, known[id(value)], value)
+            for module in list(sys.modules.values())
+            for name, value in list(vars(module).items())
+            if id(value) in known and module is not sys.modules[__name__]
+        ]
         self._global: list[tuple[Any, dict[int, Any]]] = [
             (hooks, dict(hooks))
             for hooks in (
+                module_calls._followed,
                 optimizers._global_optimizer_pre_hooks,
                 optimizers._global_optimizer_post_hooks,
             )
@@ -187,10 +186,6 @@ class Switch:
     def _turn(self, is_on: bool) -> None:  # noqa: FBT001
         for owner, name, original, replacement in self._patches:
             setattr(owner, name, replacement if is_on else original)
-        for name, hooks in zip(
-            MODULE_HOOKS, self._on_hooks if is_on else self._off_hooks, strict=True
-        ):
-            self._model.__dict__[name] = hooks
         for hooks, known in self._global:
             hooks.clear()
             hooks.update(known if is_on else {})
@@ -231,7 +226,7 @@ class Job:
         """Install the tracer, with a switch for it."""
         from rankscope import tracer
 
-        switch = Switch(self._model)
+        switch = Switch()
         tracer.install(spool=self.spool, run="benchmark", model=self._model)
         if fills_disk:
             fill_disk(self.spool / "filler")

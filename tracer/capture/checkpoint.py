@@ -30,9 +30,8 @@ class Saves:
 
     def capture_torch(self) -> None:
         """Record each `torch.save`."""
-        self._patches.wrap(
-            sys.modules["torch"], "save", functools.partial(self._inner, "torch.save")
-        )
+        wrap = functools.partial(self._inner, "torch.save")
+        self._patches.wrap(sys.modules["torch"], "save", wrap)
 
     def capture_distributed(self) -> None:
         """Record each `torch.distributed.checkpoint.save` and ``async_save``.
@@ -40,13 +39,12 @@ class Saves:
         The span of ``async_save`` is what the caller waits for. The upload is a span of the thread
         that makes it, and not recorded if a process makes it.
         """
-        from torch.distributed import checkpoint
         from torch.distributed.checkpoint import state_dict_saver
 
         for name in ("save", "async_save"):
             wrap = functools.partial(self._outer, f"checkpoint.{name}")
-            for owner in (state_dict_saver, checkpoint):
-                self._patches.wrap(owner, name, wrap)
+            self._patches.wrap(state_dict_saver, name, wrap)
+        self._patches.replace_imported()
 
     def capture_safetensors(self) -> None:
         """Record each ``safetensors.torch.save_file``, with which Hugging Face saves models."""
@@ -54,6 +52,7 @@ class Saves:
 
         wrap = functools.partial(self._inner, "safetensors.save_file")
         self._patches.wrap(safetensors_torch, "save_file", wrap)
+        self._patches.replace_imported()
 
     def _outer(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

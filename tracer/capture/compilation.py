@@ -61,16 +61,21 @@ class Compilations:
         self._guard = Guard(recorder, "compilation")
         self._thread_state = _ThreadState()
         self._uncompiled = CompilerExclusions()
+        self._num_modules = 0
 
     def register(self) -> bool:
         """Register with the compiler if it is imported; always return False, to be called again."""
         if DYNAMO_MODULE not in sys.modules or not self._guard.active:
             return False
         try:
+            handler = sys.modules[DYNAMO_MODULE].callback_handler
+            is_registered = self.on_begin in handler.start_callbacks
+            if is_registered and self._num_modules == len(sys.modules):
+                return False
+            self._num_modules = len(sys.modules)
             replace_span()
             self._uncompiled.mark()
-            handler = sys.modules[DYNAMO_MODULE].callback_handler
-            if self.on_begin not in handler.start_callbacks:
+            if not is_registered:
                 handler.register_start_callback(self.on_begin)
                 handler.register_end_callback(self.on_end)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
@@ -165,14 +170,12 @@ class CompilerExclusions:
 
     def __init__(self) -> None:
         self._marked: set[str] = set()
-        self._num_modules = 0
 
     def mark(self) -> None:
         """Exclude the modules of the tracer that are imported by now."""
         engine: Any = sys.modules.get(ENGINE_MODULE)
-        if engine is None or self._num_modules == len(sys.modules):
-            return  # no compiler, or no new module since
-        self._num_modules = len(sys.modules)
+        if engine is None:
+            return  # no compiler
         for name, module in list(sys.modules.items()):
             if name in self._marked or not name.startswith(PACKAGE) or module is None:
                 continue

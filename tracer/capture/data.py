@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 from collections import UserDict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -206,15 +207,15 @@ def count_batch(batch: object) -> BatchCounts | None:
         return None
     ids, fields = found
     shape = tuple(map(int, ids.shape))
-    if ids.numel() > MAX_ELEMENTS:
+    num_ids = math.prod(shape)
+    if num_ids > MAX_ELEMENTS:
         return BatchCounts(shape, None, None)
-    teller = _find_lengths(fields, shape)
+    teller = _find_lengths(fields, shape) if fields else None
     if teller is None:
-        lengths = [shape[-1]] * (ids.numel() // max(shape[-1], 1))
-    elif _is_readable(teller[1]):
-        lengths = _read_lengths(*teller)
-    else:
+        return BatchCounts(shape, num_ids, num_ids * shape[-1])
+    if not _is_readable(teller[1]):
         return BatchCounts(shape, None, None)
+    lengths = _read_lengths(*teller)
     return BatchCounts(shape, sum(lengths), sum(length * length for length in lengths))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,13 +16,14 @@ from ..record.interface import NOOP_SPAN
 from ..record.steps import COMPUTE_KINDS
 from ..span import NONE, SpanKind
 from .guard import Guard
+from .module_calls import follow_calls
 from .optimizer import OptimizerSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
-    from ..native.host_span import CancellableSpan
+    from ..native.host_span import SpanContext
     from ..patches import Patches
     from ..record.lane import Lane
     from ..record.recorder import Recorder
@@ -44,9 +44,6 @@ class ThreadState(threading.local):
 
     place: tuple[int, int] | None = None
     """Micro-batch and chunk of the thread's next work if known; if None, they are counted."""
-
-    forward: tuple[int, CancellableSpan] | None = None
-    """The `id` of the root module whose forward is open, and its span."""
 
 
 class ComputeCapture:
@@ -119,7 +116,7 @@ class ComputeCapture:
         microbatch: object,
         chunk: int,
         on: Iterable[object] = (),
-    ) -> CancellableSpan:
+    ) -> SpanContext:
         """Return a span of work on one micro-batch.
 
         Communications and waits inside belong to that micro-batch and chunk.
@@ -172,7 +169,7 @@ class _PlacedSpan:
     __slots__ = ("_chunk", "_lane", "_microbatch", "_recorder", "_span", "_thread_state")
 
     def __init__(
-        self, compute: ComputeCapture, span: CancellableSpan, microbatch: int, chunk: int
+        self, compute: ComputeCapture, span: SpanContext, microbatch: int, chunk: int
     ) -> None:
         self._recorder = compute.recorder
         self._thread_state = compute.thread_state
@@ -203,15 +200,6 @@ class _PlacedSpan:
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._lane.swallow(problem)
 
-    def cancel(self) -> None:
-        """Leave the span without recording it."""
-        self._thread_state.in_span = False
-        try:
-            self._span.cancel()
-            self._lane.set_place(self._recorder.step_number, NONE, NONE)
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self._lane.swallow(problem)
-
 
 class OnForward(Protocol):
     """Function that is called when a forward begins."""
@@ -229,21 +217,11 @@ class OnForward(Protocol):
         ...
 
 
-class ForwardHooks(NamedTuple):
-    """The capture of one module's forwards."""
-
-    begin: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
-    """Begins the span of a forward that was already called when the module was found."""
-
-    remove: Callable[[], None]
-    """Removes the hooks."""
-
-
 def capture_forward(
     compute: ComputeCapture,
     model: Any,  # noqa: ANN401 - a Module
     on_forward: OnForward,
-) -> ForwardHooks:
+) -> Callable[[], None]:
     """Record a span of each forward of ``model``. With gradients it counts as a micro-batch.
 
     Not if the model is in evaluation mode and was last trained in training mode. A model inside a
@@ -255,118 +233,75 @@ def capture_forward(
         on_forward: Called before the span begins, so that a step that begins with this forward
             contains it. Its arguments are the module, its arguments, its keyword arguments and
             whether the forward counts as a micro-batch.
+
+    Returns:
+        A function that ends this.
     """
     guard, recorder, state = compute.guard, compute.recorder, compute.thread_state
 
-    # One hook for all listeners: after a backward nothing of the hooks is in the processor's
-    # caches, so each line is slower than it looks.
-    def before(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        # The compiler must find nothing here that breaks its graph.
-        if torch.compiler.is_compiling() or (state.in_span and not _was_interrupted(compute)):
-            return
+    # One function for all listeners: after a backward nothing of it is in the processor's caches,
+    # so each line is slower than it looks.
+    def begin(module: Any, args: Any, kwargs: Any) -> SpanContext:  # noqa: ANN401
+        if state.in_span:
+            return NOOP_SPAN
         is_microbatch = torch.is_grad_enabled() and compute.is_training(module)
         on_forward(module, args, kwargs, is_microbatch=is_microbatch)
         if not guard.active:
-            return
+            return NOOP_SPAN
         compute.optimizer.pause()
         try:
             is_timed = recorder.device_timing is not NO_DEVICE_TIMING
-            span = compute.span(
+            return compute.span(
                 "forward",
                 SpanKind.FORWARD,
                 microbatch=None if is_microbatch else NONE,
                 chunk=0,
                 on=itertools.chain(module.parameters(), args) if is_timed else (),
             )
-            # Not the module itself: an interrupted forward never ends, and must not keep a model
-            # alive.
-            state.forward = (id(module), span)
-            span.__enter__()
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             guard.fail(problem)
+            return NOOP_SPAN
 
-    def after(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
-        if torch.compiler.is_compiling():
-            return
-        opened = state.forward
-        if opened is not None and opened[0] == id(module):
-            state.forward = None
-            opened[1].__exit__(*sys.exc_info())
+    # The span contains what FSDP gathers for the forward.
+    followed = [follow_calls(one, begin) for one in _wrapped_models(model)]
 
-    handles = [
-        # First, so that the span contains what FSDP gathers for the forward.
-        model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-        model.register_forward_hook(after, always_call=True),
-        *_follow_wrapped(model, before, after, state),
-    ]
+    def stop() -> None:
+        for stop_one in followed:
+            stop_one()
 
-    def remove_hooks() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return ForwardHooks(before, remove_hooks)
+    return stop
 
 
-def _follow_wrapped(
-    model: Any,  # noqa: ANN401 - a Module
-    before: Callable[..., None],
-    after: Callable[..., None],
-    state: ThreadState,
-) -> Iterator[Any]:
-    """Follow the modules inside the wrappers of data parallelism; yield the hooks.
-
-    A compiler would look into the hooks of a module that compiles itself, which gets none.
-    """
-
-    def before_inside(module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        if not torch.compiler.is_compiling() and not state.in_span:
-            before(module, args, kwargs)
-
+def _wrapped_models(model: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
+    """Yield the model, and the modules inside its wrappers of data parallelism."""
+    yield model
     while list(model._modules) == ["module"]:
         model = model._modules["module"]
-        if getattr(model, "_compiled_call_impl", None) is not None:
-            return
-        yield model.register_forward_pre_hook(before_inside, prepend=True, with_kwargs=True)
-        yield model.register_forward_hook(after, always_call=True)
-
-
-def _was_interrupted(compute: ComputeCapture) -> bool:
-    """Return whether an exception ended the open forward without a call of torch's hook.
-
-    Torch calls no hook for an exception that is not an `Exception`, such as `KeyboardInterrupt`,
-    which a notebook survives. When the forward ended is unknown: it is not recorded, and the step's
-    record says so.
-    """
-    opened = compute.thread_state.forward
-    if opened is None:
-        return False  # a span of a pipeline schedule, which ends it in any case
-    try:
-        caller = sys._getframe(1).f_back
-        if caller is None or "self" not in caller.f_locals:
-            return False  # not called by a module: nothing to compare with
-        calls = caller.f_code
-        while (caller := caller.f_back) is not None:
-            if caller.f_code is calls and id(caller.f_locals.get("self")) == opened[0]:
-                return False  # the module is still running: a nested call
-        compute.thread_state.forward = None
-        opened[1].cancel()
-        compute.recorder.missing_kinds.add_in_step(SpanKind.FORWARD)
-    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-        compute.guard.fail(problem)
-        return False
-    return True
+        yield model
 
 
 def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCounter) -> None:
     """Record a span of each call of `torch.autograd.backward`, and so of `Tensor.backward`.
+
+    The function that both call is replaced: the compilers of torch know the former by its identity.
 
     Args:
         compute: Opens the spans.
         patches: Keeps the replaced function.
         steps: Called before the span begins, so that a step that begins here contains it.
     """
-    wrap = functools.partial(traced_backward, compute, steps)
-    patches.wrap(torch.autograd, "backward", wrap)
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        traced = traced_backward(compute, steps, original)
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            is_backward = kwargs.get("accumulate_grad")  # else it is `torch.autograd.grad`
+            return (traced if is_backward else original)(*args, **kwargs)
+
+        return run
+
+    patches.wrap(torch.autograd.graph, "_engine_run_backward", wrap)
 
 
 def traced_backward(

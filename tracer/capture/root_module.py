@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..record.recorder import Recorder
     from .derived_layout import LayoutDerivation
-    from .forward_backward import ComputeCapture, ForwardHooks
+    from .forward_backward import ComputeCapture
     from .optimizer import StepCounter
 
 TRIES_BEFORE_A_STEP = 2
@@ -65,13 +65,13 @@ class RootForwards:
             finder.watch_forwards()
             self._recorder.on_shutdown(finder.stop_watching)
 
-    def attach(self, compute: ComputeCapture, model: Any) -> ForwardHooks:  # noqa: ANN401
-        """Follow ``model`` until the hooks are removed."""
+    def attach(self, compute: ComputeCapture, model: Any) -> Callable[[], None]:  # noqa: ANN401
+        """Follow ``model`` until the returned function is called."""
         from .forward_backward import capture_forward
 
-        hooks = capture_forward(compute, model, self._forward_begins)
-        self._recorder.on_shutdown(hooks.remove)
-        return hooks
+        stop = capture_forward(compute, model, self._forward_begins)
+        self._recorder.on_shutdown(stop)
+        return stop
 
     def attach_chunk(self, compute: ComputeCapture, chunk: Any) -> None:  # noqa: ANN401 - a Module
         """Follow one of several model chunks of this rank."""
@@ -122,7 +122,7 @@ class RootFinder:
     first optimizer that steps decides: a model that it does not train was the wrong one.
     """
 
-    def __init__(self, recorder: Recorder, attach: Callable[[Any], ForwardHooks]) -> None:
+    def __init__(self, recorder: Recorder, attach: Callable[[Any], Callable[[], None]]) -> None:
         """Prepare the search.
 
         Args:
@@ -132,25 +132,25 @@ class RootFinder:
         self._guard = Guard(recorder, "root module")
         self._attach = attach
         self._root: Any = None
-        self._hooks: ForwardHooks | None = None
+        self._leave_root: Callable[[], None] | None = None
         self._tries_left = TRIES_BEFORE_A_STEP
-        self._watch: Any = None
+        self._end_watch: Callable[[], None] | None = None
 
     def watch_forwards(self) -> None:
         """Search at the first forward of any module too: a script may have no loader.
 
-        Torch calls the hook in every module until `stop_watching`. A compiled function would be
-        compiled again when it goes, so it must go before. A compiled module calls it first.
+        A compiled function would be compiled again after `stop_watching`, so that must come first.
+        A compiled module is called first.
         """
-        from torch.nn.modules.module import register_module_forward_pre_hook
+        from .module_calls import watch_calls
 
-        self._watch = register_module_forward_pre_hook(self._on_forward)
+        self._end_watch = watch_calls(self._on_call)
 
     def stop_watching(self) -> None:
         """Search at no forward from now on."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.remove()
+        end, self._end_watch = self._end_watch, None
+        if end is not None:
+            end()
 
     def on_next_work(self) -> None:
         """Search now, if tries are left."""
@@ -165,17 +165,11 @@ class RootFinder:
             self._guard.active = False
             self._root = None
 
-    def _on_forward(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401
-        self.stop_watching()
-        if self._root is None:
-            self._guard.call(self._find)
-        hooks = self._hooks
-        if hooks is not None and self._root is module:
-            # Torch has already listed the hooks that this forward calls. It passes no keyword
-            # arguments to a hook on all modules; its caller has them.
-            kwargs = sys._getframe(1).f_locals.get("kwargs")
-            if type(kwargs) is dict:
-                hooks.begin(module, args, kwargs)
+    def _on_call(self) -> None:
+        if self._end_watch is not None:
+            self.stop_watching()
+            if self._root is None:
+                self._guard.call(self._find)
 
     def _find(self) -> None:
         self._attach_root(find_root())
@@ -186,8 +180,8 @@ class RootFinder:
             trained = trained_parameter_ids(optimizer)
             if any(id(parameter) in trained for parameter in self._root.parameters()):
                 return
-        if self._hooks is not None:
-            self._hooks.remove()
+        if self._leave_root is not None:
+            self._leave_root()
         self._attach_root(find_root(optimizer))
 
     def _attach_root(self, root: Any) -> None:  # noqa: ANN401
@@ -195,14 +189,11 @@ class RootFinder:
         if root is not None:
             self._tries_left = 0
             self.stop_watching()
-            self._hooks = self._attach(root)
+            self._leave_root = self._attach(root)
 
 
 def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     """Return the outermost module with the most trained parameters; None if there is none.
-
-    A module that compiles itself (`torch.nn.Module.compile`) is not returned: hooks on it would be
-    compiled too.
 
     Args:
         optimizer: The optimizer whose parameters count; if None, those of all optimizers.
@@ -225,7 +216,7 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     parts = {id(part) for module in modules for part in module._modules.values()}
     best, most = None, 0
     for module in modules:
-        if id(module) in parts or getattr(module, "_compiled_call_impl", None) is not None:
+        if id(module) in parts:
             continue
         num_trained = sum(id(parameter) in trained for parameter in module.parameters())
         if num_trained > most:

@@ -49,6 +49,7 @@ class OnceLoaded:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._starts: dict[str, tuple[Callable[[], None], Iterable[SpanKind]]] = {}
+        self._num_modules = 0
 
     def capture(
         self, module: str, start: Callable[[], None], kinds: Iterable[SpanKind] = ()
@@ -63,6 +64,9 @@ class OnceLoaded:
 
     def _start_loaded(self) -> bool:
         """Return True if no module is left to wait for."""
+        if len(sys.modules) == self._num_modules:
+            return False
+        self._num_modules = len(sys.modules)
         for module in list(self._starts):
             if module in sys.modules:
                 _try(self._recorder, module, *self._starts.pop(module))
@@ -160,6 +164,7 @@ def _capture_torch(
     )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
+    _try(recorder, "imported function", patches.replace_imported)
     if count_steps is not False:
         _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps)))
         recorder.on_shutdown(steps.finish)
@@ -266,8 +271,7 @@ def _capture_groups(recorder: Recorder, patches: Patches) -> None:
     dist = sys.modules["torch"].distributed
     for name in GROUP_FUNCTIONS:
         wrap = functools.partial(_spanned, recorder, name, SpanKind.HOST)
-        for owner in (dist.distributed_c10d, dist):
-            patches.wrap(owner, name, wrap)
+        patches.wrap(dist.distributed_c10d, name, wrap)
 
 
 def _capture_time_to_first_step(recorder: Recorder) -> None:

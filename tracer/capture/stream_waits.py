@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,16 +30,15 @@ if TYPE_CHECKING:
     from .launch import Launch
 
 
-BEHIND = "_rankscope_behind"
-"""Attribute of an event: the communication that it is behind."""
-
-
 class StreamWaits:
     """Records the first wait of a computing stream for each communication on another stream."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._guard = Guard(recorder, "stream wait", (SpanKind.WAIT,))
+        self._behind: WeakKeyDictionary[Any, list[Launch]] = WeakKeyDictionary()
+        """By event of the job, the communication that it is behind. An attribute of the event would
+        be copied with it."""
 
     def wrap_record(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``Event.record``, which notes what the event is behind."""
@@ -57,7 +57,7 @@ class StreamWaits:
 
         @functools.wraps(original)
         def wait(event: Any, stream: Any = None) -> Any:  # noqa: ANN401
-            if BEHIND not in event.__dict__:
+            if event not in self._behind:
                 return original(event, stream)
             begun: list[tuple[Launch, Any, Mark]] = []
             self._guard.call(self._reach, event, stream, begun)
@@ -71,12 +71,12 @@ class StreamWaits:
     def _note(self, event: Any, stream: Any) -> None:  # noqa: ANN401
         last = self._recorder.device_timing.side_calls.get(_key(_or_current(stream)))
         if last:
-            event.__dict__[BEHIND] = last
+            self._behind[event] = last
         else:
-            event.__dict__.pop(BEHIND, None)
+            self._behind.pop(event, None)
 
     def _reach(self, event: Any, stream: Any, begun: list[tuple[Launch, Any, Mark]]) -> None:  # noqa: ANN401
-        last = event.__dict__.pop(BEHIND)
+        last = self._behind.pop(event)
         if not last:
             return
         stream = _or_current(stream)

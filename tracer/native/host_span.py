@@ -320,15 +320,6 @@ class ComputeSpan(HostSpan):
         finally:  # also if a signal handler of the job raises
             self._leave_place()
 
-    def cancel(self) -> None:
-        """Leave the span without recording it."""
-        self.state.in_span = False
-        try:
-            super().cancel()
-        except Exception as problem:  # noqa: BLE001 - promise 1: harmless
-            self.lane.swallow(problem)
-        self._leave_place()
-
     def _leave_place(self) -> None:
         """Set the lane's place to the step, without micro-batch and chunk."""
         try:

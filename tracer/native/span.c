@@ -429,23 +429,6 @@ compute_leave(ComputeSpan *self, PyObject *const *args, Py_ssize_t num_args)
     Py_RETURN_NONE;
 }
 
-/* Leave the span without recording it. */
-static PyObject *
-compute_cancel(ComputeSpan *self, PyObject *Py_UNUSED(ignored))
-{
-    LaneState *lane = self->lane;
-    int status = PyObject_SetAttr(self->state, s_in_span, Py_False);
-    if (self->in_use) {
-        self->in_use = 0;
-        pop_depth(lane);
-    }
-    if (count_error(lane, status) < 0 || count_error(lane, hide(self)) < 0 ||
-        count_error(lane, reset_place(self)) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static void
 compute_dealloc(ComputeSpan *self)
 {
@@ -460,7 +443,6 @@ compute_dealloc(ComputeSpan *self)
 static PyMethodDef compute_methods[] = {
     {"__enter__", (PyCFunction)compute_enter, METH_NOARGS, "Begin the span."},
     {"__exit__", (PyCFunction)(void (*)(void))compute_leave, METH_FASTCALL, "End the span."},
-    {"cancel", (PyCFunction)compute_cancel, METH_NOARGS, "Leave the span without recording it."},
     {NULL},
 };
 

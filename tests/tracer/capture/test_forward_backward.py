@@ -1,7 +1,8 @@
-"""Forwards that end without a call of torch's hook, by an interrupt that a notebook survives."""
+"""Forwards: inside each other, interrupted, and followed without a trace in the module."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,9 @@ import torch
 from torch import nn
 
 from rankscope.tracer.capture.forward_backward import ComputeCapture, capture_forward
-from rankscope.tracer.record.sampling import Settings
-from rankscope.tracer.span import NONE, SpanKind
-from tests.support.tracer.claiming import ClaimingCuda
+from rankscope.tracer.span import NONE, SpanFlag
 from tests.support.tracer.reading import Row, dropped, missing_kinds, open_names, read_spans
 from tests.support.tracer.recording import recorder_in
-from tests.support.tracer.timing import TimedRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,15 +53,15 @@ class Outer(nn.Module):
 
 
 def captured(recorder: Recorder, *models: nn.Module) -> Callable[[], None]:
-    """Capture the forwards of several roots; return a function that removes the hooks."""
+    """Capture the forwards of several roots; return a function that ends this."""
     compute = ComputeCapture(recorder)
-    hooks = [capture_forward(compute, one, lambda *_, is_microbatch: None) for one in models]
+    ends = [capture_forward(compute, one, lambda *_, is_microbatch: None) for one in models]
 
-    def remove_hooks() -> None:
-        for hook in hooks:
-            hook.remove()
+    def end_all() -> None:
+        for end in ends:
+            end()
 
-    return remove_hooks
+    return end_all
 
 
 def interrupt(model: Model) -> None:
@@ -77,52 +75,44 @@ def summarize(rows: list[Row]) -> list[tuple[str, int, int, int]]:
     return [(row.name, row.step, row.microbatch, row.depth) for row in rows]
 
 
-def test_after_an_interrupted_forward_the_next_is_recorded_and_the_step_says_one_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_a_forward_that_a_notebook_interrupts_ends_there_with_an_error(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps(3)
     model = Model()
     captured(recorder, model)
     model(torch.zeros(1, 2))
     interrupt(model)
-    assert open_names(tmp_path) == ["forward"]
-    model(torch.zeros(1, 2))
     assert open_names(tmp_path) == []
     with recorder.span("after"):
         pass
-    recorder.step()
     model(torch.zeros(1, 2))
     recorder.step()
     recorder.shutdown()
 
-    assert summarize(read_spans(tmp_path)) == [
+    spans = read_spans(tmp_path)
+    assert summarize(spans) == [
         ("forward", 3, 0, 0),
-        ("forward", 3, 2, 0),  # the second was interrupted at an unknown time
+        ("forward", 3, 1, 0),
         ("after", 3, NONE, 0),
-        ("forward", 4, 0, 0),
+        ("forward", 3, 2, 0),
     ]
-    assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}, set()]
+    assert [SpanFlag.ERROR in row.flags for row in spans] == [False, True, False, False]
+    assert missing_kinds(tmp_path) == [set()]
     assert dropped(tmp_path) == {}
 
 
-def test_a_forward_interrupted_within_another_one_ends_both(tmp_path: Path) -> None:
+def test_an_error_in_an_except_block_of_the_job_is_not_one_of_the_forward(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
-    recorder.begin_steps()
-    inner = Model()
-    outer = Outer(inner)
-    captured(recorder, inner, outer)
-    inner.is_interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        outer(torch.zeros(1, 2))
-    inner.is_interrupted = False
-    inner(torch.zeros(1, 2))  # another one than the open forward
-    outer(torch.zeros(1, 2))
-    recorder.step()
+    model = Model()
+    captured(recorder, model)
+    try:
+        raise KeyError  # noqa: TRY301 - the job retries
+    except KeyError:
+        model(torch.zeros(1, 2))
     recorder.shutdown()
 
-    assert summarize(read_spans(tmp_path)) == [("forward", 0, 1, 0), ("forward", 0, 2, 0)]
-    assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}]
+    (span,) = read_spans(tmp_path)
+    assert SpanFlag.ERROR not in span.flags
 
 
 @pytest.mark.parametrize("within", ["itself", "another"])
@@ -144,48 +134,60 @@ def test_a_forward_inside_a_forward_is_not_recorded(tmp_path: Path, within: str)
     assert missing_kinds(tmp_path) == [set()]
 
 
-def test_an_interrupted_forward_does_not_keep_its_model_alive(tmp_path: Path) -> None:
+def test_a_followed_model_is_not_kept_alive(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     model = Model()
-    remove_hooks = captured(recorder, model)
+    end = captured(recorder, model)
     interrupt(model)
-    remove_hooks()
     is_alive = weakref.ref(model)
     del model
     gc.collect()
+    end()
     recorder.shutdown()
 
     assert is_alive() is None
 
 
-def test_an_interrupted_forward_that_is_not_sampled_leaves_nothing_behind(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
-    recorder.begin_steps(1)
+def test_other_modules_of_the_class_are_not_followed_nor_one_at_the_same_address(
+    tmp_path: Path,
+) -> None:
+    recorder = recorder_in(tmp_path)
     model = Model()
     captured(recorder, model)
-    interrupt(model)
-    recorder.step()
-    model(torch.zeros(1, 2))
-    recorder.step()
+    address = id(model)
+    del model
+    gc.collect()
+    others = [Model() for _ in range(50)]
+    captured(recorder, others[0])
+    others[0] = copy.deepcopy(others[0])
+    for other in others:
+        other(torch.zeros(1, 2))
     recorder.shutdown()
 
-    assert summarize(read_spans(tmp_path)) == [("forward", 2, 0, 0)]
+    assert read_spans(tmp_path) == []
+    assert address  # which one of the others may have by now
 
 
-def test_the_mark_of_an_interrupted_forward_is_released(tmp_path: Path) -> None:
-    timed = TimedRecorder(tmp_path, ClaimingCuda(), capacity=20)
-    timed.recorder.begin_steps()
-    model = Model()
-    captured(timed.recorder, model)
-    for _ in range(30):
-        interrupt(model)
-    model(torch.zeros(1, 2))
-    timed.recorder.step()
-    timed.turns(5)
-    timed.shutdown()
+def test_a_class_gets_its_call_back_with_its_last_followed_module(tmp_path: Path) -> None:
+    class Plain(Model):
+        pass
 
-    assert [(row.name, row.step, row.microbatch) for row in read_spans(tmp_path)] == [
-        ("forward", 0, 30)
-    ]
-    assert missing_kinds(tmp_path) == [{SpanKind.FORWARD}]
-    assert dropped(tmp_path) == {}
+    class Doubles(Plain):
+        def __call__(self, *args: Any) -> Any:  # noqa: ANN401
+            return 2 * super().__call__(*args)
+
+    recorder = recorder_in(tmp_path)
+    plain, doubles, other = Plain(), Doubles(), Doubles()
+    own = Doubles.__dict__["__call__"]
+    ends = [captured(recorder, one) for one in (plain, doubles, other)]
+    x = torch.ones(1, 2)
+    assert torch.equal(doubles(x), 2 * doubles.forward(x))
+    ends[0]()
+    ends[1]()
+    assert "__call__" not in Plain.__dict__
+    assert Doubles.__dict__["__call__"] is not own
+    ends[2]()
+    assert Doubles.__dict__["__call__"] is own
+    recorder.shutdown()
+
+    assert summarize(read_spans(tmp_path)) == [("forward", NONE, 0, 0)]

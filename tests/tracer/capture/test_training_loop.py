@@ -295,10 +295,16 @@ def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path
     assert compiled_events[-2:] == ["compile 0/0" if TORCH >= "2.8" else "compile", again[1]]
 
 
-def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path, *, in_place: bool) -> None:
     torch._dynamo.reset()
     tracer.install(spool=tmp_path, run="compiled-model", count_steps=True)
-    train_model(torch.compile(Model(), backend="eager"), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
+    model: Any = Model()
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    train_model(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
     rows = rows_in(tmp_path)
     assert [row.name for row in rows if row.name.endswith("compile")] == ["compile"]
@@ -382,7 +388,8 @@ def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
         return [
             torch.save,
             torch.compile,
-            torch.autograd.backward,
+            torch.serialization.save,
+            torch.autograd._engine_run_backward,
             saver.save,
             dataloader._BaseDataLoaderIter.__next__,
             torch.distributed.init_process_group,
