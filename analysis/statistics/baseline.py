@@ -99,7 +99,7 @@ def equal_share_ratio(
         Shape (items,).
     """
     ranks = np.array(sorted(stage_of_rank))
-    stages = np.array([stage_of_rank[each] for each in ranks.tolist()])
+    stages = np.array([stage_of_rank[each] for each in ranks.tolist()], dtype=np.int64)
     stage = stages[find_positions(rank, ranks)]
     own, whole = (
         np.bincount(cell, weights=amount, minlength=num).astype(np.float64)[cell]
