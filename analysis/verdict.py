@@ -31,7 +31,13 @@ def verdict_sentence(report: RunReport) -> str:
     """Return the verdict: the top finding, the ranks that it holds up, and what a fix saves."""
     finding = report.top_finding
     if finding.cause == "healthy":
-        others = ", ".join(sorted({other.cause for other in report.findings[1:]}))
+        whole_s = report.step_time_s.actual
+        others = ", ".join(
+            f"{other.cause} ({format_percent(other.saved_s / whole_s)} of the step time)"
+            if other.saved_s and whole_s
+            else other.cause
+            for other in report.findings[1:]
+        )
         return f"Healthy: {finding.evidence}." + (f" Also found: {others}." if others else "")
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."

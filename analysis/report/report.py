@@ -410,9 +410,17 @@ class RunReport:
 
     @property
     def reachable_step_s(self) -> float | None:
-        """Mean of `reachable_s_by_step`; None if no step was replayed."""
-        reachable = self.reachable_s_by_step
-        return sum(reachable.values()) / len(reachable) if reachable else None
+        """Mean of `reachable_s_by_step`, at most what is left once the largest finding is fixed.
+
+        The ideals are means over all ranks: among few ranks a culprit raises them. None if no step
+        was replayed.
+        """
+        reachable, actual_s = self.reachable_s_by_step, self.step_time_s.actual
+        if not reachable:
+            return None
+        saved_s = max((each.saved_s or 0.0 for each in self.findings), default=0.0)
+        mean_s = sum(reachable.values()) / len(reachable)
+        return mean_s if actual_s is None else min(mean_s, max(actual_s - saved_s, 0.0))
 
     @property
     def step_parts(self) -> tuple[StepPart, ...]:
