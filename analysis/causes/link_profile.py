@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kind, row_medians
+from ..arrays.group_stats import (
+    BASELINE_QUANTILE,
+    MIN_ROWS_OF_KIND,
+    group_medians,
+    medians_by_kind,
+    row_medians,
+)
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
 from ..statistics.baseline import faster_steps_baseline
@@ -27,7 +33,7 @@ from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_si
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -116,6 +122,34 @@ class LinkProfile:
         return _stages_of(self.transfers, self.ranks)
 
     @cached_property
+    def slowness(self) -> NDArray[np.float64]:
+        """Return the mean transfer of each link over the fastest quarter of alike ones in its step.
+
+        Shape (links,); NaN if the link has none.
+        """
+        total, fastest = (np.zeros(len(self.links)) for _ in range(2))
+        for links, value, count in _values_by_kind(self.transfers, self.steps):
+            fast = np.nanquantile(value, BASELINE_QUANTILE, axis=0) * count
+            total[links] += np.nansum(value * count, axis=1)
+            fastest[links] += np.nansum(np.where(count > 0, fast, 0.0), axis=1)
+        return np.divide(total, fastest, out=np.full(len(total), np.nan), where=fastest > 0)
+
+    def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
+        """Return the table with the links between hosts compared with alike ones that are not mine.
+
+        Args:
+            mine: Links of one host to others.
+        """
+        others = np.setdiff1d(np.flatnonzero(self.is_between_hosts), mine)
+        expected = np.zeros_like(self.expected_ns)
+        for links, value, count in _values_by_kind(self.transfers, self.steps):
+            usual = value[np.isin(links, others)]
+            against = row_medians(usual.T) if len(usual) else np.full(len(self.steps), np.nan)
+            expected[links] += np.where(count > 0, against * count, 0.0)
+        expected[np.isnan(self.total_ns)] = np.nan
+        return replace(self, expected_ns=expected)
+
+    @cached_property
     def slow_links(self) -> tuple[Phase, ...]:
         """Return the rows that are significantly slower than alike ones, with their steps."""
         return _find_slow_links(self)
@@ -178,13 +212,7 @@ def profile_links(
     total, expected, num = (np.zeros(shape) for _ in range(3))
     few, own = (np.zeros(shape[0], dtype=np.bool_) for _ in range(2))
     stages = _stages_of(transfers, ranks)
-    column = find_positions(transfers.step, numbers)
-    for kind in range(int(transfers.alike.max(initial=-1)) + 1):
-        rows = np.flatnonzero(transfers.alike == kind)
-        links, row = np.unique(transfers.link[rows], return_inverse=True)
-        cell, cells = row * shape[1] + column[rows], (len(links), shape[1])
-        medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
-        value, count = medians.reshape(cells), counts.reshape(cells)
+    for links, value, count in _values_by_kind(transfers, numbers):
         against, is_few = _expected(value, stages[links])
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
@@ -202,6 +230,21 @@ def profile_links(
         has_few_alike=few,
         has_own_baseline=own,
     )
+
+
+def _values_by_kind(
+    transfers: Transfers, steps: NDArray[np.int32]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
+    """Yield, for each kind of alike instances, its links, and by link and step their median
+    transfer, NaN if there is none, and number.
+    """
+    column = find_positions(transfers.step, steps)
+    for kind in range(int(transfers.alike.max(initial=-1)) + 1):
+        rows = np.flatnonzero(transfers.alike == kind)
+        links, row = np.unique(transfers.link[rows], return_inverse=True)
+        cell, shape = row * len(steps) + column[rows], (len(links), len(steps))
+        medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * len(steps))
+        yield links, medians.reshape(shape), counts.reshape(shape)
 
 
 def _stages_of(transfers: Transfers, ranks: Mapping[int, RankInfo]) -> NDArray[np.int64]:

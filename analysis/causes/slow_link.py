@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import row_medians
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..report.text import format_duration, format_percent, format_steps
+from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, Subject
+from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +87,57 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
         found.append(culprit)
         left = [each for each in left if each not in culprit.links]
     return merge_by_location(found, profile.ranks)
+
+
+def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
+    """Return the only host all of whose links to other hosts are slower than those of the others.
+
+    Its links are compared with alike ones between other hosts, step by step, because with few hosts
+    the slow ones may be half of all alike ones.
+
+    Args:
+        profile: The table of transfers.
+
+    Returns:
+        The table with the host's links compared so, and the host; None if there is none, if no
+        link is between other hosts, or if several hosts are slow.
+    """
+    on_hosts = [{profile.ranks[rank].host for rank in link.members} for link in profile.links]
+    links_of: dict[str, list[int]] = defaultdict(list)
+    for link in np.flatnonzero(profile.is_between_hosts).tolist():
+        for host in on_hosts[link]:
+            links_of[host].append(link)
+    slowness = profile.slowness
+    level = {host: float(np.nanmedian(slowness[links])) for host, links in links_of.items()}
+    worst = max(level, key=lambda host: (level[host], host), default="")
+    mine = np.array(links_of.get(worst, []), dtype=np.int64)
+    members = {rank for link in mine for rank in profile.links[link].members}
+    ranks = tuple(sorted(rank for rank in members if profile.ranks[rank].host == worst))
+    if not worst or len(ranks) < THRESHOLDS.min_several or len(mine) < THRESHOLDS.min_peers:
+        return None
+    compared = profile.against_others(mine)
+    excess = compared.total_ns / compared.expected_ns - 1.0
+    mine = mine[~np.isnan(excess[mine]).all(axis=1)]
+    if len(mine) < THRESHOLDS.min_peers:
+        return None
+    series = row_medians(excess[mine].T)
+    for phase in find_phases(series[None], has_few_peers=True):
+        levels = row_medians(excess[:, phase.inside])
+        is_slow = levels >= phase.excess_ratio / 2
+        others = [np.setdiff1d(links, mine) for host, links in links_of.items() if host != worst]
+        is_only = not any(
+            len(links) and is_slow[links].mean() >= THRESHOLDS.whole_share for links in others
+        )
+        is_by_plan = phase.num_steps == len(series) and phase.excess_ratio < MAX_PLANNED_RATIO - 1
+        is_by_plan &= len(links_of) <= MIN_ROWS_OF_KIND
+        if is_only and not is_by_plan and is_slow[mine].mean() >= THRESHOLDS.whole_share:
+            slow = (
+                replace(phase, row=link, excess_ratio=float(levels[link]))
+                for link in mine[is_slow[mine]].tolist()
+            )
+            location = f"the links of host {worst}"
+            return compared, Culprit(ranks=ranks, links=tuple(slow), location=location)
+    return None
 
 
 def _worst_rank(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
