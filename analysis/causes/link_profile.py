@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import (
-    BASELINE_QUANTILE,
     MIN_ROWS_OF_KIND,
+    fast_quartile,
     group_medians,
     medians_by_kind,
     row_medians,
@@ -129,7 +129,7 @@ class LinkProfile:
         """
         total, fastest = (np.zeros(len(self.links)) for _ in range(2))
         for links, value, count in _values_by_kind(self.transfers, self.steps):
-            fast = np.nanquantile(value, BASELINE_QUANTILE, axis=0) * count
+            fast = fast_quartile(value.T)[:, 0] * count
             total[links] += np.nansum(value * count, axis=1)
             fastest[links] += np.nansum(np.where(count > 0, fast, 0.0), axis=1)
         return np.divide(total, fastest, out=np.full(len(total), np.nan), where=fastest > 0)

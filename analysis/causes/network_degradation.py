@@ -118,7 +118,14 @@ def find_slow_network(
         if not all(
             is_explained_by_devices(table, each, blamed, min_lost_ns) for each in culprit.links
         ):
-            return (culprit_candidate(table, culprit),)
+            others = [
+                each
+                for each in table.slow_links
+                if not table.is_between_hosts[each.row]
+                or set(table.links[each.row].members).isdisjoint(culprit.ranks)
+            ]
+            rest = (culprit_candidate(table, each) for each in find_culprits(table, others))
+            return (culprit_candidate(table, culprit), *rest)
     culprits = find_culprits(
         profile,
         [

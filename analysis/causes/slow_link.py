@@ -104,11 +104,11 @@ def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
     """
     on_hosts = [{profile.ranks[rank].host for rank in link.members} for link in profile.links]
     links_of: dict[str, list[int]] = defaultdict(list)
-    for link in np.flatnonzero(profile.is_between_hosts).tolist():
+    slowness = profile.slowness
+    for link in np.flatnonzero(profile.is_between_hosts & ~np.isnan(slowness)).tolist():
         for host in on_hosts[link]:
             links_of[host].append(link)
-    slowness = profile.slowness
-    level = {host: float(np.nanmedian(slowness[links])) for host, links in links_of.items()}
+    level = {host: float(np.median(slowness[links])) for host, links in links_of.items()}
     worst = max(level, key=lambda host: (level[host], host), default="")
     mine = np.array(links_of.get(worst, []), dtype=np.int64)
     members = {rank for link in mine for rank in profile.links[link].members}
