@@ -239,7 +239,7 @@ def _values_by_kind(
     transfer, NaN if there is none, and number.
     """
     column = find_positions(transfers.step, steps)
-    for kind in range(int(transfers.alike.max(initial=-1)) + 1):
+    for kind in np.unique(transfers.alike).tolist():
         rows = np.flatnonzero(transfers.alike == kind)
         links, row = np.unique(transfers.link[rows], return_inverse=True)
         cell, shape = row * len(steps) + column[rows], (len(links), len(steps))

@@ -19,8 +19,8 @@ from ..statistics.peers import compare_with_peers, median_of_peers
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
-from .candidate import Candidate, in_shown_steps, named_ranks
-from .detector import Cause, Subject
+from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, shows_in
+from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
 from .equal_lengths import (
     correlation,
     equalize_durations,
@@ -28,6 +28,7 @@ from .equal_lengths import (
     equalize_inferred_lengths,
     squared_lengths,
 )
+from .slow_compute import CAUSE as SLOW_COMPUTE
 from .slow_compute import SLOW_DEVICE, find_slow_compute
 
 if TYPE_CHECKING:
@@ -56,12 +57,53 @@ CAUSE = Cause(
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add unequal lengths if they cost much, and ranks whose experts get more tokens."""
-    found = _add_sequences(case, found)
+    ranks = case.profile.ranks.tolist()
+    if len(ranks) > 1 and named_ranks(found, {SLOW_COMPUTE}).issuperset(ranks):
+        found = _add_unknown_reason(case, found)
+    else:
+        found = _add_sequences(case, found)
     blamed = named_ranks(found, SLOW_DEVICE)
     experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
     if experts is None:
         return found
     return (*mark_explained_stages(found, experts, case.reading.model), experts)
+
+
+def _add_unknown_reason(case: Case, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Add unequal lengths, or that the reason is unknown, where all ranks are slow in turn.
+
+    Not all ranks can be slower than their peers.
+    """
+    slow = [each for each in found if each.cause is SLOW_COMPUTE]
+    rest = [each for each in found if each.cause is not SLOW_COMPUTE]
+    sequences = _find_sequences(case, [each for each in rest if each.cause in OF_COMPUTE])
+    if sequences is not None:
+        return (*rest, sequences)
+    unknown = replace(
+        join_candidates(slow, max(slow, key=lambda each: each.excess_ratio)),
+        cause=INSUFFICIENT_EVIDENCE,
+        evidence=(
+            f"each of the {len(case.profile.ranks):,} ranks computes longer than the others in some"
+            " steps: their work may be unequal, and no rank shows what is usual"
+        ),
+    )
+    return (*rest, unknown)
+
+
+def _is_long_microbatch(each: Candidate, case: Case) -> bool:
+    """Return whether slow ranks are all ranks of a dp position, for too short a time to be slow.
+
+    They compute the same micro-batch, which beside unequal lengths is a long one.
+    """
+    positions = {case.coords[rank].dp for rank in each.ranks}
+    column = [rank for rank, at in case.coords.items() if at.dp in positions]
+    num_steps = int(shows_in(each, case.reading.steps).sum())
+    return (
+        each.cause is SLOW_COMPUTE
+        and num_steps < THRESHOLDS.min_lasting_steps
+        and len(column) > 1
+        and set(column) == set(each.ranks)
+    )
 
 
 def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -74,6 +116,7 @@ def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate,
     sequences = _find_sequences(case, compute)
     if sequences is None or case.profile.is_equalized:
         return found if sequences is None else (*found, sequences)
+    compute = [each for each in compute if not _is_long_microbatch(each, case)]
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
     if equalized is not None:
         profile = compare_with_peers(
