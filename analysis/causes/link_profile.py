@@ -135,7 +135,7 @@ class LinkProfile:
         return np.divide(total, fastest, out=np.full(len(total), np.nan), where=fastest > 0)
 
     def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
-        """Return the table with the links between hosts compared with alike ones that are not mine.
+        """Return the table with my links compared with alike ones between other hosts.
 
         Args:
             mine: Links of one host to others.
@@ -146,8 +146,8 @@ class LinkProfile:
             usual = value[np.isin(links, others)]
             against = row_medians(usual.T) if len(usual) else np.full(len(self.steps), np.nan)
             expected[links] += np.where(count > 0, against * count, 0.0)
-        expected[np.isnan(self.total_ns)] = np.nan
-        return replace(self, expected_ns=expected)
+        is_mine = np.isin(np.arange(len(expected)), mine)[:, None] & ~np.isnan(self.total_ns)
+        return replace(self, expected_ns=np.where(is_mine, expected, self.expected_ns))
 
     @cached_property
     def slow_links(self) -> tuple[Phase, ...]:

@@ -120,11 +120,11 @@ def find_slow_network(
         ):
             others = [
                 each
-                for each in table.slow_links
+                for each in profile.slow_links
                 if not table.is_between_hosts[each.row]
                 or set(table.links[each.row].members).isdisjoint(culprit.ranks)
             ]
-            rest = (culprit_candidate(table, each) for each in find_culprits(table, others))
+            rest = (culprit_candidate(profile, each) for each in find_culprits(profile, others))
             return (culprit_candidate(table, culprit), *rest)
     culprits = find_culprits(
         profile,
