@@ -141,3 +141,15 @@ def test_the_bar_has_the_whole_price_of_a_finding(fault: str, job: dict[str, int
     (found,) = (each for each in report.findings if each.cause == cause)
     assert found.saved_s == pytest.approx(cost_s, rel=0.1)
     assert parts[cause] == pytest.approx(found.saved_s)
+
+
+@pytest.mark.parametrize(
+    "fault", ["host-stall:host=1,ms=5,steps=0-23", "data-stall:host=1,ms=100,steps=4-23"]
+)
+@pytest.mark.parametrize("job", [{"dp": 32, "pp": 1}, {"dp": 16, "pp": 2}, {"dp": 8, "pp": 4}])
+def test_a_host_that_is_late_is_one_finding_with_one_price(fault: str, job: dict[str, int]) -> None:
+    report, cost_s = simulate(fault, job=job)
+
+    (found,) = report.findings
+    assert (found.cause, found.ranks) == (fault.partition(":")[0], HOST)
+    assert found.saved_s == pytest.approx(cost_s, rel=0.1)
