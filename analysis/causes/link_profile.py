@@ -122,17 +122,17 @@ class LinkProfile:
         return _stages_of(self.transfers, self.ranks)
 
     @cached_property
-    def slowness(self) -> NDArray[np.float64]:
-        """Return the mean transfer of each link over the fastest quarter of alike ones in its step.
+    def over_fastest(self) -> NDArray[np.float64]:
+        """Return the transfers over the fastest quarter of alike ones in the same step.
 
-        Shape (links,); NaN if the link has none.
+        Shape (links, steps); NaN if there are none.
         """
-        total, fastest = (np.zeros(len(self.links)) for _ in range(2))
+        total, fastest = np.zeros((2, *self.total_ns.shape))
         for links, value, count in _values_by_kind(self.transfers, self.steps):
-            fast = fast_quartile(value.T)[:, 0] * count
-            total[links] += np.nansum(value * count, axis=1)
-            fastest[links] += np.nansum(np.where(count > 0, fast, 0.0), axis=1)
-        return np.divide(total, fastest, out=np.full(len(total), np.nan), where=fastest > 0)
+            known = count > 0
+            total[links] += np.where(known, value * count, 0.0)
+            fastest[links] += np.where(known, fast_quartile(value.T).T[0] * count, 0.0)
+        return np.divide(total, fastest, out=np.full(total.shape, np.nan), where=fastest > 0)
 
     def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
         """Return the table with my links compared with alike ones between other hosts.

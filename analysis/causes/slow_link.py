@@ -102,38 +102,40 @@ def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
         The table with the host's links compared so, and the host; None if there is none, if no
         link is between other hosts, or if several hosts are slow.
     """
-    on_hosts = [{profile.ranks[rank].host for rank in link.members} for link in profile.links]
+    slowness = profile.over_fastest
     links_of: dict[str, list[int]] = defaultdict(list)
-    slowness = profile.slowness
-    for link in np.flatnonzero(profile.is_between_hosts & ~np.isnan(slowness)).tolist():
-        for host in on_hosts[link]:
+    for link in np.flatnonzero(profile.is_between_hosts & ~np.isnan(slowness).all(axis=1)).tolist():
+        for host in {profile.ranks[rank].host for rank in profile.links[link].members}:
             links_of[host].append(link)
-    level = {host: float(np.median(slowness[links])) for host, links in links_of.items()}
-    worst = max(level, key=lambda host: (level[host], host), default="")
-    mine = np.array(links_of.get(worst, []), dtype=np.int64)
+    # The mean, because it may have been slow in few of the steps.
+    level = {host: float(np.nanmean(slowness[links])) for host, links in links_of.items()}
+    # Of equally slow ones, the host that explains most links.
+    least = (1.0 - THRESHOLDS.persistent_ratio) * max(level.values(), default=0.0)
+    slowest = [host for host in level if level[host] >= least]
+    worst = max(slowest, key=lambda host: (len(links_of[host]), host), default="")
+    mine = np.array(links_of[worst], dtype=np.int64)
     members = {rank for link in mine for rank in profile.links[link].members}
     ranks = tuple(sorted(rank for rank in members if profile.ranks[rank].host == worst))
-    if not worst or len(ranks) < THRESHOLDS.min_several or len(mine) < THRESHOLDS.min_peers:
-        return None
     compared = profile.against_others(mine)
     excess = compared.total_ns / compared.expected_ns - 1.0
     mine = mine[~np.isnan(excess[mine]).all(axis=1)]
-    if len(mine) < THRESHOLDS.min_peers:
+    if not worst or len(ranks) < THRESHOLDS.min_several or len(mine) < THRESHOLDS.min_peers:
         return None
+    others = np.setdiff1d(np.concatenate(list(links_of.values())), mine)
     series = row_medians(excess[mine].T)
     for phase in find_phases(series[None], has_few_peers=True):
-        levels = row_medians(excess[:, phase.inside])
-        is_slow = levels >= phase.excess_ratio / 2
-        others = [np.setdiff1d(links, mine) for host, links in links_of.items() if host != worst]
-        is_only = not any(
-            len(links) and is_slow[links].mean() >= THRESHOLDS.whole_share for links in others
+        least = phase.excess_ratio / 2
+        levels = row_medians(excess[mine, phase.inside])
+        is_only = (row_medians(slowness[others, phase.inside]) - 1.0 >= least).mean() <= (
+            1.0 - THRESHOLDS.whole_share
         )
         is_by_plan = phase.num_steps == len(series) and phase.excess_ratio < MAX_PLANNED_RATIO - 1
         is_by_plan &= len(links_of) <= MIN_ROWS_OF_KIND
-        if is_only and not is_by_plan and is_slow[mine].mean() >= THRESHOLDS.whole_share:
+        if is_only and not is_by_plan and (levels >= least).mean() >= THRESHOLDS.whole_share:
             slow = (
-                replace(phase, row=link, excess_ratio=float(levels[link]))
-                for link in mine[is_slow[mine]].tolist()
+                replace(phase, row=link, excess_ratio=level)
+                for link, level in zip(mine.tolist(), levels.tolist(), strict=True)
+                if level >= least
             )
             location = f"the links of host {worst}"
             return compared, Culprit(ranks=ranks, links=tuple(slow), location=location)
