@@ -132,7 +132,8 @@ class LinkProfile:
             known = count > 0
             total[links] += np.where(known, value * count, 0.0)
             fastest[links] += np.where(known, fast_quartile(value.T).T[0] * count, 0.0)
-        return np.divide(total, fastest, out=np.full(total.shape, np.nan), where=fastest > 0)
+        ratio: NDArray[np.float64] = np.full(total.shape, np.nan)
+        return np.divide(total, fastest, out=ratio, where=fastest > 0)
 
     def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
         """Return the table with my links compared with alike ones between other hosts.
@@ -234,7 +235,7 @@ def profile_links(
 
 def _values_by_kind(
     transfers: Transfers, steps: NDArray[np.int32]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64]]]:
     """Yield, for each kind of alike instances, its links, and by link and step their median
     transfer, NaN if there is none, and number.
     """

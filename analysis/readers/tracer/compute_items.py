@@ -57,8 +57,8 @@ def build_compute_items(
 ) -> tuple[ComputeItems, ComputeItems, NDArray[np.bool_]]:
     """Sum the own pieces of each forward and backward; the parts of a split backward are one item.
 
-    Forwards without gradients are apart: what they compute may differ between ranks. The others are
-    scaled to all compute of their kind and stage.
+    Forwards without gradients are items of their own: what they compute may differ between ranks.
+    The others are scaled to all compute of their kind and stage.
 
     Partners whose communication is not traced cannot work alone, so the time until the last of
     them began the same micro-batch does not count as compute. The time of experts is replaced by

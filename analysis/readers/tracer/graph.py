@@ -451,7 +451,7 @@ def _share_calls(
         step=steps.step_index[at],
         stage_of_rank={rank: run.coords[rank].pp for rank in matched.line.ranks.tolist()},
     )
-    planned = calls[part[pieces.compute[calls]] == EVALUATION]
+    planned: NDArray[np.int64] = calls[part[pieces.compute[calls]] == EVALUATION]
     ideal_ns[planned] = 0.0
     return planned
 
