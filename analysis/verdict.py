@@ -31,14 +31,9 @@ def verdict_sentence(report: RunReport) -> str:
     """Return the verdict: the top finding, the ranks that it holds up, and what a fix saves."""
     finding = report.top_finding
     if finding.cause == "healthy":
-        whole_s = report.step_time_s.actual
-        others = ", ".join(
-            f"{other.cause} ({format_percent(other.saved_s / whole_s)} of the step time)"
-            if other.saved_s and whole_s
-            else other.cause
-            for other in report.findings[1:]
-        )
-        return f"Healthy: {finding.evidence}." + (f" Also found: {others}." if others else "")
+        others = sorted({_harmless(report, other) for other in report.findings[1:]})
+        also = f" Also found: {', '.join(others)}." if others else ""
+        return f"Healthy: {finding.evidence}.{also}"
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
     num_others = len(report.findings) - 1
@@ -46,6 +41,15 @@ def verdict_sentence(report: RunReport) -> str:
         return _nothing_slow(report, finding, num_others)
     more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
     return f"{_culprit(report, finding)}{_held_up(report, finding)}{_gain(report, finding)}{more}"
+
+
+def _harmless(report: RunReport, finding: Finding) -> str:
+    if finding.severity is Severity.MINOR:
+        return f"{finding.cause} (minor)"
+    saved_s, actual_s = finding.saved_s, report.step_time_s.actual
+    if not saved_s or not actual_s:
+        return finding.cause
+    return f"{finding.cause} ({format_percent(saved_s / actual_s)} of the step time)"
 
 
 def _nothing_slow(report: RunReport, finding: Finding, num_others: int) -> str:

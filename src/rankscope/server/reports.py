@@ -242,16 +242,21 @@ class Reports:
             entry.unfinished_size = size
             num_new += int(entry.window.read_unfinished())
         if num_new:
-            report = analyze_run(entry.window, run_id)
+            report = analyze_run(
+                entry.window, run_id, num_earlier_steps=entry.window.num_earlier_steps
+            )
             # The window limits the replay only: alerts need the MFU of all steps of the run.
             planned = set(report.planned_steps)
-            squares = report.squares_by_step
+            squares, startup = report.squares_by_step, report.startup_s_by_step
             if entry.report is not None:  # of steps that have left the window too
                 planned.update(entry.report.planned_steps)
                 squares = {**entry.report.squares_by_step, **squares}
+                startup = {**entry.report.startup_s_by_step, **startup}
             entry.report = replace(
-                with_mfu(replace(report, squares_by_step=squares), entry.window.mfu),
-                num_earlier_steps=entry.window.num_earlier_steps,
+                with_mfu(
+                    replace(report, squares_by_step=squares, startup_s_by_step=startup),
+                    entry.window.mfu,
+                ),
                 planned_steps=tuple(sorted(planned)),
             )
             entry.revision += 1
@@ -281,10 +286,7 @@ class Reports:
             return None
         if first is None:
             return report
-        return replace(
-            with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps)),
-            num_earlier_steps=len(np.unique(steps.step[steps.step < first])),
-        )
+        return with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps))
 
     def _analyze_from(self, summary: RunSummary, first: int | None) -> RunReport:
         run_id = summary.run_id

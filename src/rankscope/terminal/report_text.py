@@ -15,6 +15,7 @@ from rankscope.analysis.report.text import (
     format_bytes,
     format_count,
     format_duration,
+    format_excluded,
     format_finding,
     format_most_dropped,
     format_part,
@@ -189,8 +190,7 @@ def _format_run(report: RunReport) -> str:
         parts.append(f"{len(report.epochs)} epochs")
     if report.paced:
         parts.append("paced: compute padded to set times")
-    if report.warmup_steps:
-        parts.append(f"without warm-up steps {format_ranges(sorted(report.warmup_steps))}")
+    parts += [f"{name.lower()}: {steps}" for name, steps in format_excluded(report)]
     return "; ".join(parts)
 
 
@@ -198,12 +198,13 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     times, mfu = report.step_time_s, report.mfu
     ideal_s = report.reachable_step_s
     whole = times.actual / ideal_s if times.actual and ideal_s else None
+    usual = "if every rank ran like the median"
+    lost = "" if whole is None else f": {_format_percent(1 - 1 / whole)} of the step time is lost"
+    if len(report.coords) == 1:
+        usual, lost = "in its faster steps", " of these"
     rows = {
-        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} if every rank"
-        " ran like the median",
-        "slowdown": UNKNOWN
-        if whole is None
-        else f"{format_slowdown(whole)}: {_format_percent(1 - 1 / whole)} of the step time is lost",
+        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} {usual}",
+        "slowdown": UNKNOWN if whole is None else f"{format_slowdown(whole)}{lost}",
         "MFU": f"{UNKNOWN}: {report.missing_mfu}"
         if mfu is None
         else f"{_format_percent(mfu.mean)} ({mfu.convention}){_format_shape(report)}",
