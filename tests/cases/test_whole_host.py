@@ -130,7 +130,7 @@ def test_a_launch_skew_costs_what_its_members_are_late(ms: int, job: dict[str, i
         ("stage-imbalance:stage=0,factor=1.4", {"dp": 2, "pp": 2}),
         ("slow-compute:rank=1,factor=1.5", {"dp": 2, "pp": 2}),
         ("slow-compute:rank=1,factor=1.5", {"dp": 4, "pp": 1}),
-        ("checkpoint:every=6,ms=500", {"dp": 4, "pp": 1}),
+        ("checkpoint:every=7,ms=500", {"dp": 4, "pp": 1}),
     ],
 )
 def test_the_bar_has_the_whole_price_of_a_finding(fault: str, job: dict[str, int]) -> None:
