@@ -369,6 +369,7 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
     profile = compare_with_peers(
         reading.items if equalized is None else equalized,
         record.run.coords,
+        calls=reading.calls,
         is_equalized=equalized is not None,
     )
     return Case(

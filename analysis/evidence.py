@@ -54,6 +54,7 @@ QUANTITIES: dict[str, Quantity] = {
     "checkpoint": Quantity(
         "saving and gaps of the host", (Part.CHECKPOINT, Part.HOST_GAP), Baseline.MEDIAN_STEP
     ),
+    "evaluation": Quantity("evaluation", (Part.EVALUATION,), Baseline.MEDIAN_STEP),
     "common-pause": Quantity(
         "gaps of the host", (Part.HOST_GAP, Part.INPUT, Part.UNKNOWN), Baseline.MEDIAN_STEP
     ),

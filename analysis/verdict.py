@@ -31,7 +31,7 @@ def verdict_sentence(report: RunReport) -> str:
     """Return the verdict: the top finding, the ranks that it holds up, and what a fix saves."""
     finding = report.top_finding
     if finding.cause == "healthy":
-        others = sorted({_harmless(other) for other in report.findings[1:]})
+        others = sorted({_harmless(report, other) for other in report.findings[1:]})
         also = f" Also found: {', '.join(others)}." if others else ""
         return f"Healthy: {finding.evidence}.{also}"
     if finding.cause == "insufficient-evidence":
@@ -43,9 +43,13 @@ def verdict_sentence(report: RunReport) -> str:
     return f"{_culprit(report, finding)}{_held_up(report, finding)}{_gain(report, finding)}{more}"
 
 
-def _harmless(finding: Finding) -> str:
-    is_minor = finding.severity is Severity.MINOR
-    return f"{finding.cause} (minor)" if is_minor else finding.cause
+def _harmless(report: RunReport, finding: Finding) -> str:
+    if finding.severity is Severity.MINOR:
+        return f"{finding.cause} (minor)"
+    saved_s, actual_s = finding.saved_s, report.step_time_s.actual
+    if not saved_s or not actual_s:
+        return finding.cause
+    return f"{finding.cause} ({format_percent(saved_s / actual_s)} of the step time)"
 
 
 def _nothing_slow(report: RunReport, finding: Finding, num_others: int) -> str:

@@ -61,6 +61,7 @@ PART_COLORS: dict[str, str] = {
     "host_gap": "#42485e",
     "gc": "#a5414a",
     "checkpoint": "#6e3995",
+    "evaluation": "#2f8f8b",
     "unknown": "#888983",
 }
 """The colour of each part of a waterfall: that of its kind of span, if it has one."""

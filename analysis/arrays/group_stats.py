@@ -146,13 +146,15 @@ def fast_quartile(value: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def medians_by_kind(
-    values: NDArray[np.float64], kind: NDArray[np.integer]
+    values: NDArray[np.float64], kind: NDArray[np.integer], *, is_lower: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return, for each cell, the median of its column over the rows of its kind.
 
     Args:
         values: Shape (rows, columns); NaN if unknown.
         kind: Shape (rows,): rows of equal kind are peers.
+        is_lower: Whether it is the lower median: a fault only adds time, so that if it is in half
+            of the rows, the other half is usual.
 
     Returns:
         Medians, shape (rows, columns), and which rows are of a kind with at least
@@ -166,9 +168,17 @@ def medians_by_kind(
     changes = np.flatnonzero(np.diff(kind[order])) + 1
     for first, last in pairwise([0, *changes.tolist(), len(order)]):
         rows = order[first:last]
-        medians[rows] = row_medians(values[rows].T)
+        medians[rows] = lower_medians(values[rows]) if is_lower else row_medians(values[rows].T)
         enough[rows] = len(rows) >= MIN_ROWS_OF_KIND
     return medians, enough
+
+
+def lower_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lower median of each column's known values."""
+    ordered = np.sort(values, axis=0)
+    known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
+    medians: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
+    return medians
 
 
 def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:

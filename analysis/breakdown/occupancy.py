@@ -18,6 +18,7 @@ from ..replay import loop
 from ..replay.model import (
     BUFFERED_KIND,
     COMPUTE_KINDS,
+    EVALUATION_KIND,
     HOST_KINDS,
     P2P_KINDS,
     has_kind,
@@ -174,7 +175,7 @@ def _in_order(
 
 def is_own(model: ReplayModel) -> NDArray[np.bool_]:
     """Return which operations are compute or host time of their rank. Shape (operations,)."""
-    return has_kind(model, COMPUTE_KINDS | HOST_KINDS)
+    return has_kind(model, COMPUTE_KINDS | HOST_KINDS | {EVALUATION_KIND})
 
 
 def find_exposable_transfers(model: ReplayModel) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ from ..arrays.sorting import find_positions, stable_argsort
 from ..replay.model import (
     BACKWARD_KINDS,
     COMPUTE_KINDS,
+    EVALUATION_KIND,
     FORWARD_KINDS,
     WaitIntervals,
     split_by_time,
@@ -75,6 +76,9 @@ class Part(StrEnum):
 
     GC = "gc"
     CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    """Forwards without gradients, of those that at most half of the steps have."""
+
     UNKNOWN = "unknown"
     """No record explains it: a wait for a communication that was not recorded or whose members left
     early. In the ByteDance format also a gap before a communication, and the time before a worker's
@@ -91,7 +95,12 @@ CODE = {part: code for code, part in enumerate(PARTS)}
 MAX_CULPRITS = 8
 """Ranks that ``waiting_on`` of a summary names, the largest share first."""
 
-_PART_OF_KIND = {"gc": Part.GC, "checkpoint": Part.CHECKPOINT, "data": Part.INPUT}
+_PART_OF_KIND = {
+    "gc": Part.GC,
+    "checkpoint": Part.CHECKPOINT,
+    EVALUATION_KIND: Part.EVALUATION,
+    "data": Part.INPUT,
+}
 _PARTS_BESIDE_KINDS = (Part.EXPOSED_TRANSFER, Part.HOST_GAP, Part.UNKNOWN)
 """Parts of the columns of `Occupancy.spent_ns` after those of the kinds."""
 

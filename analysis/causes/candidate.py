@@ -154,7 +154,7 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
                 if each.cause == cause and {ranks[rank].host for rank in each.ranks} == {host}
             ]
             if len(mine) > 1:
-                kept = [each for each in kept if each not in mine]
+                kept = [each for each in kept if not any(each is one for one in mine)]
                 kept.append(merge_alike(mine, f", all on host {host}"))
     return tuple(kept)
 

@@ -1,4 +1,4 @@
-"""Planned steps in which all ranks pause at once, without a recorded save: an evaluation, a log."""
+"""Planned steps in which all ranks pause at once, without a recorded save: a log, a gather."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ CAUSE = Cause(
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the planned common pauses in which nothing recorded a save."""
     pauses = case.common_pauses
-    is_other = pauses.is_planned & ~pauses.is_saved
-    evaluates = bool(is_other.any() and pauses.in_evaluation[is_other].all())
-    where = "around forwards without gradients" if evaluates else "outside any compute"
-    return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_other, where=where))
+    is_other = pauses.is_planned & ~pauses.is_saved & ~pauses.in_evaluation
+    return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_other))
 
 
 def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonPause, ...]:
@@ -77,8 +75,9 @@ def pause_candidates(
     if not len(columns):
         return ()
     lost_ns = pauses.lost_ns
-    mine = gaps.is_at(*Place) & np.isin(gaps.column, columns)
-    expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in Place]
+    places = [place for place in Place if place is not Place.EVALUATION]
+    mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
+    expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in places]
     steps = gaps.profile.steps[columns]
     distances = np.diff(columns)
     how_often = format_count(len(columns), "time")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
 from ..statistics.phases import find_rank_phases
-from .candidate import Candidate, explained_gaps, merge_alike
+from .candidate import Candidate, explained_gaps, merge_alike, merge_equal, merge_hosts
 from .common_pause import pause_candidates
 from .detector import Cause
 from .host_gaps import INPUT_PLACES, HostGaps, Loss, late_candidates
@@ -35,11 +35,12 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     late = find_data_stalls(gaps, pauses.other_steps, explained)
     late += pause_candidates(CAUSE, gaps, pauses, ~pauses.is_planned)
     together = [each for each in late if len(each.ranks) > 1]
+    single = [each for each in late if len(each.ranks) == 1]
     if len(together) > 1:
         # Stages that miss input, and what all ranks miss, share what is slow.
-        merged = replace(merge_alike(together, " wait for input together"), is_everywhere=True)
-        late = (merged, *(each for each in late if len(each.ranks) == 1))
-    return (*found, *late)
+        whole = merge_alike(together, " wait for input together")
+        together = [replace(whole, is_everywhere=True)]
+    return (*found, *together, *merge_equal(merge_hosts(single, case.ranks), CAUSE))
 
 
 def find_data_stalls(
@@ -53,7 +54,7 @@ def find_data_stalls(
         explained: Shape (gaps,): gaps that another cause explains.
     """
     lost_ns = gaps.total_ns(*INPUT_PLACES, excluding=explained)
-    expected, enough = medians_by_kind(lost_ns, gaps.profile.stage)
+    expected, enough = medians_by_kind(lost_ns, gaps.profile.stage, is_lower=True)
     expected[~enough] = _baseline_of_few_peers(lost_ns, gaps.profile.stage)[~enough]
     excess = (lost_ns - expected) / gaps.compute_ns[:, None]
     excess[:, ~steps] = np.nan

@@ -182,6 +182,7 @@ def equalize_durations(
     step: NDArray[np.int32],
     label: NDArray[np.int64],
     span: NDArray[np.int64] | None = None,
+    may_be_slow: bool = True,
 ) -> NDArray[np.float64]:
     """Return how long pieces of compute would take if all micro-batches had the same length.
 
@@ -197,6 +198,8 @@ def equalize_durations(
         step: Step number or index.
         label: Equal for pieces of like spans; never equal across stages.
         span: Equal for pieces of one span; None: each piece is a span.
+        may_be_slow: Whether a rank that is longer in each step may be slow. Not if its lengths, or
+            its forwards without gradients, show that it is not.
 
     Returns:
         Shape (pieces,).
@@ -215,7 +218,7 @@ def equalize_durations(
     least = np.full(num_ranks, np.inf)
     np.minimum.at(least, of_rank, ratio)
     # A slow rank is slow in each step; others differ by the lengths that they happened to get.
-    is_slow = least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio
+    is_slow = may_be_slow & (least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio)
     own = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
     found: NDArray[np.float64] = duration_ns * _ratio(mean * own * common, whole)[of_span]
     return found

@@ -10,7 +10,7 @@ from ..arrays.group_stats import medians_by_kind, row_medians
 from ..replay.model import Place
 from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import explained_gaps, merge_hosts
+from .candidate import explained_gaps, merge_equal, merge_hosts
 from .detector import Cause
 from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
@@ -39,7 +39,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
     explained = pauses.covers_gap | explained_gaps(found, len(case.gaps.gaps))
     stalled = find_host_stalls(case.gaps, steps, explained)
-    return (*found, *merge_hosts(stalled, case.ranks))
+    return (*found, *merge_equal(merge_hosts(stalled, case.ranks), CAUSE))
 
 
 def find_host_stalls(
@@ -97,7 +97,7 @@ def _expected_ns(
     Returns:
         Shapes (ranks, steps), ns, and (ranks,).
     """
-    expected, enough = medians_by_kind(lost_ns, gaps.profile.stage)
+    expected, enough = medians_by_kind(lost_ns, gaps.profile.stage, is_lower=True)
     others = np.median(lost_ns, axis=0)
     expected[~enough] = np.minimum(others, row_medians(lost_ns)[:, None])[~enough]
     return expected, enough

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, fast_quartile
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
@@ -64,7 +64,8 @@ def find_launch_skews(
 ) -> tuple[Candidate, ...]:
     """Find groups whose members enter a collective late in turn.
 
-    A member is in time if it is no later than the group's median member.
+    A member is late if it is later than the group's median member. With all members in time, they
+    would be as the first one is.
 
     Args:
         gaps: The run's gaps.
@@ -115,7 +116,10 @@ def find_launch_skews(
         is_one_rank = bool(counts.max() > THRESHOLDS.one_rank_share * counts.sum())
         of_part = rows[[counts.argmax()]] if is_one_rank else rows
         expected_ns = np.zeros_like(lost_ns)
-        usual_ns = in_time[phase.row] * gaps.compute_ns[rows, None]
+        # The fault adds time to several members at once: the median one may be late, and in a small
+        # group the first one too.
+        first = lag[rows].min(axis=0)[None]
+        usual_ns = np.minimum(first, fast_quartile(first)) * gaps.compute_ns[rows, None]
         expected_ns[rows] = np.minimum(lost_ns[rows], usual_ns)
         found.append(
             _skew_candidate(

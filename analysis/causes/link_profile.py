@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND, group_medians, medians_by_kind, row_medians
+from ..arrays.group_stats import (
+    MIN_ROWS_OF_KIND,
+    fast_quartile,
+    group_medians,
+    medians_by_kind,
+    row_medians,
+)
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
 from ..statistics.baseline import faster_steps_baseline
@@ -27,7 +33,7 @@ from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_si
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -116,6 +122,35 @@ class LinkProfile:
         return _stages_of(self.transfers, self.ranks)
 
     @cached_property
+    def over_fastest(self) -> NDArray[np.float64]:
+        """Return the transfers over the fastest quarter of alike ones in the same step.
+
+        Shape (links, steps); NaN if there are none.
+        """
+        total, fastest = np.zeros((2, *self.total_ns.shape))
+        for links, value, count in _values_by_kind(self.transfers, self.steps):
+            known = count > 0
+            total[links] += np.where(known, value * count, 0.0)
+            fastest[links] += np.where(known, fast_quartile(value.T).T[0] * count, 0.0)
+        ratio: NDArray[np.float64] = np.where(fastest > 0, total / np.maximum(fastest, 1.0), np.nan)
+        return ratio
+
+    def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
+        """Return the table with my links compared with alike ones between other hosts.
+
+        Args:
+            mine: Links of one host to others.
+        """
+        others = np.setdiff1d(np.flatnonzero(self.is_between_hosts), mine)
+        expected = np.zeros_like(self.expected_ns)
+        for links, value, count in _values_by_kind(self.transfers, self.steps):
+            usual = value[np.isin(links, others)]
+            against = row_medians(usual.T) if len(usual) else np.full(len(self.steps), np.nan)
+            expected[links] += np.where(count > 0, against * count, 0.0)
+        is_mine = np.isin(np.arange(len(expected)), mine)[:, None] & ~np.isnan(self.total_ns)
+        return replace(self, expected_ns=np.where(is_mine, expected, self.expected_ns))
+
+    @cached_property
     def slow_links(self) -> tuple[Phase, ...]:
         """Return the rows that are significantly slower than alike ones, with their steps."""
         return _find_slow_links(self)
@@ -178,13 +213,7 @@ def profile_links(
     total, expected, num = (np.zeros(shape) for _ in range(3))
     few, own = (np.zeros(shape[0], dtype=np.bool_) for _ in range(2))
     stages = _stages_of(transfers, ranks)
-    column = find_positions(transfers.step, numbers)
-    for kind in range(int(transfers.alike.max(initial=-1)) + 1):
-        rows = np.flatnonzero(transfers.alike == kind)
-        links, row = np.unique(transfers.link[rows], return_inverse=True)
-        cell, cells = row * shape[1] + column[rows], (len(links), shape[1])
-        medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * shape[1])
-        value, count = medians.reshape(cells), counts.reshape(cells)
+    for links, value, count in _values_by_kind(transfers, numbers):
         against, is_few = _expected(value, stages[links])
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
@@ -202,6 +231,21 @@ def profile_links(
         has_few_alike=few,
         has_own_baseline=own,
     )
+
+
+def _values_by_kind(
+    transfers: Transfers, steps: NDArray[np.int32]
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64]]]:
+    """Yield, for each kind of alike instances, its links, and by link and step their median
+    transfer, NaN if there is none, and number.
+    """
+    column = find_positions(transfers.step, steps)
+    for kind in np.unique(transfers.alike).tolist():
+        rows = np.flatnonzero(transfers.alike == kind)
+        links, row = np.unique(transfers.link[rows], return_inverse=True)
+        cell, shape = row * len(steps) + column[rows], (len(links), len(steps))
+        medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * len(steps))
+        yield links, medians.reshape(shape), counts.reshape(shape)
 
 
 def _stages_of(transfers: Transfers, ranks: Mapping[int, RankInfo]) -> NDArray[np.int64]:

@@ -19,7 +19,12 @@ from .detector import Cause, Subject
 from .link_profile import find_rise
 from .slow_compute import SLOW_DEVICE
 from .slow_link import CAUSE as SLOW_LINK
-from .slow_link import culprit_candidate, find_culprits, is_explained_by_devices
+from .slow_link import (
+    culprit_candidate,
+    find_culprits,
+    find_slow_host,
+    is_explained_by_devices,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -107,6 +112,20 @@ def find_slow_network(
         return find_network_symptom(samples, (begin, end))
 
     min_lost_ns = THRESHOLDS.min_loss_ratio * step_ns
+    host = find_slow_host(profile)
+    if host is not None:
+        table, culprit = host
+        if not all(
+            is_explained_by_devices(table, each, blamed, min_lost_ns) for each in culprit.links
+        ):
+            others = [
+                each
+                for each in profile.slow_links
+                if not table.is_between_hosts[each.row]
+                or set(table.links[each.row].members).isdisjoint(culprit.ranks)
+            ]
+            rest = (culprit_candidate(profile, each) for each in find_culprits(profile, others))
+            return (culprit_candidate(table, culprit), *rest)
     culprits = find_culprits(
         profile,
         [

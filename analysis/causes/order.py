@@ -10,6 +10,7 @@ from . import (
     common_pause,
     crash,
     data_stall,
+    evaluation,
     gc_pause,
     hang,
     host_stall,
@@ -31,6 +32,7 @@ FROM_RECORDS: tuple[RecordDetector, ...] = (hang, crash, misconfiguration, layou
 
 FROM_REPLAY: tuple[Detector, ...] = (
     checkpoint,
+    evaluation,
     common_pause,
     # A pause that ranks take in turn is neither a stall, nor input, nor skew.
     gc_pause,

@@ -1,8 +1,8 @@
-"""Work that is distributed unequally: micro-batches of unequal length, experts with more tokens."""
+"""Work that is distributed unequally: micro-batches and generations of unequal length, experts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,16 +10,17 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
 from ..arrays.group_stats import medians_by_key, row_medians, sum_cells
-from ..arrays.grouping import factorize
+from ..arrays.grouping import factorize, sorted_unique
+from ..arrays.sorting import find_positions
 from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, has_kind
-from ..report.text import format_percent, format_ranks, format_steps
-from ..statistics.baseline import common_step_ratio
+from ..report.text import format_duration, format_percent, format_ranks, format_steps
+from ..statistics.baseline import common_step_ratio, equal_share_ratio
 from ..statistics.peers import compare_with_peers, median_of_peers
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
-from .candidate import Candidate, in_shown_steps, named_ranks
-from .detector import Cause, Subject
+from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, shows_in
+from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
 from .equal_lengths import (
     correlation,
     equalize_durations,
@@ -27,6 +28,7 @@ from .equal_lengths import (
     equalize_inferred_lengths,
     squared_lengths,
 )
+from .slow_compute import CAUSE as SLOW_COMPUTE
 from .slow_compute import SLOW_DEVICE, find_slow_compute
 
 if TYPE_CHECKING:
@@ -48,19 +50,60 @@ CAUSE = Cause(
     name="sequence-imbalance",
     subject=Subject.JOB,
     has_onset=False,
-    sentence="Micro-batches of unequal length make ranks wait for each other",
+    sentence="Unequal lengths make ranks wait for each other",
 )
 """With ranks: their experts get more tokens than others."""
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add unequal lengths if they cost much, and ranks whose experts get more tokens."""
-    found = _add_sequences(case, found)
+    ranks = case.profile.ranks.tolist()
+    if len(ranks) > 1 and named_ranks(found, {SLOW_COMPUTE}).issuperset(ranks):
+        found = _add_unknown_reason(case, found)
+    else:
+        found = _add_sequences(case, found)
     blamed = named_ranks(found, SLOW_DEVICE)
     experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
     if experts is None:
         return found
     return (*mark_explained_stages(found, experts, case.reading.model), experts)
+
+
+def _add_unknown_reason(case: Case, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Add unequal lengths, or that the reason is unknown, where all ranks are slow in turn.
+
+    Not all ranks can be slower than their peers.
+    """
+    slow = [each for each in found if each.cause is SLOW_COMPUTE]
+    rest = [each for each in found if each.cause is not SLOW_COMPUTE]
+    sequences = _find_sequences(case, [each for each in rest if each.cause in OF_COMPUTE])
+    if sequences is not None:
+        return (*rest, sequences)
+    unknown = replace(
+        join_candidates(slow, max(slow, key=lambda each: each.excess_ratio)),
+        cause=INSUFFICIENT_EVIDENCE,
+        evidence=(
+            f"each of the {len(case.profile.ranks):,} ranks computes longer than the others in some"
+            " steps: their work may be unequal, and no rank shows what is usual"
+        ),
+    )
+    return (*rest, unknown)
+
+
+def _is_long_microbatch(each: Candidate, case: Case) -> bool:
+    """Return whether slow ranks are all ranks of a dp position, for too short a time to be slow.
+
+    They compute the same micro-batch, which beside unequal lengths is a long one.
+    """
+    positions = {case.coords[rank].dp for rank in each.ranks}
+    column = [rank for rank, at in case.coords.items() if at.dp in positions]
+    num_steps = int(shows_in(each, case.reading.steps).sum())
+    return (
+        each.cause is SLOW_COMPUTE
+        and num_steps < THRESHOLDS.min_lasting_steps
+        and len(column) > 1
+        and set(column) == set(each.ranks)
+    )
 
 
 def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -73,9 +116,12 @@ def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate,
     sequences = _find_sequences(case, compute)
     if sequences is None or case.profile.is_equalized:
         return found if sequences is None else (*found, sequences)
+    compute = [each for each in compute if not _is_long_microbatch(each, case)]
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
     if equalized is not None:
-        profile = compare_with_peers(equalized, case.coords, is_equalized=True)
+        profile = compare_with_peers(
+            equalized, case.coords, calls=case.reading.calls, is_equalized=True
+        )
         again = find_slow_compute(case, profile)
         named = {rank for each in again for rank in each.ranks}
         compute = [*again, *(each for each in compute if named.isdisjoint(each.ranks))]
@@ -100,13 +146,73 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
         and any(link.kind == SpanKind.EP_COMM for link in reading.transfers.links),
         is_explained=case.equalized is not None,
     )
-    if not effect:
+    if not effect and reading.is_call is None:
         return None
     slow = np.zeros(len(model.rank), dtype=np.bool_)
     for each in compute:
         if each.cause in SLOW_DEVICE:
             slow |= np.isin(model.rank, each.ranks) & in_shown_steps(model, each)
-    return sequence_candidate(effect, case.replayer, slow, reading.experts)
+    calls = None
+    if reading.calls is not None and reading.is_call is not None:
+        is_shared = reading.is_call & has_kind(model, FORWARD_KINDS) & ~slow
+        calls = Calls(
+            rows=np.flatnonzero(is_shared),
+            evidence=describe_calls(reading.calls, np.array(sorted(case.ranks))),
+        )
+    return sequence_candidate(
+        effect,
+        case.replayer,
+        slow,
+        reading.experts,
+        calls=calls,
+        may_be_slow=calls is None and case.equalized is None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Forwards without gradients."""
+
+    rows: NDArray[np.int64]
+    """Their operations, ascending."""
+
+    evidence: str
+    """How much they differ between ranks, in words."""
+
+
+def describe_calls(calls: ComputeItems, ranks: NDArray[np.int64]) -> str:
+    """Return how unequal the forwards without gradients of the ranks are, and whose are longest.
+
+    Args:
+        calls: The forwards.
+        ranks: All ranks, ascending.
+    """
+    steps = sorted_unique(calls.step)
+    row, column = find_positions(calls.rank, ranks), find_positions(calls.step, steps)
+    total = sum_cells((len(ranks), len(steps)), row, column, calls.self_ns)
+    longest, usual = total.argmax(axis=0), row_medians(total.T)
+    over = total.max(axis=0) - usual
+    by_rank = np.bincount(longest, weights=over, minlength=len(ranks))
+    worst = int(by_rank.argmax())
+    if by_rank[worst] <= THRESHOLDS.one_rank_share * by_rank.sum():
+        return (
+            "forwards without gradients take"
+            f" {format_duration(float(total.max(axis=0).mean()))} on the longest rank of a"
+            f" step, {format_duration(float(usual.mean()))} on the median one"
+        )
+
+    def size(chosen: NDArray[np.bool_]) -> str:
+        num = np.unique(row[chosen] * len(steps) + column[chosen], return_counts=True)[1]
+        if not len(num):
+            return "none"
+        each = format_duration(float(np.median(calls.self_ns[chosen])))
+        return f"{np.median(num):.0f} of {each}"
+
+    mine = (row == worst) & (longest == worst)[column]
+    return (
+        f"forwards without gradients: {size(mine)} in a step on rank {int(ranks[worst])},"
+        f" {size(row != worst)} on the others"
+    )
 
 
 def describe_sequence_effect(
@@ -167,14 +273,20 @@ def sequence_candidate(
     replayer: Replayer,
     slow: NDArray[np.bool_],
     experts: NDArray[np.bool_] | None,
+    *,
+    calls: Calls | None = None,
+    may_be_slow: bool = True,
 ) -> Candidate | None:
     """Price unequal lengths by replaying the run with equal ones.
 
     Args:
-        effect: How much compute varies between micro-batches, in words.
+        effect: How much compute varies between micro-batches, in words; "" if it does not.
         replayer: The run.
         slow: Shape (ops,): operations of slow ranks in their slow steps, left as recorded.
         experts: Shape (ops,): compute of experts, which also depends on the router.
+        calls: Forwards without gradients, of which each rank would take an equal share in each
+            step; None: there is none.
+        may_be_slow: Whether other ranks that are longer in each step may be slow.
 
     Returns:
         None if unequal lengths cost less than `min_excess_ratio` of a median step.
@@ -183,6 +295,8 @@ def sequence_candidate(
     chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device & ~slow
     if experts is not None:
         chosen &= ~experts
+    if calls is not None:
+        chosen[calls.rows] = False
     rows = np.flatnonzero(chosen)
     label = operations.label if model.work is None else model.work
     fixed_ns = operations.duration_ns.copy()
@@ -192,9 +306,22 @@ def sequence_candidate(
         step=operations.step[rows],
         label=factorize(model.stage[rows], label[rows])[0],
         span=None if model.span is None else model.span[rows],
+        may_be_slow=may_be_slow,
     )
     if experts is not None:
         chosen, fixed_ns = equalize_experts(model, experts & ~slow, chosen, fixed_ns)
+    evidence = f"compute per micro-batch {effect}; with equal lengths"
+    if calls is not None and len(calls.rows):
+        rows = calls.rows
+        ranks, first = np.unique(model.rank, return_index=True)
+        fixed_ns[rows] *= equal_share_ratio(
+            fixed_ns[rows],
+            rank=model.rank[rows],
+            step=operations.step[rows],
+            stage_of_rank=dict(zip(ranks.tolist(), model.stage[first].tolist(), strict=True)),
+        )
+        chosen[rows] = True
+        evidence = f"{calls.evidence}; with equal shares"
     lost = _lost_ratio(replayer, fixed_ns)
     if lost < THRESHOLDS.min_excess_ratio:
         return None
@@ -207,10 +334,7 @@ def sequence_candidate(
         fixed_ns=fixed_ns,
         excess_ratio=lost,
         threshold=THRESHOLDS.min_excess_ratio,
-        evidence=(
-            f"compute per micro-batch {effect}; with equal lengths a step would be"
-            f" {format_percent(1 - 1 / (1 + lost))} shorter"
-        ),
+        evidence=(f"{evidence} a step would be {format_percent(1 - 1 / (1 + lost))} shorter"),
     )
 
 

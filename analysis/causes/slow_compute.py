@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..report.text import format_count, format_steps
-from ..statistics.peers import Basis
-from ..statistics.phases import find_rank_phases
+from ..statistics.peers import Basis, median_of_peers
+from ..statistics.phases import find_phases, find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
 from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
@@ -90,9 +91,86 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
             found.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
     whole = [_stage_candidate(stage, model, case.ranks) for stage in stages]
     found += [_without_slow_ranks(stage, found, model) for stage in whole]
+    for host in _find_slow_hosts(profile, case.ranks):
+        found = [*_without_host(found, host), _host_candidate(case, host)]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
     return merge_equal(merge_hosts(found, case.ranks), CAUSE)
+
+
+def _find_slow_hosts(profile: ComputeProfile, ranks: Mapping[int, RankInfo]) -> list[SlowRanks]:
+    """Find hosts (nearly) all of whose ranks are slow together.
+
+    The median of a host's ranks varies less than each of them: what is noise of one is none of
+    eight. Each rank is compared with its stage, and each host with the median of the others.
+    """
+    hosts = np.array([ranks[rank].host for rank in profile.ranks.tolist()])
+    ratio = np.full_like(profile.total_ns, np.nan)
+    for stage in np.unique(profile.stage).tolist():
+        rows = np.flatnonzero(profile.stage == stage)
+        if len(np.unique(hosts[rows])) > 1:
+            ratio[rows] = profile.total_ns[rows] / row_medians(profile.total_ns[rows].T)
+    compared = hosts[~np.isnan(ratio).all(axis=1) & (hosts != "")]
+    names, sizes = np.unique(compared, return_counts=True)
+    names = names[sizes >= THRESHOLDS.min_several]
+    if len(names) < THRESHOLDS.min_several:
+        return []
+    level = np.array([row_medians(ratio[hosts == name].T) for name in names])
+    others = median_of_peers(level)
+    found = []
+    for phase in find_phases(
+        level / others - 1.0,
+        has_few_peers=len(names) < MIN_ROWS_OF_KIND,
+        min_steps=THRESHOLDS.min_lasting_steps,
+    ):
+        rows = np.flatnonzero(hosts == names[phase.row])
+        own = ratio[rows] / others[phase.row]
+        is_longer = row_medians(own[:, phase.inside]) - 1.0 >= phase.excess_ratio / 2
+        if is_longer.mean() >= THRESHOLDS.whole_share:
+            found.append(
+                SlowRanks(
+                    rows=rows,
+                    phase=phase,
+                    profile=profile,
+                    expected_ns=profile.total_ns[rows] / own,
+                    against="for alike ones on other hosts",
+                )
+            )
+    return found
+
+
+def _without_host(found: Sequence[Candidate], host: SlowRanks) -> list[Candidate]:
+    """Return candidates without ranks of a slow host that are as slow as it."""
+    ranks, (first, last) = set(host.ranks), host.steps
+    most = host.phase.excess_ratio + THRESHOLDS.min_excess_ratio
+    return [
+        each
+        for each in found
+        if each.cause not in SLOW_DEVICE
+        or not ranks.issuperset(each.ranks)
+        or each.steps[0] > last
+        or each.steps[1] < first
+        or each.excess_ratio >= most
+    ]
+
+
+def _host_candidate(case: Case, host: SlowRanks) -> Candidate:
+    """Return a slow host as a candidate; `clock-throttle` if the clock of most ranks is lower."""
+    ranks, name = host.ranks, case.ranks[host.ranks[0]].host
+    drops = [drop for rank in ranks if (drop := find_drop(case, rank, host.steps))]
+    is_throttled = len(drops) > THRESHOLDS.majority_share * len(ranks)
+    evidence = f"all {len(ranks):,} ranks of host {name}: {host.evidence}"
+    if is_throttled:
+        evidence += f"; {max(drops, key=lambda each: each.explained_ratio)}"
+    return Candidate(
+        cause=clock_throttle.CAUSE if is_throttled else CAUSE,
+        ranks=ranks,
+        steps=host.steps,
+        part=np.flatnonzero(np.isin(case.reading.model.rank, ranks)),
+        excess_ratio=host.phase.excess_ratio,
+        threshold=host.phase.threshold,
+        evidence=f"{evidence}, in {format_steps(host.steps)}",
+    )
 
 
 def _without_slow_ranks(

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import row_medians
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..report.text import format_duration, format_percent, format_steps
+from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, Subject
+from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +87,59 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
         found.append(culprit)
         left = [each for each in left if each not in culprit.links]
     return merge_by_location(found, profile.ranks)
+
+
+def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
+    """Return the only host all of whose links to other hosts are slower than those of the others.
+
+    Its links are compared with alike ones between other hosts, step by step, because with few hosts
+    the slow ones may be half of all alike ones.
+
+    Args:
+        profile: The table of transfers.
+
+    Returns:
+        The table with the host's links compared so, and the host; None if there is none, if no
+        link is between other hosts, or if several hosts are slow.
+    """
+    slowness = profile.over_fastest
+    links_of: dict[str, list[int]] = defaultdict(list)
+    for link in np.flatnonzero(profile.is_between_hosts & ~np.isnan(slowness).all(axis=1)).tolist():
+        for host in {profile.ranks[rank].host for rank in profile.links[link].members}:
+            links_of[host].append(link)
+    # The mean, because it may have been slow in few of the steps.
+    level = {host: float(np.nanmean(slowness[links])) for host, links in links_of.items()}
+    # Of equally slow ones, the host that explains most links.
+    least = (1.0 - THRESHOLDS.persistent_ratio) * max(level.values(), default=0.0)
+    slowest = [host for host in level if level[host] >= least]
+    worst = max(slowest, key=lambda host: (len(links_of[host]), host), default="")
+    mine = np.array(links_of[worst], dtype=np.int64)
+    members = {rank for link in mine for rank in profile.links[link].members}
+    ranks = tuple(sorted(rank for rank in members if profile.ranks[rank].host == worst))
+    compared = profile.against_others(mine)
+    excess = compared.total_ns / compared.expected_ns - 1.0
+    mine = mine[~np.isnan(excess[mine]).all(axis=1)]
+    if not worst or len(ranks) < THRESHOLDS.min_several or len(mine) < THRESHOLDS.min_peers:
+        return None
+    others = np.setdiff1d(np.concatenate(list(links_of.values())), mine)
+    series = row_medians(excess[mine].T)
+    for phase in find_phases(series[None], has_few_peers=True):
+        least = phase.excess_ratio / 2
+        levels = row_medians(excess[mine, phase.inside])
+        is_only = (row_medians(slowness[others, phase.inside]) - 1.0 >= least).mean() <= (
+            1.0 - THRESHOLDS.whole_share
+        )
+        is_by_plan = phase.num_steps == len(series) and phase.excess_ratio < MAX_PLANNED_RATIO - 1
+        is_by_plan &= len(links_of) <= MIN_ROWS_OF_KIND
+        if is_only and not is_by_plan and (levels >= least).mean() >= THRESHOLDS.whole_share:
+            slow = (
+                replace(phase, row=link, excess_ratio=level)
+                for link, level in zip(mine.tolist(), levels.tolist(), strict=True)
+                if level >= least
+            )
+            location = f"the links of host {worst}"
+            return compared, Culprit(ranks=ranks, links=tuple(slow), location=location)
+    return None
 
 
 def _worst_rank(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:

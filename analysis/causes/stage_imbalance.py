@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import row_medians
+from ..arrays.group_stats import lower_medians, row_medians
 from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.phases import find_phases
@@ -79,9 +79,9 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     if len(stages) == 1:
         return ()
     rows_of = [np.flatnonzero(profile.stage == stage) for stage in stages]
-    level = np.array([_lower_medians(profile.total_ns[rows]) for rows in rows_of])
+    level = np.array([lower_medians(profile.total_ns[rows]) for rows in rows_of])
     others = np.array(
-        [_lower_medians(np.delete(level, place, axis=0)) for place in range(len(level))]
+        [lower_medians(np.delete(level, place, axis=0)) for place in range(len(level))]
     )
     excess = level / others - 1.0
     excess[[len(rows) == 1 for rows in rows_of[:-1]] + [False]] = np.nan
@@ -90,14 +90,6 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
         _measure_stage(profile, rows_of[phase.row], phase, others[phase.row]) for phase in phases
     )
     return tuple(each for each in found if each is not None)
-
-
-def _lower_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lower median of each column's known values."""
-    ordered = np.sort(values, axis=0)
-    known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
-    medians: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
-    return medians
 
 
 def _measure_stage(

@@ -11,7 +11,7 @@ from rankscope.tracer.span import COMM_KINDS, KIND_CODES, NONE, SpanKind
 
 from ..arrays.sorting import argsort_rows
 from ..replay.critical_path import critical_path
-from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS
+from ..replay.model import BACKWARD_KINDS, EVALUATION_KIND, FORWARD_KINDS, P2P_KINDS
 from ..replay.step_graph import build_step_graph, node_slack, replayed_times
 from ..trace.rows import make_span_table
 from .raster import Stretches
@@ -186,7 +186,7 @@ def _make_timeline(
 
 def _span_kind(kind: str) -> SpanKind:
     """Return the span kind of a kind of the replay; the ByteDance format has its own."""
-    if kind in FORWARD_KINDS:
+    if kind in FORWARD_KINDS | {EVALUATION_KIND}:
         return SpanKind.FORWARD
     if kind in BACKWARD_KINDS:
         return SpanKind.BACKWARD

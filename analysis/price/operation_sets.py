@@ -205,7 +205,7 @@ def _operations_of_spans(
 
 def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
     """Return each span's kind as a code of the model; -1 if the model has no such kind."""
-    if model.kinds == tuple(kind.value for kind in KINDS):
+    if model.kinds[: len(KINDS)] == tuple(kind.value for kind in KINDS):
         return spans.kind.astype(np.int64)
     kinds = [FOLDED.get(name, name) for name in spans.names]
     codes = [model.kinds.index(name) if name in model.kinds else -1 for name in kinds]

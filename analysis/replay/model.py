@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,10 @@ INTERRUPTING_KINDS = frozenset({"data", "gc", "checkpoint"})
 computes."""
 
 HOST_KINDS = INTERRUPTING_KINDS | {"host"}
+EVALUATION_KIND = "evaluation"
+"""Forwards without gradients that at most half of the steps have: planned, as a checkpoint is, so
+that their ideal is 0."""
+
 P2P_KINDS = frozenset({"pp-send", "pp-recv", "forward-pp-comm", "backward-pp-comm"})
 BUFFERED_KIND = "pp-send"
 """A send without a group was buffered: it did not wait, and all of it is transfer."""
@@ -110,6 +114,18 @@ class ComputeItems:
         return len(self.self_ns)
 
 
+Items = TypeVar("Items", "ComputeItems", "GapItems")
+
+
+def select_items(items: Items, keep: NDArray[np.bool_]) -> Items:
+    """Return some rows of a table of items."""
+    columns = {field.name: getattr(items, field.name) for field in fields(items)}
+    kept: dict[str, Any] = {
+        name: each[keep] for name, each in columns.items() if isinstance(each, np.ndarray)
+    }
+    return replace(items, **kept)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The result of reading a run: ready to replay and to diagnose."""
@@ -145,6 +161,12 @@ class Reading:
 
     not_compared: tuple[int, ...] = ()
     """Ranks that recorded no compute in more than half of ``steps``, ascending."""
+
+    calls: ComputeItems | None = None
+    """Forwards without gradients, which ``items`` exclude; None if there is none."""
+
+    is_call: NDArray[np.bool_] | None = None
+    """Shape (ops,): the compute of those of ``calls`` that are of no evaluation."""
 
     evaluated_steps: tuple[int, ...] = ()
     """Steps with forwards of an evaluation, ascending."""

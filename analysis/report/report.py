@@ -446,7 +446,7 @@ class RunReport:
         left_s = actual_s - ideal_s
         for each in self.findings:
             seconds = min(max(each.saved_s or 0.0, 0.0), left_s)
-            if seconds > 0 and each.severity is not Severity.NONE:
+            if seconds > 0 and each.cause != "insufficient-evidence":
                 parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
                 left_s -= seconds
         return (*parts, StepPart(name="other", seconds=left_s))

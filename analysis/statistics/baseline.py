@@ -8,9 +8,12 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians
 from ..arrays.grouping import factorize
+from ..arrays.sorting import find_positions
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
 
@@ -75,3 +78,32 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
     common = np.where(np.maximum(above, below) >= THRESHOLDS.common_share, median, 1.0)
     found: NDArray[np.float64] = common[number]
     return found
+
+
+def equal_share_ratio(
+    amount: NDArray[np.float64],
+    *,
+    rank: NDArray[np.int32],
+    step: NDArray[np.int32],
+    stage_of_rank: Mapping[int, int],
+) -> NDArray[np.float64]:
+    """Return a rank's share of its stage's work in a step if all had equal ones, over its own.
+
+    Args:
+        amount: Shape (items,): work.
+        rank: Shape (items,).
+        step: Shape (items,).
+        stage_of_rank: Of all ranks, also of those without any work.
+
+    Returns:
+        Shape (items,).
+    """
+    ranks = np.array(sorted(stage_of_rank))
+    stages = np.array([stage_of_rank[each] for each in ranks.tolist()], dtype=np.int64)
+    stage = stages[find_positions(rank, ranks)]
+    own, whole = (
+        np.bincount(cell, weights=amount, minlength=num).astype(np.float64)[cell]
+        for cell, num in (factorize(rank, step), factorize(stage, step))
+    )
+    equal = whole / np.bincount(stages)[stage]
+    return np.divide(equal, own, out=np.ones(len(own)), where=own > 0)

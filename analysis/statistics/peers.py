@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
-from ..arrays.sorting import find_positions
+from ..arrays.sorting import argsort_rows, find_positions
 from .noise import find_slow_together
 from .thresholds import THRESHOLDS
 
@@ -71,7 +71,11 @@ class ComputeProfile:
 
 
 def compare_with_peers(
-    items: ComputeItems, coords: Mapping[int, Coords], *, is_equalized: bool = False
+    items: ComputeItems,
+    coords: Mapping[int, Coords],
+    *,
+    calls: ComputeItems | None = None,
+    is_equalized: bool = False,
 ) -> ComputeProfile:
     """Compare the compute of each rank with that of its peers, step by step.
 
@@ -80,8 +84,12 @@ def compare_with_peers(
     alone in its stage is compared with those stages; and if neither is possible, with its own first
     steps.
 
+    A slow device is slow in all that it does. So a rank whose forwards without gradients take as
+    long each as those of its peers has longer micro-batches, and is not slow.
+
     Args:
         items: Compute of each rank by micro-batch, without waits.
+        calls: The same of forwards without gradients, of which each rank may have another number.
         coords: Position of each rank; its stage is ``coords[rank].pp``.
         is_equalized: Whether the items are as if all micro-batches had equal length.
     """
@@ -93,6 +101,9 @@ def compare_with_peers(
     for number in np.unique(stage).tolist():
         rows = np.flatnonzero(stage == number)
         _compare_stage(rows, stage, total, expected, basis)
+    if calls is not None:
+        most = expected * _call_ratio(calls, ranks, steps, stage)
+        total = np.where(total > most, np.maximum(most, np.minimum(total, expected)), total)
     return ComputeProfile(
         ranks=ranks,
         steps=steps,
@@ -118,6 +129,35 @@ def _totals(
     total[seen] = 0.0
     np.add.at(total, cell_of_group, median * num)
     return total.reshape(len(ranks), len(steps))
+
+
+def _call_ratio(
+    calls: ComputeItems,
+    ranks: NDArray[np.int32],
+    steps: NDArray[np.int32],
+    stage: NDArray[np.int32],
+) -> NDArray[np.float64]:
+    """Return how long the calls of each rank take, over those of its stage.
+
+    The n-th call of a step is compared with the n-th ones of the other ranks, because calls that
+    generate text take longer from one to the next, and with the lower median of these, because a
+    fault only adds time.
+
+    Returns:
+        Shape (ranks, steps): the median over the calls; infinite where most ranks have none.
+    """
+    known = np.isin(calls.rank, ranks) & np.isin(calls.step, steps)
+    row, column = find_positions(calls.rank[known], ranks), find_positions(calls.step[known], steps)
+    took, place = calls.self_ns[known], calls.microbatch[known]
+    alike, num_alike = factorize(column, stage[row], place)
+    order = argsort_rows(alike, took)
+    size = np.bincount(alike, minlength=num_alike)
+    lower = took[order][np.cumsum(size) - size + (size - 1) // 2]
+    is_common = 2 * size[alike] > np.bincount(stage)[stage[row]]
+    ratio = (took / np.maximum(lower[alike], 1))[is_common]
+    cell = (row * len(steps) + column)[is_common]
+    median, _ = group_medians(ratio, cell, len(ranks) * len(steps))
+    return np.where(np.isnan(median), np.inf, median).reshape(len(ranks), len(steps))
 
 
 def _compare_stage(

@@ -55,6 +55,7 @@ _MEANING: dict[Part, str] = {
     Part.HOST_GAP: "other host time in which the device has no work",
     Part.GC: "Python's garbage collection",
     Part.CHECKPOINT: "saving the model",
+    Part.EVALUATION: "forwards without gradients that few steps have",
     Part.UNKNOWN: "no record explains it",
 }
 

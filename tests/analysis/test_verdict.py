@@ -114,4 +114,4 @@ def test_other_findings_are_listed_beside_a_healthy_run() -> None:
 
     found = verdict_sentence(replace(healthy, findings=(*healthy.findings, checkpoint)))
 
-    assert found == "Healthy: numbers. Also found: checkpoint."
+    assert found == "Healthy: numbers. Also found: checkpoint (25 % of the step time)."

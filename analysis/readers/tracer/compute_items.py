@@ -16,9 +16,19 @@ from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
 from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions
-from ...replay.model import ComputeItems
+from ...replay.model import ComputeItems, select_items
 from ..workers import number_workers
-from .pieces import BACKWARD, EVALUATION, FORWARD, WHOLE, Pieces, is_deferred_part, is_own_compute
+from .pieces import (
+    BACKWARD,
+    FORWARD,
+    GENERATION,
+    NO_GRADIENTS,
+    WHOLE,
+    Pieces,
+    find_calls,
+    is_deferred_part,
+    is_own_compute,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,10 +54,11 @@ def build_compute_items(
     run: RunInfo,
     *,
     part: NDArray[np.int64],
-) -> tuple[ComputeItems, NDArray[np.bool_]]:
+) -> tuple[ComputeItems, ComputeItems, NDArray[np.bool_]]:
     """Sum the own pieces of each forward and backward; the parts of a split backward are one item.
 
-    Forwards of an evaluation are left out: one rank may evaluate for all.
+    Forwards without gradients are items of their own: what they compute may differ between ranks.
+    The others are scaled to all compute of their kind and stage.
 
     Partners whose communication is not traced cannot work alone, so the time until the last of
     them began the same micro-batch does not count as compute. The time of experts is replaced by
@@ -61,12 +72,12 @@ def build_compute_items(
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
-        The items, and which pieces are those of experts, shape (pieces,).
+        The items, those of forwards without gradients, and which pieces are those of experts, shape
+        (pieces,).
     """
     spans, rank_steps = matched.spans, matched.rank_steps
     compute = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
     compute = compute[is_one_of(spans.kind[pieces.compute[compute]], (FORWARD, BACKWARD))]
-    compute = compute[part[pieces.compute[compute]] != EVALUATION]
     experts = is_expert_piece(matched, pieces, part)
     own = compute[~experts[compute]]
     index, num = factorize(pieces.compute[own])
@@ -84,8 +95,11 @@ def build_compute_items(
     series, _ = factorize(step, rank, kind, chunk, span_part)
     microbatch = cumcount(series).astype(np.int32)
     ranks = run.ranks
-    if experts.any():
-        self_ns = self_ns * _expert_scale(matched, pieces, ranks, compute, experts)[own[first]]
+    is_generation = find_calls(pieces, part) & (part[pieces.compute] == GENERATION)
+    for excluded, by_chunk in ((experts, True), (is_generation, False)):
+        if excluded.any():
+            scale = _scale_to_whole(matched, pieces, ranks, compute, excluded, by_chunk=by_chunk)
+            self_ns *= scale[own[first]]
     own_ns = np.rint(self_ns[order]).astype(np.int64)
     traced_kinds = {KINDS[code].value for code in sorted_unique(spans.kind[matched.comm]).tolist()}
     worker = number_workers(ranks, traced_kinds, matched.line.ranks)
@@ -94,52 +108,59 @@ def build_compute_items(
          microbatch),
         spans.start_ns[span][order],
     )  # fmt: skip
+    all_items = ComputeItems(
+        step=numbers[step],
+        rank=rank,
+        kind=kind,
+        chunk=chunk,
+        microbatch=microbatch,
+        self_ns=np.where(delay_ns < own_ns, own_ns - delay_ns, own_ns),
+    )
+    is_call = np.isin(span_part, NO_GRADIENTS)
     items = _merge_parts(
-        ComputeItems(
-            step=numbers[step],
-            rank=rank,
-            kind=kind,
-            chunk=chunk,
-            microbatch=microbatch,
-            self_ns=np.where(delay_ns < own_ns, own_ns - delay_ns, own_ns),
-        ),
+        select_items(all_items, ~is_call),
         spans,
-        span[order],
-        span_part,
+        span[order][~is_call],
+        span_part[~is_call],
         deferred_ratio=_deferred_ratio(pieces, compute, part),
     )
-    return items, experts
+    return items, select_items(all_items, is_call), experts
 
 
-def _expert_scale(
+def _scale_to_whole(
     matched: MatchedWaits,
     pieces: Pieces,
     ranks: Mapping[int, RankInfo],
     compute: NDArray[np.int64],
-    experts: NDArray[np.bool_],
+    excluded: NDArray[np.bool_],
+    *,
+    by_chunk: bool,
 ) -> NDArray[np.float64]:
-    """Return all compute over that outside the experts, by kind, chunk and stage.
+    """Return all compute over that outside excluded pieces, by kind and stage, and maybe by chunk.
 
     Args:
         matched: The run.
         pieces: Its pieces.
         ranks: The stages of its ranks.
         compute: Pieces of forward and backward.
-        experts: Shape (pieces,): those of experts.
+        excluded: Shape (pieces,): those of experts, or of forwards without gradients.
+        by_chunk: Whether each chunk has its own ratio.
 
     Returns:
-        Shape (pieces,), 1 for all other pieces.
+        Shape (pieces,), 1 for excluded and all other pieces.
     """
     spans, line = matched.spans, matched.line
     rank_stage = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
     span = pieces.compute[compute]
     stage = rank_stage[find_positions(spans.rank[span], line.ranks)]
-    work, num = factorize(spans.kind[span], spans.chunk[span], stage)
+    work, num = factorize(spans.kind[span], spans.chunk[span] * by_chunk, stage)
     length = (pieces.end - pieces.start)[compute]
+    is_left = ~excluded[compute]
     total = np.bincount(work, weights=length, minlength=num)
-    outside = np.bincount(work, weights=np.where(experts[compute], 0, length), minlength=num)
-    scale = np.ones(len(experts))
-    scale[compute] = np.divide(total, outside, out=np.ones(num), where=outside > 0)[work]
+    outside = np.bincount(work, weights=length * is_left, minlength=num)
+    scale = np.ones(len(excluded))
+    ratio = np.divide(total, outside, out=np.ones(num), where=outside > 0)
+    scale[compute[is_left]] = ratio[work[is_left]]
     return scale
 
 

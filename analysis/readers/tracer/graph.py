@@ -18,13 +18,13 @@ from ...arrays.group_stats import group_medians, means_by_key, medians_by_key, r
 from ...arrays.grouping import NO_GROUP, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted, stable_argsort
-from ...replay.model import ReplayModel
+from ...replay.model import EVALUATION_KIND, ReplayModel
 from ...replay.operations import Operations
-from ...statistics.baseline import faster_steps_baseline
+from ...statistics.baseline import equal_share_ratio, faster_steps_baseline
 from ...statistics.noise import median_change_deviation, required_deviations
 from ...statistics.thresholds import THRESHOLDS
 from ..waits import is_p2p
-from .pieces import GAP, MAX_PARTS, Pieces, RankSteps, is_own_compute
+from .pieces import EVALUATION, GAP, MAX_PARTS, Pieces, RankSteps, find_calls, is_own_compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +103,9 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         gap = np.where(begins, delay[rank_step], 0.0)
         ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
+        on_device = is_comm | is_own_compute(pieces, len(rank_step))
+        planned = _share_calls(matched, pieces, part, run=run, ideal_ns=ideal)
+        kind[planned], on_device[planned] = len(KINDS), False
         own = rank_step[order]
         columns = {
             "label": labels,
@@ -116,7 +119,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
             "ideal_ns": ideal,
             "ideal_gap_ns": ideal_gap,
             "kind": kind,
-            "on_device": is_comm | is_own_compute(pieces, len(rank_step)),
+            "on_device": on_device,
             "span": np.append(pieces.compute, np.full(len(comm), GAP)),
             "work": work,
         }
@@ -140,7 +143,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     model = ReplayModel(
         operations=operations,
         overlap_ns=overlap_ns,
-        kinds=tuple(kind.value for kind in KINDS),
+        kinds=(*(kind.value for kind in KINDS), *((EVALUATION_KIND,) if len(planned) else ())),
         rank=rank_steps.rank[own],
         dp=replica,
         stage=position[1][own],
@@ -419,6 +422,38 @@ def ideal_durations(
     share = np.divide(mean, span_mean[span], out=np.zeros(len(own)), where=mean > 0)
     ideal[own] = share * _mean_of_spans(work, span, duration_ns[own])
     return ideal
+
+
+def _share_calls(
+    matched: MatchedWaits,
+    pieces: Pieces,
+    part: NDArray[np.int64],
+    *,
+    run: RunInfo,
+    ideal_ns: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """Make the ideal of forwards without gradients that of equal shares; return the planned ones.
+
+    The ranks of a stage may run unequal numbers of them. Evaluations are planned: their ideal is 0.
+
+    Args:
+        matched: The run.
+        pieces: Its pieces, which are the first operations.
+        part: Shape (spans,): the part of its micro-batch that a compute span is.
+        run: Positions of the ranks.
+        ideal_ns: Shape (ops,), of spans that are alike; changed.
+    """
+    calls = np.flatnonzero(find_calls(pieces, part))
+    at, steps = pieces.rank_step[calls], matched.rank_steps
+    ideal_ns[calls] *= equal_share_ratio(
+        ideal_ns[calls],
+        rank=steps.rank[at],
+        step=steps.step_index[at],
+        stage_of_rank={rank: run.coords[rank].pp for rank in matched.line.ranks.tolist()},
+    )
+    planned: NDArray[np.int64] = calls[part[pieces.compute[calls]] == EVALUATION]
+    ideal_ns[planned] = 0.0
+    return planned
 
 
 def ideal_transfers(

@@ -5,8 +5,8 @@ A module of its own: a rule about records, which needs no graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind, pack_kinds, unpac
 
 from ...arrays.grouping import is_one_of
 from ...arrays.sorting import find_positions
-from ...replay.model import COMPUTE_CODES
+from ...replay.model import COMPUTE_CODES, Items, select_items
 from ...report.text import format_ranks
 from ...trace.account import TORN
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ...replay.model import ComputeItems, GapItems
     from ...trace.tables import RunInfo, SpanTable, StepTable
-
-Items = TypeVar("Items", "ComputeItems", "GapItems")
 
 COUNTED_CODES = (*COMPUTE_CODES, KIND_CODES[SpanKind.WAIT])
 """Kinds of which equal steps have equal numbers. A lost forward looks like a host that stalled, a
@@ -199,12 +197,7 @@ def drop_missing(items: Items, missing: MissingRecords) -> Items:
     """
     row = find_positions(items.rank, missing.ranks)
     column = find_positions(items.step, missing.steps)
-    keep = ~missing.is_missing[row, column]
-    columns = {field.name: getattr(items, field.name) for field in fields(items)}
-    kept: dict[str, Any] = {
-        name: each[keep] for name, each in columns.items() if isinstance(each, np.ndarray)
-    }
-    return replace(items, **kept)
+    return select_items(items, ~missing.is_missing[row, column])
 
 
 def _is_below_usual(num: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -41,6 +41,12 @@ MAX_PARTS = 4
 EVALUATION = MAX_PARTS**2 - 1
 """Part number of a forward of an evaluation: it has an ideal of its own."""
 
+GENERATION = EVALUATION - 1
+"""Part number of another forward without gradients, which most steps have: sampling in
+reinforcement learning, a frozen model."""
+
+NO_GRADIENTS = (GENERATION, EVALUATION)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
@@ -220,6 +226,20 @@ def is_own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
     return own
 
 
+def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which pieces are of forwards without gradients.
+
+    Args:
+        pieces: The pieces.
+        part: Shape (spans,): from `number_parts_by_span`.
+
+    Returns:
+        Shape (pieces,).
+    """
+    is_call: NDArray[np.bool_] = np.isin(part[pieces.compute], NO_GRADIENTS)
+    return is_call & is_own_compute(pieces, len(pieces.start))
+
+
 def _number_pieces(
     span: NDArray[np.int64], host_kind: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -280,7 +300,7 @@ def _number_microbatches(
 def is_deferred_part(part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which parts are not the first of their micro-batch. Shape as given."""
     first = [size * (size - 1) // 2 for size in range(1, MAX_PARTS + 1)]
-    deferred: NDArray[np.bool_] = ~np.isin(part, (*first, EVALUATION))
+    deferred: NDArray[np.bool_] = ~np.isin(part, (*first, *NO_GRADIENTS))
     return deferred
 
 
@@ -291,23 +311,12 @@ def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArra
     is_compute[compute[compute != NOT_FOUND]] = True
     rows = np.flatnonzero(is_compute)
     part[rows] = number_parts(spans, rows)
-    part[_find_evaluation(spans, rows)] = EVALUATION
-    return part
-
-
-def _find_evaluation(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the forwards of evaluations.
-
-    A forward without gradients has no micro-batch. So has every forward of a job that numbers none,
-    and a frozen model may run in each step: an evaluation is in at most half of the steps.
-
-    Args:
-        spans: The table.
-        rows: Compute spans, none inside another.
-    """
+    # A forward without gradients has no micro-batch. So has every forward of a job that numbers
+    # none. An evaluation is in at most half of the steps.
     forward = rows[spans.kind[rows] == FORWARD]
-    evaluates = forward[spans.microbatch[forward] == NONE]
-    num_steps = len(sorted_unique(spans.step[forward]))
-    is_rare = 2 * len(sorted_unique(spans.step[evaluates])) <= num_steps
-    found: NDArray[np.int64] = evaluates
-    return found if len(evaluates) < len(forward) and is_rare else found[:0]
+    free = forward[spans.microbatch[forward] == NONE]
+    if len(free) < len(forward):
+        num_steps = len(sorted_unique(spans.step[forward]))
+        is_rare = 2 * len(sorted_unique(spans.step[free])) <= num_steps
+        part[free] = EVALUATION if is_rare else GENERATION
+    return part

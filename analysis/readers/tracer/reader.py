@@ -25,7 +25,7 @@ from .graph import build_model
 from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
 from .job_ends import find_job_ends
 from .matched_waits import MatchedWaits, match_waits
-from .pieces import EVALUATION, cut_pieces, number_parts_by_span
+from .pieces import EVALUATION, GENERATION, cut_pieces, find_calls, number_parts_by_span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,12 +115,16 @@ def read_traced(
             matched, pieces, steps, numbers=numbers, piece_number=piece_number, part=part
         )
         waits = _find_wait_intervals(matched, comm_number)
-    items, expert_pieces = built_items.result()
+    items, calls, expert_pieces = built_items.result()
     complete = drop_incomplete(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
-    experts = None
-    if expert_pieces.any():
-        experts = np.zeros(len(number), dtype=np.bool_)
-        experts[piece_number[expert_pieces]] = True
+
+    def of_pieces(chosen: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        if not chosen.any():
+            return None
+        operations = np.zeros(len(number), dtype=np.bool_)
+        operations[piece_number[chosen]] = True
+        return operations
+
     return Reading(
         model=model,
         items=complete.items,
@@ -133,7 +137,9 @@ def read_traced(
         gaps=complete.gaps,
         transfers=transfers.result(),
         warnings=(*warnings, *complete.warnings),
-        experts=experts,
+        experts=of_pieces(expert_pieces),
+        calls=calls if len(calls) else None,
+        is_call=of_pieces(find_calls(pieces, part) & (part[pieces.compute] == GENERATION)),
         not_compared=complete.not_compared,
         evaluated_steps=tuple(sorted_unique(spans.step[part == EVALUATION]).tolist()),
     )

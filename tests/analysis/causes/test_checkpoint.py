@@ -81,12 +81,12 @@ def test_pauses_in_steps_with_a_checkpoint_event_are_checkpoints() -> None:
     assert find_common_pauses(table, np.array([8])).is_saved.tolist() == [False, True]
 
 
-def test_irregular_evaluations_are_not_missing_input() -> None:
+def test_irregular_evaluations_are_neither_missing_input_nor_a_pause_without_a_name() -> None:
     found = findings(
         (1, Place.EVALUATION, 300), (3, Place.EVALUATION, 300), (9, Place.EVALUATION, 300)
     )
 
-    assert found == [("common-pause", (1, 9), False)]
+    assert found == []
 
 
 def test_pauses_are_listed_with_what_they_are() -> None:

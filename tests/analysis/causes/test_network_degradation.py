@@ -141,9 +141,17 @@ def test_a_slow_uplink_is_one_candidate_beside_the_group_that_uses_it() -> None:
 
 
 def test_links_between_most_stages_that_became_slow_are_the_network() -> None:
-    (found,) = candidates_with_slow_uplinks(0, 1)
+    (found,) = candidates_with_slow_uplinks(0, 2)
 
     assert (found.cause.name, found.steps) == ("network-degradation", (3, 9))
+
+
+def test_links_that_all_begin_or_end_on_one_host_are_that_host() -> None:
+    (found,) = candidates_with_slow_uplinks(0, 1)
+
+    assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
+    assert found.steps == (3, 9)
+    assert found.evidence.startswith("transfers over the links of host h1 take")
 
 
 def test_links_that_do_not_change_are_no_candidates() -> None:

@@ -1,0 +1,70 @@
+"""Evaluations: forwards without gradients in some of the steps, on all ranks or on one for all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arrays.grouping import sorted_unique
+from ..replay.model import EVALUATION_KIND, Place, has_kind
+from ..report.text import format_count, format_duration, format_ranks, format_steps
+from ..statistics.thresholds import THRESHOLDS
+from .candidate import Candidate
+from .detector import Cause, Subject
+
+if TYPE_CHECKING:
+    from .detector import Case
+
+CAUSE = Cause(
+    name="evaluation",
+    subject=Subject.JOB,
+    sentence="Evaluations take time",
+    is_alarm=False,
+)
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add the evaluations, with the gaps around them, as one candidate."""
+    model, gaps = case.reading.model, case.gaps
+    operations = model.operations
+    forwards = np.flatnonzero(has_kind(model, frozenset({EVALUATION_KIND})))
+    beside = gaps.is_at(Place.EVALUATION)
+    held = gaps.gaps.operation[beside]
+    part = sorted_unique(np.concatenate((forwards, held[held >= 0])))
+    if not len(part):
+        return found
+    fixed_ns = gaps.fixed_ns(beside)
+    fixed_ns[forwards] = 0.0
+    lost_ns = operations.duration_ns[part] - fixed_ns[part]
+    ranks = sorted_unique(model.rank[part])
+    steps = np.array(operations.steps)[sorted_unique(operations.step[part])]
+    by_rank_ns = np.bincount(model.rank[part], weights=lost_ns)[ranks] / len(steps)
+    typical_ns = float(np.median(by_rank_ns))
+    num_ranks = len(case.ranks)
+    who = "all ranks evaluate"
+    if len(ranks) < THRESHOLDS.whole_share * num_ranks:
+        verb = "evaluates" if len(ranks) == 1 else "evaluate"
+        who = f"{format_ranks(tuple(ranks.tolist()))} of {num_ranks:,} {verb}, the others wait,"
+    distances = np.diff(steps)
+    how_often = f"in {format_count(len(steps), 'step')}"
+    # One distance agrees with itself: a period needs two.
+    if len(distances) > 1 and distances[0] > 1 and (distances == distances[0]).all():
+        how_often = f"every {int(distances[0])} steps"
+    shown = int(steps[0]), int(steps[-1])
+    compute_ns = float(np.median(gaps.compute_ns))
+    evaluation = Candidate(
+        cause=CAUSE,
+        ranks=tuple(ranks.tolist()),
+        steps=shown,
+        part=part,
+        fixed_ns=fixed_ns,
+        excess_ratio=typical_ns / compute_ns if compute_ns > 0 else 0.0,
+        threshold=THRESHOLDS.min_excess_ratio,
+        evidence=(
+            f"{who} for {format_duration(typical_ns)} (forwards without gradients) {how_often},"
+            f" in {format_steps(shown)}"
+        ),
+        shown_steps=tuple(steps.tolist()),
+    )
+    return (*found, evaluation)
