@@ -48,8 +48,10 @@ class Quantity:
 
 QUANTITIES: dict[str, Quantity] = {
     "data-stall": Quantity("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
+    "recompile": Quantity("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     "gc-pause": Quantity("garbage collection and gaps of the host", (Part.GC, Part.HOST_GAP)),
-    "host-stall": Quantity("gaps of the host", (Part.HOST_GAP,)),
+    # The host's own spans before the first compute are input there.
+    "host-stall": Quantity("gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     "launch-skew": Quantity("gaps of the host before a launch", (Part.HOST_GAP,)),
     "checkpoint": Quantity(
         "saving and gaps of the host", (Part.CHECKPOINT, Part.HOST_GAP), Baseline.MEDIAN_STEP

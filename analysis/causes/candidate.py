@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .detector import Cause
 
 
+ALONE = "; its peers lose none"
+"""End of the evidence about one rank, left out where several are named."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One cause, the ranks and steps that show it, and how clearly."""
@@ -185,6 +189,31 @@ def merge_equal(found: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ..
     return tuple(kept)
 
 
+def merge_recurring(
+    found: Sequence[Candidate], num_ranks: int, *, in_turn: Cause | None = None
+) -> tuple[Candidate, ...]:
+    """Merge candidates of one cause that recur in the same steps, or on most ranks in turn.
+
+    Args:
+        found: Candidates of one cause.
+        num_ranks: Ranks that were compared.
+        in_turn: Cause if most ranks take turns; None: the same.
+    """
+    kept = [each for each in found if each.shown_steps is None]
+    left, merged = [each for each in found if each.shown_steps is not None], []
+    while left:
+        steps = set(left[0].shown_steps or ())
+        least = THRESHOLDS.whole_share * len(steps)
+        same = [each for each in left if len(steps & set(each.shown_steps or ())) >= least]
+        merged.append(same[0] if len(same) == 1 else merge_alike(same, " in the same steps"))
+        left = [each for each in left if not any(each is one for one in same)]
+    num_turns = sum(len(each.ranks) for each in merged)
+    if len(merged) > 1 and num_turns > THRESHOLDS.majority_share * num_ranks:
+        whole = merge_alike(merged, " in turn")
+        merged = [whole if in_turn is None else replace(whole, cause=in_turn)]
+    return (*kept, *merged)
+
+
 def merge_alike(found: Sequence[Candidate], how: str) -> Candidate:
     """Return several candidates of a cause as one.
 
@@ -197,7 +226,9 @@ def merge_alike(found: Sequence[Candidate], how: str) -> Candidate:
     return replace(
         whole,
         excess_ratio=float(np.median([each.excess_ratio for each in found])),
-        evidence=f"{format_ranks(whole.ranks)}{how}; the worst: {worst.evidence}",
+        evidence=(
+            f"{format_ranks(whole.ranks)}{how}; the worst: {worst.evidence.removesuffix(ALONE)}"
+        ),
     )
 
 

@@ -75,9 +75,13 @@ def pause_candidates(
     if not len(columns):
         return ()
     lost_ns = pauses.lost_ns
-    places = [place for place in Place if place is not Place.EVALUATION]
+    places = [each for each in Place if each not in (Place.EVALUATION, Place.COMPILATION)]
     mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
-    expected = [((place,), _rank_medians(gaps.total_ns(place))) for place in places]
+    usual = {place: _rank_medians(gaps.total_ns(place)) for place in places}
+    # What one rank takes longer in the same span of the job's own is no pause of all.
+    of_job = gaps.total_ns(Place.SPAN)
+    usual[Place.SPAN] = np.maximum(usual[Place.SPAN], of_job - np.median(of_job, axis=0))
+    expected = [((place,), level) for place, level in usual.items()]
     steps = gaps.profile.steps[columns]
     distances = np.diff(columns)
     how_often = format_count(len(columns), "time")

@@ -9,7 +9,14 @@ import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
 from ..statistics.phases import find_rank_phases
-from .candidate import Candidate, explained_gaps, merge_alike, merge_equal, merge_hosts
+from .candidate import (
+    Candidate,
+    explained_gaps,
+    merge_alike,
+    merge_equal,
+    merge_hosts,
+    merge_recurring,
+)
 from .common_pause import pause_candidates
 from .detector import Cause
 from .host_gaps import INPUT_PLACES, HostGaps, Loss, late_candidates
@@ -33,6 +40,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     gaps, pauses = case.gaps, case.common_pauses
     explained = explained_gaps(found, len(gaps.gaps))
     late = find_data_stalls(gaps, pauses.other_steps, explained)
+    late = merge_recurring(late, len(gaps.profile.ranks))
     late += pause_candidates(CAUSE, gaps, pauses, ~pauses.is_planned)
     together = [each for each in late if len(each.ranks) > 1]
     single = [each for each in late if len(each.ranks) == 1]
@@ -64,7 +72,7 @@ def find_data_stalls(
     single = [
         phase
         for phase in find_rank_phases(excess, has_few_peers=~enough, may_recur=True)
-        if not is_after_pause[list(phase.columns or range(phase.first, phase.last + 1))].all()
+        if not is_after_pause[phase.shown].all()
     ]
     loss = Loss(
         cause=CAUSE,

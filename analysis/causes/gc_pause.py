@@ -9,6 +9,7 @@ import numpy as np
 from ..arrays.group_stats import group_medians, sum_cells
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
+from ..statistics.phases import find_period
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, explained_gaps
 from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
@@ -131,10 +132,13 @@ def _usual_gap_ns(gaps: HostGaps) -> float:
 
 
 def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:
-    """Return whether several ranks have the chosen gaps, in several steps, and none has most."""
-    ranks, counts = np.unique(gaps.gaps.rank[chosen], return_counts=True)
+    """Return whether several ranks have the chosen gaps at irregular steps, and none has most."""
+    rank, step = gaps.gaps.rank[chosen], gaps.gaps.step[chosen]
+    ranks, counts = np.unique(rank, return_counts=True)
     several = len(ranks) > 1 and counts.max() <= THRESHOLDS.one_rank_share * counts.sum()
-    return several and len(np.unique(gaps.gaps.step[chosen])) > 1
+    if not several or len(np.unique(step)) == 1:
+        return False
+    return not all(find_period(np.unique(step[rank == each])) for each in ranks.tolist())
 
 
 def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> Candidate | None:

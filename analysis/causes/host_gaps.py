@@ -5,8 +5,8 @@ A host gap is time of a rank outside its compute in which it waited for no other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +15,10 @@ from ..arrays.group_stats import BASELINE_QUANTILE, fast_quartile, row_medians, 
 from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
-from ..report.text import format_duration, format_percent, format_ranks, format_steps
+from ..report.text import format_duration, format_percent, format_ranks
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import Candidate
+from .candidate import ALONE, Candidate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .detector import Cause
 
 INPUT_PLACES = (Place.INPUT, Place.DATA)
-WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER)
+WORKING_PLACES = (Place.FORWARD, Place.BACKWARD, Place.LAUNCH, Place.OTHER, Place.SPAN)
 
 _NO_SAVES = np.zeros(0, dtype=np.int64)
 
@@ -289,7 +289,9 @@ class Loss:
     """Whether a healthy rank loses nothing, so that what all stages lose in every step counts."""
 
 
-def late_candidates(gaps: HostGaps, loss: Loss, single: Sequence[Phase]) -> tuple[Candidate, ...]:
+def late_candidates(
+    gaps: HostGaps, loss: Loss, single: Sequence[Phase], activities: Mapping[int, str] | None = None
+) -> tuple[Candidate, ...]:
     """Return late ranks, and stages most of whose ranks are late, as candidates.
 
     Args:
@@ -297,8 +299,13 @@ def late_candidates(gaps: HostGaps, loss: Loss, single: Sequence[Phase]) -> tupl
         loss: What they lose.
         single: Phases of late ranks, whose rows are those of the matrices. In a stage of two, one
             of them raises the median, so they are not named with their stage again.
+        activities: By row, what it does, if not the loss's activity.
     """
-    found = [_late_candidate(gaps, loss, phase, [phase.row], loss.expected) for phase in single]
+    found = []
+    for phase in single:
+        activity = (activities or {}).get(phase.row, loss.activity)
+        own = replace(loss, activity=activity)
+        found.append(_late_candidate(gaps, own, phase, [phase.row], loss.expected))
     named = {phase.row for phase in single}
     for phase, late in _late_stages(gaps, loss):
         rows = [row for row in late if row not in named]
@@ -336,12 +343,8 @@ def _late_candidate(
 ) -> Candidate:
     """Return late ranks as a candidate."""
     profile = gaps.profile
-    columns = np.arange(phase.first, phase.last + 1)
+    columns = phase.shown
     steps = phase.steps(profile.steps)
-    when = f"in {format_steps(steps)}"
-    if phase.columns is not None:
-        columns = np.array(phase.columns)
-        when = f"in {len(columns)} of the {phase.num_steps} steps {steps[0]} to {steps[1]}"
     chosen = loss.chosen & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
     lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
     share = format_percent(phase.excess_ratio)
@@ -356,9 +359,10 @@ def _late_candidate(
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
         evidence=(
-            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost} per step"
-            f" {loss.activity} ({share} of the compute) {when}"
-            f"{'; its peers lose none' if len(rows) == 1 < len(profile.ranks) else ''}"
+            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost}"
+            f"{'' if phase.recurs else ' per step'} {loss.activity} ({share} of the compute)"
+            f" {phase.when(profile.steps)}"
+            f"{'' if several or len(profile.ranks) == 1 else ALONE}"
         ),
         on_host=True,
         fixed_ns=gaps.fixed_ns(chosen, expected),

@@ -10,7 +10,7 @@ from ..arrays.group_stats import medians_by_kind, row_medians
 from ..replay.model import Place
 from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
-from .candidate import explained_gaps, merge_equal, merge_hosts
+from .candidate import explained_gaps, merge_equal, merge_hosts, merge_recurring
 from .detector import Cause
 from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 STALL_PLACES = (Place.FORWARD, Place.BACKWARD, Place.OTHER)
 """Places that show a stalling host. For gaps before collectives see `launch_skew`."""
 
+SPAN_PLACES = (Place.SPAN,)
+
+SEARCHES = (
+    (True, (Place.FORWARD, Place.BACKWARD, Place.SPAN)),
+    (False, STALL_PLACES),
+    (False, SPAN_PLACES),
+)
+"""Stalls that recur, or last, and their places."""
+
 CAUSE = Cause(
     name="host-stall",
     one="launches late because its host stalls",
@@ -37,13 +46,20 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the ranks, or whole hosts, that launch late."""
     pauses = case.common_pauses
     steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
-    explained = pauses.covers_gap | explained_gaps(found, len(case.gaps.gaps))
+    # In the same span of the job's own, what all ranks take is compared and so no stall.
+    explained = pauses.covers_gap & ~case.gaps.is_at(Place.SPAN)
+    explained |= explained_gaps(found, len(case.gaps.gaps))
     stalled = find_host_stalls(case.gaps, steps, explained)
-    return (*found, *merge_equal(merge_hosts(stalled, case.ranks), CAUSE))
+    stalled = merge_equal(merge_hosts(stalled, case.ranks), CAUSE)
+    return (*found, *merge_recurring(stalled, len(case.gaps.profile.ranks)))
 
 
 def find_host_stalls(
-    gaps: HostGaps, steps: NDArray[np.bool_], explained: NDArray[np.bool_] | None = None
+    gaps: HostGaps,
+    steps: NDArray[np.bool_],
+    explained: NDArray[np.bool_] | None = None,
+    *,
+    searches: tuple[tuple[bool, tuple[Place, ...]], ...] = SEARCHES,
 ) -> tuple[Candidate, ...]:
     """Find ranks whose host launches late.
 
@@ -54,16 +70,18 @@ def find_host_stalls(
         gaps: The run's gaps.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that are part of a common pause; None: none.
+        searches: Whether a stall recurs, and where it is; the first one that finds a rank counts.
     """
     lost_ns = gaps.total_ns(*STALL_PLACES, excluding=explained)
-    expected, enough = _expected_ns(gaps, lost_ns)
-    excess = (lost_ns - expected) / gaps.compute_ns[:, None]
-    excess[:, ~steps] = np.nan
-    single = [
-        phase
-        for phase in find_rank_phases(excess, has_few_peers=~enough)
-        if _is_persistent(excess[phase.row], phase)
-    ]
+    found: dict[int, Phase] = {}
+    for may_recur, places in searches:
+        lost = gaps.total_ns(*places, excluding=explained)
+        expected, enough = _expected_ns(gaps, lost, places)
+        excess = (lost - expected) / gaps.compute_ns[:, None]
+        excess[:, ~steps] = np.nan
+        for phase in find_rank_phases(excess, has_few_peers=~enough, may_recur=may_recur):
+            if phase.recurs if may_recur else _is_persistent(excess[phase.row], phase):
+                found.setdefault(phase.row, phase)
     # A host that launches late is late for the first launch of a step as well. If it loses more
     # there than before all other launches together, its input is late too.
     later_ns = gaps.total_ns(*WORKING_PLACES)[gaps.row, gaps.column]
@@ -76,23 +94,51 @@ def find_host_stalls(
         chosen=late,
         # By place: a pause of all ranks is normal at its own place only.
         expected=[
-            ((place,), _expected_ns(gaps, gaps.total_ns(place))[0])
+            ((place,), _expected_ns(gaps, gaps.total_ns(place), (place,))[0])
             for place in (*WORKING_PLACES, Place.INPUT)
         ],
         steps=steps,
         is_zero_usual=False,
     )
-    return late_candidates(gaps, loss, single)
+    single = [found[row] for row in sorted(found)]
+    names = {phase.row: name for phase in single if (name := _span_of_job(gaps, phase))}
+    return late_candidates(
+        gaps, loss, single, {row: f'in its own span "{name}"' for row, name in names.items()}
+    )
+
+
+def _span_of_job(gaps: HostGaps, phase: Phase) -> str:
+    """Return the name of the job's own span that takes most of a stall; empty if none does."""
+    items, columns = gaps.gaps, phase.shown
+    if items.name is None:
+        return ""
+    mine = gaps.is_at(Place.SPAN) & np.isin(gaps.column, columns)
+    peers = np.flatnonzero(gaps.profile.stage == gaps.profile.stage[phase.row])
+    peers = peers[peers != phase.row]
+    least_ns = phase.excess_ratio * float(gaps.compute_ns[phase.row]) * len(columns) / 2
+    for code in np.unique(items.name[mine & (gaps.row == phase.row)]).tolist():
+        named = mine & (items.name == code)
+        taken_ns = np.bincount(
+            gaps.row[named], weights=items.gap_ns[named], minlength=len(gaps.compute_ns)
+        )
+        usual_ns = float(np.median(taken_ns[peers])) if len(peers) else 0.0
+        if taken_ns[phase.row] - usual_ns >= least_ns:
+            return str(items.names[code])
+    return ""
 
 
 def _expected_ns(
-    gaps: HostGaps, lost_ns: NDArray[np.float64]
+    gaps: HostGaps, lost_ns: NDArray[np.float64], places: tuple[Place, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return what a rank of a healthy host loses, and which ranks have enough peers.
+
+    In spans of the job's own all ranks of a stage do the same work, so one or two peers suffice
+    there: a rank is late if it takes longer than all of them.
 
     Args:
         gaps: The run's gaps.
         lost_ns: Shape (ranks, steps).
+        places: Where it is lost.
 
     Returns:
         Shapes (ranks, steps), ns, and (ranks,).
@@ -100,6 +146,10 @@ def _expected_ns(
     expected, enough = medians_by_kind(lost_ns, gaps.profile.stage, is_lower=True)
     others = np.median(lost_ns, axis=0)
     expected[~enough] = np.minimum(others, row_medians(lost_ns)[:, None])[~enough]
+    for row in np.flatnonzero(~enough).tolist() if places == SPAN_PLACES else ():
+        peers = np.flatnonzero(gaps.profile.stage == gaps.profile.stage[row])
+        if len(peers) > 1:
+            expected[row] = lost_ns[peers[peers != row]].max(axis=0)
     return expected, enough
 
 

@@ -13,11 +13,12 @@ from ..arrays.group_stats import MIN_ROWS_OF_KIND, fast_quartile
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
-from ..statistics.phases import find_phases
+from ..statistics.phases import find_period, find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
-from .candidate import Candidate, explained_gaps, merge_alike
+from .candidate import Candidate, explained_gaps, merge_alike, merge_recurring, shows_in
 from .detector import Cause
+from .host_stall import find_host_stalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ CAUSE = Cause(
 
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add groups whose members enter a collective late in turn."""
+    """Add groups whose members enter a collective late in turn, and hosts that do so at times."""
     gaps, pauses = case.gaps, case.common_pauses
     explained = explained_gaps(found, len(gaps.gaps))
     explained |= pauses.covers_gap & gaps.is_at(Place.OTHER)
@@ -53,7 +54,29 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         for link in case.reading.transfers.links
         if not link.is_pair and link.kind in LAUNCHED_AFTER_COMPUTE
     )
-    return (*found, *find_launch_skews(gaps, groups, ~pauses.places[Place.LAUNCH], explained))
+    steps = ~pauses.places[Place.LAUNCH]
+    skews = find_launch_skews(gaps, groups, steps, explained)
+    in_turn = [each for each in skews if each.cause is CAUSE]
+    explained |= explained_gaps(in_turn, len(gaps.gaps))
+    stalls = find_host_stalls(gaps, steps, explained, searches=((True, LATE_PLACES),))
+    recurring = merge_recurring(
+        [each for each in stalls if each.shown_steps is not None], len(gaps.profile.ranks)
+    )
+    # A rank may be last for a while or at times: a period decides, else what costs more counts.
+    late = [*recurring, *(each for each in skews if each.cause is not CAUSE)]
+    numbers = gaps.profile.steps.tolist()
+
+    def order(each: Candidate) -> tuple[bool, float]:
+        num_shown = float(shows_in(each, numbers).sum())
+        return not find_period(np.array(each.shown_steps or ())), -each.excess_ratio * num_shown
+
+    late.sort(key=order)
+    named: set[int] = set()
+    for each in late:
+        if named.isdisjoint(each.ranks):
+            in_turn.append(each)
+            named.update(each.ranks)
+    return (*found, *in_turn)
 
 
 def find_launch_skews(
@@ -208,6 +231,7 @@ def _skew_candidate(
         ranks=ranks,
         steps=steps,
         part=gaps.part(chosen),
+        gaps=chosen,
         fixed_ns=gaps.fixed_ns(chosen, [(LATE_PLACES, expected_ns)]),
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,

@@ -18,6 +18,7 @@ from . import (
     layout,
     misconfiguration,
     network_degradation,
+    recompile,
     sequence_imbalance,
     slow_compute,
     slow_link,
@@ -34,6 +35,7 @@ FROM_REPLAY: tuple[Detector, ...] = (
     checkpoint,
     evaluation,
     common_pause,
+    recompile,
     # A pause that ranks take in turn is neither a stall, nor input, nor skew.
     gc_pause,
     # A host that launches late explains gaps before its input and its collectives.

@@ -227,7 +227,7 @@ def describe_sequence_effect(
 
     Each item is compared with the median of its rank, kind and chunk, so that neither slow ranks
     nor stages with more work count. Micro-batches are unequal if declared lengths explain compute,
-    or without these, if forward and backward are correlated (`min_correlation`).
+    or without these, if forward and backward are correlated (`min_correlation`) on several ranks.
 
     Args:
         items: Compute by micro-batch.
@@ -253,6 +253,10 @@ def describe_sequence_effect(
         return why if is_explained else ""
     found = correlation(ratio[forward], ratio[backward]) or 0.0
     if is_routed or found < THRESHOLDS.min_correlation:
+        return ""
+    # Lengths are random: they do not vary on one rank alone.
+    varied = np.bincount(items.rank[forward], weights=(ratio[forward] - 1.0) ** 2)
+    if varied.max() > THRESHOLDS.one_rank_share * varied.sum():
         return ""
     return f"{varies}, in forward and backward together (correlation {found:.2f})"
 

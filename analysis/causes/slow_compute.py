@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
+from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians, sum_cells
+from ..replay.model import has_kind
 from ..report.text import format_count, format_steps
-from ..statistics.peers import Basis, median_of_peers
+from ..statistics.peers import Basis, expect_from_peers, median_of_peers
 from ..statistics.phases import find_phases, find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
-from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
+from .candidate import (
+    Candidate,
+    in_shown_steps,
+    merge_equal,
+    merge_hosts,
+    merge_recurring,
+    named_ranks,
+    rows_of_ranks,
+    shows_in,
+)
 from .clock_throttle import explain_by_clock, find_drop, name_worker
-from .detector import Cause
+from .detector import INSUFFICIENT_EVIDENCE, Cause
 from .stage_imbalance import SlowRanks, find_slow_stages
 
 if TYPE_CHECKING:
@@ -49,7 +59,41 @@ SLOW_DEVICE = frozenset({CAUSE, clock_throttle.CAUSE})
 
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that compute slowly, throttled devices, and stages with more work."""
-    return (*found, *find_slow_compute(case, case.profile))
+    compute = find_slow_compute(case, case.profile)
+    return (*found, *compute, *_find_slow_optimizers(case, compute))
+
+
+def _find_slow_optimizers(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Find ranks that are slow in their optimizer alone, as a share of their whole compute.
+
+    A single step proves nothing: an optimizer is short.
+    """
+    model, profile = case.reading.model, case.profile
+    step = np.array(model.operations.steps)[model.operations.step]
+    is_known = np.isin(step, profile.steps) & np.isin(model.rank, profile.ranks)
+    kinds = frozenset({"optimizer"})
+    rows = np.flatnonzero(has_kind(model, kinds) & model.on_device & is_known)
+    total_ns = sum_cells(
+        profile.total_ns.shape,
+        np.searchsorted(profile.ranks, model.rank[rows]),
+        np.searchsorted(profile.steps, step[rows]),
+        model.operations.duration_ns[rows],
+    )
+    if not total_ns.any(axis=1).all():
+        return ()
+    expected_ns, basis = expect_from_peers(np.where(total_ns > 0, total_ns, np.nan), profile.stage)
+    rest_ns = row_medians(profile.total_ns)[:, None]
+    whole = replace(
+        profile, total_ns=rest_ns + total_ns, expected_ns=rest_ns + expected_ns, basis=basis
+    )
+    named = named_ranks(compute, SLOW_DEVICE)
+    return tuple(
+        replace(each, evidence=f"{each.evidence}; it is slow in its optimizer")
+        for each in find_slow_compute(case, whole)
+        if each.cause in SLOW_DEVICE
+        and named.isdisjoint(each.ranks)
+        and shows_in(each, model.operations.steps).sum() >= THRESHOLDS.min_lasting_steps
+    )
 
 
 def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, ...]:
@@ -95,7 +139,14 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         found = [*_without_host(found, host), _host_candidate(case, host)]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
-    return merge_equal(merge_hosts(found, case.ranks), CAUSE)
+    merged = merge_equal(merge_hosts(found, case.ranks), CAUSE)
+    # If most ranks take turns, their work may vary.
+    recurring = merge_recurring(
+        [each for each in merged if each.cause is CAUSE],
+        len(profile.ranks),
+        in_turn=INSUFFICIENT_EVIDENCE,
+    )
+    return (*recurring, *(each for each in merged if each.cause is not CAUSE))
 
 
 def _find_slow_hosts(profile: ComputeProfile, ranks: Mapping[int, RankInfo]) -> list[SlowRanks]:
@@ -213,10 +264,8 @@ def _rank_candidate(
             Basis.NOTHING: "",
         }[profile.basis[row]],
     )
-    when = format_steps(steps)
-    if phase.columns is not None:
-        when = f"{len(phase.columns)} of the {phase.num_steps} {when}"
-    elif phase.num_steps > 1:
+    when = phase.when(profile.steps)
+    if phase.columns is None and phase.num_steps > 1:
         when += f" ({format_count(phase.num_steps, 'step')} traced)"
     return Candidate(
         cause=CAUSE,
@@ -225,7 +274,7 @@ def _rank_candidate(
         part=part,
         excess_ratio=phase.excess_ratio,
         threshold=phase.threshold,
-        evidence=f"rank {slow.ranks[0]}: {slow.evidence}, in {when}",
+        evidence=f"rank {slow.ranks[0]}: {slow.evidence}, {when}",
         shown_steps=phase.shown_steps(profile.steps),
     )
 

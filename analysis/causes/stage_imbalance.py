@@ -52,7 +52,7 @@ class SlowRanks:
     @property
     def evidence(self) -> str:
         """Return compute and baseline: "345 ms of own compute per step, 140 ms (+135 %)"."""
-        columns = self.phase.inside if self.phase.columns is None else list(self.phase.columns)
+        columns = self.phase.shown
         own, usual = (
             format_duration(float(np.nanmedian(each[..., columns])))
             for each in (self.profile.total_ns[self.rows], self.expected_ns)

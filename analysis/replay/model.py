@@ -43,6 +43,9 @@ BUFFERED_KIND = "pp-send"
 COMPUTE_CODES = tuple(code for code, kind in enumerate(KINDS) if kind.value in COMPUTE_KINDS)
 """Codes of the span kinds among `COMPUTE_KINDS`."""
 
+COMPILATION_NAMES = frozenset({"compile", "recompile"})
+"""Names of host spans that our tracer records of the compiler."""
+
 INTERRUPTING_CODES = tuple(
     code for code, kind in enumerate(KINDS) if kind.value in INTERRUPTING_KINDS
 )
@@ -220,6 +223,12 @@ class Place(IntEnum):
     EVALUATION = 8
     """Before or after a forward without gradients, of those that few steps have."""
 
+    SPAN = 9
+    """In a span of the job's own, of kind ``host``."""
+
+    COMPILATION = 10
+    """In a span of the compiler."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapItems:
@@ -235,6 +244,12 @@ class GapItems:
     gap_ns: NDArray[np.int64]
     operation: NDArray[np.int64]
     """The operation that contains the gap, -1 if none does."""
+
+    name: NDArray[np.int32] | None = None
+    """Name of the host span that took it, as a code into ``names``, -1 if none did; None: no host
+    span took any."""
+
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.gap_ns)

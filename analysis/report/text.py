@@ -69,6 +69,12 @@ def format_count(num: int, noun: str) -> str:
     return f"{num} {noun}" if num == 1 else f"{num:,} {noun}{plural}"
 
 
+def format_ordinal(num: int) -> str:
+    """Return 4 as "4th"."""
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(num % 10, "th") if num // 10 % 10 != 1 else "th"
+    return f"{num:,}{suffix}"
+
+
 def format_percent(ratio: float | None, *, digits: int = 0) -> str:
     """Return a share in percent: "26 %"."""
     return UNKNOWN if ratio is None else f"{100 * ratio:z.{digits}f} %"

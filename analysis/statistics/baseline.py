@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians
+from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
+from .noise import DEVIATION_PER_MAD
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -36,28 +37,47 @@ def faster_steps_baseline(values: NDArray[np.float64]) -> NDArray[np.float64]:
         Otsu, "A threshold selection method from gray-level histograms" (1979): the largest
         variance between two classes; medians instead of means.
     """
+    return np.broadcast_to(two_levels(values)[0].reshape(-1, 1), values.shape)
+
+
+def two_levels(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the upper median of each row's faster steps, and the lower median of its slower ones.
+
+    See `faster_steps_baseline`. Both are the median of all steps if those are too few.
+    """
     if values.shape[1] == 1:  # The median of one value is itself: skip thousands of rows.
-        return np.broadcast_to(values, values.shape)
+        return values[:, 0], values[:, 0]
     ordered, num_known = np.sort(values, axis=1), (~np.isnan(values)).sum(axis=1)
-    usual = np.full(len(values), np.nan)
+    low, high = np.full((2, len(values)), np.nan)
     for num in np.unique(num_known[num_known > 0]).tolist():
         rows = num_known == num
-        usual[rows] = _faster_class_medians(ordered[rows, :num])
-    return np.broadcast_to(usual.reshape(-1, 1), values.shape)
+        low[rows], high[rows] = _class_medians(ordered[rows, :num])
+    return low, high
 
 
-def _faster_class_medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the result of `faster_steps_baseline` for rows of ascending known values."""
+def clear_levels(
+    values: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return `two_levels` of each row, and the robust deviation of its faster steps."""
+    low, high = two_levels(values)
+    usual = np.where(values >= (low + high)[:, None] / 2, np.nan, values)
+    distance = np.abs(usual - row_medians(usual)[:, None])
+    return low, high, DEVIATION_PER_MAD * row_medians(distance)
+
+
+def _class_medians(
+    ordered: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the result of `two_levels` for rows of ascending known values."""
     num = ordered.shape[1]
-    medians: NDArray[np.float64]
     if num < 2 * THRESHOLDS.min_several:
         medians = np.median(ordered, axis=1)
-        return medians
+        return medians, medians
     sizes = np.arange(THRESHOLDS.min_several, num - THRESHOLDS.min_several + 1)
     low, high = ordered[:, sizes // 2], ordered[:, (num + sizes - 1) // 2]
     best = np.argmax(sizes * (num - sizes) * (high - low) ** 2, axis=1)
-    medians = low[np.arange(len(low)), best]
-    return medians
+    rows = np.arange(len(low))
+    return low[rows, best], high[rows, best]
 
 
 def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> NDArray[np.float64]:

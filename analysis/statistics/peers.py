@@ -11,7 +11,8 @@ import numpy as np
 from ..arrays.group_stats import group_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import argsort_rows, find_positions
-from .noise import find_slow_together
+from .baseline import clear_levels
+from .noise import find_slow_together, required_deviations
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -96,11 +97,7 @@ def compare_with_peers(
     ranks, steps = sorted_unique(items.rank), sorted_unique(items.step)
     total = _totals(items, ranks, steps)
     stage = np.array([coords[int(rank)].pp for rank in ranks], dtype=np.int32)
-    expected = np.full_like(total, np.nan)
-    basis = [Basis.NOTHING] * len(ranks)
-    for number in np.unique(stage).tolist():
-        rows = np.flatnonzero(stage == number)
-        _compare_stage(rows, stage, total, expected, basis)
+    expected, basis = expect_from_peers(total, stage)
     if calls is not None:
         most = expected * _call_ratio(calls, ranks, steps, stage)
         total = np.where(total > most, np.maximum(most, np.minimum(total, expected)), total)
@@ -110,9 +107,26 @@ def compare_with_peers(
         stage=stage,
         total_ns=total,
         expected_ns=expected,
-        basis=tuple(basis),
+        basis=basis,
         is_equalized=is_equalized,
     )
+
+
+def expect_from_peers(
+    total: NDArray[np.float64], stage: NDArray[np.int32]
+) -> tuple[NDArray[np.float64], tuple[Basis, ...]]:
+    """Return what is expected of each rank and step, NaN if nothing is, and each rank's basis.
+
+    Args:
+        total: Shape (ranks, steps).
+        stage: Shape (ranks,).
+    """
+    expected = np.full_like(total, np.nan)
+    basis = [Basis.NOTHING] * len(stage)
+    for number in np.unique(stage).tolist():
+        rows = np.flatnonzero(stage == number)
+        _compare_stage(rows, stage, total, expected, basis)
+    return expected, tuple(basis)
 
 
 def _totals(
@@ -244,10 +258,20 @@ def _confirmed_peers(
 
 
 def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-    """Return the median of a rank's first steps, scaled by how all other ranks changed since."""
+    """Return the median of a rank's first steps, scaled by how all other ranks changed since.
+
+    Of a rank that takes turns between two levels the faster one counts: its first steps may be
+    slow.
+    """
     early = row_medians(total[:, : THRESHOLDS.min_lasting_steps])[:, None]
+    low, high, noise = clear_levels(total)
+    is_slow_first = high - low >= required_deviations(total.size) * noise
+    is_slow_first &= early[:, 0] > (low + high) / 2
+    early[is_slow_first, 0] = low[is_slow_first]
     others = np.delete(total / early, row, axis=0)
     common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
+    # A fault only adds time: that others are faster than at first makes no rank slow.
+    common = np.maximum(common, 1.0)
     own: NDArray[np.float64] = early[row] * common
     return own
 

@@ -2,17 +2,20 @@
 
 A row holds, step by step, how much longer something took than expected: 0.1 for 10 %. A *lasting*
 phase has `min_lasting_steps` steps or more. A *short* one must also exceed what any other row ever
-shows.
+shows. A *recurring* one has slow steps between usual ones: at one distance, or too many for chance.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import comb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..arrays.group_stats import row_medians
+from ..report.text import format_ordinal, format_steps
+from .baseline import clear_levels
 from .noise import (
     DEVIATION_PER_MAD,
     are_usual,
@@ -54,6 +57,9 @@ class Phase:
     columns: tuple[int, ...] | None = None
     """The columns above the noise, if those between them are not; None: all of the phase."""
 
+    recurs: bool = False
+    """Whether it is a recurring phase."""
+
     @property
     def num_steps(self) -> int:
         """Columns from the first to the last."""
@@ -63,6 +69,11 @@ class Phase:
     def inside(self) -> slice:
         """Columns from the first to the last."""
         return slice(self.first, self.last + 1)
+
+    @property
+    def shown(self) -> list[int]:
+        """Columns above the noise."""
+        return list(self.columns or range(self.first, self.last + 1))
 
     @property
     def margin(self) -> float:
@@ -76,6 +87,16 @@ class Phase:
     def shown_steps(self, numbers: NDArray[np.int32]) -> tuple[int, ...] | None:
         """Return the steps above the noise, if those between them are not; None: all."""
         return None if self.columns is None else tuple(numbers[list(self.columns)].tolist())
+
+    def when(self, numbers: NDArray[np.int32]) -> str:
+        """Return its steps in words: "in every 4th step (steps 12 to 56)"."""
+        shown, steps = self.shown_steps(numbers), self.steps(numbers)
+        if shown is None or len(shown) == self.num_steps:
+            return f"in {format_steps(steps)}"
+        period = find_period(np.array(shown))
+        if period:
+            return f"in every {format_ordinal(period)} step ({format_steps(steps)})"
+        return f"in {len(shown)} of the {self.num_steps} {format_steps(steps)}"
 
 
 def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
@@ -102,16 +123,22 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
         min_steps: Leave out shorter phases.
         deviation: Robust deviation of the noise; None: estimate it from the changes between steps.
         may_vary: Whether changes within a phase belong to it, rather than to the noise.
-        may_recur: Whether the short phases of a row are one: a row that is slow in every seventh
-            step has one from the first of these steps to the last, with only these steps in
+        may_recur: Whether recurring phases are searched, first of all, and the short phases of a
+            row are one: from the first of its slow steps to the last, with only these steps in
             `Phase.columns`.
 
     Returns:
         By row, ascending.
     """
     few = np.broadcast_to(has_few_peers, len(excess))
+    partners = np.arange(len(excess)) if partners is None else partners
+    recurring = _recurring_phases(excess, partners) if may_recur else ()
+    if recurring:
+        # What recurs on one row is no noise to the others.
+        excess = excess.copy()
+        excess[[phase.row for phase in recurring]] = np.nan
     rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
-    excess, few = excess[rows], few[rows]
+    excess, few, number = excess[rows], few[rows], partners[rows]
     together = find_slow_together(excess)
     if deviation is None:
         # Rows with few peers share what no baseline takes off: a step that is longer for all of
@@ -119,8 +146,7 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
         num_levels = 2 if few.all() else 0
         deviation = step_deviation(np.where(together, np.nan, excess), num_levels=num_levels)
     if np.isnan(deviation):
-        return ()
-    number = np.arange(len(rows)) if partners is None else partners[rows]
+        return recurring
     # Steps in which rows are slow together are no noise to others.
     alone = np.where(together, -np.inf, excess)
     lasting = _lasting_phases(excess, few, deviation, _peer_peaks(alone, number), may_vary=may_vary)
@@ -133,11 +159,120 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
         for row, threshold in zip(others.tolist(), np.maximum(least, peaks).tolist(), strict=True):
             if np.nanmax(excess[row]) >= threshold:
                 found[row] = _short_phase(excess[row], deviation, threshold, may_recur=may_recur)
-    return tuple(
-        replace(found[row], row=int(rows[row]))
-        for row in sorted(found)
-        if found[row].num_steps >= min_steps
+    others_found = (
+        replace(phase, row=int(rows[row]))
+        for row, phase in found.items()
+        if phase.num_steps >= min_steps
     )
+    return tuple(sorted((*recurring, *others_found), key=lambda phase: phase.row))
+
+
+def _recurring_phases(
+    excess: NDArray[np.float64], partners: NDArray[np.int64]
+) -> tuple[Phase, ...]:
+    """Return the rows whose steps have two levels in turn.
+
+    A loader with one slow worker of four makes every fourth step long. The changes from step to
+    step of few rows then are mostly that, so the noise is taken from the faster steps of each row.
+    The slow steps belong to the row if they have one distance, or if alike rows that have them at
+    random would leave so many to one of them with a chance of `chance_of_turns` at most, or if they
+    cost `min_excess_ratio` over all steps and `peer_peak_factor` times what any other row loses so.
+    Half of the rows may be at fault, each in steps of its own.
+
+    Args:
+        excess: As for `find_phases`.
+        partners: Shape (rows,): rows of equal number count as one.
+    """
+    low, high, noise = clear_levels(excess)
+    limit = (low + high) / 2
+    is_slow = excess >= limit[:, None]
+    if np.isnan(noise).all():
+        return ()
+    noise = np.fmax(noise, np.nanmedian(noise))
+    threshold = required_deviations(excess.size) * noise
+    threshold = np.maximum(threshold, THRESHOLDS.min_excess_ratio)
+    is_far = np.minimum(high, high - low) >= threshold
+    is_far &= is_slow.sum(axis=1) >= THRESHOLDS.min_lasting_steps
+    found = []
+    for row in np.flatnonzero(is_far).tolist():
+        columns = np.flatnonzero(is_slow[row])
+        known = ~np.isnan(excess[row, columns[0] : columns[-1] + 1])
+        if len(columns) > THRESHOLDS.whole_share * np.count_nonzero(known):
+            continue  # a lasting phase
+        alike = excess >= limit[row]
+        if not (
+            find_period(columns)
+            or _is_of_one_row(row, alike, partners)
+            or _costs_most(row, np.where(alike, excess, 0.0), partners)
+        ):
+            continue
+        found.append(
+            Phase(
+                row=row,
+                first=int(columns[0]),
+                last=int(columns[-1]),
+                excess_ratio=float(high[row]),
+                deviation=float(noise[row]),
+                threshold=float(threshold[row]),
+                columns=tuple(columns.tolist()),
+                recurs=True,
+            )
+        )
+    return tuple(found)
+
+
+def _costs_most(row: int, lost: NDArray[np.float64], partners: NDArray[np.int64]) -> bool:
+    """Return whether slow steps of a row cost much over all steps, and those of others less."""
+    total = lost.sum(axis=1)
+    others = total[partners != partners[row]]
+    least = max(
+        THRESHOLDS.min_excess_ratio * lost.shape[1],
+        THRESHOLDS.peer_peak_factor * float(others.max(initial=0.0)),
+    )
+    return bool(len(others) and total[row] >= least)
+
+
+def _is_of_one_row(row: int, is_slow: NDArray[np.bool_], partners: NDArray[np.int64]) -> bool:
+    """Return whether slow steps are too many on one row for chance.
+
+    Args:
+        row: The row.
+        is_slow: Shape (rows, steps): steps of all rows that are as slow as its own.
+        partners: Shape (rows,): rows of equal number count as one.
+
+    Source:
+        Binomial distribution: each of the slow steps is on any of the rows with equal chance;
+        Bonferroni correction over the rows.
+    """
+    _, number = np.unique(partners, return_inverse=True)
+    count = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    np.maximum.at(count, number, is_slow.sum(axis=1))
+    own, num = int(count[number[row]]), len(count)
+    others = np.delete(count, number[row])
+    also = int((2 * others > own).sum())
+    if 2 * (1 + also) > num:
+        return False
+    total, alike = own + int(others[2 * others <= own].sum()), num - also
+    more = sum(comb(total, k) * (alike - 1) ** (total - k) for k in range(own, total + 1))
+    return bool(num * more <= THRESHOLDS.chance_of_turns * alike**total)
+
+
+def find_period(numbers: NDArray[np.integer]) -> int:
+    """Return the distance at which numbers come, 0 if they have none.
+
+    All are multiples of it from the first one on, most multiples are there (`whole_share`), and
+    three distances agree at least.
+
+    Args:
+        numbers: Ascending steps or columns.
+    """
+    distances = np.diff(numbers)
+    if len(distances) < THRESHOLDS.min_lasting_steps:
+        return 0
+    period = int(np.sort(distances)[(len(distances) - 1) // 2])
+    is_regular = not (distances % period).any() and period > 1
+    num = (numbers[-1] - numbers[0]) // period + 1
+    return period if is_regular and len(numbers) >= THRESHOLDS.whole_share * num else 0
 
 
 def _short_phase(
@@ -249,8 +384,8 @@ def find_rank_phases(
     if len(excess) > 1 or not phases:
         return phases
     (phase,) = phases
-    columns = phase.columns or range(phase.first, phase.last + 1)
-    is_shown = (
+    columns = phase.shown
+    is_shown = phase.recurs or (
         len(columns) >= THRESHOLDS.min_lasting_steps
         and len(set(np.diff(columns).tolist())) == 1
         and int((~np.isnan(excess)).sum()) - len(columns) >= THRESHOLDS.min_persistent_steps

@@ -77,6 +77,10 @@ class Thresholds:
     itself to be the reason, as in a first step that warms up. Sequence lengths differ between
     micro-batches, so they do not do that. Source: choice."""
 
+    chance_of_turns: float = 0.01
+    """Chance that the slow steps of one row would all be its own if alike rows had them at random.
+    Source: choice; single steps that cost more than all others are reported too."""
+
     # Several causes
 
     one_rank_share: float = 0.7

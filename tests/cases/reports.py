@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -40,3 +41,14 @@ def analyze_spool(folder: Path, spool: Path, run: str) -> RunReport:
     with open_store(f"chdb://{folder / 'store'}") as store:
         read_spool(spool, StoreWriter(store), run_id=None, show=lambda _: None)
         return analyze_run(StoreSource(store), run)
+
+
+def analyze_live(folder: Path, script: str, *arguments: str, num_ranks: int) -> RunReport:
+    """Run a script of `jobs/` under torchrun and the launcher of the tracer, and analyse it."""
+    spool = folder / "spool"
+    launcher = "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"
+    job = "-m", "rankscope.tracer", str(CASES / "jobs" / script), *arguments
+    environment = os.environ | {"RANKSCOPE_TRACE": str(spool), "RANKSCOPE_RUN": "live"}
+    command = [sys.executable, "-m", *launcher, *job]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    return analyze_spool(folder, spool, "live")

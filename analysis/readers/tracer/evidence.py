@@ -16,7 +16,7 @@ from ...replay.model import GapItems, Link, Place, Transfers
 from ...trace.tables import traced_groups
 from ..transfers import MAX_DELAY_RATIO, InstanceMembers, collect_transfers
 from ..waits import is_p2p
-from .pieces import EVALUATION, GAP, Pieces, is_own_compute
+from .pieces import EVALUATION, GAP, Pieces, compiles_at, is_own_compute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +75,10 @@ def find_gaps(
         place=np.concatenate((place[rows], place_before)).astype(np.int8),
         gap_ns=np.concatenate(((pieces.end - pieces.start)[rows], pause[first])),
         operation=piece_number[np.concatenate((rows, first))],
+        name=np.append(
+            np.append(matched.spans.name, GAP)[pieces.named_row[rows]], np.full(len(first), GAP)
+        ).astype(np.int32),
+        names=matched.spans.names,
     )
 
 
@@ -126,7 +130,7 @@ def _gap_places(
     shown_ns = waited_ns + np.bincount(
         pieces.rank_step[shown], weights=length[shown], minlength=len(num_data)
     )
-    before = is_first & ~own & ~shown
+    before = is_first & ~own & ~shown & (pieces.named_row == GAP)
     gap_ns = np.bincount(pieces.rank_step[before], weights=length[before], minlength=len(num_data))
     # The host of a device that is behind waited for the input earlier than the device did.
     is_late = ((num_data > 0) | (waited_ns > 0)) & (2 * (data_ns - shown_ns) <= gap_ns)
@@ -135,7 +139,10 @@ def _gap_places(
     place[is_first & known] = first_place[pieces.rank_step[is_first & known]]
     for code, host_place in _PLACE_BY_HOST_KIND.items():
         place[pieces.host_kind == code] = host_place
-    place[beside & (place != Place.GC) & (place != Place.CHECKPOINT)] = Place.EVALUATION
+    place[pieces.named_row != GAP] = Place.SPAN
+    place[compiles_at(matched.spans, pieces.named_row)] = Place.COMPILATION
+    kept = place == Place.GC, place == Place.CHECKPOINT, place == Place.COMPILATION
+    place[beside & ~np.logical_or.reduce(kept)] = Place.EVALUATION
     # A gap inside a compute span was taken by a host span of another kind.
     inside = (pieces.compute != GAP) & (pieces.host_kind == GAP)
     place[inside] = Place.OTHER

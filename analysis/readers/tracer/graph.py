@@ -24,7 +24,17 @@ from ...statistics.baseline import equal_share_ratio, faster_steps_baseline
 from ...statistics.noise import median_change_deviation, required_deviations
 from ...statistics.thresholds import THRESHOLDS
 from ..waits import is_p2p
-from .pieces import EVALUATION, GAP, MAX_PARTS, Pieces, RankSteps, find_calls, is_own_compute
+from .pieces import (
+    EVALUATION,
+    GAP,
+    HOST,
+    MAX_PARTS,
+    Pieces,
+    RankSteps,
+    compiles_at,
+    find_calls,
+    is_own_compute,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +42,9 @@ if TYPE_CHECKING:
     from ...trace.tables import RunInfo
     from .matched_waits import MatchedWaits
 
-HOST = KIND_CODES[SpanKind.HOST]
-
 PAUSE_KINDS = (KIND_CODES[SpanKind.GC], KIND_CODES[SpanKind.CHECKPOINT])
-"""Host kinds whose ideal is 0. The ideal of all other host time is its median."""
+"""Host kinds whose ideal is 0, as is that of compilations. The ideal of all other host time is its
+median."""
 
 
 def build_model(  # noqa: PLR0913  # a run and what its reader found
@@ -355,7 +364,8 @@ def _label_operations(
     """Label the operations; operations of equal label have one ideal.
 
     The label of a compute piece is (kind, part, chunk, stage, number of pieces, ordinal), that of
-    a gap the kinds before and after it, that of a communication (kind, name, bytes).
+    a gap the kinds before and after it and the name of its host span, that of a communication
+    (kind, name, bytes).
 
     Returns:
         The labels, and labels of compute that do not depend on how often a span is cut.
@@ -371,7 +381,7 @@ def _label_operations(
         np.where(is_gap, pieces.host_kind, kind * MAX_PARTS**2 + part[span]),
         np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
         np.where(is_gap, after, pieces.num_ordinals),
-        np.where(is_gap, 0, pieces.ordinal),
+        np.where(is_gap, np.append(spans.name, GAP)[pieces.named_row], pieces.ordinal),
         stage[: len(span)],
     )
     piece_label, num_labels = factorize(*piece_columns)
@@ -410,6 +420,7 @@ def ideal_durations(
     """
     ideal = medians_by_key(duration_ns, label)
     ideal[is_one_of(kind, PAUSE_KINDS)] = 0.0
+    ideal[: len(pieces.start)][compiles_at(matched.spans, pieces.named_row)] = 0.0
     own = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
     if not len(own):
         return ideal

@@ -21,7 +21,7 @@ from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND, Line, find_covering, keep_outermost, merge_intervals
 from ...arrays.sorting import argsort_rows, is_in_sorted, stable_argsort
-from ...replay.model import INTERRUPTING_CODES
+from ...replay.model import COMPILATION_NAMES, INTERRUPTING_CODES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 GAP = NOT_FOUND
 
+HOST, OTHER = KIND_CODES[SpanKind.HOST], KIND_CODES[SpanKind.OTHER]
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 WHOLE = 0
@@ -80,6 +81,9 @@ class Pieces:
 
     host_kind: NDArray[np.int8]
     """Code of the kind of the host span that took the time, or `GAP`."""
+
+    named_row: NDArray[np.int64]
+    """Row of that span, if it has a name of the job's or of the compiler, or `GAP`."""
 
     ordinal: NDArray[np.int64]
     """Number among the pieces of the compute span."""
@@ -153,12 +157,14 @@ def cut_pieces(
     """
     interrupting = np.flatnonzero(is_one_of(spans.kind, INTERRUPTING_CODES))
     host = PlacedSpans.outermost(spans, line, interrupting)
+    named = _named_layers(spans, line)
     wait_start, wait_end = merge_intervals(*waits)
     borders = sorted_unique(
         np.concatenate(
             (
                 rank_steps.start, rank_steps.end, wait_start, wait_end, launches,
                 compute.start, compute.end, host.start, host.end,
+                *(border for layer in named for border in (layer.start, layer.end)),
             )
         )
     )  # fmt: skip
@@ -173,9 +179,15 @@ def cut_pieces(
     in_host = np.where(empty, NOT_FOUND, find_covering(host.start, host.end, first))
     # A device continues to compute while its host does something else.
     on_device = (spans.flags[compute.row] & SpanFlag.DEVICE_END_KNOWN) != 0
-    in_host[(in_compute != NOT_FOUND) & np.append(on_device, False)[in_compute]] = NOT_FOUND
+    on_device = (in_compute != NOT_FOUND) & np.append(on_device, False)[in_compute]
+    in_host[on_device] = NOT_FOUND
     span = np.where(in_compute == NOT_FOUND, GAP, np.append(compute.row, GAP)[in_compute])
     host_kind = np.where(in_host == NOT_FOUND, GAP, spans.kind[np.append(host.row, 0)[in_host]])
+    named_row = _named_rows(spans, named, compute, first, in_compute, on_device=on_device)
+    # A compiler also collects garbage.
+    is_named = (in_host == NOT_FOUND) | compiles_at(spans, named_row)
+    is_named &= (named_row != GAP) & ~empty
+    host_kind[is_named] = HOST
     ordinal, num_ordinals = _number_pieces(span, host_kind)
     return Pieces(
         start=first,
@@ -183,9 +195,61 @@ def cut_pieces(
         rank_step=rank_step,
         compute=span,
         host_kind=host_kind.astype(np.int8),
+        named_row=np.where(is_named, named_row, GAP),
         ordinal=ordinal,
         num_ordinals=num_ordinals,
     )
+
+
+def _named_layers(spans: SpanTable, line: Line) -> list[PlacedSpans]:
+    """Return the host spans with a name of the job's or of the compiler, the outermost first."""
+    layers = []
+    is_own = (spans.kind == HOST) | ((spans.kind == OTHER) & (spans.group_id == 0))
+    rows = np.flatnonzero(is_own & (spans.duration_ns > 0))
+    while len(rows):
+        layers.append(PlacedSpans.outermost(spans, line, rows))
+        rows = np.setdiff1d(rows, layers[-1].row)
+    return layers
+
+
+def _named_rows(
+    spans: SpanTable,
+    layers: list[PlacedSpans],
+    compute: PlacedSpans,
+    first: NDArray[np.int64],
+    in_compute: NDArray[np.int64],
+    *,
+    on_device: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return the innermost named host span that took each piece, or `GAP`.
+
+    Compute that such a span encloses is compute; what a span inside it takes is not, unless a
+    device computes. A device has nothing to do while its host compiles the rest of what it does.
+
+    Args:
+        spans: The table.
+        layers: `_named_layers`.
+        compute: The outermost compute spans.
+        first: Shape (pieces,): begins of the pieces.
+        in_compute: Shape (pieces,): index of the compute span, or `NOT_FOUND`.
+        on_device: Shape (pieces,): pieces of compute that was timed on a device.
+    """
+    found = np.full(len(first), GAP, dtype=np.int64)
+    begin, end = np.append(compute.start, 0)[in_compute], np.append(compute.end, 0)[in_compute]
+    for layer in layers:
+        at = find_covering(layer.start, layer.end, first)
+        is_inside = (begin <= layer.start[at]) & (layer.end[at] <= end)
+        is_inside &= ~on_device | compiles_at(spans, layer.row[at])
+        taken = (at != NOT_FOUND) & ((in_compute == NOT_FOUND) | is_inside)
+        found[taken] = layer.row[at[taken]]
+    return found
+
+
+def compiles_at(spans: SpanTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which rows are host spans of the compiler. Shape as ``row``, False for `GAP`."""
+    compiles = np.array([name in COMPILATION_NAMES for name in spans.names], dtype=np.bool_)
+    found: NDArray[np.bool_] = compiles[spans.name[row]] & (spans.kind[row] == HOST) & (row != GAP)
+    return found
 
 
 def _add_anchors(

@@ -84,3 +84,18 @@ def test_gaps_of_a_common_pause_are_not_garbage_collection() -> None:
     allowed = np.array([True, False])
 
     assert find_gc_pauses(gaps_at((1, 0, 150), (3, 2, 150)), allowed) == ()
+
+
+def test_pauses_of_each_rank_at_one_distance_are_none_of_garbage_collection() -> None:
+    # GIVEN two ranks that pause in every second step, in turn
+    gaps = [(step, step % 2, 60) for step in range(8)]
+
+    assert pausing_ranks(*gaps) == []
+    # AND one of them does so irregularly
+    assert pausing_ranks(*gaps[:-2], (7, 0, 60), (7, 1, 60)) == [(0, 1)]
+
+
+def test_time_in_spans_of_the_job_is_no_garbage_collection() -> None:
+    gaps = ((1, 0, 150), (3, 2, 160), (4, 1, 140), (6, 3, 150))
+
+    assert pausing_ranks(*gaps, places=(Place.SPAN,)) == []

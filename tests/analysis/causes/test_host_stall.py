@@ -68,3 +68,31 @@ def test_a_late_rank_with_one_peer_is_reported_once() -> None:
     found = find_host_stalls(gaps, ALL_STEPS)
 
     assert [(each.ranks, each.steps) for each in found] == [((0,), (4, NUM_STEPS - 1))]
+
+
+def test_a_stall_that_recurs_is_named_with_its_period() -> None:
+    gaps = gaps_at(Place.BACKWARD, *((step, 2, 60) for step in range(1, NUM_STEPS, 3)))
+
+    (found,) = find_host_stalls(gaps, ALL_STEPS)
+
+    assert (found.ranks, found.steps, found.shown_steps) == ((2,), (1, 10), (1, 4, 7, 10))
+    assert "in every 3rd step (steps 1 to 10)" in found.evidence
+
+
+def test_one_peer_suffices_in_a_span_of_the_job() -> None:
+    # GIVEN two ranks, of which one takes 80 ms in a span for which the other needs 40 ms
+    placed = [(step, rank, Place.SPAN, 40 + 40 * rank) for step in range(12) for rank in range(2)]
+    gaps = gaps_with(placed, stage=[0, 0], num_steps=NUM_STEPS)
+
+    (found,) = find_host_stalls(gaps, ALL_STEPS)
+
+    assert (found.ranks, found.steps) == ((1,), (0, 11))
+    assert found.excess_ratio == pytest.approx(0.4)
+
+
+def test_a_span_that_all_ranks_take_equally_long_is_no_stall() -> None:
+    placed = [(step, rank, Place.SPAN, 40) for step in range(12) for rank in range(2)]
+
+    gaps = gaps_with(placed, stage=[0, 0], num_steps=NUM_STEPS)
+
+    assert find_host_stalls(gaps, ALL_STEPS) == ()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.group_stats import row_medians
 from rankscope.analysis.statistics.phases import (
+    find_period,
     find_phases,
     max_subarrays,
 )
@@ -171,3 +172,81 @@ def test_partners_are_no_noise_to_each_other() -> None:
     # AND so may partners be if another row was nearly as high once
     excess[0, 8] = 0.15
     assert find_phases(excess, has_few_peers=NONE, partners=partners, may_recur=True) == ()
+
+
+def recurring(excess: NDArray[np.float64]) -> list[tuple[int, tuple[int, ...] | None]]:
+    """Return the row and the columns of each recurring phase."""
+    phases = find_phases(excess, has_few_peers=True, may_recur=True)
+    return [(phase.row, phase.columns) for phase in phases if phase.recurs]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_a_row_that_is_slow_in_every_pth_step_is_found(num_rows: int, period: int) -> None:
+    rng = np.random.default_rng(0)
+    excess = rng.normal(0.0, 0.01, (num_rows, 48))
+    excess[-1, 3::period] += 1.5
+
+    assert recurring(excess) == [(num_rows - 1, tuple(range(3, 48, period)))]
+
+
+def test_slow_steps_at_random_are_of_a_row_if_it_has_too_many_for_chance() -> None:
+    # GIVEN four rows, one of which is slow in 5 steps: chance gives one of them all 5 in 0.4 %
+    excess = np.zeros((4, 80))
+    excess[2, [7, 9, 18, 30, 35]] = 0.5
+    # AND of two rows chance gives one all 5 in 6 %
+    assert recurring(excess) == [(2, (7, 9, 18, 30, 35))]
+    assert recurring(excess[1:3]) == []
+
+
+def test_slow_steps_of_two_rows_at_random_are_those_of_the_one_that_loses_much() -> None:
+    excess = np.zeros((2, 40))
+    excess[1, [7, 9, 18, 30, 35]] = 1.0
+
+    # 5 of 40 steps at 100 % are 12.5 % of all compute, over the 9 % of a finding
+    assert recurring(excess) == [(1, (7, 9, 18, 30, 35))]
+
+
+def test_rows_that_are_slow_at_random_are_none_of_them_at_fault() -> None:
+    excess = np.zeros((3, 40))
+    for row, columns in enumerate(([1, 5, 13, 20], [3, 8, 11, 30], [4, 7, 22, 33])):
+        excess[row, columns] = 0.5
+
+    assert recurring(excess) == []
+
+
+def test_the_slow_steps_of_one_row_are_no_noise_to_another() -> None:
+    excess = np.zeros((4, 40))
+    excess[1, ::4] = 1.5
+    excess[3, 20:] = 0.2
+
+    phases = find_phases(excess, may_recur=True)
+
+    assert [(phase.row, phase.first, phase.recurs) for phase in phases] == [
+        (1, 0, True),
+        (3, 20, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "period"),
+    [
+        ((4, 8, 12, 16), 4),
+        ((4, 8, 16, 20, 24), 4),
+        ((3, 5, 7, 9, 11), 2),
+        ((4, 8, 12), 0),
+        ((4, 5, 6, 7), 0),
+        ((4, 8, 13, 16), 0),
+    ],
+)
+def test_a_period_needs_three_equal_distances(numbers: tuple[int, ...], period: int) -> None:
+    assert find_period(np.array(numbers)) == period
+
+
+def test_the_steps_of_a_recurring_phase_are_described_by_their_period() -> None:
+    excess = np.zeros((4, 40))
+    excess[1, 2::3] = 1.5
+
+    (phase,) = find_phases(excess, may_recur=True)
+
+    assert phase.when(np.arange(100, 140, dtype=np.int32)) == "in every 3rd step (steps 102 to 138)"

@@ -8,6 +8,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.model import Place
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
@@ -150,7 +151,9 @@ def test_steps_of_an_undescribed_rank_are_left_out() -> None:
     assert neither.left_out == {0: "no description of ranks 0 and 1 was received"}
 
 
-@pytest.mark.parametrize("kind", [SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT])
+@pytest.mark.parametrize(
+    "kind", [SpanKind.GC, SpanKind.DATA, SpanKind.CHECKPOINT, SpanKind.HOST, SpanKind.OTHER]
+)
 def test_host_time_inside_a_forward_is_not_the_ranks_compute(kind: SpanKind) -> None:
     rows: list[Row] = [
         (0, SpanKind.FORWARD, 0, 30, False, 0),
@@ -160,6 +163,48 @@ def test_host_time_inside_a_forward_is_not_the_ranks_compute(kind: SpanKind) -> 
     reading = read_traced(TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22)))
 
     assert reading.items.self_ns.tolist() == [22, 22]
+
+
+def test_the_innermost_of_two_spans_of_the_job_names_what_it_takes() -> None:
+    # GIVEN a span of 2 ns in a span of 8 ns of the job's own in a forward, both in one around all
+    rows: list[Row] = [
+        (0, SpanKind.HOST, 0, 40, False, 0),
+        (0, SpanKind.FORWARD, 5, 35, False, 0),
+        (0, SpanKind.HOST, 10, 18, False, 0),
+        (0, SpanKind.OTHER, 12, 14, False, 0),
+        (1, SpanKind.FORWARD, 5, 27, False, 0),
+    ]
+    reading = read_traced(TWO_STAGES, spans_of(rows), steps_of((0, 0, 0, 0, 40), (0, 0, 1, 0, 40)))
+
+    # What encloses the forward takes none of it
+    assert reading.items.self_ns.tolist() == [22, 22]
+    gaps = reading.gaps
+    assert gaps.name is not None
+    mine = (gaps.rank == 0) & (gaps.place == Place.SPAN)
+    names = [gaps.names[code] for code in gaps.name[mine].tolist()]
+    assert list(zip(names, gaps.gap_ns[mine].tolist(), strict=True)) == [
+        ("host", 5),
+        ("host", 2),
+        ("other", 2),
+        ("host", 4),
+        ("host", 5),
+    ]
+
+
+@pytest.mark.parametrize(("name", "compute_ns"), [("recompile", 22), ("retrieval", 30)])
+def test_only_a_compilation_interrupts_what_a_device_computes(name: str, compute_ns: int) -> None:
+    device = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+    rows: list[Row] = [
+        (0, SpanKind.FORWARD, 0, 30, False, device),
+        (0, SpanKind.HOST, 10, 18, False, 0),
+        (1, SpanKind.FORWARD, 0, 22, False, device),
+    ]
+    names = tuple(name if kind is SpanKind.HOST else kind.value for kind in KINDS)
+    spans = replace(spans_of(rows), names=names)
+
+    reading = read_traced(TWO_STAGES, spans, steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22)))
+
+    assert reading.items.self_ns.tolist() == [compute_ns, 22]
 
 
 def test_step_that_ends_before_it_begins_is_empty_and_left_out() -> None:

@@ -1,0 +1,103 @@
+"""Compilation again: the compiler works on a graph that it had compiled before, for new inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..replay.model import Place
+from ..statistics.phases import Phase
+from ..statistics.thresholds import THRESHOLDS
+from .candidate import Candidate, merge_alike
+from .detector import Cause
+from .host_gaps import Loss, late_candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..trace.context import EventRecord
+    from .detector import Case
+    from .host_gaps import HostGaps
+
+NAME = "recompile"
+"""Name of the tracer's spans of it, and first word of its events."""
+
+MAX_IDS = 4
+"""Compile ids that the evidence names."""
+
+CAUSE = Cause(
+    name="recompile",
+    one="recompiles",
+    several="recompile",
+    sentence="All ranks recompile",
+)
+
+
+def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Add the ranks that recompile after their first steps; if most do, no rank is at fault."""
+    return (*found, *find_recompiles(case.gaps, case.context.events))
+
+
+def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Candidate, ...]:
+    """Find ranks that spend `min_excess_ratio` of their compute on recompiling in some step.
+
+    In the first `min_lasting_steps` steps of a job that is usual.
+
+    Args:
+        gaps: The run's gaps.
+        events: Events of the run; those of kind ``compilation`` have the compile ids.
+    """
+    items, steps = gaps.gaps, gaps.profile.steps
+    if items.name is None or NAME not in items.names:
+        return ()
+    chosen = gaps.is_at(Place.COMPILATION) & (items.name == items.names.index(NAME))
+    chosen &= items.step >= THRESHOLDS.min_lasting_steps
+    lost_ns = gaps.total_ns(Place.COMPILATION, excluding=~chosen)
+    ratio = lost_ns / gaps.compute_ns[:, None]
+    phases = []
+    for row in np.flatnonzero((ratio >= THRESHOLDS.min_excess_ratio).any(axis=1)).tolist():
+        columns = np.flatnonzero(ratio[row] >= THRESHOLDS.min_excess_ratio)
+        phase = Phase(
+            row=row,
+            first=int(columns[0]),
+            last=int(columns[-1]),
+            excess_ratio=float(np.median(ratio[row, columns])),
+            deviation=0.0,
+            threshold=THRESHOLDS.min_excess_ratio,
+            columns=tuple(columns.tolist()),
+            recurs=True,
+        )
+        phases.append(phase)
+    loss = Loss(
+        cause=CAUSE,
+        activity="recompiling",
+        lost_ns=lost_ns,
+        chosen=chosen,
+        expected=(),
+        steps=np.zeros(len(steps), dtype=np.bool_),
+        is_zero_usual=True,
+    )
+    ids = {
+        phase.row: _compile_ids(events, int(gaps.profile.ranks[phase.row]), phase.steps(steps))
+        for phase in phases
+    }
+    activities = {row: f"recompiling ({each})" for row, each in ids.items() if each}
+    found = late_candidates(gaps, loss, phases, activities)
+    if len(found) > max(1, THRESHOLDS.majority_share * len(ratio)):
+        found = (replace(merge_alike(found, " recompile"), ranks=(), is_everywhere=True),)
+    return found
+
+
+def _compile_ids(events: Sequence[EventRecord], rank: int, steps: tuple[int, int]) -> str:
+    """Return the compile ids of a rank's recompilations in words, in order of time."""
+    ids = dict.fromkeys(
+        str(event.data.get("compile_id"))
+        for event in events
+        if (event.kind, event.rank) == ("compilation", rank)
+        and event.text.startswith(NAME)
+        and steps[0] <= int(event.data.get("step", -1)) <= steps[1]
+    )
+    more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
+    return f"compile ids {', '.join([*ids][:MAX_IDS])}{more}" if ids else ""

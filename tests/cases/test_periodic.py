@@ -1,0 +1,90 @@
+"""Faults that recur on one of few ranks, and spans of the job's own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cases.reports import analyze_job, analyze_live
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+def test_one_slow_loader_worker_of_four_is_named(tmp_path: Path) -> None:
+    report = analyze_job(tmp_path, "h04_one_worker.py", "4", "4", "500", run="h04-w4-p4")
+
+    top = report.findings[0]
+    assert (top.cause, top.ranks, top.steps) == ("data-stall", (1,), (12, 56))
+    assert "in every 4th step (steps 12 to 56)" in top.evidence
+    # 12 of 60 steps wait 500 ms: 100 ms of a mean step of 202 ms
+    assert top.saved_s == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_rank_that_computes_longer_in_every_fourth_step_is_slow(tmp_path: Path) -> None:
+    report = analyze_job(tmp_path, "h_compute4.py", "4", run="h-comp-w4")
+
+    (top,) = report.findings
+    assert (top.cause, top.ranks, top.steps) == ("slow-compute", (1,), (12, 56))
+    assert "in every 4th step" in top.evidence
+    # 12 of 60 steps take 180 ms longer: 36 ms of a mean step of 136 ms
+    assert top.saved_s == pytest.approx(0.036, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "part", "period", "cause"),
+    [
+        (2, "input", 2, "data-stall"),
+        (2, "backward", 8, "slow-compute"),
+        (2, "launch", 4, "host-stall"),
+        (3, "gap", 5, "host-stall"),
+        (3, "forward", 3, "slow-compute"),
+        (4, "optimizer", 4, "slow-compute"),
+        (8, "launch", 2, "host-stall"),
+        (8, "optimizer", 8, "slow-compute"),
+    ],
+)
+def test_each_part_of_a_step_may_recur(
+    tmp_path: Path, ranks: int, part: str, period: int, cause: str
+) -> None:
+    report = analyze_job(tmp_path, "periodic.py", str(ranks), part, str(period), run=part)
+
+    (top,) = report.findings
+    assert (top.cause, top.ranks) == (cause, (1,))
+    assert re.search(rf"in every {period}(nd|rd|th) step", top.evidence)
+    slow = [step for step in range(9, 60) if step % period == 1]
+    assert top.steps == (slow[0], slow[-1])
+    assert top.saved_s == pytest.approx(0.1 * len(slow) / 60, rel=0.1)
+
+
+@pytest.mark.parametrize("place", ["before", "inside", "after"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_span_of_the_job_names_the_work_of_the_host(
+    tmp_path: Path, ranks: int, place: str
+) -> None:
+    report = analyze_job(tmp_path, "own_spans.py", str(ranks), place, run=place)
+
+    (top,) = report.findings
+    assert (top.cause, top.ranks) == ("host-stall", (1,))
+    assert 'in its own span "retrieval"' in top.evidence
+    assert top.saved_s == pytest.approx(0.04, rel=0.05)
+
+
+def test_a_loader_that_stalls_in_every_fourth_step_of_a_live_job_is_named(tmp_path: Path) -> None:
+    report = analyze_live(tmp_path, "live.py", "loader", num_ranks=2)
+
+    top = report.findings[0]
+    assert (top.cause, top.ranks) == ("data-stall", (1,))
+    assert "in every 4th step" in top.evidence
+
+
+def test_a_span_inside_the_forward_of_a_live_job_is_no_compute(tmp_path: Path) -> None:
+    report = analyze_live(tmp_path, "live.py", "span", num_ranks=2)
+
+    top = report.findings[0]
+    assert (top.cause, top.ranks) == ("host-stall", (1,))
+    assert 'in its own span "retrieval"' in top.evidence
