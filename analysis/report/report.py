@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from .network import CommonPause, DirectWaits, LinkSummary
 
 
+GRACE_STEPS = 3
+"""A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
+verdict is due within 3 steps of the onset."""
+
+
 class Severity(StrEnum):
     """Importance of a finding; `analysis.diagnose.grade_findings` decides."""
 
@@ -69,6 +74,10 @@ class Finding:
 
     saved_s: float | None = None
     """``T_actual - T_without`` of the same, mean seconds per step; None if it has no price."""
+
+    shown_saved_s: float | None = None
+    """The same over its own steps, from the first to the last that shows it: of a live run also
+    over those that have left the window, so it does not change as the window slides."""
 
     noise_s: float | None = None
     """Standard deviation of the step time, seconds, once all findings are fixed."""
@@ -433,6 +442,30 @@ class RunReport:
                 parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
                 left_s -= seconds
         return (*parts, StepPart(name="other", seconds=left_s))
+
+    def shown_steps(self, finding: Finding) -> tuple[int, ...]:
+        """Return the analysed steps from the first to the last that shows a finding."""
+        first, last = finding.steps or (0, -1)
+        return tuple(step for step in self.steps if first <= step <= last)
+
+    def is_open(self, finding: Finding) -> bool:
+        """Return whether one of the newest steps shows a finding."""
+        return bool({*self.shown_steps(finding)} & {*self.steps[-GRACE_STEPS:]})
+
+    def lasting_price(self, finding: Finding) -> tuple[float, float] | None:
+        """Return what an open finding costs in each step since its onset.
+
+        That is what it will go on to cost: a mean over all steps would grow with each further one.
+
+        Returns:
+            Seconds per step, and their share of these steps' time; None if the finding is over, or
+            has no price.
+        """
+        shown = [self.actual_s_by_step[step] for step in self.shown_steps(finding)]
+        saved_s = finding.shown_saved_s
+        if saved_s is None or not self.is_open(finding) or not sum(shown):
+            return None
+        return saved_s, saved_s * len(shown) / sum(shown)
 
     @property
     def longest_waits(self) -> tuple[Starved, ...]:
