@@ -96,6 +96,20 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What fixing a finding saves, wherever it is shown."""
+
+    seconds: float
+    """Mean per step."""
+
+    share: float
+    """Share of the same steps' time."""
+
+    since: int | None
+    """First of these steps; None: all that were analysed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitsOn:
     """A rank that others wait on, directly or through ranks that it delays."""
 
@@ -452,20 +466,22 @@ class RunReport:
         """Return whether one of the newest steps shows a finding."""
         return bool({*self.shown_steps(finding)} & {*self.steps[-GRACE_STEPS:]})
 
-    def lasting_price(self, finding: Finding) -> tuple[float, float] | None:
-        """Return what an open finding costs in each step since its onset.
+    def price(self, finding: Finding) -> Price | None:
+        """Return what fixing a finding saves per step: of an open one, since its onset.
 
         That is what it will go on to cost: a mean over all steps would grow with each further one.
-
-        Returns:
-            Seconds per step, and their share of these steps' time; None if the finding is over, or
-            has no price.
+        None if it is unknown.
         """
-        shown = [self.actual_s_by_step[step] for step in self.shown_steps(finding)]
-        saved_s = finding.shown_saved_s
-        if saved_s is None or not self.is_open(finding) or not sum(shown):
+        shown_s = sum(self.actual_s_by_step.get(step, 0.0) for step in self.shown_steps(finding))
+        num_shown, saved_s = len(self.shown_steps(finding)), finding.shown_saved_s
+        if finding.steps is not None and saved_s is not None and shown_s and self.is_open(finding):
+            onset = finding.steps[0]
+            since = onset if onset > min(self.actual_s_by_step) else None
+            return Price(seconds=saved_s, share=saved_s * num_shown / shown_s, since=since)
+        actual_s = self.step_time_s.actual
+        if finding.saved_s is None or not actual_s:
             return None
-        return saved_s, saved_s * len(shown) / sum(shown)
+        return Price(seconds=finding.saved_s, share=finding.saved_s / actual_s, since=None)
 
     @property
     def longest_waits(self) -> tuple[Starved, ...]:
