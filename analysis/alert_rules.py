@@ -260,17 +260,17 @@ def find_held(report: RunReport, tracked: Iterable[TrackedFinding]) -> frozenset
         one.number
         for one in tracked
         if one.closed_ns is None
-        or (one.last_step is not None and _seconds(report, one.last_step + 1) < HOLD_S)
+        or (one.last_step is not None and sum(_seconds(report, one.last_step + 1)) < HOLD_S)
     )
 
 
-def _seconds(report: RunReport, first: int, last: int | None = None) -> float:
-    """Return the time that the steps from one on took, or those up to another."""
-    return sum(
+def _seconds(report: RunReport, first: int, last: int | None = None) -> list[float]:
+    """Return the times of the steps from one on, or up to another, as far as they are known."""
+    return [
         seconds
         for step, seconds in report.actual_s_by_step.items()
         if step >= first and (last is None or step <= last)
-    )
+    ]
 
 
 def apply_settings(found: Iterable[Condition], rules: AlertRules) -> tuple[Condition, ...]:
@@ -292,7 +292,7 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
         steps = None
         if one.onset_step is not None and one.last_step is not None:
             steps = one.onset_step, one.last_step
-            if one.finding.saved_s is not None and _seconds(report, *steps) < MIN_S:
+            if one.finding.saved_s is not None and sum(_seconds(report, *steps)) < MIN_S:
                 continue
         yield Condition(
             rule=FINDING,
@@ -350,16 +350,16 @@ def _from_values(
         measure=measure,
     ):
         steps = drop.first_step, drop.last_step
-        seconds = [s for step, s in report.actual_s_by_step.items() if steps[0] <= step <= steps[1]]
+        seconds = _seconds(report, *steps)
         lost_s = median(seconds) * drop.depth_ratio if seconds else 0.0
         finding, number = _explaining(report, tracked, steps, lost_s)
         if 0 < sum(seconds) < (MIN_UNEXPLAINED_S if finding is None else MIN_S):
             continue
         change, numbers = _describe(report, rule, drop)
-        because = UNEXPLAINED if finding is None else f"top finding: {finding.evidence}"
-        cost = "" if finding is None else _cost(finding, report)
-        if lost_s and not cost:
-            cost = format_price(lost_s, drop.depth_ratio)
+        because, cost = UNEXPLAINED, format_price(lost_s, drop.depth_ratio) if lost_s else ""
+        if finding is not None:
+            because = f"top finding: {finding.cause}: {finding.evidence}"
+            cost = _cost(finding, report) or cost
         yield Condition(
             rule=rule,
             key=str(drop.first_step),

@@ -119,9 +119,11 @@ class FindingTracker:
                 changes.append((change, now))
                 self._tracked[now.number] = now
         present = set(self._numbers.values())
-        for one in self.open_findings:
-            if one.number not in present and (is_over or _is_gone(one, report)):
-                changes.append((Change.CLOSED, self._close(one, at_ns)))
+        changes += [
+            (Change.CLOSED, self._close(one, at_ns))
+            for one in self.open_findings
+            if one.number not in present and (is_over or _is_gone(one, report))
+        ]
         return tuple(changes)
 
     def merged(self, report: RunReport) -> RunReport:
