@@ -50,9 +50,6 @@ machine's own pauses are shorter."""
 HOLD_S = 10.0
 """Time for which a finding must be over before its alert is. Source: choice, several analyses."""
 
-MIN_EXPLAINED_SHARE = 0.5
-"""Share of a drop that a finding must cost to explain it. Source: formula, most of it."""
-
 ACTIONS = {
     MFU_DROP: "open the step on the timeline and compare it with the one before the drop; if no"
     " finding explains it, look at the clocks and the power of the devices",
@@ -256,21 +253,23 @@ def find_held(report: RunReport, tracked: Iterable[TrackedFinding]) -> frozenset
 
     A finding that noise hides for a moment, or that becomes minor while it is open, ends no alert.
     """
+    left_s, late = HOLD_S, -1
+    for step, seconds in reversed(report.actual_s_by_step.items()):
+        left_s -= seconds
+        if left_s <= 0:
+            late = step
+            break
     return frozenset(
         one.number
         for one in tracked
-        if one.closed_ns is None
-        or (one.last_step is not None and sum(_seconds(report, one.last_step + 1)) < HOLD_S)
+        if one.closed_ns is None or (one.last_step is not None and one.last_step >= late)
     )
 
 
-def _seconds(report: RunReport, first: int, last: int | None = None) -> list[float]:
-    """Return the times of the steps from one on, or up to another, as far as they are known."""
-    return [
-        seconds
-        for step, seconds in report.actual_s_by_step.items()
-        if step >= first and (last is None or step <= last)
-    ]
+def _seconds(report: RunReport, first: int, last: int) -> list[float]:
+    """Return the times of the steps from one to another, as far as they are known."""
+    known = report.actual_s_by_step
+    return [known[step] for step in range(first, last + 1) if step in known]
 
 
 def apply_settings(found: Iterable[Condition], rules: AlertRules) -> tuple[Condition, ...]:
@@ -292,7 +291,8 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
         steps = None
         if one.onset_step is not None and one.last_step is not None:
             steps = one.onset_step, one.last_step
-            if one.finding.saved_s is not None and sum(_seconds(report, *steps)) < MIN_S:
+            is_measured = one.closed_ns is None and one.finding.saved_s is not None
+            if is_measured and sum(_seconds(report, *steps)) < MIN_S:
                 continue
         yield Condition(
             rule=FINDING,
@@ -355,7 +355,9 @@ def _from_values(
         finding, number = _explaining(report, tracked, steps, lost_s)
         if 0 < sum(seconds) < (MIN_UNEXPLAINED_S if finding is None else MIN_S):
             continue
-        change, numbers = _describe(report, rule, drop)
+        if finding is not None and finding.steps is not None and finding.steps[0] in range(*steps):
+            steps = finding.steps[0], steps[1]  # noise may have begun the drop before its cause
+        change, numbers = _describe(report, rule, drop, steps[0])
         because, cost = UNEXPLAINED, format_price(lost_s, drop.depth_ratio) if lost_s else ""
         if finding is not None:
             because = f"top finding: {finding.cause}: {finding.evidence}"
@@ -375,8 +377,10 @@ def _from_values(
         )
 
 
-def _describe(report: RunReport, rule: str, drop: Drop) -> tuple[str, dict[str, float]]:
-    """Return a drop as a clause, with the numbers behind it."""
+def _describe(
+    report: RunReport, rule: str, drop: Drop, first: int
+) -> tuple[str, dict[str, float]]:
+    """Return a drop that begins in a step as a clause, with the numbers behind it."""
     if rule == MFU_DROP:
         shape = report.mfu_shape
         named = (
@@ -384,13 +388,13 @@ def _describe(report: RunReport, rule: str, drop: Drop) -> tuple[str, dict[str, 
         )
         return (
             f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
-            f" {drop.first_step}, from {format_percent(drop.usual, digits=1)} to"
+            f" {first}, from {format_percent(drop.usual, digits=1)} to"
             f" {format_percent(drop.value, digits=1)}{named}"
         ), {"mfu": drop.value, "median": drop.usual}
     now, usual = 1 / drop.value, 1 / drop.usual
     return (
         f"the step time of {report.run} rose by {format_percent(now / usual - 1)} in step"
-        f" {drop.first_step}, from {format_seconds(usual)} to {format_seconds(now)}"
+        f" {first}, from {format_seconds(usual)} to {format_seconds(now)}"
     ), {"step_time_s": now, "median_s": usual}
 
 
@@ -413,7 +417,7 @@ def _explaining(
         if finding.severity in {Severity.MINOR, Severity.NONE} or finding.steps is None:
             continue
         price = report.price(finding)
-        is_enough = price is None or price.seconds >= MIN_EXPLAINED_SHARE * lost_s
+        is_enough = price is None or price.seconds >= THRESHOLDS.majority_share * lost_s
         if finding.steps[0] <= steps[1] and finding.steps[1] >= steps[0] and is_enough:
             return finding, number
     return None, None

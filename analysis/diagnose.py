@@ -107,7 +107,7 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     shown = report.shown_steps(finding)
     if shown and _is_at_an_end(report, shown):
         return Severity.MINOR
-    counted = shown if report.is_open(finding) else report.steps
+    counted = shown if shown and report.is_open(finding) else report.steps
     whole_s = sum(report.actual_s_by_step[step] for step in counted)
     saved_s = finding.saved_s
     share = None if saved_s is None else ratio(saved_s * len(report.steps), whole_s)

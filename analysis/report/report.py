@@ -25,6 +25,10 @@ GRACE_STEPS = 3
 """A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
 verdict is due within 3 steps of the onset."""
 
+GRACE_SHARE = 0.1
+"""Share of a finding's own steps for which it is open as well: a fault of 200 steps is not over
+because noise hides it in ten. Source: choice."""
+
 
 class Severity(StrEnum):
     """Importance of a finding; `analysis.diagnose.grade_findings` decides."""
@@ -97,16 +101,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What fixing a finding saves, wherever it is shown."""
+    """What fixing a finding saves, wherever it is shown: a mean per step, and its share of it."""
 
     seconds: float
-    """Mean per step."""
-
     share: float
-    """Share of the same steps' time."""
-
     since: int | None
-    """First of these steps; None: all that were analysed."""
+    """First of the steps; None: all that were analysed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,8 +463,15 @@ class RunReport:
         return tuple(step for step in self.steps if first <= step <= last)
 
     def is_open(self, finding: Finding) -> bool:
-        """Return whether one of the newest steps shows a finding."""
-        return bool({*self.shown_steps(finding)} & {*self.steps[-GRACE_STEPS:]})
+        """Return whether one of the newest steps shows a finding: of a long one, of more of them.
+
+        What no step shows is open as long as it is reported.
+        """
+        if finding.steps is None:
+            return True
+        first, last = finding.steps
+        grace = max(GRACE_STEPS, GRACE_SHARE * (last - first + 1))
+        return sum(step > last for step in self.steps) < grace
 
     def price(self, finding: Finding) -> Price | None:
         """Return what fixing a finding saves per step: of an open one, since its onset.
@@ -472,16 +479,15 @@ class RunReport:
         That is what it will go on to cost: a mean over all steps would grow with each further one.
         None if it is unknown.
         """
-        shown_s = sum(self.actual_s_by_step.get(step, 0.0) for step in self.shown_steps(finding))
-        num_shown, saved_s = len(self.shown_steps(finding)), finding.shown_saved_s
-        if finding.steps is not None and saved_s is not None and shown_s and self.is_open(finding):
-            onset = finding.steps[0]
-            since = onset if onset > min(self.actual_s_by_step) else None
-            return Price(seconds=saved_s, share=saved_s * num_shown / shown_s, since=since)
-        actual_s = self.step_time_s.actual
-        if finding.saved_s is None or not actual_s:
+        shown = self.shown_steps(finding)
+        saved_s, actual_s, since = finding.saved_s, self.step_time_s.actual, None
+        if finding.steps and finding.shown_saved_s is not None and shown and self.is_open(finding):
+            saved_s, onset = finding.shown_saved_s, finding.steps[0]
+            actual_s = sum(self.actual_s_by_step.get(step, 0.0) for step in shown) / len(shown)
+            since = onset if onset > min(self.actual_s_by_step, default=onset) else None
+        if saved_s is None or not actual_s:
             return None
-        return Price(seconds=finding.saved_s, share=finding.saved_s / actual_s, since=None)
+        return Price(seconds=saved_s, share=saved_s / actual_s, since=since)
 
     @property
     def longest_waits(self) -> tuple[Starved, ...]:

@@ -101,7 +101,6 @@ class FindingTracker:
             is_over: Whether the run has ended. A finding of the last steps is then left open: its
                 end was not observed.
         """
-        last = report.steps[-1] if report.steps else -1
         is_whole = is_over and not report.num_earlier_steps
         changes: list[tuple[Change, TrackedFinding]] = []
         self._numbers = self._match(report.findings)
@@ -109,10 +108,10 @@ class FindingTracker:
             before = self._tracked.get(self._numbers.get(place, -1))
             if finding.cause in NO_PROBLEM or (before is None and not may_open(finding)):
                 continue
-            now = self._updated(finding, before, report, last=last, at_ns=at_ns)
+            now = self._updated(finding, before, report, at_ns=at_ns)
             if is_whole and now is not before:  # it knows better than the windows before it
-                now = replace(now, finding=finding)
-                now = now if finding.steps is None else replace(now, onset_step=finding.steps[0])
+                onset_step = finding.steps[0] if finding.steps else None
+                now = replace(now, finding=finding, onset_step=onset_step)
             self._numbers[place] = now.number
             change = _change(before, now)
             if change is not None:
@@ -132,12 +131,13 @@ class FindingTracker:
         Those that are open have their onset and their price since then, and an open finding that
         this one analysis lacks is among them.
         """
+        opened = {one.number: one.finding for one in self.open_findings}
         found = [
-            self._tracked[self._numbers[place]].finding if place in self._numbers else finding
+            opened.get(self._numbers.get(place, -1), finding)
             for place, finding in enumerate(report.findings)
         ]
         present = set(self._numbers.values())
-        missed = [one.finding for one in self.open_findings if one.number not in present]
+        missed = [finding for number, finding in opened.items() if number not in present]
         if missed:
             found = [each for each in found if each.cause not in NO_PROBLEM]
         return replace(report, findings=(*found, *missed))
@@ -148,7 +148,7 @@ class FindingTracker:
         Of several that it may continue it is the open one, else the newest.
         """
         numbers: dict[int, int] = {}
-        for continues in (_is_same, _is_renamed):
+        for continues in (_is_near, _is_renamed):
             for place, finding in enumerate(findings):
                 matching = [
                     (one.closed_ns is None, one.number)
@@ -160,17 +160,13 @@ class FindingTracker:
         return numbers
 
     def _updated(
-        self,
-        finding: Finding,
-        before: TrackedFinding | None,
-        report: RunReport,
-        *,
-        last: int,
-        at_ns: int,
+        self, finding: Finding, before: TrackedFinding | None, report: RunReport, *, at_ns: int
     ) -> TrackedFinding:
+        checked = report.steps[-1] if report.steps else -1
+        if before is not None:
+            finding = _since_onset(finding, before, report)
+        closed_ns = None if report.is_open(finding) else at_ns
         onset, until = finding.steps or (None, None)
-        is_open = until is None or until > last - GRACE_STEPS
-        closed_ns = None if is_open else at_ns
         if before is None:
             return TrackedFinding(
                 run_id=self._run_id,
@@ -182,19 +178,18 @@ class FindingTracker:
                 updated_ns=at_ns,
                 closed_ns=closed_ns,
                 finding=finding,
-                checked_step=last,
+                checked_step=checked,
             )
         if closed_ns is not None and before.closed_ns is not None:
             return before  # It was closed by an earlier analysis.
-        onset = _min_known(before.onset_step, onset)
         return replace(
             before,
             onset_step=onset,
             last_step=until,
             updated_ns=at_ns,
             closed_ns=closed_ns,
-            finding=_since_onset(finding, before.finding, onset, report),
-            checked_step=last,
+            finding=finding,
+            checked_step=checked,
         )
 
     def _close(self, one: TrackedFinding, at_ns: int) -> TrackedFinding:
@@ -227,31 +222,30 @@ def _change(before: TrackedFinding | None, now: TrackedFinding) -> Change | None
     return None if same else Change.UPDATED
 
 
-def _since_onset(
-    finding: Finding, before: Finding, onset: int | None, report: RunReport
-) -> Finding:
+def _since_onset(finding: Finding, before: TrackedFinding, report: RunReport) -> Finding:
     """Return a finding of a window with its onset and its price since then.
 
     The steps since the onset that have left the window cost what they cost when they were in it::
 
         price = (price before * steps before the window + lost in the window) / steps since onset
     """
-    if finding.steps is None or onset is None:
+    if finding.steps is None or before.onset_step is None:
         return finding
+    onset, first, last = min(before.onset_step, finding.steps[0]), report.steps[0], report.steps[-1]
     finding = replace(finding, steps=(onset, finding.steps[1]))
-    shown = report.shown_steps(finding)
-    if finding.saved_s is None or not shown:
+    num_shown = len(report.shown_steps(finding))
+    if finding.saved_s is None or not num_shown:
         return finding
-    first, last = report.steps[0], report.steps[-1]
-    lost_s = finding.saved_s * len(report.steps)
     # Not every step need be recorded.
     num_before = max(first - onset, 0) * len(report.steps) / (last - first + 1)
-    known_s = before.shown_saved_s
-    price_s = lost_s / len(shown)
-    if known_s is not None:
-        price_s = (known_s * num_before + lost_s) / (num_before + len(shown))
+    if before.finding.shown_saved_s is None:
+        num_before = 0.0
+    lost_s = finding.saved_s * len(report.steps)
+    lost_s += num_before * (before.finding.shown_saved_s or 0.0)
+    price_s = lost_s / (num_before + num_shown)
+    # One price: all steps of the window show it if it began before.
     saved_s = price_s if num_before else finding.saved_s
-    return replace(finding, saved_s=saved_s, shown_saved_s=price_s)
+    return replace(finding, shown_saved_s=price_s, saved_s=saved_s)
 
 
 def _is_gone(one: TrackedFinding, report: RunReport) -> bool:
@@ -262,12 +256,6 @@ def _is_gone(one: TrackedFinding, report: RunReport) -> bool:
     missing = [step for step in report.steps if step > one.checked_step]
     missing_s = sum(report.actual_s_by_step.get(step, 0.0) for step in missing)
     return len(missing) > GRACE_STEPS and missing_s > GONE_S
-
-
-def _is_same(one: TrackedFinding, finding: Finding) -> bool:
-    """Return whether a finding has the cause and ranks of a tracked one, and is near it."""
-    is_alike = (one.finding.cause, one.finding.ranks) == (finding.cause, finding.ranks)
-    return is_alike and _is_near(one, finding)
 
 
 def _is_renamed(one: TrackedFinding, finding: Finding) -> bool:
@@ -282,13 +270,10 @@ def _is_renamed(one: TrackedFinding, finding: Finding) -> bool:
 
 
 def _is_near(one: TrackedFinding, finding: Finding) -> bool:
-    """Return whether the steps of a finding are within `GRACE_STEPS` of a tracked one's."""
+    """Return whether a finding has cause and ranks of a tracked one, and steps that are near."""
+    if (one.finding.cause, one.finding.ranks) != (finding.cause, finding.ranks):
+        return False
     if finding.steps is None or one.onset_step is None or one.last_step is None:
         return finding.steps is None and one.onset_step is None
     first, last = finding.steps
     return first <= one.last_step + GRACE_STEPS and last >= one.onset_step - GRACE_STEPS
-
-
-def _min_known(first: int | None, second: int | None) -> int | None:
-    known = [step for step in (first, second) if step is not None]
-    return min(known, default=None)

@@ -55,6 +55,10 @@ TURN_BUDGET_S = 5.0
 least `analysis.window.MIN_STEPS`."""
 
 
+MAX_EARLIER = 20_000
+"""Steps before the window whose times are kept, for curves and for the baseline of alerts."""
+
+
 class AnalyzeElsewhere(Protocol):
     """Returns the report of an ended run, without using this process for it."""
 
@@ -318,7 +322,7 @@ def _with_earlier_steps(report: RunReport, before: RunReport) -> RunReport:
     first = report.steps[0] if report.steps else 0
 
     def earlier(values: dict[int, V]) -> dict[int, V]:
-        return {step: value for step, value in values.items() if step < first}
+        return {step: values[step] for step in values if first - MAX_EARLIER <= step < first}
 
     return replace(
         report,
