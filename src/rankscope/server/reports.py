@@ -326,7 +326,10 @@ def _with_earlier_steps(report: RunReport, before: RunReport) -> RunReport:
 
     return replace(
         report,
-        planned_steps=tuple(sorted({*report.planned_steps, *before.planned_steps})),
+        planned_steps=(
+            *(step for step in before.planned_steps if step < first),
+            *report.planned_steps,
+        ),
         squares_by_step=earlier(before.squares_by_step) | report.squares_by_step,
         tokens_by_step=earlier(before.tokens_by_step) | report.tokens_by_step,
         actual_s_by_step=earlier(before.actual_s_by_step) | report.actual_s_by_step,
