@@ -122,7 +122,7 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
 
 
 def next_alert(receiver: Receiver) -> dict[str, Any]:
-    """Return the next alert that fires: of a drop of the MFU, or of its finding if that is first."""
+    """Return the next alert that fires: a drop of the MFU, or its finding if that is first."""
     while True:
         posted: dict[str, Any] = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
         if posted["state"] == "firing":

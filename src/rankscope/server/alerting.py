@@ -244,6 +244,7 @@ class Alerting:
                         alert_id = known.alert_id
                         self._extend(known, condition)
                 active.add(alert_id)
+                self._note_cost(alert_id, condition)
             for alert in self.alerts:
                 if alert.run_id != run_id or alert.resolved_ns is not None:
                     continue
@@ -255,6 +256,13 @@ class Alerting:
                     self._resolve(alert)
         self.deliver()
         return tuple(raised)
+
+    def _note_cost(self, alert_id: AlertId, condition: Condition) -> None:
+        """Keep the newest price of an alert's finding, as the pages of its run show it."""
+        alert = self._alerts[alert_id]
+        post = alert.post or {}
+        if condition.finding is not None and condition.cost and post.get("cost") != condition.cost:
+            self._alerts[alert_id] = replace(alert, post=post | {"cost": condition.cost})
 
     def _same_fault(self, run_id: str, condition: Condition) -> StoredAlert | None:
         """Return the active alert of a drop that a finding explains, or of the finding that does.
@@ -371,6 +379,7 @@ class Alerting:
 
     def _resolve(self, alert: StoredAlert) -> None:
         resolved = replace(alert, resolved_ns=self._unix_ns())
+        write_alert(self._store, resolved)  # with the last price
         write_resolution(self._store, resolved)
         self._alerts[alert.alert_id] = resolved
         self._gone_ns.pop(alert.alert_id, None)

@@ -317,8 +317,16 @@ def test_a_drop_and_its_finding_are_one_alert(empty_store: Store) -> None:
     assert alert.post is not None
     assert alert.post["cost"] == "450 ms per step since step 10 (30 %)"
     assert alert.resolved_ns is None
-    alerting.evaluate(rise(18), tracker.findings, is_over=True)
-    assert [each.resolved_ns is None for each in read_alerts(empty_store)] == [False]
+
+    # The price follows the finding's while it is open, and is stored with the end.
+    dearer = [
+        replace(one, finding=replace(one.finding, shown_saved_s=0.48)) for one in tracker.findings
+    ]
+    alerting.evaluate(rise(18), dearer)
+    alerting.evaluate(rise(18), dearer, is_over=True)
+    (ended,) = read_alerts(empty_store)
+    assert ended.resolved_ns is not None
+    assert (ended.post or {})["cost"] == "480 ms per step since step 10 (32 %)"
 
 
 def test_a_drop_that_gets_its_cause_later_is_sent_again_with_another_id(
