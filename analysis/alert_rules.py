@@ -39,9 +39,9 @@ ANALYSIS_BEHIND = "analysis-behind"
 UNEXPLAINED = "no finding explains it"
 """End of the text of a drop that was seen before the finding that explains it, if there is one."""
 
-MIN_S = 0.5
-"""Time that a finding or a drop must last to alert. Source: choice: what is shorter is over before
-a receiver has the message, and in steps of milliseconds noise lasts three steps."""
+MIN_S = 0.2
+"""Time that a finding or a drop must last to alert. Source: choice: in steps of milliseconds noise
+lasts three steps, and steps of 70 ms and more still alert after three."""
 
 MIN_UNEXPLAINED_S = 5.0
 """The same for a drop that no finding explains. Source: choice, two analyses of a running job; the

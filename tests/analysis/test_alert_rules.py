@@ -75,10 +75,10 @@ def test_a_smaller_batch_is_neither_a_drop_of_the_mfu_nor_a_rise_of_the_step_tim
         (1.5, 0.2, None),  # less than half of the 0.5 s that each step loses
         (0.06, 0.018, "slow-compute"),  # 10 steps of 60 ms: long enough if it is explained
         (0.06, 0.008, "nothing"),  # and too short if not
-        (0.03, 0.009, "nothing"),
+        (0.015, 0.0045, "nothing"),
     ],
 )
-def test_a_drop_lasts_five_seconds_or_half_a_second_with_a_finding_that_explains_it(
+def test_a_drop_lasts_five_seconds_or_a_fifth_of_one_with_a_finding_that_explains_it(
     step_s: float, saved_s: float, cause: str | None
 ) -> None:
     seconds = {step: step_s if step >= 10 else step_s / 1.5 for step in range(20)}
