@@ -101,7 +101,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What fixing a finding saves, wherever it is shown: a mean per step, and its share of it."""
+    """Saving of a fix, wherever it is shown: a mean per step, and its share of the step."""
 
     seconds: float
     share: float

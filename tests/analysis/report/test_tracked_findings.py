@@ -256,7 +256,7 @@ def test_one_fault_under_another_cause_or_with_another_rank_is_one_finding() -> 
     assert [each.finding.cause for each in tracker.findings] == ["clock-throttle", "crash"]
 
 
-def test_an_open_finding_that_an_analysis_lacks_is_in_its_report() -> None:
+def test_an_open_finding_that_an_analysis_misses_is_in_its_report() -> None:
     tracker = FindingTracker("r")
     tracker.update(window(0, 9, replace(slow(3, 9), saved_s=0.2)), at_ns=1)
     healthy = window(0, 11, replace(slow(0, 11), cause="healthy"))
