@@ -377,9 +377,7 @@ def _from_values(
         )
 
 
-def _describe(
-    report: RunReport, rule: str, drop: Drop, first: int
-) -> tuple[str, dict[str, float]]:
+def _describe(report: RunReport, rule: str, drop: Drop, first: int) -> tuple[str, dict[str, float]]:
     """Return a drop that begins in a step as a clause, with the numbers behind it."""
     if rule == MFU_DROP:
         shape = report.mfu_shape
