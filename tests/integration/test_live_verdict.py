@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from rankscope.analysis.report.exchange import read_report
-from rankscope.sources.stored_reports import installed_version
 from tests.integration.programs import TIMEOUT_S, Server, rankscope, serving
 from tests.integration.test_serve import Job
 from tests.support.receiver import Receiver
@@ -29,7 +29,7 @@ def last_step(server: Server) -> int:
     """Return the last step of the report that the pages show; -1 before the first one."""
     answer = httpx.get(
         f"{server.url}/v1/report",
-        params={"run_id": "job", "version": installed_version("rankscope")},
+        params={"run_id": "job", "version": version("rankscope")},
         headers=server.bearer,
         timeout=TIMEOUT_S,
     )

@@ -306,7 +306,7 @@ def risen(num_steps: int) -> FindingTracker:
 
 
 def test_a_drop_and_its_finding_are_one_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
+    alerting, tracker = Alerting(empty_store, page_url=page_url), risen(18)
 
     for seen in range(8, 19):
         tracker = risen(seen) if seen > 12 else FindingTracker("job")
